@@ -49,6 +49,8 @@ class Entry:
         Gradients are written to arrays of `KVStore.empty`, where the sums come to lie.
     unpaced : bool
         Its connections have reno as their congestion control, as ours within a host have.
+    hierarchy : str
+        ``host``: the workers of a host sum there first; ``flat``: each sends its own.
     """
 
     engine: str
@@ -60,6 +62,7 @@ class Entry:
     hot: bool = False
     homes: bool = False
     unpaced: bool = False
+    hierarchy: str = "flat"
 
 
 #: Everybody who can take part, in the order of the tables.
@@ -72,7 +75,8 @@ ENTRIES = {
     "ours 2bit": Entry("ours", "kvstore, tcp, 2bit", codec="2bit"),
     "ours shm 2bit": Entry("ours", "kvstore, payload in shared memory, 2bit", shm=True, codec="2bit"),
     "ours flat": Entry("ours", "kvstore, each worker by itself", shm=True),
-    "ours host 2bit": Entry("ours", "kvstore, 2bit", shm=True, codec="2bit"),
+    "ours host": Entry("ours", "kvstore, by hosts", shm=True, hierarchy="host"),
+    "ours host 2bit": Entry("ours", "kvstore, by hosts, 2bit", shm=True, codec="2bit", hierarchy="host"),
     "packing": Entry("ours", "packed, nothing sent; kvstore's pull, tcp", codec="2bit"),
     "mxnet": Entry("mxnet", "MXNet, tcp"),
     "mxnet ipc": Entry("mxnet", "MXNet, ipc", "ipc"),

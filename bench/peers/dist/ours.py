@@ -35,7 +35,10 @@ class Ours(DistPeer):
         return (self._prepare_sparse if case.rows else self._prepare_dense)(case, store, keys)
 
     def _open(self, case: DistCase) -> kv.KVStore:
-        store = kv.create(f"dist_{case.mode}", same_host_shm=self.entry.shm)
+        options: dict[str, Any] = {"same_host_shm": self.entry.shm}
+        if self.entry.hierarchy != "flat":
+            options["hierarchy"] = self.entry.hierarchy
+        store = kv.create(f"dist_{case.mode}", **options)
         if self.entry.codec:
             store.set_gradient_compression({"type": self.entry.codec, "threshold": dist_cases.THRESHOLD})
         if case.update:

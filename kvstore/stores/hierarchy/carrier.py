@@ -29,7 +29,7 @@ from ..shared.native import _shared as shm
 from .packing import HostPacking
 from .region import Handle, HostRegion
 
-log = logging.getLogger("kvstore.hierarchy")
+log = logging.getLogger("kvstore.ps")
 
 _LOOKS = 0.5  # seconds between two looks for rounds that nobody has opened
 

@@ -47,12 +47,12 @@ def same(served: Served, hosts: list[int], function: str, *arguments: object) ->
 
 
 @pytest.mark.parametrize("hosts", [*IN_ORDER, TWO_BY_TWO, [0, 1, 0, 1]])
-@pytest.mark.parametrize("name", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("name", ["float32", "bfloat16", pytest.param("int8", marks=pytest.mark.nightly)])
 def test_sums_are_those_of_ranks_and_then_of_hosts(served: Served, hosts: list[int], name: str) -> None:
     same(served, hosts, "sums", name, 1)
 
 
-@pytest.mark.parametrize("hosts", [[0, 0], TWO_BY_TWO])
+@pytest.mark.parametrize("hosts", [pytest.param([0, 0], marks=pytest.mark.nightly), [0, 0, 1]])
 def test_every_optimizer_gives_the_weights_of_local(served: Served, hosts: list[int]) -> None:
     same(served, hosts, "optimizers")
 
