@@ -45,7 +45,9 @@ ODD = ((1003,), (5, 7, 11), (1,), (70_001,), (64,))
 LIMITS = [name for name, entry in ENTRIES.items() if entry.engine in ("zmq", "sockets", "memcpy")]
 SUMMING = ["zmq-c", "sum", "memcpy-sum", "gloo"]
 STORES = [name for name, entry in ENTRIES.items() if entry.engine in ("ours", "mxnet")]
-CODECS = [name for name in STORES if ENTRIES[name].codec and name != "packing"]
+#: By hosts the sum of a host is packed, which has other bits, and rows are refused.
+FLAT = [name for name in STORES if ENTRIES[name].hierarchy == "flat"]
+CODECS = [name for name in FLAT if ENTRIES[name].codec and name != "packing"]
 PLAIN = [name for name in STORES if not ENTRIES[name].codec]
 MAIN = [name for name in PLAIN if ENTRIES[name].transport == "tcp" and not ENTRIES[name].secure]
 JOBS = [(name, 2, 1) for name in PLAIN] + [
@@ -180,7 +182,7 @@ def test_limit_of_compression_packs_and_pulls() -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", [*MAIN, "rows"])
+@pytest.mark.parametrize("name", [*(name for name in MAIN if name in FLAT), "rows"])
 def test_row_sparse(name: str) -> None:
     with group(name) as peer:
         case = DistCase("rows", ((500, 6),), update="sgd", rows=60, peers=(name,))
