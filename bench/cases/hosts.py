@@ -10,7 +10,7 @@ from bench.cases.dist import RESNET, DistCase, shapes_of
 
 #: Everybody who can take part, in the order of the tables; payloads within a host go through shared memory.
 PEERS = ("ours flat", "ours host", "gloo", "openmpi", "mpich", "mxnet", "cross", "cross reno")
-PACKED = "ours host 2bit"
+PACKED = ("ours host 2bit", "ours by hosts 2bit")
 
 SIZES = ("4 KB", "4 MB", "64 MB", RESNET)
 HOSTS, WORKERS, GBIT, DELAYS, LOSSES = (2, 4), (1, 4), (1.0, 10.0), (0.0, 0.05, 1.0, 20.0), (0.0, 0.001)
@@ -102,7 +102,7 @@ def _case(size: str, hosts: int, workers: int, link: Link) -> HostsCase:
         shapes_of(size),
         hosts * workers,
         hosts,
-        peers=(*PEERS, *((PACKED,) if link.gbit <= 1 else ())),
+        peers=(*PEERS, *(PACKED if link.gbit <= 1 else ())),
         hosts=hosts,
         gbit=link.gbit,
         delay_ms=link.delay_ms,
