@@ -209,14 +209,19 @@ def stood_still(text: str) -> bool:
 def kill_a_worker(faults: Faults, draw: random.Random, phase: str) -> None:
     with faults.job(draw.choice([2, 3]), draw.choice([1, 2])) as made:
         workers = made.start_all(BODIES, "until_lost", phase, str(made.folder))
-        ready(*workers)
-        rank = draw.randrange(made.size)
-        victim = workers.pop(rank)
-        time.sleep(draw.random() * 0.1)
-        killed = kill(victim)
-        check_lost(finish(*workers), killed, "worker", rank)
-        assert victim.finish(pace.deadline(5)) == -signal.SIGKILL, victim.errors()
-        assert made.ended(10) == [0] * (1 + len(made.servers))
+        kill_one_of(made, workers, draw)
+
+
+def kill_one_of(made: ServedJob, workers: list[jobs.Worker], draw: random.Random) -> None:
+    """Kill a worker of a job while it works: all others are told, and the job ends."""
+    ready(*workers)
+    rank = draw.randrange(made.size)
+    victim = workers.pop(rank)
+    time.sleep(draw.random() * 0.1)
+    killed = kill(victim)
+    check_lost(finish(*workers), killed, "worker", rank)
+    assert victim.finish(pace.deadline(5)) == -signal.SIGKILL, victim.errors()
+    assert made.ended(10) == [0] * (1 + len(made.servers))
 
 
 @pytest.mark.parametrize("seed", [0])
@@ -227,14 +232,19 @@ def test_a_killed_worker(faults: Faults, seed: int) -> None:
 def kill_a_server(faults: Faults, draw: random.Random, phase: str) -> None:
     with faults.job(2, 2) as made:
         workers = made.start_all(BODIES, "until_lost", phase, str(made.folder))
-        ready(*workers)
-        rank = draw.randrange(2)
-        time.sleep(draw.random() * 0.1)
-        killed = kill(made.servers[rank])
-        check_lost(finish(*workers), killed, "server", rank)
-        codes = made.ended(10)
-        assert codes.pop(1 + rank) == -signal.SIGKILL
-        assert codes == [0, 0]
+        kill_one_server(made, workers, draw)
+
+
+def kill_one_server(made: ServedJob, workers: list[jobs.Worker], draw: random.Random) -> None:
+    """Kill one of two servers while the workers work: all are told, and the job ends."""
+    ready(*workers)
+    rank = draw.randrange(2)
+    time.sleep(draw.random() * 0.1)
+    killed = kill(made.servers[rank])
+    check_lost(finish(*workers), killed, "server", rank)
+    codes = made.ended(10)
+    assert codes.pop(1 + rank) == -signal.SIGKILL
+    assert codes == [0, 0]
 
 
 @pytest.mark.parametrize("seed", [0])

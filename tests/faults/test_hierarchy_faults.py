@@ -15,10 +15,11 @@ from faults.test_dist_faults import (
     DEAD_AFTER,
     IN_TIME,
     Faults,
-    check_lost,
     faults,  # noqa: F401 - a fixture
     finish,
     kill,
+    kill_one_of,
+    kill_one_server,
     ready,
     say,
     shared_nursery,  # noqa: F401 - a fixture
@@ -33,14 +34,7 @@ def kill_a_worker(faults: Faults, draw: random.Random, phase: str) -> None:  # n
     hosts = draw.choice(LAYOUTS)
     with faults.job(len(hosts), draw.choice([1, 2])) as made:
         workers = start_on_hosts(made, hosts, BODIES, "until_lost", phase, str(made.folder))
-        ready(*workers)
-        rank = draw.randrange(made.size)
-        victim = workers.pop(rank)
-        time.sleep(draw.random() * 0.1)
-        killed = kill(victim)
-        check_lost(finish(*workers), killed, "worker", rank)
-        assert victim.finish(pace.deadline(5)) == -signal.SIGKILL, victim.errors()
-        assert made.ended(10) == [0] * (1 + len(made.servers))
+        kill_one_of(made, workers, draw)
 
 
 @pytest.mark.parametrize("seed", [0])
@@ -51,14 +45,7 @@ def test_a_killed_worker(faults: Faults, seed: int) -> None:  # noqa: F811
 def kill_a_server(faults: Faults, draw: random.Random, phase: str) -> None:  # noqa: F811
     with faults.job(4, 2) as made:
         workers = start_on_hosts(made, [0, 0, 1, 1], BODIES, "until_lost", phase, str(made.folder))
-        ready(*workers)
-        rank = draw.randrange(2)
-        time.sleep(draw.random() * 0.1)
-        killed = kill(made.servers[rank])
-        check_lost(finish(*workers), killed, "server", rank)
-        codes = made.ended(10)
-        assert codes.pop(1 + rank) == -signal.SIGKILL
-        assert codes == [0, 0]
+        kill_one_server(made, workers, draw)
 
 
 @pytest.mark.parametrize("seed", [0])

@@ -36,7 +36,7 @@ class Ours(DistPeer):
 
     def _open(self, case: DistCase) -> kv.KVStore:
         options: dict[str, Any] = {"same_host_shm": self.entry.shm}
-        if self.entry.hierarchy != "flat":
+        if self.entry.hierarchy != "flat":  # an older kvstore beside this one does not know it
             options["hierarchy"] = self.entry.hierarchy
         store = kv.create(f"dist_{case.mode}", **options)
         if self.entry.codec:

@@ -54,10 +54,11 @@ typedef struct {
     int rank;
 } member;
 
-static int receive(int fd, void *to, size_t n)
+/* Receive or send all of `n` bytes. 0; -1: the line is closed. */
+static int move_all(int fd, char *at, size_t n, int sends)
 {
     for (size_t done = 0; done < n;) {
-        ssize_t piece = recv(fd, (char *)to + done, n - done, MSG_WAITALL);
+        ssize_t piece = sends ? send(fd, at + done, n - done, MSG_NOSIGNAL) : recv(fd, at + done, n - done, MSG_WAITALL);
         if (piece < 0 && errno == EINTR)
             continue;
         if (piece <= 0)
@@ -67,17 +68,14 @@ static int receive(int fd, void *to, size_t n)
     return 0;
 }
 
+static int receive(int fd, void *to, size_t n)
+{
+    return move_all(fd, (char *)to, n, 0);
+}
+
 static int send_all(int fd, const void *from, size_t n)
 {
-    for (size_t done = 0; done < n;) {
-        ssize_t piece = send(fd, (const char *)from + done, n - done, MSG_NOSIGNAL);
-        if (piece < 0 && errno == EINTR)
-            continue;
-        if (piece <= 0)
-            return -1;
-        done += (size_t)piece;
-    }
-    return 0;
+    return move_all(fd, (char *)from, n, 1);
 }
 
 static int receive_part(const group *g, line *l)

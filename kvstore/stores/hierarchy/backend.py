@@ -119,9 +119,7 @@ class HierarchyBackend(Backend):
 
     def _place(self) -> RegionPlace:
         """Return the place of this worker among those of its host."""
-        return RegionPlace(
-            *self._client.host_job, len(self._ranks) and self._ranks.index(self.rank), len(self._ranks)
-        )
+        return RegionPlace(*self._client.host_job, self._ranks.index(self.rank), len(self._ranks))
 
     def observe(self, counters: Counters) -> None:
         """Count what goes to servers and comes from them; from now on they are listened to."""

@@ -132,7 +132,7 @@ class DenseSlice(SliceValue):
 
     def move_back(self, memory: Values | None) -> None:
         """Bring the value back to where the slice began, beside the others of its key."""
-        home = self.room(0)
+        home = self.room(0)  # also where the value is there, packed: then it is summed now
         if self.current == 0:
             return
         with writing(memory, [home.place]):
