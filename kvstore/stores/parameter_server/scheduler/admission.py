@@ -84,6 +84,14 @@ class Admission:
             else:
                 self._contests.append((peer, hello))
 
+    def forgive(self, seconds: float) -> None:
+        """Take a time in which the scheduler was stopped for no part of anybody's wait.
+
+        Otherwise a holder that died before it would seem to have been heard long after the wait began.
+        """
+        for peer, _ in self._contests:
+            peer.since += seconds
+
     def close(self, outgoing: Outgoing) -> None:
         """Let nobody in any more."""
         self._closed = True

@@ -125,6 +125,7 @@ class Scheduler:
             self._shutdown.begin(now)
         elif now - self._stepped > self.options.dead_after / 2:
             self._detector.forgive(now - self._stepped)
+            self._admission.forgive(now - self._stepped)
         self._stepped = now
 
     def _received(self, name: Hashable, message: Any, outgoing: Outgoing) -> None:

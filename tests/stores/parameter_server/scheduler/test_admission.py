@@ -64,6 +64,20 @@ def test_a_rank_of_a_dead_process_is_taken_over() -> None:
     assert job.last("w0", m.Fenced) is not None
 
 
+@pytest.mark.parametrize("late_sign", [False, True])
+def test_a_stopped_scheduler_does_not_take_a_dead_holder_for_a_living_one(late_sign: bool) -> None:
+    job = Job()
+    job.start(on_peer_loss="continue")
+    job.worker(0, "again", 2, options={"mode": "sync", "on_peer_loss": "continue"})
+    job.now += 3
+    if late_sign:  # sent before the holder died, read after the pause
+        job.step(e.Heard("w0"))
+    job.step(e.Tick())
+    assert job.last("again", m.Refused) is None
+    job.pass_time(7, "w1", "s0.1", "again")
+    assert job.last("again", m.Welcome).returned
+
+
 def test_a_process_that_was_started_again_takes_its_rank_at_once() -> None:
     job = Job()
     job.start(on_peer_loss="continue")
