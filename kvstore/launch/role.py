@@ -115,7 +115,7 @@ def run(company: Company, command: Sequence[str]) -> int:
     part = ProcessRole("worker", company.place.rank)
     environment = company.environment(part, process_variables(), company.meeting.told())
     try:
-        os.execvpe(command[0], list(command), environment)
+        os.execvpe(command[0], list(command), environment)  # noqa: S606 - the user's own command, without a shell
     except OSError as error:
         raise unstartable(command, error) from error
 

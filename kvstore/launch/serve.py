@@ -16,7 +16,7 @@ from kvstore.settings.parameter_server import ps_config
 from .process import DESERTED
 from .signals import write_timeline
 
-_ALL = ("0.0.0.0", "::")
+_ALL = ("0.0.0.0", "::")  # noqa: S104 - compared with, not listened at
 #: Variables in the place of which an option stands.
 _BEATEN = {
     "KVSTORE_SCHEDULER": ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_LOCAL"),

@@ -163,7 +163,7 @@ class Cast:
         ps_config(environment)
         if self._address_of is not None:  # the scheduler runs elsewhere, and looks for itself
             return
-        if addresses.resolved(self.service.host) in ("0.0.0.0", "::"):
+        if addresses.resolved(self.service.host) in ("0.0.0.0", "::"):  # noqa: S104 - refused
             raise ConfigError(
                 f"--host {self.service.host} is not an address at which other processes can reach the "
                 f"servers; "

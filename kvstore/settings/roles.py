@@ -279,7 +279,7 @@ def _told_host(env: Mapping[str, str], role: str, scheduler: str) -> tuple[str, 
     if name := first_set(env, SETTINGS["host"].names()):
         return name, env[name]
     if role == "scheduler" and _flag(env, "DMLC_USE_KUBERNETES"):
-        return "DMLC_USE_KUBERNETES", "0.0.0.0"
+        return "DMLC_USE_KUBERNETES", "0.0.0.0"  # noqa: S104 - a pod's address; keys or --insecure all the same
     if env.get("DMLC_INTERFACE"):
         return "DMLC_INTERFACE", _of_interface(env["DMLC_INTERFACE"])
     if role == "scheduler":

@@ -80,7 +80,7 @@ def memfd(create: Callable[[str, int], int] | None = None) -> Finding:
     return Finding("memfd", "ok", "works; `shared` and servers on this machine use it, and no named memory")
 
 
-def shared_memory_folder(path: str = "/dev/shm") -> Finding:
+def shared_memory_folder(path: str = "/dev/shm") -> Finding:  # noqa: S108 - only looked at
     """Look at /dev/shm, which kvstore does not use, but NCCL, MPI and others in the same process do."""
     try:
         found = os.statvfs(path)
@@ -93,7 +93,7 @@ def shared_memory_folder(path: str = "/dev/shm") -> Finding:
 
 def shared_memory_room(total: int, left: int) -> Finding:
     """Judge the size of /dev/shm and the room in it, in bytes."""
-    text = f"/dev/shm has {size(left)} of {size(total)} left"
+    text = f"/dev/shm has {size(left)} of {size(total)} left"  # noqa: S108 - a sentence
     if left < _LITTLE_SHARED_MEMORY or total <= _LITTLE_SHARED_MEMORY:
         return _without_room(text)
     return Finding("shared memory folder", "ok", f"{text}; kvstore does not use it")
