@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#if !defined(KV_ONE_LEVEL) && defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
 #define KV_X86 1
 #include <immintrin.h>
 #else

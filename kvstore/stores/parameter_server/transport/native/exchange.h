@@ -439,7 +439,7 @@ static int kp_is_there(const kp_exchange *x, const kp_reply *r, const kp_record 
     if (record->kind == KP_DONE)
         return record->place == KP_NOWHERE && !record->flags;
     if (record->place == KP_NOWHERE)
-        return record->flags == KP_IN_PLACE && part->in_place;
+        return record->flags == KP_IN_PLACE && part->in_place && !record->coding;
     if (record->coding ? !kp_parts_of_sum(record, part) : record->nbytes != part->nbytes)
         return 0;
     if (record->place == KP_SHARED && !record->coding)

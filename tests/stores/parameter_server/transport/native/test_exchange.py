@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from kvstore.kernels import cpu
 from kvstore.stores.parameter_server.protocol.messages import (
+    IN_PLACE,
     PACKED,
     PROTOCOL,
     Batch,
@@ -362,6 +363,21 @@ def test_a_packed_reply_that_is_not_as_expected(pair: Callable[..., Pair], name:
     writer.join()
     assert raw(found[0]) == text
     assert (one.out == 0xEE).all() and one.guarded() and one.exchange.left == 2
+
+
+def test_a_sum_in_place_that_is_said_to_be_packed(pair: Callable[..., Pair]) -> None:
+    """It has no bytes, so it is the sum of no parts: a division by zero."""
+    one = pair([4 * 40_000])
+    assert one.set(one.value, one.out)
+    words = np.zeros(cpu.encoded_bytes(cpu.coding("two_bit"), 40_000), np.uint8)
+    one.exchange.pack(cpu.coding("two_bit"), 0.5, address(words), words)
+    one.exchange.share({0: (0, 0, True)})
+    assert one.stream.begin(one.exchange, [4], [CLOCK], 1, 0, EPOCH, VERSION)
+    record = Record(Kind.VALUE, 100, 1, 40, coding=cpu.coding("two_bit"), threshold=0.5)
+    text = written(Batch(*HEAD, [record._replace(flags=IN_PLACE, place=PayloadLocation.NONE)], (), 77))
+    one.server.sendall(text)
+    assert [raw(frames) for frames in one.wait()] == [text]
+    assert one.exchange.left == 1 and one.guarded()
 
 
 def receive(server: socket.socket) -> list[bytes]:
