@@ -14,7 +14,11 @@
 import importlib
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .checkpoint.manager import CheckpointManager
+    from .checkpoint.restoring import Checkpoint
 
 # If this process can be the `kvstore` command, signals end it without a traceback, also during the imports.
 if "".join(getattr(sys, "argv", [])[:1]).rpartition("/")[2] in ("-m", "kvstore", "__main__.py"):
@@ -83,6 +87,8 @@ __all__ = [
     "ArrayError",
     "AuthError",
     "CapabilityError",
+    "Checkpoint",
+    "CheckpointManager",
     "ClosedError",
     "CodecError",
     "ConfigError",
@@ -117,6 +123,16 @@ __all__ = [
 ]
 #: Modules that `dir` also lists once they are imported.
 _DOORS = ("averaging", "compression", "jax", "mxnet", "ray", "torch", "trainer")
+
+
+#: Names that are imported when they are first used, and where they are.
+_LATER = {"Checkpoint": "checkpoint.restoring", "CheckpointManager": "checkpoint.manager"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_LATER[name]}", __name__), name)
 
 
 def __dir__() -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from .base import KVStoreBase
 from .errors import ArgumentError, ConfigError, closest
-from .store import KVStore, whereabouts
+from .store import KVStore, options_of, whereabouts
 from .store_kinds import STORES, StoreKind, StoreName
 
 if TYPE_CHECKING:
@@ -142,6 +142,16 @@ def _create_native(literal: str, options: dict[str, Any]) -> KVStore:
     store = _store_class()(literal, backend, config)
     _tell_created(store, backend)
     return store
+
+
+def create_beside(store: KVStore, purpose: str) -> KVStore:
+    """Create another store of the same type and workers, for something that is no business of the first one.
+
+    All workers must call it, as `create`.
+    """
+    options = vars(options_of(store))
+    group = f"{options['group']} {purpose}"
+    return _create_native(store.type, {**options, "group": group, "hierarchy": "flat"})
 
 
 def _store_class() -> type[KVStore]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, SupportsIndex
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, SupportsIndex, TypeVar
 
 import numpy as np
 
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from .settings.options import StoreConfig
 
 PathLike = str | os.PathLike[str]
+T = TypeVar("T")
 
 _CALL = {verb: number for number, verb in enumerate(CALLS)}
 
@@ -504,9 +505,9 @@ class KVStore(KVStoreBase):
         StateFileError
             The file cannot be written (also an OSError). The old file is unchanged.
         """
-        from . import checkpoint
+        from .checkpoint import values
 
-        self._do_all(partial(checkpoint.save, self._backend, name_of(path)))
+        self._do_all(partial(values.save, self._backend, name_of(path)))
 
     def load(self, path: PathLike) -> None:
         """Read the values that `save` wrote. Existing keys are overwritten; other keys are initialised.
@@ -517,13 +518,9 @@ class KVStore(KVStoreBase):
             The file cannot be read (also an OSError), is damaged or has another format, or a key has another
             shape, element type or storage. Nothing has changed.
         """
-        self._do_all(partial(self._load, name_of(path)))
+        from .checkpoint import values
 
-    def _load(self, path: str) -> None:
-        from . import checkpoint
-
-        checkpoint.load(self._backend, path)
-        self._counters.hold(*_sizes(self._backend.placement()))
+        write_with(self, partial(values.load, path=name_of(path)))
 
     # --------------------------------------------------------------------------------------- the job
 
@@ -951,6 +948,27 @@ class KVStore(KVStoreBase):
 def updater_of(store: Any) -> Any:
     """Return what updates the weights on a push, also of a registered class; None: pushes replace."""
     return getattr(store, "_updater", None)
+
+
+def read_with(store: KVStore, run: Callable[[Backend], T]) -> T:
+    """Return ``run(backend)``, behind all that is under way and while no other thread touches the values."""
+    result: T = store._do_all(partial(run, store._backend))
+    return result
+
+
+def write_with(store: KVStore, run: Callable[[Backend], None]) -> None:
+    """Call ``run(backend)``, which overwrites values or makes keys, as `read_with` does."""
+
+    def write(backend: Backend) -> None:
+        run(backend)
+        store._counters.hold(*_sizes(backend.placement()))
+
+    read_with(store, write)
+
+
+def options_of(store: KVStore) -> StoreConfig:
+    """Return the options with which a store was created."""
+    return store._config
 
 
 def outlives_workers(store: KVStore) -> bool:

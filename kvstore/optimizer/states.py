@@ -56,6 +56,15 @@ def pack(states: Mapping[Index, State], optimizer: Optimizer, dump_optimizer: bo
         If keys are of two kinds, a state holds something else than arrays, or the optimizer cannot be
         described.
     """
+    content, tensors = describe(states, optimizer, dump_optimizer)
+    metadata = {"format": _FORMAT, "version": _VERSION, "content": content}
+    return save(tensors, {**metadata, "checksum": checksum(content, tensors)})
+
+
+def describe(
+    states: Mapping[Index, State], optimizer: Optimizer, dump_optimizer: bool
+) -> tuple[str, dict[str, Array]]:
+    """Return the content of a file as text, and its tensors, which can be the arrays of the states."""
     tensors: dict[str, Array] = {}
     structure = [[_key(key), _outline(state, key, (), tensors)] for key, state in states.items()]
     counts = optimizer._index_update_count
@@ -69,8 +78,7 @@ def pack(states: Mapping[Index, State], optimizer: Optimizer, dump_optimizer: bo
             "optimizer": optimizer.describe() if dump_optimizer else None,
         }
     )
-    metadata = {"format": _FORMAT, "version": _VERSION, "content": content}
-    return save(tensors, {**metadata, "checksum": checksum(content, tensors)})
+    return content, tensors
 
 
 def _key(key: Index) -> Index:
@@ -169,6 +177,11 @@ def _content(metadata: Mapping[str, Any], tensors: dict[str, Array]) -> Content:
     text = metadata["content"]
     if metadata["checksum"] != checksum(text, tensors):
         raise StateFileError("the checksum of the optimizer states is wrong: the file is damaged")
+    return parse(text, tensors)
+
+
+def parse(text: str, tensors: dict[str, Array]) -> Content:
+    """Return what `describe` was given; the tensors are copied, and taken out of `tensors`."""
     content = json.loads(text)
     key_type = {"int": int, "str": str}[content["key_type"]]
     keys = [key for table in ("structure", "counts") for key, _ in content[table]]

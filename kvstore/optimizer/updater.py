@@ -241,7 +241,16 @@ class Updater:
         """
         from . import states
 
-        content = states.read(path)
+        self.adopt(states.read(path), weights)
+
+    def adopt(self, content: states.Content, weights: Mapping[Index, Array] | None = None) -> None:
+        """Take over what a file holds; see `load`.
+
+        Raises
+        ------
+        StateFileError
+            As in `load`.
+        """
         _check_content(content, content.optimizer or self.optimizer, weights or {})
         self._adopt(content)
 

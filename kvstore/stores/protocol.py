@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ..observe.native._observe import Counters
+    from ..optimizer.states import Content
 
 Kind = tuple[str, str, tuple[int, ...]]
 
@@ -56,6 +57,8 @@ class Backend(Protocol):
     #: Whether the store can update weights. If not, methods for optimizers raise `CapabilityError`, or define
     #: their meaning.
     runs_optimizer: bool = True
+    #: Whether all workers must call `assign` together, with the same keys; else what one assigns is for all.
+    assigns_together: bool = False
     #: Name of the logger for what changes the store.
     logger: str = "kvstore"
 
@@ -159,9 +162,23 @@ class Backend(Protocol):
 
     def save_states(self, path: str, dump_optimizer: bool) -> None:
         """Write the states of the present optimizer to a file."""
+        self.gather_states().save(path, dump_optimizer)
 
     def load_states(self, path: str) -> None:
         """Read the states of the present optimizer from a file."""
+        from ..optimizer import states
+
+        self.adopt_states(states.read(path))
+
+    def gather_states(self) -> Updater:
+        """Return the present optimizer with the states of all keys in host memory. They can be live."""
+
+    def adopt_states(self, content: Content) -> None:
+        """Take over states, counts and settings of a file; what one worker adopts holds for all."""
+
+    def follow_states(self, content: Content) -> None:
+        """Take over what this worker itself must know of what another one has adopted: settings and time."""
+        return
 
     def keys(self) -> list[Key]:
         """List all keys, in the order of their `init`."""

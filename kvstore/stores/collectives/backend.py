@@ -45,6 +45,7 @@ class AllReduceBackend(LocalBackend):
     begins_async = True
     can_bind = False
     runs_optimizer = False
+    assigns_together = True
     _is_guest = False
     #: What the beginning of a sum is in counters: engines that compare first wait there.
     _beginning = MOVING
@@ -275,6 +276,7 @@ class AllReduceBackend(LocalBackend):
         raise self._refused("optimizers")
 
     configure = set_learning_rate = save_states = load_states = _runs_no_optimizer
+    gather_states = adopt_states = follow_states = _runs_no_optimizer  # type: ignore[assignment]
 
     def set_compression(self, codec: Codec) -> None:
         """Raise CapabilityError."""

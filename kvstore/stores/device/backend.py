@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...arrays.grouping import Group, Key
 from ...arrays.sparse import RowSparseArray
@@ -25,6 +25,9 @@ from ..update import UserUpdater
 from .arguments import Item, Streams
 from .host_and_gpu import HostAndGpuBackend
 from .keys import DeviceKey
+
+if TYPE_CHECKING:
+    from ...optimizer.states import Content
 
 #: What a key's part of a call is: to be done in the order of numbers where the user's code is called.
 Part = tuple[int, Callable[[], None]]
@@ -285,24 +288,21 @@ class DeviceBackend(HostAndGpuBackend):
         if self._gpus is not None:
             self._gpus.use(self._apply_on_gpus())
 
-    def save_states(self, path: str, dump_optimizer: bool) -> None:
-        """Write the optimizer's states, wherever they lie."""
+    def gather_states(self) -> Updater:
+        """Return the optimizer with its states, wherever they lie."""
         updater = self._updater_set()
-        on_host = updater.states
-        updater.states = {**on_host, **self._states_on_gpus(updater)}
-        try:
-            updater.save(path, dump_optimizer)
-        finally:
-            updater.states = on_host
+        gathered = Updater(updater.optimizer)
+        gathered.states = {**updater.states, **self._states_on_gpus(updater)}
+        return gathered
 
     def _states_on_gpus(self, updater: Updater) -> dict[Key, Any]:
         from .states import to_host
 
         return {key: to_host(entry) for key, entry in self._on_gpu.items() if entry.owner is updater}
 
-    def load_states(self, path: str) -> None:
-        """Read the optimizer's states; those of keys on GPUs go up when the keys are pushed."""
-        super().load_states(path)
+    def adopt_states(self, content: Content) -> None:
+        """Take over the optimizer's states; those of keys on GPUs go up when the keys are pushed."""
+        super().adopt_states(content)
         for entry in self._on_gpu.values():
             entry.state = entry.owner = None
         if self._gpus is not None:

@@ -15,7 +15,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ... import engine
 from ...arrays.grouping import Group, Key
@@ -38,6 +38,9 @@ from ..shared.native.membership import OtherProcesses, RegionPlace
 from .carrier import HostCarrier
 from .packing import HostFeedback
 from .region import Handle, HostRegion
+
+if TYPE_CHECKING:
+    from ...optimizer.states import Content
 
 log = logging.getLogger("kvstore.ps")
 
@@ -395,14 +398,18 @@ class HierarchyBackend(Backend):
         change()
         shm.raise_num_update(self._region.job, self._flat.settings_version)
 
-    def save_states(self, path: str, dump_optimizer: bool) -> None:
-        """Bring the optimizer's states from the servers, and write them."""
+    def gather_states(self) -> Updater:
+        """Bring the optimizer's states from the servers."""
         self._settle(None)
-        self._flat.save_states(path, dump_optimizer)
+        return self._flat.gather_states()
 
-    def load_states(self, path: str) -> None:
-        """Read the optimizer's states; what one worker reads holds for all."""
-        self._between_rounds(partial(self._flat.load_states, path))
+    def adopt_states(self, content: Content) -> None:
+        """Take over the optimizer's states; what one worker adopts holds for all."""
+        self._between_rounds(partial(self._flat.adopt_states, content))
+
+    def follow_states(self, content: Content) -> None:
+        """Agree with the servers on the settings and the time that another worker has adopted."""
+        self._between_rounds(partial(self._flat.follow_states, content))
 
     # ---------------------------------------------------------------------------------------- inspection
 

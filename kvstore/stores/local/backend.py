@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,6 +37,9 @@ from ..protocol import Backend, Kind, counted
 from ..rows import RowTable
 from ..update import Batch, UserUpdater, apply_with, emit
 from .bound import Bound, bind
+
+if TYPE_CHECKING:
+    from ...optimizer.states import Content
 
 log = logging.getLogger("kvstore.local")
 
@@ -299,13 +302,13 @@ class LocalBackend(Backend):
         """Change the learning rate of the optimizer."""
         self._updater_set().optimizer.set_learning_rate(lr)
 
-    def save_states(self, path: str, dump_optimizer: bool) -> None:
-        """Write the states of the optimizer."""
-        self._updater_set().save(path, dump_optimizer)
+    def gather_states(self) -> Updater:
+        """Return the optimizer with its states, which are live."""
+        return self._updater_set()
 
-    def load_states(self, path: str) -> None:
-        """Read the states of the optimizer."""
-        self._updater_set().load(path, self.key_templates())
+    def adopt_states(self, content: Content) -> None:
+        """Take over states of the optimizer."""
+        self._updater_set().adopt(content, self.key_templates())
 
     def _updater_set(self) -> Updater:
         assert self.updater is not None

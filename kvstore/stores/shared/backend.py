@@ -13,7 +13,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ... import engine
 from ...arrays.grouping import Group, Key
@@ -37,6 +37,9 @@ from .rows import SparseKeys
 from .values import StoredValues
 from .wait_errors import WaitErrors
 from .waiting import CallOnce, RoundWaiter
+
+if TYPE_CHECKING:
+    from ...optimizer.states import Content
 
 Handle = shm.Handle
 
@@ -297,20 +300,20 @@ class SharedBackend(Backend):
         self._waiter.settle_all()
         self._updater.set_learning_rate(lr)
 
-    def save_states(self, path: str, dump_optimizer: bool) -> None:
-        """Write the optimizer's states."""
+    def gather_states(self) -> Updater:
+        """Return the optimizer with the states of all keys, which are live."""
         self._waiter.settle_all()
         self._updater.gather()
         assert self.updater is not None
-        self.updater.save(path, dump_optimizer)
+        return self.updater
 
-    def load_states(self, path: str) -> None:
-        """Read the optimizer's states; what one worker reads holds for all."""
+    def adopt_states(self, content: Content) -> None:
+        """Take over the optimizer's states; what one worker adopts holds for all."""
         self._waiter.settle_all()
         self._waiter.check_writing()
         self._updater.gather()
         assert self.updater is not None
-        self.updater.load(path, self.key_templates())
+        self.updater.adopt(content, self.key_templates())
         self._updater.spread()
 
     # ------------------------------------------------------------------------------------- inspection

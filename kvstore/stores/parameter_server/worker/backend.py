@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ....arrays.grouping import Group, Key
 from ....arrays.sparse import RowSparseArray
@@ -43,6 +43,9 @@ from .reads import ConsistentReads
 from .replies import CollectStates
 from .request_builder import RequestBuilder, read_requests, state_requests
 from .shared_payloads import SharedPayloads
+
+if TYPE_CHECKING:
+    from ....optimizer.states import Content
 
 
 class DistBackend(Backend):
@@ -242,19 +245,23 @@ class DistBackend(Backend):
         """Change the rate; see `configure`."""
         self._optimizer.change(lambda optimizer: optimizer.set_learning_rate(lr))
 
-    def save_states(self, path: str, dump_optimizer: bool) -> None:
-        """Bring the optimizer's states from the servers, and write them."""
+    def gather_states(self) -> Updater:
+        """Bring the optimizer's states from the servers."""
         states = CollectStates(self._keys.all())
         requests = [r for key in states.keys for r in read_requests(key, Kind.FETCH_STATE, states)]
         self._pulls.read(requests, "states")()
-        self._optimizer.save(path, dump_optimizer, states)
+        return self._optimizer.joined(states)
 
-    def load_states(self, path: str) -> None:
-        """Read the optimizer's states; what one worker reads holds for all."""
+    def adopt_states(self, content: Content) -> None:
+        """Take over the optimizer's states; what one worker adopts holds for all."""
         self._client.check_writing()
         keys = self._keys.all()
-        states = self._optimizer.load(path, keys, self.key_templates(), self._pushes.clock)
+        states = self._optimizer.adopt(content, keys, self.key_templates(), self._pushes.clock)
         self._client.perform([r for key in keys for r in state_requests(key, states)], "states")
+
+    def follow_states(self, content: Content) -> None:
+        """Agree with the servers on the settings and the time that another worker has adopted."""
+        self._optimizer.adopt(content, [], {}, self._pushes.clock)
 
     # ------------------------------------------------------------------------------------------- inspection
 

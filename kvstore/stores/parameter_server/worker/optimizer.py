@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ....arrays.grouping import Key
 from ....errors import ConfigError
@@ -19,6 +20,9 @@ from ..protocol.optimizer_states import join_states, needs_whole_keys, split_sta
 from .client import Client
 from .key_directory import DistKey
 from .replies import CollectStates
+
+if TYPE_CHECKING:
+    from ....optimizer.states import Content
 
 
 class WorkerOptimizer:
@@ -66,22 +70,22 @@ class WorkerOptimizer:
         self.updater = Updater(Optimizer.from_config(described["name"], described["config"]))
         self.version = answer.version
 
-    def save(self, path: str, dump_optimizer: bool, found: CollectStates) -> None:
-        """Write states that have come from the servers as the file that a store of one process writes."""
+    def joined(self, found: CollectStates) -> Updater:
+        """Put states that have come from the servers together, as a store of one process has them."""
         assert self.updater is not None
         entries = [key.entry for key in found.keys]
-        join_states(entries, found.found, self.updater.optimizer).save(path, dump_optimizer)
+        return join_states(entries, found.found, self.updater.optimizer)
 
-    def load(
-        self, path: str, keys: Sequence[DistKey], key_templates: Mapping[Key, Array], clock: int
+    def adopt(
+        self, content: Content, keys: Sequence[DistKey], key_templates: Mapping[Key, Array], clock: int
     ) -> dict[int, bytes]:
-        """Read a file, agree with the servers on its settings, and return the states of all slices.
+        """Agree with the servers on the settings of a file, and return the states of all slices.
 
         The schedule goes on from the file's time.
         """
         assert self.updater is not None
         loaded = Updater(Optimizer.from_config(**self.updater.optimizer.describe()))
-        loaded.load(path, key_templates)
+        loaded.adopt(content, key_templates)
         if loaded.optimizer.describe() != self.updater.optimizer.describe():
             self._adopt(self._agree("configure", _described(loaded.optimizer), self._set), loaded.optimizer)
         answer = self._agree("clock", str(loaded.optimizer.num_update - clock), self._set)

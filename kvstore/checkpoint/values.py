@@ -7,19 +7,20 @@ A dense key is the tensor ``value/<key>``; a row-sparse one is ``rows/<key>`` an
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from . import tensor_file
-from .arrays.grouping import Key, plain_key
-from .arrays.host import bfloat16
-from .arrays.sparse import RowSparseArray, kind_of
-from .errors import KeyKindError, StateFileError
+from .. import tensor_file
+from ..arrays.grouping import Key, plain_key
+from ..arrays.host import bfloat16
+from ..arrays.sparse import RowSparseArray, kind_of
+from ..errors import KeyKindError, StateFileError
 
 if TYPE_CHECKING:
-    from .stores.protocol import Backend
+    from ..stores.protocol import Backend
 
 _FORMAT = "kvstore.values"
 
@@ -29,21 +30,42 @@ Value = Array | RowSparseArray
 
 def save(backend: Backend, path: str) -> None:
     """Write the values of all keys."""
-    tensors: dict[str, Array] = {}
-    keys = backend.keys()
-    values = backend.fetch_all(keys)
-    manifest = [_describe(key, value, tensors) for key, value in zip(keys, values, strict=True)]
+    manifest, tensors = describe(backend)
     tensor_file.write(path, _FORMAT, json.dumps(manifest), tensors, field="keys")
 
 
 def load(backend: Backend, path: str) -> None:
     """Overwrite known keys and initialise others; all of them, or none."""
-    values = _read(path)
-    known = set(backend.keys())
-    for key in known & set(values):
+    assign(backend, _read(path), path)
+
+
+def describe(backend: Backend) -> tuple[list[dict[str, Any]], dict[str, Array]]:
+    """Return what there is of each key, and the arrays by their names in a file; these can be live memory."""
+    tensors: dict[str, Array] = {}
+    keys = backend.keys()
+    values = backend.fetch_all(keys)
+    return [_describe(key, value, tensors) for key, value in zip(keys, values, strict=True)], tensors
+
+
+def parse(entries: Any, tensors: Mapping[str, Array]) -> dict[Key, Value]:
+    """Return the values that `describe` was given."""
+    return {entry["key"]: _value(entry, tensors) for entry in _checked(entries)}
+
+
+def check(backend: Backend, values: Mapping[Key, Value], path: str) -> None:
+    """Raise StateFileError if a key is of another kind in the store."""
+    known = backend.keys()
+    if len({isinstance(key, str) for key in (*known, *values)}) > 1:
+        raise StateFileError(f"{path}: its keys are not of the type of this store's, int or str")
+    for key in set(known) & set(values):
         here, there = backend.kind(key), kind_of(values[key])
         if here != there:
             raise StateFileError(f"{path}: key {key!r} is {there} there and {here} in this store")
+
+
+def assign(backend: Backend, values: Mapping[Key, Value], path: str) -> None:
+    """Overwrite known keys and initialise others; all of them, or none."""
+    check(backend, values, path)
     try:
         backend.assign([(key, [value]) for key, value in values.items()])
     except KeyKindError as error:
@@ -66,13 +88,12 @@ def _read(path: str) -> dict[Key, Value]:
     return tensor_file.read(
         path,
         _FORMAT,
-        lambda text, tensors: {entry["key"]: _value(entry, tensors) for entry in _manifest(text)},
+        lambda text, tensors: parse(json.loads(text), tensors),
         field="keys",
     )
 
 
-def _manifest(text: str) -> list[dict[str, Any]]:
-    entries: list[dict[str, Any]] = json.loads(text)
+def _checked(entries: Any) -> list[dict[str, Any]]:
     if not isinstance(entries, list):
         raise ValueError("the manifest is not a list")
     for entry in entries:
@@ -80,10 +101,11 @@ def _manifest(text: str) -> list[dict[str, Any]]:
     kinds = {type(entry["key"]) for entry in entries}
     if not kinds <= {str} and not kinds <= {int}:
         raise ValueError("keys of two kinds")
-    return entries
+    checked: list[dict[str, Any]] = entries
+    return checked
 
 
-def _value(entry: dict[str, Any], tensors: dict[str, Array]) -> Value:
+def _value(entry: dict[str, Any], tensors: Mapping[str, Array]) -> Value:
     key, shape = entry["key"], tuple(entry["shape"])
     parts = {part: tensors[f"{part}/{key}"] for part in entry["parts"]}
     if "value" in parts:

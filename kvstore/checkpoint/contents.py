@@ -1,0 +1,157 @@
+"""What a checkpoint holds, on its way from a store to a file and back.
+
+Tensors of values are called as in `values`, those of the optimizer as in `kvstore.optimizer.states`, and
+those of the caller ``array/<name>``. The metadata hold ``format``, ``version`` and ``content``: JSON with the
+step, the extra, what there is of each key, the optimizer, and the types of the caller's arrays.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from ..arrays import pages
+from ..arrays.grouping import Key
+from ..arrays.host import bfloat16, readable
+from ..errors import ArgumentError, KVStoreError, StateFileError
+from ..optimizer import states
+from ..optimizer.states import Content
+from . import file, values
+from .values import Value
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from ..stores.protocol import Backend
+
+Array: TypeAlias = "npt.NDArray[Any]"
+
+_FORMAT, _VERSION = "kvstore.checkpoint", "1"
+
+
+class Collected(NamedTuple):
+    """A checkpoint that can be written: no array belongs to anybody else."""
+
+    head: bytes
+    tensors: dict[str, Array]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the file."""
+        return len(self.head) + sum(array.nbytes for array in self.tensors.values())
+
+
+class Contents(NamedTuple):
+    """A checkpoint as it was read."""
+
+    path: str
+    step: int
+    extra: dict[str, Any]
+    arrays: dict[str, Array]
+    values: dict[Key, Value]
+    optimizer: Content | None
+
+
+# ------------------------------------------------------------------------------------------------ writing
+
+
+def collect(backend: Backend, step: int, extra: str, arrays: Mapping[str, Array]) -> Collected:
+    """Copy what there is; `extra` is JSON, and the arrays are copies already."""
+    keys, tensors = values.describe(backend)
+    tensors = {name: _as_bits(_own(array)) for name, array in tensors.items()}
+    optimizer = None
+    if backend.updater is not None:
+        updater = backend.gather_states()
+        optimizer, live = states.describe(updater.states, updater.optimizer, dump_optimizer=True)
+        tensors |= {name: pages.copy(array) for name, array in live.items()}
+    tensors |= {f"array/{name}": _as_bits(array) for name, array in arrays.items()}
+    types = {name: array.dtype.name for name, array in arrays.items()}
+    content = json.dumps(
+        {"step": step, "extra": json.loads(extra), "keys": keys, "optimizer": optimizer, "arrays": types}
+    )
+    metadata = {"format": _FORMAT, "version": _VERSION, "content": content}
+    return Collected(file.header(metadata, tensors), tensors)
+
+
+def _own(array: Array) -> Array:
+    """Return an array that no store writes to: those of stores that are live are views."""
+    return array if array.flags.owndata and array.flags.c_contiguous else pages.copy(array)
+
+
+def _as_bits(array: Array) -> Array:
+    return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
+
+
+def as_json(extra: Any) -> str:
+    """Return a dict as JSON, out of which the same comes back.
+
+    Raises
+    ------
+    ArgumentError
+        JSON cannot say it, or would make something else of it.
+    """
+    if not isinstance(extra, dict):
+        raise ArgumentError(f"extra must be a dict, not {type(extra).__name__}")
+    try:
+        text = json.dumps(extra, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ArgumentError(
+            f"extra goes into the file as JSON, which cannot say this: {error}; arrays belong in `arrays`"
+        ) from error
+    if json.loads(text) != extra:
+        raise ArgumentError(
+            "extra goes into the file as JSON, where keys are str and tuples become lists, so something else "
+            f"would come back: {text[:200]}"
+        )
+    return text
+
+
+def own_arrays(arrays: Any) -> dict[str, Array]:
+    """Return copies of the caller's arrays.
+
+    Raises
+    ------
+    ArgumentError, ArrayError, DTypeError
+        Not a dict with str keys, not arrays in host memory, or of types that no store has.
+    """
+    if not isinstance(arrays, Mapping) or not all(isinstance(name, str) for name in arrays):
+        raise ArgumentError("arrays must be a dict of arrays by name (str)")
+    return {name: pages.copy(readable(array, f"array {name!r}")) for name, array in arrays.items()}
+
+
+# ------------------------------------------------------------------------------------------------ reading
+
+
+def read(path: str) -> Contents:
+    """Read a file that is whole.
+
+    Raises
+    ------
+    StateFileError
+        It is not a checkpoint, or of another version; or its optimizer is not registered here.
+    """
+    metadata, tensors = file.read(path)
+    if metadata.get("format") != _FORMAT or metadata.get("version") != _VERSION:
+        found = f"{metadata.get('format')!r}, version {metadata.get('version')!r}"
+        raise StateFileError(f"{path} is not a checkpoint that this version reads: its format is {found}")
+    try:
+        return _parsed(path, json.loads(metadata["content"]), tensors)
+    except (KVStoreError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise StateFileError(f"{path} cannot be read: {error}") from error
+
+
+def _parsed(path: str, content: dict[str, Any], tensors: dict[str, Array]) -> Contents:
+    arrays = {name: _typed(tensors.pop(f"array/{name}"), dtype) for name, dtype in content["arrays"].items()}
+    found = values.parse(content["keys"], tensors)
+    text, optimizer = content["optimizer"], None
+    if text is not None:
+        of_optimizer = {name: array for name, array in tensors.items() if name.startswith("state/")}
+        optimizer = states.parse(text, of_optimizer)
+    return Contents(path, content["step"], content["extra"], arrays, found, optimizer)
+
+
+def _typed(array: Array, dtype: str) -> Array:
+    return array.view(bfloat16("an array")) if dtype == "bfloat16" else array

@@ -1,0 +1,192 @@
+"""One safetensors file that ends with a digest of all before it, and that its writer holds locked.
+
+The last tensor is called ``sha256`` and has 32 bytes: the SHA-256 of everything in the file before them
+(``head -c -32 FILE | sha256sum``). The file is written here and not by the safetensors library, which copies
+each array first, and lets no other thread run meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from ..errors import KeyKindError, StateFileError
+from ..files import replacing, unreadable
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Array: TypeAlias = "npt.NDArray[Any]"
+
+DIGEST = "sha256"
+_DIGEST_BYTES = 32
+_PIECE = 4 << 20  # bytes between two looks at who else wants to run
+_TYPES = {
+    "bool": "BOOL",
+    **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
+    **{f"int{bits}": f"I{bits}" for bits in (8, 16, 32, 64)},
+    **{f"float{bits}": f"F{bits}" for bits in (16, 32, 64)},
+}
+
+
+# ------------------------------------------------------------------------------------------------ writing
+
+
+def write(path: str, head: bytes, tensors: Mapping[str, Array], tell: Callable[[int], None]) -> None:
+    """Write a file in one step: what `header` returned, and the tensors.
+
+    `tell` is called with the bytes of each piece that is written.
+
+    Raises
+    ------
+    StateFileError
+        The system refused something; an older file is unchanged.
+    """
+    with contextlib.ExitStack() as held, replacing(path) as beside:
+        descriptor = _open_locked(beside)
+        held.callback(os.close, descriptor)  # and unlock, once the file has its name
+        digest = hashlib.sha256()
+        for piece in _pieces(head, tensors):
+            digest.update(piece)
+            _write_all(descriptor, piece)
+            tell(len(piece))
+        _write_all(descriptor, memoryview(digest.digest()))
+
+
+def header(metadata: Mapping[str, str], tensors: Mapping[str, Array]) -> bytes:
+    """Return the beginning of the file.
+
+    Raises
+    ------
+    KeyKindError
+        A name has characters that no file can hold.
+    """
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name, array in _in_order(tensors):
+        begin, end = end, end + array.nbytes
+        entries[name] = {
+            "dtype": _TYPES[array.dtype.name],
+            "shape": array.shape,
+            "data_offsets": [begin, end],
+        }
+    entries[DIGEST] = {"dtype": "U8", "shape": [_DIGEST_BYTES], "data_offsets": [end, end + _DIGEST_BYTES]}
+    try:
+        text = json.dumps(entries, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise KeyKindError(f"a key has characters that no file can hold: {error}") from error
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _in_order(tensors: Mapping[str, Array]) -> list[tuple[str, Array]]:
+    """Return the tensors in an order in which all are aligned."""
+    return sorted(tensors.items(), key=lambda item: -item[1].itemsize)
+
+
+def _pieces(head: bytes, tensors: Mapping[str, Array]) -> Iterator[memoryview]:
+    yield memoryview(head)
+    for _, array in _in_order(tensors):
+        if array.size:
+            content = array.reshape(-1).view(np.uint8).data
+            yield from (content[at : at + _PIECE] for at in range(0, len(content), _PIECE))
+
+
+def _write_all(descriptor: int, piece: memoryview) -> None:
+    while piece:
+        piece = piece[os.write(descriptor, piece) :]
+
+
+# ----------------------------------------------------------------------------------------------- the lock
+
+
+def _open_locked(path: str | os.PathLike[str]) -> int:
+    """Open a new file, locked; make it again if somebody took it for one of the dead in between."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        _lock(descriptor, fcntl.LOCK_EX)
+        if _is_at(path, descriptor):
+            return descriptor
+        os.close(descriptor)
+
+
+def remove_if_abandoned(path: str | os.PathLike[str]) -> bool:
+    """Remove an unfinished file, unless its writer lives; return whether it is gone."""
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return True
+    try:
+        if not _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            return False
+        if _is_at(path, descriptor):
+            os.unlink(path)
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, how: int) -> bool:
+    """Lock a file; False: somebody holds it, or the file system has no locks."""
+    try:
+        fcntl.flock(descriptor, how)
+    except OSError:
+        return False
+    return True
+
+
+def _is_at(path: str | os.PathLike[str], descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+# ------------------------------------------------------------------------------------------------ reading
+
+
+def is_whole(path: str) -> bool:
+    """Whether the file ends with the digest of all before it; reads all of it.
+
+    Raises
+    ------
+    StateFileError
+        It cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            left = os.fstat(file.fileno()).st_size - _DIGEST_BYTES
+            digest = hashlib.sha256()
+            while left > 0 and (piece := file.read(min(left, _PIECE))):
+                digest.update(piece)
+                left -= len(piece)
+            return left == 0 and file.read() == digest.digest()
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def read(path: str) -> tuple[dict[str, str], dict[str, Array]]:
+    """Return metadata and tensors of a file that is whole.
+
+    Raises
+    ------
+    StateFileError
+        It is no safetensors file, or cannot be read.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            names = [name for name in file.keys() if name != DIGEST]  # noqa: SIM118 - no mapping
+            return file.metadata() or {}, {name: file.get_tensor(name) for name in names}
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except (SafetensorError, TypeError, ValueError) as error:
+        raise StateFileError(f"{path} is no safetensors file: {error}") from error

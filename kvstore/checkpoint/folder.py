@@ -1,0 +1,106 @@
+"""The files of a folder of checkpoints: their names, the newest that is whole, and which of them go."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+
+from ..errors import ConfigError, StateFileError
+from ..files import name_of, unreadable
+from . import file
+
+log = logging.getLogger("kvstore")
+
+_NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,})\.safetensors")
+_UNFINISHED = re.compile(r"\.step-\d{8,}\.safetensors\.[0-9a-f]{12}\.tmp")
+
+
+class CheckpointFolder:
+    """A folder with a file for each step; files of other names are left alone."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = name_of(path)
+        self._damaged: set[int] = set()
+        try:
+            os.makedirs(self.path, exist_ok=True)
+            self._remove_abandoned()
+        except OSError as error:
+            raise unreadable(self.path, error) from error
+
+    def _remove_abandoned(self) -> None:
+        """Remove what writers that are dead have left."""
+        for name in os.listdir(self.path):
+            if _UNFINISHED.fullmatch(name):
+                file.remove_if_abandoned(os.path.join(self.path, name))
+
+    def file_of(self, step: int) -> str:
+        """Return the path of a step's file."""
+        return os.path.join(self.path, f"step-{step:08d}.safetensors")
+
+    def steps(self) -> list[int]:
+        """Return the steps that have files, from the lowest on."""
+        try:
+            found = [_NAME.fullmatch(name) for name in os.listdir(self.path)]
+        except OSError as error:
+            raise unreadable(self.path, error) from error
+        return sorted(int(match[1]) for match in found if match)
+
+    def newest(self) -> int | None:
+        """Return the newest step whose file is whole; warn of those that are not, once of each."""
+        for step in reversed(self.steps()):
+            if self._is_whole(step):
+                return step
+        return None
+
+    def _is_whole(self, step: int) -> bool:
+        path = self.file_of(step)
+        try:
+            whole = file.is_whole(path)
+        except FileNotFoundError:  # another manager has removed it just now
+            return False
+        if not whole and step not in self._damaged:
+            self._damaged.add(step)
+            log.warning("%s is damaged (its SHA-256 is wrong) and is skipped", path)
+        return whole
+
+    def check_whole(self, step: int) -> str:
+        """Return the path of a step's file.
+
+        Raises
+        ------
+        StateFileError
+            There is none, or it is damaged.
+        """
+        path = self.file_of(step)
+        if not file.is_whole(path):
+            raise StateFileError(f"{path} is damaged: its SHA-256 is wrong. Restore another step")
+        return path
+
+    def check_newest(self, step: int) -> None:
+        """Raise ConfigError if there are files of later steps, which a restore would take instead."""
+        later = [other for other in self.steps() if other > step and other not in self._damaged]
+        if later:
+            raise ConfigError(
+                f"step {step} is saved where {self.file_of(later[-1])} is already, which would be restored "
+                "instead: restore it first, remove it, or use another folder"
+            )
+
+    def rotate(self, written: int, keep: int | None) -> None:
+        """Remove files older than the newest `keep` up to the one just written; damaged ones do not count."""
+        self._damaged.discard(written)
+        if keep is None:
+            return
+        good = [step for step in self.steps() if step not in self._damaged and step <= written]
+        oldest = good[-keep:][0]
+        for step in self.steps():
+            if step < oldest:
+                self._remove(step)
+
+    def _remove(self, step: int) -> None:
+        try:
+            os.unlink(self.file_of(step))
+        except FileNotFoundError:  # another manager was quicker
+            return
+        except OSError as error:
+            log.warning("%s is an old checkpoint, and cannot be removed: %s", self.file_of(step), error)

@@ -1,0 +1,66 @@
+"""How the workers of a store hear of a checkpoint from worker 0: over a small store of their own.
+
+So only worker 0 needs to see the folder, and no worker can take another checkpoint than it does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from ..arrays.host import dtype_named
+from ..factory import create_beside
+from ..store import KVStore
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Array: TypeAlias = "npt.NDArray[Any]"
+
+
+class Handover:
+    """Brings messages from worker 0 to the others; all workers call its methods in the same order."""
+
+    def __init__(self, store: KVStore) -> None:
+        self._beside = create_beside(store, "checkpoint")
+        self._count = 0
+
+    def give(self, message: dict[str, Any], arrays: Mapping[str, Array]) -> None:
+        """On worker 0: bring a message, which JSON can say, and arrays to all, and wait until they have it."""
+        kinds = {name: (array.dtype.name, array.shape) for name, array in arrays.items()}
+        text = json.dumps([message, kinds]).encode()
+        self._broadcast(np.array([len(text)], np.int64))
+        self._broadcast(np.frombuffer(text, np.uint8).copy())
+        for array in arrays.values():
+            self._broadcast(array)
+        self._beside.barrier()
+
+    def take(self) -> tuple[dict[str, Any], dict[str, Array]]:
+        """On another worker: return what worker 0 gives."""
+        size = self._broadcast(np.zeros(1, np.int64))
+        text = self._broadcast(np.zeros(int(size[0]), np.uint8))
+        message, kinds = json.loads(text.tobytes())
+        arrays = {
+            name: self._broadcast(np.zeros(shape, dtype_named(dtype)))
+            for name, (dtype, shape) in kinds.items()
+        }
+        self._beside.barrier()
+        return message, arrays
+
+    def _broadcast(self, array: Array) -> Array:
+        """Overwrite an array with that of worker 0."""
+        self._count += 1
+        self._beside.broadcast(self._count, array, out=array)
+        return array
+
+    def __enter__(self) -> Handover:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._beside.__exit__(kind, error, trace)

@@ -1,0 +1,229 @@
+"""`CheckpointManager`: a job that dies goes on from its last checkpoint."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Mapping
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+from ..errors import ArgumentError, ConfigError, KVStoreError
+from ..settings.options import store_config
+from ..store import KVStore, read_with
+from . import contents, file
+from .contents import Collected, Contents
+from .folder import CheckpointFolder, log
+from .restoring import Checkpoint, restore
+from .writer import BackgroundWriter
+
+
+class CheckpointManager:
+    """Checkpoints of a job in a folder, one file for each step; files are written while training goes on.
+
+    A file has the values of all keys of a store, its optimizer with settings, states and counts, and what the
+    program adds: the position in the data, and arrays that are not in the store. It is a safetensors file
+    without code in it, ``step-00001200.safetensors``, which appears when it is complete, and ends with the
+    SHA-256 of its content. A process that is killed leaves the older files, and perhaps an unfinished one
+    ``.step-*.tmp``, which the next manager of the folder removes.
+
+    Parameters
+    ----------
+    folder : path
+        It is created if it does not exist. With several workers, that of worker 0 counts.
+    keep : int, optional
+        Number of files to keep; older ones are removed after each write. None keeps all.
+    timeout : float, optional
+        Seconds after which a wait for a write ends with an error; by default that of stores
+        (KVSTORE_TIMEOUT, 300).
+
+    Raises
+    ------
+    ArgumentError, ConfigError
+        `keep` or `timeout` is not valid.
+    StateFileError
+        The folder cannot be created or read.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> import kvstore as kv
+    >>> store = kv.create("local")
+    >>> store.init("w", np.zeros(2, np.float32))
+    >>> with CheckpointManager(tempfile.mkdtemp(), keep=3) as manager:
+    ...     manager.save(store, 100, extra={"epoch": 3})
+    ...     manager.wait()
+    ...     manager.restore(store).extra
+    {'epoch': 3}
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike[str], keep: int | None = None, timeout: float | None = None
+    ) -> None:
+        self._keep = None if keep is None else _whole(keep, "keep", 1)
+        options = {} if timeout is None else {"timeout": timeout}
+        self._writer = BackgroundWriter(store_config(options).timeout)
+        self._folder = CheckpointFolder(folder)
+
+    def save(
+        self,
+        store: KVStore,
+        step: int,
+        extra: dict[str, Any] | None = None,
+        arrays: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Copy the store now, and write the file in the background.
+
+        All workers can call it, or worker 0 alone: worker 0 writes, and for the others the call does nothing.
+        If the write before is still under way, the call first waits for it.
+
+        In stores with rounds, the file is a cut of one step, if worker 0 calls this between two of its steps,
+        after it has pushed all keys equally often: no round of a key ends without the part of worker 0, so
+        the others cannot change values or states in between. In ``"dist_async"`` others do push meanwhile: a
+        key can contain pushes that another key, or the optimizer's state, does not. The same holds after
+        worker 0 has called `KVStore.join`.
+
+        Parameters
+        ----------
+        store : KVStore
+            Values and optimizer of this store are saved. An updater that is a function has no states here:
+            pass its arrays as `arrays`. So do residuals of gradient compression: they begin at zero again.
+        step : int
+            Number of the step, 0 or more. The file of the same step is replaced.
+        extra : dict, optional
+            What else belongs to the step, such as epoch and batch. JSON must be able to say it.
+        arrays : dict, optional
+            Arrays in host memory by name. They are copied.
+
+        Raises
+        ------
+        ArgumentError, ArrayError, DTypeError
+            An argument is not valid.
+        ConfigError
+            The folder has a file of a later step; or the optimizer is of a class that is not registered.
+        StateFileError
+            The write before has failed, as one of the system's errors, too. This step is not saved.
+        TimeoutError
+            The write before takes too long. This step is not saved.
+        KVStoreError
+            The store cannot be read.
+        """
+        if _checked(store).rank != 0:
+            return
+        number = _whole(step, "step", 0)
+        text = contents.as_json({} if extra is None else extra)
+        self._writer.wait()
+        self._folder.check_newest(number)
+        own = contents.own_arrays({} if arrays is None else arrays)
+        found = read_with(store, partial(contents.collect, step=number, extra=text, arrays=own))
+        path = self._folder.file_of(number)
+        self._writer.start(f"the write of {path}", found.nbytes, partial(self._write, path, number, found))
+
+    def _write(self, path: str, step: int, found: Collected, tell: Any) -> None:
+        file.write(path, found.head, found.tensors, tell)
+        self._folder.rotate(step, self._keep)
+
+    def restore(self, store: KVStore, step: int | None = None) -> Checkpoint | None:
+        """Load the newest checkpoint that is whole into the store.
+
+        All workers must call it, before their first push and at the same place of the program. Worker 0 reads
+        the file; the others get the result from it, so that they need not see the folder. When the call
+        returns, the checkpoint is loaded for all. A damaged file is skipped, with a warning in the log.
+
+        Keys of the store are overwritten, others are initialised; keys that are not in the file do not
+        change. If no optimizer is set, that of the checkpoint is; if one is set, it gets the settings of the
+        checkpoint.
+
+        Parameters
+        ----------
+        store : KVStore
+            A store with as many or as few workers as the job has now.
+        step : int, optional
+            The step to load, instead of the newest.
+
+        Returns
+        -------
+        Checkpoint or None
+            None if there is no checkpoint. Then nothing has changed.
+
+        Raises
+        ------
+        StateFileError
+            A file cannot be read, or has keys of another shape or type or another optimizer than the store.
+            Nothing has changed. All workers get this error.
+        """
+        _checked(store)
+        self._writer.wait()
+        number = None if step is None else _whole(step, "step", 0)
+        return restore(store, partial(self._find, number))
+
+    def _find(self, step: int | None) -> Contents | None:
+        newest = self._folder.newest() if step is None else step
+        if newest is None:
+            return None
+        return contents.read(self._folder.file_of(newest) if step is None else self._folder.check_whole(step))
+
+    def steps(self) -> list[int]:
+        """Return the steps that have files in the folder, from the lowest on, damaged ones too."""
+        return self._folder.steps()
+
+    @property
+    def latest(self) -> int | None:
+        """The newest step whose file is whole, or None. The file is read to see this."""
+        return self._folder.newest()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until the last save is on the disk.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds, instead of the manager's.
+
+        Raises
+        ------
+        StateFileError
+            It has failed; it is one of the system's errors, too. Older files are unchanged.
+        TimeoutError
+            It takes too long. It goes on.
+        """
+        self._writer.wait(timeout)
+
+    def close(self) -> None:
+        """Wait as `wait` does. The manager can be used again."""
+        self._writer.wait()
+
+    def __enter__(self) -> CheckpointManager:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait as `wait` does; an error of the block is not replaced by one of the write, which is logged."""
+        try:
+            self.close()
+        except KVStoreError as failure:
+            if error is None:
+                raise
+            log.error("%s", failure)
+
+    def __repr__(self) -> str:
+        return f"<CheckpointManager {self._folder.path!r}, keep={self._keep}>"
+
+
+def _checked(store: Any) -> KVStore:
+    if not isinstance(store, KVStore):
+        raise ArgumentError(f"a checkpoint is of a store that kvstore.create has made, not of {store!r}")
+    return store
+
+
+def _whole(value: Any, what: str, least: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ArgumentError(f"{what} must be an int, not {value!r}") from None
+    if number < least or isinstance(value, bool):
+        raise ConfigError(f"{what} must be {least} or more, not {value!r}")
+    return number

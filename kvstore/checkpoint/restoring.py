@@ -1,0 +1,168 @@
+"""Brings a checkpoint into a store, on all of its workers together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ..arrays.host import dtype_named
+from ..arrays.sparse import kind_of
+from ..errors import KVStoreError, StateFileError
+from ..optimizer import Optimizer
+from ..optimizer.states import Content
+from ..store import KVStore, read_with, updater_of, write_with
+from . import values
+from .contents import Contents
+from .handover import Handover
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from ..stores.protocol import Backend
+
+
+class Checkpoint(NamedTuple):
+    """What belongs to a step, beside the store's values and its optimizer.
+
+    Attributes
+    ----------
+    step : int
+        The step that was saved.
+    extra : dict
+        What was saved as `extra`.
+    arrays : dict
+        What was saved as `arrays`: NumPy arrays by name.
+    """
+
+    step: int
+    extra: dict[str, Any]
+    arrays: dict[str, npt.NDArray[Any]]
+
+
+def restore(store: KVStore, find: Callable[[], Contents | None]) -> Checkpoint | None:
+    """Load what worker 0 finds, all or nothing; all workers call this."""
+    if store.num_workers == 1:
+        contents = find()
+        return None if contents is None else _load(store, contents)
+    with Handover(store) as workers:
+        found = _lead(store, workers, find) if store.rank == 0 else _follow(store, workers)
+    if isinstance(found, KVStoreError):  # not before the others know, and the way to them is closed
+        raise found
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ worker 0
+
+
+def _lead(
+    store: KVStore, workers: Handover, find: Callable[[], Contents | None]
+) -> Checkpoint | KVStoreError | None:
+    """Find a checkpoint, let the others hear of it, load it, and let them hear that it is done."""
+    try:
+        contents = find()
+        if contents is not None:
+            read_with(store, partial(_check, contents=contents))
+    except KVStoreError as error:
+        workers.give({"error": str(error)}, {})
+        return error
+    if contents is None:
+        workers.give({}, {})
+        return None
+    workers.give(_told(contents), contents.arrays)
+    try:
+        found = _load(store, contents)
+    except KVStoreError as error:
+        workers.give({"error": str(error)}, {})
+        return error
+    workers.give({}, {})
+    return found
+
+
+def _told(contents: Contents) -> dict[str, Any]:
+    optimizer = contents.optimizer
+    return {
+        "step": contents.step,
+        "extra": contents.extra,
+        "keys": [(key, *kind_of(value)) for key, value in contents.values.items()],
+        "optimizer": None
+        if optimizer is None or optimizer.optimizer is None
+        else optimizer.optimizer.describe(),
+        "num_update": 0 if optimizer is None else optimizer.num_update,
+    }
+
+
+def _load(store: KVStore, contents: Contents) -> Checkpoint:
+    read_with(store, partial(_check, contents=contents))
+    _set_optimizer(store, contents.optimizer)
+    write_with(store, partial(_assign, contents=contents))
+    return Checkpoint(contents.step, contents.extra, contents.arrays)
+
+
+def _check(backend: Backend, contents: Contents) -> None:
+    """Raise StateFileError if the checkpoint does not fit the store."""
+    values.check(backend, contents.values, contents.path)
+    there = None if contents.optimizer is None else contents.optimizer.rule
+    here = None if backend.updater is None else type(backend.updater.optimizer).__name__.lower()
+    if there is not None and not backend.runs_optimizer:
+        raise StateFileError(f"{contents.path} has states of optimizer {there!r}, and this store runs none")
+    if here is not None and here != there:
+        found = "no optimizer" if there is None else f"states of optimizer {there!r}"
+        raise StateFileError(
+            f"{contents.path} has {found}, and the store's is {here!r}: set the same optimizer, or none, "
+            "before the restore"
+        )
+
+
+def _assign(backend: Backend, contents: Contents) -> None:
+    values.assign(backend, contents.values, contents.path)
+    if contents.optimizer is not None:
+        backend.adopt_states(contents.optimizer)
+
+
+def _set_optimizer(store: KVStore, found: Content | None) -> None:
+    if found is not None and found.optimizer is not None and updater_of(store) is None:
+        store.set_optimizer(found.optimizer)
+
+
+# ---------------------------------------------------------------------------------------- the other workers
+
+
+def _follow(store: KVStore, workers: Handover) -> Checkpoint | KVStoreError | None:
+    """Hear of a checkpoint from worker 0, take part in loading it, and hear how that has ended."""
+    told, arrays = workers.take()
+    if "step" not in told:
+        return _failure(told)
+    optimizer = _settings(told)
+    _set_optimizer(store, optimizer)
+    read_with(store, partial(_assign_together, told=told))
+    ended, _ = workers.take()
+    if ended:
+        return _failure(ended)
+    if optimizer is not None:
+        read_with(store, partial(_follow_states, content=optimizer))
+    return Checkpoint(told["step"], told["extra"], arrays)
+
+
+def _failure(told: dict[str, Any]) -> StateFileError | None:
+    return StateFileError(f"worker 0 cannot restore: {told['error']}") if told else None
+
+
+def _settings(told: dict[str, Any]) -> Content | None:
+    """Return what this worker must know of the optimizer; the states are worker 0's business."""
+    if told["optimizer"] is None:
+        return None
+    optimizer = Optimizer.from_config(**told["optimizer"])
+    return Content({}, {}, told["num_update"], type(optimizer).__name__.lower(), optimizer)
+
+
+def _assign_together(backend: Backend, told: dict[str, Any]) -> None:
+    if backend.assigns_together:
+        keys = [(key, np.zeros(shape, dtype_named(dtype))) for key, _, dtype, shape in told["keys"]]
+        backend.assign([(key, [value]) for key, value in keys])
+
+
+def _follow_states(backend: Backend, content: Content) -> None:
+    backend.follow_states(content)

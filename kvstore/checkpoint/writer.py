@@ -1,0 +1,79 @@
+"""Writes one file after the other, each in a thread of its own, while the caller goes on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+
+from ..errors import TimeoutError
+from ..waiting import WaitClock
+
+log = logging.getLogger("kvstore")
+
+_LOOK = 1.0  # seconds between two looks at the clock
+
+
+class BackgroundWriter:
+    """At most one write under way; what it raised is raised by whoever waits next."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+        self._what, self._written, self._nbytes = "", 0, 0
+
+    def start(self, what: str, nbytes: int, write: Callable[[Callable[[int], None]], None]) -> None:
+        """Begin ``write(tell)``, which calls `tell` with the bytes of each piece; no write is under way."""
+        self._what, self._written, self._nbytes = what, 0, nbytes
+        # Not a daemon: the last checkpoint of a program that ends without `close` is written, too.
+        self._thread = threading.Thread(target=self._run, args=(write,), name="kvstore checkpoint")
+        self._thread.start()
+
+    def _run(self, write: Callable[[Callable[[int], None]], None]) -> None:
+        try:
+            write(self._tell)
+        except Exception as error:
+            self._error = error
+            log.error("%s", error)  # who ends without a wait is told, too
+
+    def _tell(self, nbytes: int) -> None:
+        self._written += nbytes
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait for the write that is under way.
+
+        Raises
+        ------
+        TimeoutError
+            It takes too long; it goes on.
+        Exception
+            What the last write has raised, once.
+        """
+        if self._thread is not None:
+            self._join(self._thread, self._timeout if timeout is None else timeout)
+            self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _join(self, thread: threading.Thread, timeout: float) -> None:
+        clock = WaitClock(timeout)
+        with clock.described_by(self._described):
+            while True:
+                clock.read()
+                thread.join(min(_LOOK, clock.left))
+                if not thread.is_alive():
+                    return
+                if clock.over or timeout == 0:
+                    raise TimeoutError(
+                        f"{self._described(clock.waited)}; the write goes on, so wait again, or give the "
+                        "manager a longer timeout"
+                    )
+                if clock.tells():
+                    log.warning("%s", self._described(clock.waited))
+
+    def _described(self, waited: float) -> str:
+        done = f"{self._written / 1e6:,.0f} of {self._nbytes / 1e6:,.0f} MB are written"
+        return f"process {os.getpid()} has waited {waited:.0f} s for {self._what}: {done}"
