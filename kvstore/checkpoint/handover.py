@@ -30,7 +30,7 @@ class Handover:
         self._count = 0
 
     def give(self, message: dict[str, Any], arrays: Mapping[str, Array]) -> None:
-        """On worker 0: bring a message, which JSON can say, and arrays to all, and wait until they have it."""
+        """On worker 0: bring a message, which JSON can say, and arrays to all; wait until they have it."""
         kinds = {name: (array.dtype.name, array.shape) for name, array in arrays.items()}
         text = json.dumps([message, kinds]).encode()
         self._broadcast(np.array([len(text)], np.int64))

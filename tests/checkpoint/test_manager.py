@@ -28,7 +28,7 @@ def trained(steps: int = 2, rule: str | None = "adam") -> kv.KVStore:
     store.init(["w", "h"], [np.zeros(50, np.float32), np.zeros(3, ml_dtypes.bfloat16)])
     store.init("t", kv.RowSparseArray.zeros((9, 2)))
     if rule:
-        store.set_optimizer(kv.optimizer.create(rule, learning_rate=0.1))
+        store.set_optimizer(kv.optimizer.create(rule, learning_rate=0.1, multi_precision=True))
     step(store, steps)
     return store
 
@@ -141,7 +141,7 @@ def test_arguments(tmp_path: Path) -> None:
         kv.CheckpointManager(__file__)
 
 
-# -------------------------------------------------------------------------------------------- latest, rotation
+# ------------------------------------------------------------------------------------ latest, rotation
 
 
 def test_rotation_leaves_the_newest_and_what_is_not_ours(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_a_step_below_one_that_is_there_is_refused(tmp_path: Path) -> None:
         manager.save(store, 4)
 
 
-REGIONS = [0, 7, 8, 9, 60, 300, -3000, -200, -33, -32, -1]
+REGIONS = [0, 7, 8, 9, 60, 300, -1000, -200, -33, -32, -1]
 
 
 @pytest.mark.parametrize("at", REGIONS)
@@ -213,7 +213,7 @@ def test_any_reader_of_safetensors_can_read_it(tmp_path: Path) -> None:
     assert told.stdout.split()[0] == found["sha256"].tobytes().hex()
 
 
-# ------------------------------------------------------------------------------------------- what does not fit
+# ----------------------------------------------------------------------------------- what does not fit
 
 
 def test_what_does_not_fit_changes_nothing(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_what_does_not_fit_changes_nothing(tmp_path: Path) -> None:
             assert bits(store) == before
 
 
-# ----------------------------------------------------------------------------------------------- errors, death
+# --------------------------------------------------------------------------------------- errors, death
 
 
 def test_a_full_disk_is_told_at_the_next_call(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_a_full_disk_is_told_at_the_next_call(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
         try:
             manager.save(store, 2)
-            with pytest.raises(kv.StateFileError, match="cannot be written.*free space") as caught:
+            with pytest.raises(kv.StateFileError, match=r"cannot be written.*free space") as caught:
                 manager.wait()
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -357,8 +357,7 @@ def test_a_job_that_is_killed_again_and_again_ends_with_the_same_bits(tmp_path: 
     undisturbed = weights_of(run_job(tmp_path, "undisturbed", kind))
     assert len(undisturbed) == 1
     folder = tmp_path / "killed"
-    reached = 0
-    for _ in range(3):
+    for reached in range(3):
         job = run_job(tmp_path, "killed", kind)
         deadline = pace.deadline(60)
         while not any(folder.glob(f"step-000000[{reached + 1}-6]?.safetensors")):  # of the next ten steps
@@ -366,5 +365,4 @@ def test_a_job_that_is_killed_again_and_again_ends_with_the_same_bits(tmp_path: 
             assert time.monotonic() < deadline
         job.kill()
         job.communicate(timeout=pace.seconds(30))
-        reached += 1
     assert weights_of(run_job(tmp_path, "killed", kind)) == undisturbed
