@@ -366,3 +366,64 @@ def test_a_job_that_is_killed_again_and_again_ends_with_the_same_bits(tmp_path: 
         job.kill()
         job.communicate(timeout=pace.seconds(30))
     assert weights_of(run_job(tmp_path, "killed", kind)) == undisturbed
+
+
+TOGETHER = """
+import os, sys
+import numpy as np
+import kvstore as kv
+
+kind, hierarchy = sys.argv[1:]
+def store(size):
+    made = kv.create(kind, hierarchy=hierarchy)
+    made.init("w", np.zeros(size, np.float32))
+    return made
+rates = kv.lr_scheduler.FactorScheduler(step=2, factor=0.5, base_lr=1.0)
+out = np.zeros(4, np.float32)
+def push(store):
+    if "async" not in kind or store.rank == 1:  # where each push counts by itself, who has not loaded pushes
+        store.push("w", np.full(4, store.rank, np.float32))
+    store.barrier()
+    store.pull("w", out=out)
+    store.barrier()  # the next push of the other is not in it
+    return out.tolist()
+
+with store(4) as one, kv.CheckpointManager(f"folder-{os.environ['KVSTORE_RANK']}") as manager:
+    assert manager.restore(one) is None
+    one.set_optimizer(kv.optimizer.SGD(learning_rate=1.0, lr_scheduler=rates))
+    for _ in range(5):
+        push(one)
+    manager.save(one, 5, {"rank": one.rank}, {"a": np.full((2, 3), one.rank + 7), "none": np.zeros((0, 2))})
+    manager.wait()
+    one.barrier()
+    expected = push(one), push(one), push(one)
+    assert manager.steps() == ([5] if one.rank == 0 else [])
+with store(4) as two:
+    found = manager.restore(two)
+    assert (found.step, found.extra) == (5, {"rank": 0})
+    assert found.arrays["a"].tolist() == [[7] * 3] * 2 and found.arrays["none"].shape == (0, 2)
+    two.barrier()
+    assert (push(two), push(two), push(two)) == expected
+with store(5) as three:
+    try:
+        manager.restore(three)
+    except kv.StateFileError as error:
+        assert "key 'w'" in str(error)
+        three.barrier()
+        os.write(1, b"refused\\n")
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "hierarchy"),
+    [("shared", "flat"), ("dist_sync", "flat"), ("dist_sync", "host"), ("dist_async", "flat")],
+)
+def test_all_workers_get_what_worker_0_finds(tmp_path: Path, kind: str, hierarchy: str) -> None:
+    (tmp_path / "train.py").write_text(TOGETHER)
+    servers = ["-s", "1"] if kind.startswith("dist") else []
+    command = [sys.executable, "-m", "kvstore", "run", "-n", "2", *servers, "train.py", kind, hierarchy]
+    done = subprocess.run(
+        command, cwd=tmp_path, text=True, capture_output=True, timeout=pace.seconds(60), check=False
+    )
+    assert done.stdout.count("refused") == 2, done.stderr
+    assert done.returncode == 0, done.stderr
