@@ -99,8 +99,8 @@ def _replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     beside = target.with_name(f".{name}.{os.urandom(6).hex()}.tmp")
     mode = _mode_of(target)
     try:
-        beside.touch(exist_ok=False)
-        mode = beside.stat().st_mode if mode is None else mode
+        usual = _create(beside)
+        mode = usual if mode is None else mode
         yield beside
         beside.chmod(stat.S_IMODE(mode))
         _sync(beside, os.O_RDWR)
@@ -108,6 +108,15 @@ def _replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     finally:
         beside.unlink(missing_ok=True)
     _sync(target.parent, os.O_RDONLY)
+
+
+def _create(path: Path) -> int:
+    """Make a new file; return its mode, which is asked of the open file: the name may be gone already."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        return os.fstat(descriptor).st_mode
+    finally:
+        os.close(descriptor)
 
 
 def checksum(text: str, tensors: Mapping[str, npt.NDArray[Any]]) -> str:

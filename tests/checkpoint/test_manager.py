@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 import kvstore as kv
+from kvstore.checkpoint import file
 
 
 def trained(steps: int = 2, rule: str | None = "adam") -> kv.KVStore:
@@ -294,6 +295,27 @@ def test_a_writer_that_is_killed_leaves_what_the_next_removes_but_not_before(tmp
     manager = kv.CheckpointManager(tmp_path)
     assert sorted(os.listdir(tmp_path)) == [".theirs.tmp", "step-00000001.safetensors"]
     assert manager.latest == 1
+
+
+@pytest.mark.parametrize("at", ["os.fstat", "os.open"])
+def test_a_file_that_is_taken_for_abandoned_before_its_lock_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    original = getattr(os, at.removeprefix("os."))
+    begun: list[str] = []
+    removed: list[bool] = []
+
+    def interrupted(*arguments: Any) -> Any:
+        result = original(*arguments)
+        if not begun and (unfinished := list(tmp_path.glob(".*.tmp"))):
+            begun.append(at)
+            removed.append(file.remove_if_abandoned(unfinished[0]))
+        return result
+
+    monkeypatch.setattr(at, interrupted)
+    manager = saved(tmp_path, 1)
+    assert removed == [True]
+    assert (os.listdir(tmp_path), manager.latest) == (["step-00000001.safetensors"], 1)
 
 
 def test_two_managers_in_one_folder(tmp_path: Path) -> None:
