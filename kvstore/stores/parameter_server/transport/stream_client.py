@@ -31,7 +31,9 @@ from .streams import (
 log = logging.getLogger("kvstore.ps")
 
 _AGAIN, _AGAIN_MOST = 0.05, 1.0  # seconds between two attempts to connect
-_MISTRUST = 30.0  # and after an encrypted stream that lasted no longer: somebody may alter what goes over it
+# And after an encrypted stream that lasted no longer: somebody may alter what goes over it. What an altered
+# stream loses is missed until it is sent again, so each attempt that ends so doubles the pause.
+_MISTRUST, _MISTRUST_MOST = 30.0, 3600.0
 
 
 class StreamClient:
@@ -55,6 +57,7 @@ class StreamClient:
         self._sender, self._poller = sender, poller
         self._connecting: socket.socket | None = None
         self._attempted, self._pause = -math.inf, _AGAIN
+        self._mistrusts = 0  # streams one after the other that did not last
         self._stream: Stream | None = None
         self._counters: Counters | None = None
 
@@ -114,8 +117,16 @@ class StreamClient:
             self._stream = None
             log.debug("stream closed")
             if self._cipher is not None:
-                now = time.monotonic()
-                self._attempted, self._pause = now, _AGAIN if now - self._opened > _MISTRUST else _MISTRUST
+                self._choose_pause(time.monotonic())
+
+    def _choose_pause(self, now: float) -> None:
+        """Choose how long an encrypted stream that has ended is not tried again."""
+        self._attempted = now
+        if now - self._opened > _MISTRUST:
+            self._pause, self._mistrusts = _AGAIN, 0
+        else:
+            self._pause = min(2**self._mistrusts * _MISTRUST, _MISTRUST_MOST)
+            self._mistrusts += 1
 
     def _give_up(self) -> None:
         """Close the connection that is no stream yet."""

@@ -247,6 +247,27 @@ def test_what_was_altered_is_noticed_and_no_stream_is_tried_for_some_time(
     job.until(lambda: b"again" in job.came)
 
 
+def test_whoever_is_altered_again_and_again_is_tried_ever_more_seldom(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "_refusals", streams.Refusals())
+    client, between = job.through(flip(True, ENCRYPTED_HELLO_BYTES + PROOF_BYTES + 30))
+    pauses = []
+    for _ in range(9):
+        job.until(lambda: client.send([bytes(100)]))
+        job.until(lambda: client.receive() or client._stream is None)
+        pauses.append(client._pause)
+        client._attempted -= client._pause
+    assert pauses == [30.0 * 2**n for n in range(7)] + [3600.0, 3600.0]
+    monkeypatch.setattr(between, "_alter", lambda up, at, data: data)
+    job.until(lambda: client.send([b"again"]))
+    job.until(lambda: b"again" in job.came)
+    client._opened -= 31
+    client._drop()
+    assert client._pause < 1
+    job.until(lambda: client.send([b"and again"]))
+
+
 def test_what_is_said_again_opens_no_stream_and_cuts_none(job: Job) -> None:
     client, between = job.through()
     job.until(lambda: client.send([b"one"]))
