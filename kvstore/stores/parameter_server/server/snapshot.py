@@ -68,7 +68,7 @@ class Folder:
             manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
         except FileNotFoundError:
             raise StateFileError(f"{path} is missing, so there is no snapshot in this folder") from None
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise StateFileError(f"{path} is damaged or no manifest of a server: {error}") from error
         if (manifest.format, manifest.version) != (FORMAT, VERSION):
             raise StateFileError(

@@ -387,6 +387,13 @@ def test_a_foreign_manifest(folder: Path, change: dict[str, Any]) -> None:
         StoreShard.restore(folder)
 
 
+def test_a_manifest_with_a_name_that_is_no_text(folder: Path) -> None:
+    path = folder / "manifest.json"
+    path.write_bytes(path.read_bytes().replace(b".safetensors", b"\xce.safetensors"))
+    with pytest.raises(kv.StateFileError, match="damaged"):
+        StoreShard.restore(folder)
+
+
 @pytest.mark.parametrize("step", ["write", "replace"])
 def test_a_server_that_is_killed_while_it_writes(tmp_path: Path, step: str) -> None:
     shards = StoreShards(1)

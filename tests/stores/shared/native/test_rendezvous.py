@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import threading
@@ -93,6 +94,28 @@ def test_nobody_can_pull_the_memory_away(rendezvous: Any) -> None:
         os.ftruncate(region, 4096)
     with pytest.raises(PermissionError):
         fcntl.fcntl(region, 1033, 4)  # F_ADD_SEALS: no seal can be added that would stop growth
+    os.close(region)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+def test_another_user_cannot_open_the_memory(rendezvous: Any) -> None:
+    """By no name in /proc: not the descriptor, not the list of descriptors, not the process's memory."""
+    one = rendezvous()
+    region, owner = one.create(), os.getpid()
+    one.listen()
+    assert os.readlink(f"/proc/{owner}/fd/{region}").startswith(f"/memfd:kvstore-{one.name}")
+    child = os.fork()
+    if child == 0:
+        reached = 0
+        os.setuid(65534)
+        for name in (f"fd/{region}", "mem", "environ", "fd"):
+            with contextlib.suppress(PermissionError):
+                os.listdir(f"/proc/{owner}/fd") if name == "fd" else os.open(
+                    f"/proc/{owner}/{name}", os.O_RDONLY
+                )
+                reached += 1
+        os._exit(reached)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     os.close(region)
 
 
