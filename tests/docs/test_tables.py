@@ -149,3 +149,12 @@ def test_every_variable_that_is_read_is_documented() -> None:
     pages = (STORES, FROM_MXNET, SETTINGS, *ROOT.glob("docs/how-to/*.md"))
     documented = "".join(page.read_text() for page in pages)
     assert {name for name in variables if f"`{name}`" not in documented} == set()
+
+
+def test_the_tests_that_the_page_of_security_names_are_there() -> None:
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", (ROOT / "SECURITY.md").read_text())
+    short = ROOT / "tests/stores/parameter_server"
+    assert len(named) > 20
+    for file, name in named:
+        path = (short if file.startswith("transport/") else ROOT) / file
+        assert f"def {name}(" in path.read_text(), f"{file}::{name}"
