@@ -1,7 +1,7 @@
 /* Instruction-set levels: how one text becomes code for x86-64, x86-64-v3 (AVX2) and x86-64-v4 (AVX-512).
  *
  * level.h is included once per level between KV_TARGET_BEGIN and KV_TARGET_END. On other processors there is
- * one level, the compiler's own default.
+ * one level, the compiler's own default; so there is with KV_ONE_LEVEL, for analysis.
  */
 #ifndef KV_ISA_H
 #define KV_ISA_H

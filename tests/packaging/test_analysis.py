@@ -16,8 +16,6 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / ".ci" / "analyze.py"
 ANALYSIS = runpy.run_path(str(SCRIPT))
 
-pytestmark = pytest.mark.skipif(not SCRIPT.exists(), reason="an sdist has no .ci")
-
 
 def usable() -> list[str]:
     return [compiler for compiler in ("clang", "gcc") if ANALYSIS["usable"](compiler)]
