@@ -1,0 +1,123 @@
+"""Histories of a store that keeps its promises have no violations."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from histories.checker import violations
+from histories.story import Story
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+def in_rounds(draw: random.Random, keeps: str, fault: str, on_peer_loss: str) -> Story:
+    """Run workers in random order: each pushes at most two rounds ahead, and reads when its round is complete."""
+    workers, last = draw.choice((2, 3, 4)), draw.randint(1, 8)
+    story = Story(workers, keeps=keeps, on_peer_loss=on_peer_loss)
+    pushed, joined, lost = Counter[int](), set[int](), set[int]()
+    victim = workers - 1 if fault else -1
+
+    def complete() -> int:
+        there = [pushed[one] for one in range(workers) if one not in joined | lost]
+        return min(there or [max(pushed.values())])
+
+    def value(round_: int) -> dict[int, int]:
+        there = {slot: min(number, round_) for slot, number in pushed.items() if number}
+        gone = {slot for slot, number in there.items() if number < round_}
+        return {slot: n for slot, n in there.items() if keeps == "all" or slot not in gone} if round_ else {}
+
+    while active := [one for one in range(workers) if pushed[one] < last and one not in joined | lost]:
+        slot = draw.choice(active)
+        if pushed[slot] < complete() + 2:
+            pushed[slot] += 1
+            story.push(slot)
+        if pushed[slot] == complete():
+            story.pull(slot, value(pushed[slot]), value(pushed[slot]))
+        if draw.random() < 0.05 and len(active) > 1 and slot != victim:
+            story.call(slot, "join")
+            joined.add(slot)
+        if victim not in lost and victim >= 0 and pushed[victim] == complete() and draw.random() < 0.2:
+            story.fault(fault, victim)
+            lost.add(victim)
+            if on_peer_loss == "raise":
+                break
+        if joined and draw.random() < 0.3:
+            story.pull(draw.choice(sorted(joined)), value(complete()))
+    if lost and on_peer_loss == "raise":
+        ends = min(pushed[one] for one in range(workers) if one not in joined)
+        for slot in range(workers - 1):
+            story.fails(slot)
+        for slot in range(workers - 1):
+            story.pull(slot, value(ends))
+            story.call(slot, "close")
+    return story
+
+
+@pytest.mark.parametrize("on_peer_loss", ["raise", "continue"])
+@pytest.mark.parametrize("fault", ["", "killed", "stopped"])
+@pytest.mark.parametrize("keeps", ["all", "last"])
+@given(seed=st.integers(0, 1 << 40))
+def test_rounds(keeps: str, fault: str, on_peer_loss: str, seed: int) -> None:
+    story = in_rounds(random.Random(seed), keeps, fault, on_peer_loss)
+    assert violations(story.history()) == []
+
+
+def without_rounds(draw: random.Random, keeps: str, kind: str) -> Story:
+    """Let calls overlap: each takes effect at an instant of its own, and those of a process one after the other."""
+    story = Story(3, keeps=keeps, kind=kind)
+    calls: list[tuple[float, float, float, int, str]] = []
+    for slot in range(3):
+        now = 0.0
+        for _ in range(draw.randint(1, 10)):
+            start = now + draw.random()
+            effect = start + draw.random()
+            now = effect + draw.random()
+            calls.append((effect, start, now, slot, draw.choice(["push", "pull"])))
+    numbers, there = Counter[int](), dict[int, int]()
+    for _, start, end, slot, verb in sorted(calls):
+        if verb == "push":
+            numbers[slot] += 1
+            there = {**there, slot: numbers[slot]} if keeps == "all" else {slot: numbers[slot]}
+            story.push(slot, start=start, end=end)
+        else:
+            story.pull(slot, there, there, start=start, end=end)
+    return story
+
+
+@pytest.mark.parametrize("kind", ["local", "async"])
+@pytest.mark.parametrize("keeps", ["all", "last"])
+@given(seed=st.integers(0, 1 << 40))
+def test_orders(keeps: str, kind: str, seed: int) -> None:
+    assert violations(without_rounds(random.Random(seed), keeps, kind).history()) == []
+
+
+@given(seed=st.integers(0, 1 << 40))
+def test_a_process_that_came_back(seed: int) -> None:
+    """It begins after some round, with numbers of its own."""
+    draw = random.Random(seed)
+    story = Story(2, on_peer_loss="continue")
+    alone, before, after = draw.randint(0, 3), draw.randint(0, 3), draw.randint(1, 3)
+    for _ in range(before):
+        story.everybody()
+    story.fault("killed", 1)
+    for _ in range(alone):
+        story.push(0)
+    for at in range(1, after + 1):
+        story.push(0)
+        story.push(3)
+        for slot in (0, 3):
+            story.pull(slot, {0: before + alone + at, 1: before, 3: at})
+    assert violations(story.history()) == []
+
+
+def test_what_came_after_the_snapshot_of_a_server_may_be_lost() -> None:
+    story = Story(2, forgotten=((2.0, 9.0),))
+    story.fault("killed", 0, role="server")
+    story.push(0)
+    story.pull(0, {0: 1})
+    story.push(0)
+    story.pull(0, {0: 2}, end=4.0)
+    story.pull(0, {0: 1}, start=20.0)
+    assert violations(story.history()) == []

@@ -1,0 +1,7 @@
+"""Histories of jobs: what each process called and read, recorded, and checked against a model of the store."""
+
+from .events import Event, Fault, History, Push, Read
+from .numbers import Numbers
+from .recorder import RecordedStore, events_in
+
+__all__ = ["Event", "Fault", "History", "Numbers", "Push", "Read", "RecordedStore", "events_in"]

@@ -1,0 +1,118 @@
+"""What follows from a history before anything is judged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from typing import NamedTuple
+
+from ..events import Contents, Event, Fault, History, Key, Push
+
+LOSS = ("PeerLostError", "FencedError")
+
+
+class Seen(NamedTuple):
+    """One cell of a key in one read."""
+
+    event: Event
+    key: Key
+    cell: int
+    contents: tuple[Push, ...]
+
+
+class Facts:
+    """A history, by process and by key."""
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self.events = sorted(history.events, key=lambda one: one.called)
+        self.slots = sorted({one.slot for one in self.events})
+        self.keys = list(dict.fromkeys(key for one in self.events for key in one.keys))
+
+    @cached_property
+    def by_slot(self) -> dict[int, list[Event]]:
+        """Events of each process, in the order of its calls."""
+        return {slot: [one for one in self.events if one.slot == slot] for slot in self.slots}
+
+    @cached_property
+    def pushes(self) -> dict[Key, dict[Push, Event]]:
+        """The call of each push into each key."""
+        found: dict[Key, dict[Push, Event]] = {key: {} for key in self.keys}
+        for one in self.events:
+            for key, number in one.pushed.items():
+                found[key][Push(one.slot, number)] = one
+        return found
+
+    def reads(self, key: Key) -> Iterator[tuple[Event, Contents]]:
+        """All pieces of all reads of a key."""
+        for one in self.events:
+            if key in one.read:
+                for _, contents in one.read[key].pieces:
+                    yield one, contents
+
+    def cells(self, key: Key) -> list[int]:
+        """First cells of the pieces that a key ever was torn into."""
+        return sorted({at for one in self.events if key in one.read for at, _ in one.read[key].pieces})
+
+    def seen(self, key: Key, cell: int) -> list[Seen]:
+        """Return all reads of a cell, in the order of their calls."""
+        found = [(one, one.read[key].at(cell)) for one in self.events if key in one.read]
+        return [Seen(one, key, cell, contents) for one, contents in found if contents is not None]
+
+    @cached_property
+    def faults(self) -> dict[int, list[Fault]]:
+        """What happened to each worker."""
+        found: dict[int, list[Fault]] = {}
+        for one in self.history.faults:
+            if one.role == "worker":
+                found.setdefault(one.slot, []).append(one)
+        return found
+
+    @cached_property
+    def told(self) -> dict[int, float]:
+        """When each process first was told of a loss, that of its own included."""
+        found: dict[int, float] = {}
+        for one in self.events:
+            if one.error in LOSS:
+                found[one.slot] = min(found.get(one.slot, math.inf), one.returned)
+        return found
+
+    @cached_property
+    def released(self) -> dict[int, float]:
+        """Who has joined or left on its own: from the call on, no round waits for it."""
+        found: dict[int, float] = {}
+        for one in self.events:
+            if one.verb in ("join", "close") and one.called < self.told.get(one.slot, math.inf):
+                found.setdefault(one.slot, one.called)
+        return found
+
+    @cached_property
+    def hurt(self) -> dict[int, float]:
+        """When each process that is lost was alive and well for the last time."""
+        found = {
+            slot: min(fault.start for fault in faults if fault.kind != "paused")
+            for slot, faults in self.faults.items()
+            if any(fault.kind != "paused" for fault in faults)
+        }
+        return found
+
+    def settled(self, push: Push, key: Key) -> float:
+        """When it was known to its process that a push has taken effect."""
+        call = self.pushes[key][push]
+        if self.history.kind == "local":
+            return call.returned if call.good else math.inf
+        waits = (
+            one.returned
+            for one in self.by_slot[push.slot]
+            if one.called >= call.called and one.good and self._waits(one, key)
+        )
+        return min(waits, default=math.inf)
+
+    def _waits(self, event: Event, key: Key) -> bool:
+        return event.verb in ("pull", "pushpull") and key in event.read
+
+
+def named(slots: Iterable[int]) -> str:
+    """Write who."""
+    return ", ".join(f"process {slot}" for slot in slots)

@@ -1,0 +1,80 @@
+"""What a history consists of: calls with their times and outcomes, and what happened to processes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+from typing import NamedTuple
+
+Key = Hashable
+
+
+class Push(NamedTuple):
+    """The n-th push of a process into a key."""
+
+    slot: int
+    number: int
+
+
+#: What a value tells: the pushes in it, each as often as it is in it. None: no such value can come of pushes.
+Contents = tuple[Push, ...] | None
+
+
+class Read(NamedTuple):
+    """One key as it was read: from which cell on it has which contents. More than one piece: it is torn."""
+
+    pieces: tuple[tuple[int, Contents], ...]
+
+    def at(self, cell: int) -> Contents:
+        """Contents of a cell."""
+        return [contents for start, contents in self.pieces if start <= cell][-1]
+
+
+class Event(NamedTuple):
+    """One call of a process."""
+
+    slot: int  # rank + workers * incarnation; a thread of `local` has one of its own
+    verb: str
+    keys: tuple[Key, ...] = ()
+    called: float = 0.0
+    returned: float = math.inf  # never
+    error: str = ""  # class of the exception
+    text: str = ""
+    pushed: Mapping[Key, int] = {}  # number of the push into each key
+    read: Mapping[Key, Read] = {}
+    bad: bool = False  # pushed so that the update must fail
+
+    @property
+    def good(self) -> bool:
+        """Whether it has returned, and not by an error."""
+        return self.returned < math.inf and not self.error
+
+
+class Fault(NamedTuple):
+    """What was done to a process: killed; stopped, for longer than it takes to be lost; or paused, shorter."""
+
+    kind: str  # killed, stopped, paused
+    role: str = "worker"
+    slot: int = 0
+    start: float = 0.0
+    end: float = math.inf
+
+
+class History(NamedTuple):
+    """All of a job that a checker needs."""
+
+    events: tuple[Event, ...]
+    workers: int
+    kind: str = "sync"  # sync; async; local: as async, and a push has taken effect when it returns
+    keeps: str = "all"  # pushes in a value: all, where an optimizer adds them up; last, where they replace it
+    on_peer_loss: str = "raise"
+    faults: tuple[Fault, ...] = ()
+    #: (saved, crashed) of servers that came back from a snapshot: what was acknowledged between is lost.
+    forgotten: tuple[tuple[float, float], ...] = ()
+
+
+class Violation(NamedTuple):
+    """One broken promise."""
+
+    kind: str
+    text: str
