@@ -96,7 +96,7 @@ def a_push_counts_whose_worker_others_know_as_lost(story: Story) -> None:
 @broken("failed push")
 def a_bad_gradient_is_applied(story: Story) -> None:
     story.push(0)
-    story.push(1, bad=True)
+    story.push(1, bad=frozenset({("w", 0)}))
     story.pull(0, {0: 1, 1: 1})
 
 

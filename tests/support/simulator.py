@@ -15,6 +15,8 @@ the list of rounds that made it, so that every check is exact:
 * a barrier opens when all members that are there have arrived; epochs only grow;
 * a key is read as of one round, by who rests beside the rounds of others and after a loss, or its rounds are
   named;
+* what all workers have read is explained by a model of the store, which knows nothing of the machines: see
+  `histories.checker`;
 * every call ends, within bounded time after the last fault, and only with errors that the faults explain.
 """
 
@@ -27,6 +29,8 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Any, NamedTuple
 
 import msgspec
+from histories.checker import violations
+from histories.simulated import SimulatedCalls
 
 from kvstore.stores.parameter_server.protocol import events as e
 from kvstore.stores.parameter_server.protocol import messages as m
@@ -505,6 +509,8 @@ class Store:
         self.pushed = PushCalls()
         self.shrunk: set[int] = set()  # workers without which rounds go on, as this one was told
         self.rounds: dict[Hashable, dict[int, int]] = {}  # of values that came, by operation and part
+        self.recorded: dict[Hashable, tuple[Hashable, bool]] = {}  # call of an operation; whether it ends it
+        self.known: set[Hashable] = set()  # operations that were started when a loss was known
         self.connections: dict[int, int] = {}
         self.addresses: dict[int, str] = {}
         rank = host.asked
@@ -543,6 +549,9 @@ class Store:
                 self._got(action)
             elif kind is e.Done:
                 self.busy.pop(action.op, None)
+                call, ends = self.recorded.get(action.op, (None, False))
+                if ends or action.error is not None:
+                    self.job.recorded.returned(self, call, action.error, self.job.now)
                 self.calls.pop(action.op)(action)
             elif kind is e.Connect:
                 self.connections[action.server] = action.incarnation
@@ -619,17 +628,43 @@ class Store:
         parts = [self._part(kind, one) for key in keys for one in self.entries[key].slices]
         if kind in (m.Kind.PUSH, m.Kind.PUSHPULL):
             self.pushed.note({key: len(self.sent[self.entries[key].slices[0].id]) for key in keys})
-        self.send_parts(keys, parts, then)
+        verb = kind.name.lower() if kind in (m.Kind.PUSH, m.Kind.PUSHPULL, m.Kind.PULL) else ""
+        self.send_parts(keys, parts, then, verb)
 
     def send_parts(
-        self, keys: tuple[str, ...], parts: list[e.SliceRequest], then: Callable[[e.Done], None]
+        self,
+        keys: tuple[str, ...],
+        parts: list[e.SliceRequest],
+        then: Callable[[e.Done], None],
+        verb: str = "",
+        of: Hashable = None,
     ) -> int:
-        """Ask the servers."""
+        """Ask the servers, in a call of its own, or as a part of one that ends later."""
         name = self._name(keys, then)
         self.parts[name] = parts
         self.rounds[name] = {}
+        if self.error is not None:
+            self.known.add(name)
+        if verb:
+            self._record(name, verb, parts)
+            self.recorded[name] = (name, True)
+        elif of is not None:
+            self.recorded[name] = (of, False)
         self.take(e.Submit(name, parts, self.job.rng.randint(-1, 1)))
         return name
+
+    def _record(self, name: Hashable, verb: str, parts: list[e.SliceRequest]) -> None:
+        places = self.places
+        keys = tuple(dict.fromkeys(places[part.record.slice][0] for part in parts))
+        pushes = [part.payload for part in parts if isinstance(part.payload, Payload)]
+        pushed = {places[one.slice][0]: one.number for one in pushes}
+        bad = frozenset(places[one.slice] for one in pushes if one.bad)
+        self.job.recorded.called(self, name, verb, keys, pushed, bad)
+
+    @property
+    def places(self) -> dict[int, tuple[str, int]]:
+        """Key of each slice, and which of its slices it is."""
+        return {one.id: (key, at) for key, entry in self.entries.items() for at, one in enumerate(entry.slices)}
 
     def _part(self, kind: m.Kind, one: m.Slice) -> e.SliceRequest:
         if kind not in (m.Kind.PUSH, m.Kind.PUSHPULL):
@@ -705,16 +740,25 @@ class Store:
     # ------------------------------------------------------------------------------ reads of one round
 
     def _read_together(
-        self, keys: tuple[str, ...], parts: list[e.SliceRequest], rounds: dict[int, int], end: float
+        self,
+        keys: tuple[str, ...],
+        parts: list[e.SliceRequest],
+        rounds: dict[int, int],
+        end: float,
+        call: Hashable = None,
     ) -> None:
         """Read, and read again what is behind, while others go on."""
-        name = self.send_parts(keys, parts, lambda done: self._came(keys, parts, rounds, end, done))
+        if call is None:
+            call = ("read", self.names)
+            self._record(call, "pull", parts)
+        name = self.send_parts(keys, parts, lambda done: self._came(keys, parts, rounds, end, done), of=call)
         self.job.at(end, self._give_up, name)
 
     def _give_up(self, name: int) -> None:
         """Name the rounds, and go on: who should have pushed the rest is gone."""
         if name in self.busy and self.host.alive:
             self.job.named += 1
+            self.job.recorded.dropped(self, self.recorded[name][0])
             self.calls[name] = lambda done: None
             del self.busy[name]
             self.go()
@@ -738,8 +782,9 @@ class Store:
             late = [self._part(m.Kind.PULL, slices[at]) for at in behind(there)]
             again += [one._replace(record=one.record._replace(round=max(there))) for one in late]
         if again:
-            self._read_together(keys, again, rounds, end)
+            self._read_together(keys, again, rounds, end, self.recorded[done.op][0])
             return
+        self.job.recorded.returned(self, self.recorded[done.op][0], None, self.job.now)
         self._check_one_round(keys, rounds)
         self.go()
 
@@ -786,7 +831,7 @@ class Store:
                     part = part._replace(record=part.record._replace(round=whole, flags=m.OF_ROUND))
                 parts.append(part)
                 wanted[one.id] = whole
-        self.send_parts(("*",), parts, lambda done: self._known(keys, wanted, done))
+        self.send_parts(("*",), parts, lambda done: self._known(keys, wanted, done), "pull")
 
     def _known(self, keys: tuple[str, ...], wanted: dict[int, int], done: e.Done) -> None:
         if done.error is None:
@@ -798,6 +843,8 @@ class Store:
                     told = f"{self} read round {there} of {key}, not {wanted.get(one.id)}"
                     self.job.check(there == wanted.get(one.id), told)
             self.job.reread += 1
+        else:
+            self.job.recorded.dropped(self, done.op)
         self._close()
 
     def _pushpull(self, keys: tuple[str, ...]) -> None:
@@ -805,6 +852,7 @@ class Store:
 
     def _join(self) -> None:
         self.resting = True
+        self._record_word("join")
         self.ask(m.JoinRounds(0, 0))
 
     def _pause(self) -> None:
@@ -842,7 +890,12 @@ class Store:
             self.busy["linger"] = ("*",)
             self.job.at(self.job.now + 0.3, self._linger)
 
+    def _record_word(self, verb: str, failure: m.Failure | None = None) -> None:
+        self.job.recorded.called(self, verb, verb, (), {}, frozenset())
+        self.job.recorded.returned(self, verb, failure, self.job.now)
+
     def _close(self) -> None:
+        self._record_word("close")
         self.ask(m.Leave(0), self._closed)
 
     def _closed(self, done: e.Done) -> None:
@@ -858,6 +911,8 @@ class Store:
             return
         if self.error is None:
             self.error = failure
+            if self.number >= 0:
+                self._record_word("told", failure)
             self.job.errors.append((self, failure))
         if not self.over:
             self.over = True
@@ -926,10 +981,15 @@ class Store:
             return
         part = self.parts[action.op][action.index]
         self.rounds[action.op][action.index] = action.record.round
-        if self.job.plan.shared and self.job.rng.random() < 0.1:
-            return
         value = action.frames[action.record.frame]
         slice_ = part.record.slice
+        call = self.recorded[action.op][0]
+        if self.machine.member.broken and call not in self.known:
+            self.job.recorded.unread(self, call)
+        else:
+            self.job.recorded.came(self, call, *self.places[slice_], value)
+        if self.job.plan.shared and self.job.rng.random() < 0.1:
+            return
         sent = self.sent.get(slice_, [])
         mine = {one for one in value.payloads() if one[:2] == (self.host.rank, self.host.incarnation)}
         wanted = {one for one in sent if one not in self.job.failed}
@@ -1005,6 +1065,8 @@ class Job:
         self.plan = Plan(self.rng, faults)
         self.now = 0.0
         self.hosts: dict[str, Host] = {}
+        self.recorded = SimulatedCalls(self.plan.workers)
+        self.happened: list[tuple[str, Host, float, float]] = []
         self.errors: list[tuple[Store, m.Failure]] = []
         self.bases: dict[Any, int] = {}
         self.applied: dict[Payload, float] = {}
@@ -1181,6 +1243,7 @@ class Job:
         self.last_fault = self.now
         worker.die()
         worker.killed = True
+        self.happened.append(("killed", worker, self.now, math.inf))
         if self.plan.faults.return_worker:
             delay = self.rng.choice((0.1, DEAD + 1.0))
             self.last_fault = self.now + delay
@@ -1218,6 +1281,7 @@ class Job:
             return
         self.last_fault = self.now
         server.die()
+        self.happened.append(("killed", server, self.now, math.inf))
         if self.plan.faults.return_server:
             self.restarted = True
             delay = self.rng.choice((0.1, 1.0, DEAD + 1.0))
@@ -1233,6 +1297,7 @@ class Job:
 
     def _kill_scheduler(self) -> None:
         self.scheduler.die()
+        self.happened.append(("killed", self.scheduler, self.now, math.inf))
 
     def _keep_busy(self, name: str) -> None:
         """Have a process take no step for some time, once all know where the echo is."""
@@ -1252,6 +1317,8 @@ class Job:
         self._cut.append((self.now, self.now + faults.cut, name))
         self.hosts[name].resumes = self.now + faults.stop
         self.last_fault = self.now + max(faults.cut, faults.stop)
+        kind = "stopped" if faults.losing else "paused"
+        self.happened.append((kind, self.hosts[name], self.now, self.last_fault))
 
     # ------------------------------------------------------------------------------------------------ the end
 
@@ -1279,6 +1346,12 @@ class Job:
                 raise Broken(f"at {self.now:.1f}: {self._waiting()}")
         self._check_errors()
         self._check_updates()
+        self._check_histories()
+
+    def _check_histories(self) -> None:
+        for history in self.recorded.histories(self):
+            found = violations(history)
+            self.check(not found, "; ".join(f"{one.kind}: {one.text}" for one in found[:3]))
 
     def _waiting(self) -> str:
         told = []

@@ -7,6 +7,7 @@ from collections.abc import Hashable, Mapping
 from typing import NamedTuple
 
 Key = Hashable
+ABANDONED = "Abandoned"  # the error of a call that its caller did not wait for any more
 
 
 class Push(NamedTuple):
@@ -42,7 +43,7 @@ class Event(NamedTuple):
     text: str = ""
     pushed: Mapping[Key, int] = {}  # number of the push into each key
     read: Mapping[Key, Read] = {}
-    bad: bool = False  # pushed so that the update must fail
+    bad: frozenset[tuple[Key, int]] = frozenset()  # cells that were pushed so that the update must fail
 
     @property
     def good(self) -> bool:
@@ -71,6 +72,8 @@ class History(NamedTuple):
     faults: tuple[Fault, ...] = ()
     #: (saved, crashed) of servers that came back from a snapshot: what was acknowledged between is lost.
     forgotten: tuple[tuple[float, float], ...] = ()
+    #: Rounds after which those who came back begin, by process, key and cell, where that is known.
+    bases: Mapping[tuple[int, Key, int], int] = {}
 
 
 class Violation(NamedTuple):

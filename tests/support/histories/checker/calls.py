@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ..events import Event, History, Violation
+from ..events import ABANDONED, Event, History, Violation
 from .facts import Facts
 
 
@@ -28,6 +28,8 @@ def _of_one(facts: Facts, event: Event) -> Violation | None:
 def _explained(facts: Facts, event: Event) -> bool:
     before = [one for one in facts.history.faults if one.start <= event.returned and one.kind != "paused"]
     own = [one for one in before if one.role == "worker" and one.slot == event.slot]
+    if event.error == ABANDONED:
+        return bool(before)
     if event.error == "UpdaterError":
         return any(one.bad for one in facts.events)
     if event.error == "FencedError":

@@ -15,21 +15,21 @@ def check(history: History) -> list[Violation]:
     facts = Facts(history)
     found: list[Violation] = []
     for key in facts.keys:
-        for event, contents in facts.reads(key):
+        for event, cell, contents in facts.reads(key):
             where = f"process {event.slot} read key {key!r} at {event.returned:.4f}"
             if contents is None:
                 found.append(Violation("garbage", f"{where}: it is no sum of pushes"))
             else:
-                found += _of_one(facts, event, key, contents, where)
+                found += _of_one(facts, event, (key, cell), contents, where)
     return list(dict.fromkeys(found))
 
 
 def _of_one(
-    facts: Facts, event: Event, key: Key, contents: tuple[Push, ...], where: str
+    facts: Facts, event: Event, place: tuple[Key, int], contents: tuple[Push, ...], where: str
 ) -> Iterator[Violation]:
     for push, times in Counter(contents).items():
         what = f"{where}: push {push.number} of process {push.slot}"
-        call = facts.pushes[key].get(push)
+        call = facts.pushes[place[0]].get(push)
         if call is None:
             yield Violation("unknown push", f"{what} is in it, and was never called")
             continue
@@ -37,7 +37,7 @@ def _of_one(
             yield Violation("twice", f"{what} is in it {times} times")
         if call.called > event.returned:
             yield Violation("early", f"{what} is in it, and was called at {call.called:.4f}")
-        if call.bad:
+        if place in call.bad:
             yield Violation("failed push", f"{what} is in it, and must have failed")
         if call.called > _fenced(facts, push.slot) and not call.good:
             yield Violation("fenced", f"{what} is in it, and was fenced")

@@ -44,12 +44,12 @@ class Facts:
                 found[key][Push(one.slot, number)] = one
         return found
 
-    def reads(self, key: Key) -> Iterator[tuple[Event, Contents]]:
+    def reads(self, key: Key) -> Iterator[tuple[Event, int, Contents]]:
         """All pieces of all reads of a key."""
         for one in self.events:
             if key in one.read:
-                for _, contents in one.read[key].pieces:
-                    yield one, contents
+                for cell, contents in one.read[key].pieces:
+                    yield one, cell, contents
 
     def cells(self, key: Key) -> list[int]:
         """First cells of the pieces that a key ever was torn into."""
@@ -96,6 +96,14 @@ class Facts:
             if any(fault.kind != "paused" for fault in faults)
         }
         return found
+
+    @cached_property
+    def replaced(self) -> set[int]:
+        """Who was lost, or heard of it, before it did anything, where somebody else came later."""
+        workers = self.history.workers
+        active = {push.slot for pushes in self.pushes.values() for push in pushes}
+        came = any(slot >= workers for slot in self.slots)
+        return {slot for slot in range(workers) if came and slot not in active and slot in {*self.told, *self.hurt}}
 
     def settled(self, push: Push, key: Key) -> float:
         """When it was known to its process that a push has taken effect."""

@@ -10,6 +10,8 @@ from typing import NamedTuple
 from ..events import History, Key, Push, Violation
 from .facts import Facts, Seen
 
+Place = tuple[Key, int]  # a cell of a key
+
 
 def check(history: History) -> list[Violation]:
     """Check each cell of each key for itself."""
@@ -19,7 +21,7 @@ def check(history: History) -> list[Violation]:
         one
         for key in facts.keys
         for cell in facts.cells(key)
-        for one in of_cell(facts, key, facts.seen(key, cell))
+        for one in of_cell(facts, (key, cell), facts.seen(key, cell))
     ]
     return list(dict.fromkeys(found))
 
@@ -27,14 +29,13 @@ def check(history: History) -> list[Violation]:
 # ------------------------------------------------------------------------------------------ values add up
 
 
-def _of_all(facts: Facts, key: Key, seen: list[Seen]) -> Iterator[Violation]:
+def _of_all(facts: Facts, place: Place, seen: list[Seen]) -> Iterator[Violation]:
     """Values are sets of pushes, of which one holds the other; who was settled before stays."""
     sets = [(one, frozenset(one.contents)) for one in seen]
-    settled = {
-        push: facts.settled(push, key) for push in facts.pushes[key] if not facts.pushes[key][push].bad
-    }
+    calls = facts.pushes[place[0]]
+    settled = {push: facts.settled(push, place[0]) for push in calls if place not in calls[push].bad}
     for one, there in sets:
-        yield from _missing(facts, key, one, there, settled)
+        yield from _missing(facts, place, one, there, settled)
     for (first, some), (second, more) in pairwise(sorted(sets, key=lambda one: len(one[1]))):
         if not some <= more:
             yield Violation("not one order", f"{_told(first)}, and {_told(second)}: neither holds the other")
@@ -45,7 +46,7 @@ def _of_all(facts: Facts, key: Key, seen: list[Seen]) -> Iterator[Violation]:
 
 
 def _missing(
-    facts: Facts, key: Key, one: Seen, there: frozenset[Push], settled: dict[Push, float]
+    facts: Facts, place: Place, one: Seen, there: frozenset[Push], settled: dict[Push, float]
 ) -> Iterator[Violation]:
     last: dict[int, int] = {}
     for push in there:
@@ -53,17 +54,17 @@ def _missing(
     for push, when in settled.items():
         if push in there:
             continue
-        if when < one.event.called or _own(facts, key, push, one):
+        if when < one.event.called or _own(facts, push, one):
             yield Violation("lost push", f"{_told(one)} lacks {_who(push)}, settled at {when:.4f}")
         elif push.number < last.get(push.slot, 0):
             yield Violation("gap", f"{_told(one)} lacks {_who(push)}, and has a later one")
-        elif any(when < facts.pushes[key][other].called for other in there if when < math.inf):
+        elif any(when < facts.pushes[one.key][other].called for other in there if when < math.inf):
             yield Violation("gap", f"{_told(one)} lacks {_who(push)}, and has one that was called later")
 
 
-def _own(facts: Facts, key: Key, push: Push, one: Seen) -> bool:
+def _own(facts: Facts, push: Push, one: Seen) -> bool:
     """Whether a push was called before by the process that reads."""
-    call = facts.pushes[key][push]
+    call = facts.pushes[one.key][push]
     return push.slot == one.event.slot and not call.error and call.called <= one.event.called
 
 
@@ -95,43 +96,43 @@ class _Zone(NamedTuple):
     push: Push | None
 
 
-def _of_last(facts: Facts, key: Key, seen: list[Seen]) -> Iterator[Violation]:
+def _of_last(facts: Facts, place: Place, seen: list[Seen]) -> Iterator[Violation]:
     """Registers with distinct values: Gibbons and Korach, Testing shared memories (1997), section 3."""
     several = [one for one in seen if len(one.contents) > 1]
     for one in several:
         yield Violation("not one order", f"{_told(one)} has several pushes, where each replaces the value")
     for one in seen:
-        later = [p for p in facts.pushes[key] if one.contents[:1] < (p,) and _own(facts, key, p, one)]
+        later = [p for p in facts.pushes[place[0]] if one.contents[:1] < (p,) and _own(facts, p, one)]
         if later and one.contents and one.contents[0].slot == one.event.slot:
             yield Violation(
                 "not one order", f"{_told(one)} has {_who(one.contents[0])}, not {_who(later[-1])}"
             )
     if several:
         return
-    zones = list(_zones(facts, key, seen))
+    zones = list(_zones(facts, place, seen))
     held = sorted((zone for zone in zones if not zone.open), key=lambda zone: zone[:2])
     for first, second in pairwise(held):
         if second.start < first.stop:
             yield Violation(
-                "not one order", f"key {key!r}: {first.push} and {second.push} were there at the same time"
+                "not one order", f"key {place[0]!r}: {first.push} and {second.push} were there at the same time"
             )
     for zone in zones:
         around = (one for one in held if zone.open and one.start < zone.start and zone.stop < one.stop)
         for one in around:
             yield Violation(
-                "not one order", f"key {key!r}: {zone.push} came while {one.push} was there all the time"
+                "not one order", f"key {place[0]!r}: {zone.push} came while {one.push} was there all the time"
             )
 
 
-def _zones(facts: Facts, key: Key, seen: list[Seen]) -> Iterator[_Zone]:
+def _zones(facts: Facts, place: Place, seen: list[Seen]) -> Iterator[_Zone]:
     reads: dict[Push | None, list[tuple[float, float]]] = {None: []}
     for one in seen:
         value = one.contents[0] if one.contents else None
         reads.setdefault(value, []).append((one.event.called, one.event.returned))
     yield _zone(None, [(-2.0, -1.0), *reads.pop(None)])
     spans: dict[Push, list[tuple[float, float]]] = {}
-    for push, call in facts.pushes[key].items():
-        settled = facts.settled(push, key)
+    for push, call in facts.pushes[place[0]].items():
+        settled = facts.settled(push, place[0])
         if push in reads or settled < math.inf:
             spans[push] = [(call.called, settled), *reads.get(push, [])]
     for push in spans:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from ..events import History, Key, Push, Violation
@@ -27,6 +27,8 @@ def lost_in(facts: Facts) -> frozenset[int]:
 def _torn(facts: Facts, key: Key) -> Iterator[Violation]:
     """All cells are of one round; those who are lost may be in some cells of one round."""
     lost = lost_in(facts)
+    if any(one.bad for one in facts.events):
+        return  # rounds of one cell have failed
     for event in facts.events:
         if key not in event.read or len(event.read[key].pieces) == 1:
             continue
@@ -56,18 +58,17 @@ class CellRounds:
     """All reads of one cell of a key."""
 
     def __init__(self, facts: Facts, key: Key, cell: int) -> None:
-        self.facts, self.key = facts, key
+        self.facts, self.key, self.cell = facts, key, cell
         self.lost = lost_in(facts)
         self.seen = facts.seen(key, cell)
         self.bases = self._bases()
-        #: Rounds that a bad push has spoilt.
-        self.failed = {
-            push.number + self.bases.get(push.slot, 0) for push, call in facts.pushes[key].items() if call.bad
-        }
+        self.failed = self._failed()
         self.rounds = [self.round_of(one.contents) for one in self.seen]
 
     def check(self) -> Iterator[Violation]:
         """Return what is broken."""
+        if any(push.slot in self.lost for push in self._bad()):
+            return  # nobody can know whether it came to its round, and spoilt it
         values: dict[int, Seen] = {}
         for one, round_ in zip(self.seen, self.rounds, strict=True):
             yield from self._value(one, round_)
@@ -83,19 +84,36 @@ class CellRounds:
     # ------------------------------------------------------------------------------------- which round it is
 
     def _bases(self) -> dict[int, int]:
-        """Return the round before the first of each process: that of who came back follows from a read."""
-        workers = self.facts.history.workers
+        """Return the round before the first of each process: that of who came back follows from a read.
+
+        One that came back and is in no read at all is left out.
+        """
+        workers, key, cell = self.facts.history.workers, self.key, self.cell
         bases = dict.fromkeys(range(workers), 0)
-        for slot in (one for one in self.facts.slots if one >= workers):
-            there = [
-                (max(own), max(others) - max(own))
-                for one in self.seen
-                if (own := [push.number for push in one.contents if push.slot == slot])
-                and (others := [p.number + bases[p.slot] for p in one.contents if p.slot in bases])
-            ]
-            if there:
-                bases[slot] = max(0, min(there)[1])
+        there = {push.slot for one in self.seen for push in one.contents}
+        there |= {push.slot for push in self._bad() if (push.slot, key, cell) in self.facts.history.bases}
+        for slot in sorted(one for one in there if one >= workers):
+            known = self.facts.history.bases.get((slot, key, cell))
+            bases[slot] = self._inferred(slot, bases) if known is None else known
         return bases
+
+    def _inferred(self, slot: int, bases: Mapping[int, int]) -> int:
+        """Return the base that the first value with a push of this process tells."""
+        found = [
+            (max(own), max(others) - max(own))
+            for one in self.seen
+            if (own := [push.number for push in one.contents if push.slot == slot])
+            and (others := [push.number + bases[push.slot] for push in one.contents if push.slot in bases])
+        ]
+        return max(0, min(found)[1]) if found else 0
+
+    def _failed(self) -> set[int]:
+        """Return rounds that a bad push has spoilt."""
+        return {push.number + self.bases[push.slot] for push in self._bad() if push.slot in self.bases}
+
+    def _bad(self) -> list[Push]:
+        place = (self.key, self.cell)
+        return [push for push, call in self.facts.pushes[self.key].items() if place in call.bad]
 
     def round_of(self, contents: tuple[Push, ...]) -> Round:
         """Return the round of a value."""
@@ -141,6 +159,8 @@ class CellRounds:
             or self.facts.released.get(slot, one.event.returned) < one.event.returned
         ):
             return False
+        if slot in self.facts.replaced:
+            return False
         call = self.facts.pushes[self.key].get(Push(slot, round_.first))
         return round_.first > 0 and (call is None or call.called >= one.event.returned)
 
@@ -163,9 +183,8 @@ class CellRounds:
         own = self.pushed(event.slot, event.called)
         resting = facts.released.get(event.slot, event.returned) < event.called
         if own and not resting:
-            promised = own + self.bases.get(event.slot, 0)
-            known = event.slot in self.bases
-            if known and not round_.first <= promised <= round_.last:
+            promised = own + self.bases.get(event.slot, round_.last)
+            if not round_.first <= promised <= round_.last:
                 yield Violation("wrong round", f"{self.told(one)} is of round {round_.first}, not {promised}")
         elif round_.last < self.floor(one):
             yield Violation(
