@@ -664,7 +664,9 @@ class Store:
     @property
     def places(self) -> dict[int, tuple[str, int]]:
         """Key of each slice, and which of its slices it is."""
-        return {one.id: (key, at) for key, entry in self.entries.items() for at, one in enumerate(entry.slices)}
+        return {
+            one.id: (key, at) for key, entry in self.entries.items() for at, one in enumerate(entry.slices)
+        }
 
     def _part(self, kind: m.Kind, one: m.Slice) -> e.SliceRequest:
         if kind not in (m.Kind.PUSH, m.Kind.PUSHPULL):

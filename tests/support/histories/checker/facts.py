@@ -103,7 +103,11 @@ class Facts:
         workers = self.history.workers
         active = {push.slot for pushes in self.pushes.values() for push in pushes}
         came = any(slot >= workers for slot in self.slots)
-        return {slot for slot in range(workers) if came and slot not in active and slot in {*self.told, *self.hurt}}
+        return {
+            slot
+            for slot in range(workers)
+            if came and slot not in active and slot in {*self.told, *self.hurt}
+        }
 
     def settled(self, push: Push, key: Key) -> float:
         """When it was known to its process that a push has taken effect."""

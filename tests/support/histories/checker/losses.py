@@ -49,7 +49,7 @@ def _unnamed(facts: Facts) -> Iterator[Violation]:
     """A read that raises once more says of which rounds the key is."""
     if any(one.role != "worker" for one in facts.history.faults):
         return
-    for one in facts.events:
+    for one in (event for event in facts.events if event.slot not in facts.hurt):
         if (
             one.verb in _READS
             and one.error == "PeerLostError"

@@ -114,7 +114,8 @@ def _of_last(facts: Facts, place: Place, seen: list[Seen]) -> Iterator[Violation
     for first, second in pairwise(held):
         if second.start < first.stop:
             yield Violation(
-                "not one order", f"key {place[0]!r}: {first.push} and {second.push} were there at the same time"
+                "not one order",
+                f"key {place[0]!r}: {first.push} and {second.push} were there at the same time",
             )
     for zone in zones:
         around = (one for one in held if zone.open and one.start < zone.start and zone.stop < one.stop)

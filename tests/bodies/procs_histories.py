@@ -1,0 +1,98 @@
+"""What the processes of a job do whose history is checked: random verbs on three keys, by a seed."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import jobs
+from histories import Numbers, RecordedStore
+
+import kvstore as kv
+
+#: Keys of one slice, and one of several; "a" and "b" are always pushed together.
+CELLS = {"a": 1, "b": 40, "c": 1}
+SLICE_BYTES = 1 << 13
+
+
+def numbers(slots: int, keeps: str) -> dict[str, Numbers]:
+    """Return how the values of the keys are made."""
+    return {key: Numbers(slots, keeps, cells, words=5) for key, cells in CELLS.items()}
+
+
+def works(
+    name: str, folder: str, slot: int, slots: int, keeps: str, on_peer_loss: str, seed: int, rounds: int
+) -> str:
+    """Push and pull; after a loss, read; say how it ended."""
+    options: dict[str, Any] = {"slice_bytes": SLICE_BYTES} if name.startswith("dist") else {}
+    store = kv.create(name, on_peer_loss=on_peer_loss, **options)
+    recorded = RecordedStore(store, Path(folder) / f"{slot}.history", numbers(slots, keeps), slot)
+    try:
+        recorded.init(list(CELLS))
+        if keeps == "all":
+            store.set_optimizer(kv.optimizer.SGD(learning_rate=-1.0))
+        jobs.tell("ready")
+        for at in range(rounds):
+            # Who comes back can begin nowhere but at a pass that is like all others.
+            shared = random.Random(f"{seed} {at if on_peer_loss == 'raise' else ''}")
+            one_round(recorded, shared, random.Random(f"{seed} {slot} {at}"))
+        end = "done"
+    except (kv.PeerLostError, kv.FencedError) as error:
+        end = type(error).__name__
+        reads_after(recorded)
+    with contextlib.suppress(kv.PeerLostError, kv.FencedError):
+        recorded.close()
+    return end
+
+
+def one_round(store: RecordedStore, shared: random.Random, own: random.Random) -> None:
+    """Push into the keys that all push into now, each process in its own way."""
+    for keys in shared.choice([[("a", "b")], [("c",)], [("a", "b"), ("c",)], [("c",), ("a", "b")]]):
+        verb = own.choice(["push", "pushpull", "push pull", "start"])
+        if verb == "start":
+            store.start("pushpull", *keys)()
+            continue
+        for word in verb.split():
+            getattr(store, word)(*keys)
+    if own.random() < 0.3:
+        store.pull(*own.sample(list(CELLS), own.randint(1, 3)))
+    if own.random() < 0.2:
+        time.sleep(own.random() * 0.003)
+
+
+def reads_after(store: RecordedStore) -> None:
+    """Read what is left, alone and together, until all others know as well."""
+    for _ in range(12):
+        for keys in (("a",), ("b",), ("c",), ("a", "b")):
+            with contextlib.suppress(kv.PeerLostError, kv.FencedError):
+                store.pull(*keys)
+        with contextlib.suppress(kv.PeerLostError, kv.FencedError):
+            store.push("c")
+        time.sleep(0.1)
+
+
+def threads(folder: str, keeps: str, seed: int, count: int) -> str:
+    """Let threads of one process use one `local` store."""
+    with kv.create("local", processes=1) as store:
+        made = numbers(count, keeps)
+        store.init(list(CELLS), [one.start() for one in made.values()])
+        if keeps == "all":
+            store.set_optimizer(kv.optimizer.SGD(learning_rate=-1.0))
+
+        def work(slot: int) -> None:
+            own = random.Random(f"{seed} {slot}")
+            recorded = RecordedStore(store, Path(folder) / f"{slot}.history", made, slot)
+            for _ in range(60):
+                verb = own.choice(["push", "pull", "pull", "pushpull"])
+                getattr(recorded, verb)(*own.choice([("a", "b"), ("c",), ("b",)]))
+
+        running = [threading.Thread(target=work, args=(slot,)) for slot in range(count)]
+        for one in running:
+            one.start()
+        for one in running:
+            one.join()
+    return "done"

@@ -1,0 +1,125 @@
+"""Histories of jobs of real processes, some of which are killed or stopped, checked against the model.
+
+What was called and read stays in the test's folder: `*.history`.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jobs
+import pytest
+from histories import Event, Fault, History, events_in
+from histories.checker import violations
+from servers import ServedJob, start_on
+
+BODIES = "procs_histories"
+DEAD_AFTER = 1.5
+TIMES = {"KVSTORE_HEARTBEAT": "0.1", "KVSTORE_DEAD_AFTER": str(DEAD_AFTER), "KVSTORE_RESEND": "0.5"}
+NIGHT = 60
+
+Started = Callable[[int, int], jobs.Worker]
+
+
+def seeds(few: int) -> list[Any]:
+    """Return some seeds, and many at night."""
+    return [*range(few), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(few, NIGHT))]
+
+
+def events_of(folder: Path) -> tuple[Event, ...]:
+    """Return all calls of all processes."""
+    return tuple(event for path in sorted(folder.glob("*.history")) for event in events_in(path))
+
+
+def check(history: History) -> None:
+    """Nothing may be broken; and the job must have done something."""
+    assert any(one.read for one in history.events)
+    found = violations(history)
+    assert not found, "\n".join(f"{one.kind}: {one.text}" for one in found[:10])
+
+
+def job_under(draw: random.Random, start: Started, size: int, fault: str, on_peer_loss: str) -> list[Fault]:
+    """Run a job while something happens to one of its workers, and perhaps another comes in its place."""
+    workers = [start(rank, rank) for rank in range(size)]
+    for worker in workers:
+        worker.expect("ready")
+    time.sleep(draw.random() * 0.15)  # the instant
+    faults = [hit(draw, workers, fault)] if fault else []
+    if fault == "killed" and on_peer_loss == "continue" and draw.random() < 0.5:
+        victim = faults[0].slot
+        workers[victim].finish(time.monotonic() + 20)
+        time.sleep(draw.random() * DEAD_AFTER)
+        workers.append(start(victim, victim + size))
+    for worker in workers:
+        worker.finish(time.monotonic() + 100)
+    return faults
+
+
+def hit(draw: random.Random, workers: list[jobs.Worker], fault: str) -> Fault:
+    """Kill a worker, or stop it for a time."""
+    victim = draw.randrange(1, len(workers))
+    start = time.monotonic()
+    if fault == "killed":
+        workers[victim].signal(signal.SIGKILL)
+        return Fault(fault, slot=victim, start=start)
+    workers[victim].signal(signal.SIGSTOP)
+    time.sleep(0.3 if fault == "paused" else 4 * DEAD_AFTER)  # the silence itself
+    workers[victim].signal(signal.SIGCONT)
+    return Fault(fault, slot=victim, start=start, end=time.monotonic())
+
+
+FAULTS = ["", "killed", "paused", "stopped"]
+
+
+@pytest.mark.parametrize("seed", seeds(2))
+@pytest.mark.parametrize("keeps", ["all", "last"])
+def test_threads_of_a_local_store(
+    job: Callable[..., jobs.Job], tmp_path: Path, keeps: str, seed: int
+) -> None:
+    worker = job(1).start(BODIES, "threads", str(tmp_path), keeps, seed, 4, rank=0)
+    worker.finish(time.monotonic() + 100)
+    assert worker.result() == "done"
+    check(History(events_of(tmp_path), 4, "local", keeps))
+
+
+@pytest.mark.parametrize("seed", seeds(4))
+def test_shared(job: Callable[..., jobs.Job], tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    size, keeps, on_peer_loss = draw.choice([2, 3, 4]), draw.choice(["all", "last"]), draw.choice(PEER_LOSS)
+    fault = draw.choice(FAULTS[:3])
+    made = job(size)
+
+    def start(rank: int, slot: int) -> jobs.Worker:
+        arguments = ("shared", str(tmp_path), slot, 2 * size, keeps, on_peer_loss, seed, 100)
+        return made.start(BODIES, "works", *arguments, rank=rank)
+
+    faults = job_under(draw, start, size, fault, on_peer_loss)
+    check(History(events_of(tmp_path), size, "sync", keeps, on_peer_loss, tuple(faults)))
+
+
+PEER_LOSS = ["raise", "continue"]
+
+
+@pytest.mark.parametrize("seed", seeds(2))
+@pytest.mark.parametrize("name", ["dist_sync", "dist_async", "hierarchy"])
+def test_on_servers(served: Callable[..., ServedJob], tmp_path: Path, name: str, seed: int) -> None:
+    draw = random.Random(f"{name} {seed}")
+    size, keeps, on_peer_loss = draw.choice([2, 3]), draw.choice(["all", "last"]), draw.choice(PEER_LOSS)
+    fault = (["killed", "paused"] + FAULTS)[seed % 6]
+    made = served(size, draw.choice([1, 2]), **TIMES)
+    kind = "dist_async" if name == "dist_async" else "dist_sync"
+    hosts = [draw.choice([0, 1]) for _ in range(size)]
+
+    def start(rank: int, slot: int) -> jobs.Worker:
+        arguments = (kind, str(tmp_path), slot, 2 * size, keeps, on_peer_loss, seed, 100)
+        if name == "hierarchy":
+            return start_on(made, hosts[rank], rank, BODIES, "works", *arguments)
+        return made.start(BODIES, "works", *arguments, rank=rank)
+
+    faults = job_under(draw, start, size, fault, on_peer_loss)
+    check(History(events_of(tmp_path), size, kind[5:], keeps, on_peer_loss, tuple(faults)))
