@@ -1353,7 +1353,9 @@ class Job:
     def _check_histories(self) -> None:
         for history in self.recorded.histories(self):
             found = violations(history)
-            self.check(not found, "; ".join(f"{one.kind}: {one.text}" for one in found[:3]))
+            if found:
+                told = "; ".join(f"{one.kind}: {one.text}" for one in found[:3])
+                raise Broken(f"at {self.now:.3f}: {told}")
 
     def _waiting(self) -> str:
         told = []
