@@ -110,7 +110,7 @@ PEER_LOSS = ["raise", "continue"]
 def test_on_servers(served: Callable[..., ServedJob], tmp_path: Path, name: str, seed: int) -> None:
     draw = random.Random(f"{name} {seed}")
     size, keeps, on_peer_loss = draw.choice([2, 3]), draw.choice(["all", "last"]), draw.choice(PEER_LOSS)
-    fault = (["killed", "paused"] + FAULTS)[seed % 6]
+    fault = ["killed", "paused", *FAULTS][seed % 6]
     made = served(size, draw.choice([1, 2]), **TIMES)
     kind = "dist_async" if name == "dist_async" else "dist_sync"
     hosts = [draw.choice([0, 1]) for _ in range(size)]

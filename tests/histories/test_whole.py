@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 
 def in_rounds(draw: random.Random, keeps: str, fault: str, on_peer_loss: str) -> Story:
-    """Run workers in random order: each pushes at most two rounds ahead, and reads when its round is complete."""
+    """Run workers in random order: each pushes at most two rounds ahead, and reads what is complete."""
     workers, last = draw.choice((2, 3, 4)), draw.randint(1, 8)
     story = Story(workers, keeps=keeps, on_peer_loss=on_peer_loss)
     pushed, joined, lost = Counter[int](), set[int](), set[int]()
@@ -65,7 +65,7 @@ def test_rounds(keeps: str, fault: str, on_peer_loss: str, seed: int) -> None:
 
 
 def without_rounds(draw: random.Random, keeps: str, kind: str) -> Story:
-    """Let calls overlap: each takes effect at an instant of its own, and those of a process one after the other."""
+    """Let calls overlap: each takes effect at an instant of its own, those of a process in their order."""
     story = Story(3, keeps=keeps, kind=kind)
     calls: list[tuple[float, float, float, int, str]] = []
     for slot in range(3):

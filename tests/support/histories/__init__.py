@@ -1,4 +1,4 @@
-"""Histories of jobs: what each process called and read, recorded, and checked against a model of the store."""
+"""Histories of jobs: what each process called and read, recorded, and checked against a model."""
 
 from .events import Event, Fault, History, Push, Read
 from .numbers import Numbers

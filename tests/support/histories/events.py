@@ -52,7 +52,7 @@ class Event(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """What was done to a process: killed; stopped, for longer than it takes to be lost; or paused, shorter."""
+    """What was done to a process: killed; stopped, so long that it is lost; or paused, for less."""
 
     kind: str  # killed, stopped, paused
     role: str = "worker"

@@ -1,15 +1,16 @@
 """Values that prove which pushes are in them.
 
-A key is a repetition of one cell. Element 0 of a cell is 1 in the first value and 0 in every push. Each process
-has some more elements, its words.
+A key is a repetition of one cell. Element 0 of a cell is 1 in the first value and 0 in every push. Each
+process has some more elements, its words.
 
-* keeps "all" (an optimizer adds pushes up): push n adds 4**d to one word, with a digit d of its own for each n.
-  A digit tells how often that push is in the value: 0, 1, 2 or 3 times. A float64 holds 26 digits exactly, a
-  float32 12.
-* keeps "last" (sums replace the value): the first word of a push is 1, the second its number. So a sum tells how
-  many pushes of each process are in it, and which.
+* keeps "all" (an optimizer adds pushes up): push n adds 4**d to one word, with a digit d of its own for
+  each n. A digit tells how often that push is in the value: 0, 1, 2 or 3 times. A float64 holds 26 digits
+  exactly, a float32 12.
+* keeps "last" (sums replace the value): the first word of a push is 1, the second its number. So a sum
+  tells how many pushes of each process are in it, and which.
 
-All is exact, whatever the order of sums. Cells have a power of two of elements, and so slices have whole ones.
+All is exact, whatever the order of sums. Cells have a power of two of elements, and so slices have whole
+ones.
 """
 
 from __future__ import annotations

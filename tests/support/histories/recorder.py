@@ -1,7 +1,7 @@
 """Records what a process calls and reads: a line before each call, and one after it.
 
-A line is one write to a file that is appended to, so that a process that is killed leaves all that it has called.
-Times are those of CLOCK_MONOTONIC, which all processes of a host share.
+A line is one write to a file that is appended to, so that a process that is killed leaves all that it has
+called. Times are those of CLOCK_MONOTONIC, which all processes of a host share.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Hashable
 from typing import Any
 
@@ -72,7 +73,7 @@ class SimulatedCalls:
                 self._events[store, name] = event._replace(returned=store.job.now, error=ABANDONED)
 
     def _fault(self, kind: str, host: Any, start: float, end: float) -> Fault:
-        role = host.name.rstrip("0123456789.again")
+        role = re.findall("[a-z]+", host.name)[0]
         if role != "worker":
             return Fault(kind, role, 0, start, end)
         return Fault(kind, role, self._slot_of_lost(host), start, end)

@@ -34,7 +34,8 @@ def _of_cell(facts: Facts, key: Key, seen: list[Seen]) -> Iterator[Violation]:
         there = set(one.contents)
         for push, when in needed.items():
             if when < one.event.called and push not in there:
-                told = f"process {one.event.slot} read key {key!r} at {one.event.called:.4f}, cell {one.cell}, without"
+                where = f"key {key!r} at {one.event.called:.4f}, cell {one.cell}"
+                told = f"process {one.event.slot} read {where}, without"
                 yield Violation(
                     "lost push", f"{told} push {push.number} of process {push.slot}, settled at {when:.4f}"
                 )

@@ -141,7 +141,7 @@ def _zones(facts: Facts, place: Place, seen: list[Seen]) -> Iterator[_Zone]:
 
 
 def _of_same_process(push: Push, spans: dict[Push, list[tuple[float, float]]]) -> list[tuple[float, float]]:
-    """Return what its process's other pushes say of it: it was there before later ones, after earlier ones."""
+    """Return what its process's other pushes say of it: it was there before later ones, not earlier."""
     others = [(other.number, calls) for other, calls in spans.items() if other.slot == push.slot]
     sooner = [(called, math.inf) for number, calls in others if number < push.number for called, _ in calls]
     later = [

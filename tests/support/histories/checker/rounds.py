@@ -1,4 +1,4 @@
-"""Stores with rounds: the value of a round is determined, and each process reads that of its own last push."""
+"""Stores with rounds: the value of each is determined, and a process reads that of its own last push."""
 
 from __future__ import annotations
 
@@ -217,4 +217,5 @@ class CellRounds:
     def told(self, one: Seen) -> str:
         """Write which read it is."""
         event = one.event
-        return f"process {event.slot}'s read of key {self.key!r} (cell {one.cell}, {event.called:.4f}-{event.returned:.4f})"
+        when = f"{event.called:.4f}-{event.returned:.4f}"
+        return f"process {event.slot}'s read of key {self.key!r} (cell {one.cell}, {when})"
