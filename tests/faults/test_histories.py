@@ -18,7 +18,7 @@ from histories import Event, Fault, History, events_in
 from histories.checker import violations
 from servers import ServedJob, start_on
 
-BODIES = "procs_histories"
+BODIES = "histories.workers"
 DEAD_AFTER = 1.5
 TIMES = {"KVSTORE_HEARTBEAT": "0.1", "KVSTORE_DEAD_AFTER": str(DEAD_AFTER), "KVSTORE_RESEND": "0.5"}
 NIGHT = 60

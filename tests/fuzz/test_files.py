@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mutations import changed
+from fuzz.mutations import changed
 from shards import StoreShards
 
 import kvstore as kv

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 import wire_examples
-from mutations import changed
+from fuzz.mutations import changed
 
 from kvstore.errors import ProtocolError
 from kvstore.stores.parameter_server.protocol.messages import Batch

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import jobs
-from histories import Numbers, RecordedStore
 
 import kvstore as kv
+from histories import Numbers, RecordedStore
 
 #: Keys of one slice, and one of several; "a" and "b" are always pushed together.
 CELLS = {"a": 1, "b": 40, "c": 1}
