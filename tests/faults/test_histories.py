@@ -122,4 +122,5 @@ def test_on_servers(served: Callable[..., ServedJob], tmp_path: Path, name: str,
         return made.start(BODIES, "works", *arguments, rank=rank)
 
     faults = job_under(draw, start, size, fault, on_peer_loss)
-    check(History(events_of(tmp_path), size, kind[5:], keeps, on_peer_loss, tuple(faults)))
+    events, noticed = events_of(tmp_path), 4 * DEAD_AFTER
+    check(History(events, size, kind[5:], keeps, on_peer_loss, tuple(faults), noticed=noticed))

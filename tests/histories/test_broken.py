@@ -302,6 +302,17 @@ def the_dead_are_in_a_sum_after_one_without_them(story: Story) -> None:
     story.events[-2] = story.events[-2]._replace(called=0.7)
 
 
+@broken("stays", on_peer_loss="continue", noticed=1.0)
+def the_dead_are_in_the_round_after_the_one_of_their_death(story: Story) -> None:
+    story.everybody()
+    story.push(1)
+    story.push(1)
+    story.fault("killed", 1)
+    story.push(0, start=9.0)
+    story.push(0, start=10.0)
+    story.pull(0, {0: 3, 1: 3})
+
+
 # ---------------------------------------------------------------------------------------- after a loss
 
 

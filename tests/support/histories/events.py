@@ -74,6 +74,7 @@ class History(NamedTuple):
     forgotten: tuple[tuple[float, float], ...] = ()
     #: Rounds after which those who came back begin, by process, key and cell, where that is known.
     bases: Mapping[tuple[int, Key, int], int] = {}
+    noticed: float = math.inf  # seconds after a death within which all servers know of it
 
 
 class Violation(NamedTuple):

@@ -9,6 +9,8 @@ from typing import Any
 
 from .events import ABANDONED, Event, Fault, History, Key, Push, Read
 
+NOTICED = 5.0  # seconds: heartbeats that come no more, and a view that is sent again
+
 
 class SimulatedCalls:
     """Records the calls of all stores of one job, on its clock."""
@@ -98,6 +100,7 @@ class SimulatedCalls:
             on_peer_loss=job.plan.on_peer_loss,
             faults=tuple(self._fault(*one) for one in job.happened),
             bases=self._bases(job, number),
+            noticed=NOTICED,
             forgotten=tuple((saved, crashed + job.straggling) for saved, crashed in job.crashed.values()),
         )
 

@@ -5,21 +5,21 @@ The model. A key is a register, or one for each slice where slices may be of dif
 by a call that waits for it: the push itself in `local`; else the next pull or pushpull of the key. Push n
 of a process is that of round n, or of round n + base for who came back into a job.
 
-Always (`contents`)
-    A value has whole pushes, each once, that were called before the read returned. What a fenced process
-    pushed afterwards, or after others knew of its loss, is in none. sync (`rounds`) The value of round k is
-    determined: it has the pushes 1..k of each process, as far as that has joined, left or is lost (with
-    "continue") before, all there are. With "raise" a round has all members, or is never complete. All cells
-    of a key are of one round. A process reads the round of its own last push; one that has joined, or has
-    not begun, a round that is not older than what anybody has read before. async, local (`orders`) For each
-    cell, some order of the pushes explains all reads, and keeps the order of calls in time: what was
-    settled before a read was called is in it, and nothing read before is lost. after a loss (`losses`)
-    "raise": writes raise. A read is of one round, at most one older than what was read before, the same for
-    all keys that were always pushed together, and for everybody once all know. A read that raises names the
-    rounds. "continue": who is lost is in all rounds that were read before, perhaps in that of its loss, and
-    in none after. a server that came back (`forgotten`) What was settled before its last snapshot, or begun
-    after it was back, is in all later reads. calls (`calls`) Every call of a living process returns, and
-    only with errors that the faults explain.
+* Always (`contents`): a value has whole pushes, each once, that were called before the read returned. What a
+  fenced process pushed after it, or others, knew of its loss, is in none.
+* sync (`rounds`): the value of round k is determined: it has the pushes 1..k of each process; of one that has
+  joined, left or, with "continue", is lost, as many as there are. With "raise" a round has all members, or is
+  never complete. All cells of a key are of one round. A process reads the round of its own last push; one
+  that has joined, or has not begun, no round that is older than what anybody has read before.
+* async, local (`orders`): for each cell some order of the pushes explains all reads, and keeps the order of
+  calls in time: what was settled before a read was called is in it, and nothing that was read is lost.
+* After a loss, with "raise" (`losses`): writes raise. A read is of one round, at most one older than what was
+  read before, the same for all keys that were always pushed together, and for everybody once all know. A read
+  that raises names the rounds. With "continue" (`rounds`): who is lost is in all rounds that were read before
+  that, in slices at most one round apart, and in none after one without it.
+* A server that came back (`forgotten`): what was settled before its last snapshot, or begun after it was
+  back, is in all later reads.
+* Calls (`calls`): each call of a living process returns, and only with errors that the faults explain.
 """
 
 from __future__ import annotations

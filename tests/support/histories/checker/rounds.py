@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from ..events import History, Key, Push, Violation
+from ..events import Event, History, Key, Push, Violation
 from .facts import Facts, Seen
 
 
@@ -78,6 +79,8 @@ class CellRounds:
                 yield Violation(
                     "two values", f"{self.told(one)} differs from {self.told(same)} of the same round"
                 )
+        for one in self.seen:
+            yield from self._stays(one)
         for slot in self.lost & set(self.bases):
             yield from self._left(slot, [values[round_] for round_ in sorted(values)])
 
@@ -199,6 +202,23 @@ class CellRounds:
         """Return the last round that anybody had read when a read was called."""
         before = zip(self.seen, self.rounds, strict=True)
         return max((at.first for other, at in before if other.event.returned < one.event.called), default=0)
+
+    def _stays(self, one: Seen) -> Iterator[Violation]:
+        """Return parts of the dead in a round that comes after the one in which all knew of the death."""
+        for push in one.contents:
+            if push.slot not in self.lost or push.slot not in self.bases:
+                continue
+            known = self.facts.hurt.get(push.slot, math.inf) + self.facts.history.noticed
+            before = push.number + self.bases[push.slot] - 1
+            if any(call.called > known for call in self._of_living(before)):
+                what = f"{self.told(one)}: push {push.number} of process {push.slot} is in it"
+                yield Violation("stays", f"{what}, and another began the round before it when all knew")
+
+    def _of_living(self, round_: int) -> list[Event]:
+        """Return the calls of those who live that pushed into a round."""
+        calls = self.facts.pushes[self.key]
+        living = [Push(slot, round_ - base) for slot, base in self.bases.items() if slot not in self.lost]
+        return [calls[push] for push in living if push in calls]
 
     def _left(self, slot: int, seen: list[Seen]) -> Iterator[Violation]:
         """Who is lost is in all rounds up to one, and in none after it."""
