@@ -500,3 +500,23 @@ MUTANTS = [
         ),
     )
 ]
+
+#: Mutants that no history has caught so far, and why, as far as that is known.
+SURVIVORS = {
+    "parts of the lost stay": "the round of a loss may have them; that there is one more was not seen",
+    "a part of the lost stays": "the same",
+    "parts of the dead stay": "the same",
+    "parts of the lost count": "the same",
+    "what the one before pushed stays": "the same",
+    "a read while it is written": "the simulator changes values in one step",
+    "usual requests after a loss": "a worker that knows of a loss pushes no more",
+    "who is no member is let in": "its own scheduler has told it before",
+    "who waits is not told of a loss": "the scheduler tells the worker",
+    "an old view is taken": "views come in order",
+    "what is far ahead is taken": "no job has 65,536 requests under way",
+    "what had come is not in the snapshot": "not known: takes a lost answer, a snapshot, a death and a read",
+    "a snapshot's window is not taken up": "the same",
+    "a server that came back waits for nobody": "histories with such servers are judged by what is lost alone",
+    "the last round need not be whole": "the calls that are remembered decide before it",
+    "a worker is twice in a round": "requests that come again are filtered before",
+}
