@@ -516,7 +516,8 @@ SURVIVORS = {
     "what is far ahead is taken": "no job has 65,536 requests under way",
     "what had come is not in the snapshot": "not known: takes a lost answer, a snapshot, a death and a read",
     "a snapshot's window is not taken up": "the same",
-    "a server that came back waits for nobody": "histories with such servers are judged by what is lost alone",
+    "a server that came back waits for nobody": "such histories are judged by what is lost alone",
     "the last round need not be whole": "the calls that are remembered decide before it",
+    "who waited waits on": "a worker drops an answer that comes again",
     "a worker is twice in a round": "requests that come again are filtered before",
 }
