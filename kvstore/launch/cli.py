@@ -78,6 +78,7 @@ _VARIABLES = {
     "workers": "KVSTORE_NUM_WORKERS",
     "servers": "KVSTORE_NUM_SERVERS",
     "scheduler": "KVSTORE_SCHEDULER",
+    "journal": "KVSTORE_JOURNAL",
     "rank": "KVSTORE_SERVER_RANK",
     "host": "KVSTORE_HOST",
     "port": "KVSTORE_PORT",
@@ -195,6 +196,16 @@ def demo(workers: int, servers: int | None, replicas: int | None, **options: Any
     type=click.IntRange(min=0),
     help="Number of failed servers that are started again from their snapshot.  [default: 0]",
 )
+@click.option(
+    "--scheduler-restarts",
+    type=click.IntRange(min=0),
+    help="Number of times that a failed scheduler is started again from its journal.  [default: 0]",
+)
+@click.option(
+    "--journal",
+    metavar="DIR",
+    help="Folder for the scheduler's journal.  [default: with --scheduler-restarts a temporary folder]",
+)
 @click.option("--hosts", metavar="A:4,B:4", help="Hosts to use over ssh, with the number of workers on each.")
 @_hostfile
 @_ssh_command
@@ -295,6 +306,9 @@ def role(
 @click.option("--host", help="Address at which the scheduler listens.  [default: 127.0.0.1]")
 @_keys
 @_insecure
+@click.option(
+    "--journal", metavar="DIR", help="Folder for its journal, with which it can be started again."
+)
 @click.option(
     "--report-fd",
     type=click.IntRange(min=0),

@@ -33,6 +33,10 @@ class OrphanReaper:
         """Leave `group` alone: it is gone."""
         self._tell(f"-{group}\n")
 
+    def remove(self, folder: str) -> None:
+        """Have a folder of ours, which has only files, removed with them, if it is still there in the end."""
+        self._tell(f"/{folder}\n")
+
     def close(self) -> None:
         """End the reaper; groups that were not forgotten are killed."""
         pipe = self._process.stdin
@@ -49,11 +53,24 @@ class OrphanReaper:
 
 def _keep() -> None:
     groups: set[int] = set()
+    folders: list[str] = []
     for line in sys.stdin:
+        if line[0] == "/":
+            folders.append(line[1:-1])
+            continue
         (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))
     for group in groups:
         with contextlib.suppress(OSError):
             os.killpg(group, signal.SIGKILL)
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            _remove(folder)
+
+
+def _remove(folder: str) -> None:
+    for name in os.listdir(folder):
+        os.unlink(os.path.join(folder, name))
+    os.rmdir(folder)
 
 
 if __name__ == "__main__":

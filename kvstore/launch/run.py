@@ -11,9 +11,11 @@ which are asked to end still have whom to take leave of.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from enum import Enum, auto
@@ -129,9 +131,13 @@ def run(
     sys.stderr.flush()
     name = new_job()
     layout = hosts.layout if hosts else None
-    cast = Cast(service, workers, name, layout.address if layout else None) if service else None
     adopt_orphans()
-    with contextlib.closing(OrphanReaper()) as reaper:
+    with contextlib.closing(OrphanReaper()) as reaper, contextlib.ExitStack() as stack:
+        if service is not None and service.scheduler_restarts and not service.journal:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="kvstore-journal-"))
+            reaper.remove(folder)
+            service = dataclasses.replace(service, journal=folder)
+        cast = Cast(service, workers, name, layout.address if layout else None) if service else None
         return _Job(name, command, workers, restarts, prefix, reaper, cast, hosts).run()
 
 
@@ -149,7 +155,10 @@ class _Job:
     ) -> None:
         self._command, self._cast = command, cast
         self._name, self._size = name, workers
-        self._most_restarts = {"worker": restarts, "server": cast.service.restarts if cast else 0}
+        self._most_restarts = {"worker": restarts}
+        if cast is not None:
+            most = {"server": cast.service.restarts, "scheduler": cast.service.scheduler_restarts}
+            self._most_restarts |= most
         self._restarts: dict[ProcessRole, int] = {}
         self._running: list[Running] = []
         self._left: list[Running] = []  # of which there may be something left
@@ -203,7 +212,7 @@ class _Job:
         if not address:  # it closed the pipe, or ended: then we are told of that too
             self._first_word = min(self._first_word, time.monotonic() + _LAST_WORDS)
             return
-        if self._cast is None or self._ending:
+        if self._cast is None or self._ending or self._stage is _Stage.RUNNING:  # or it was started again
             return
         self._stage = _Stage.RUNNING
         self._cast.address = address
@@ -312,7 +321,9 @@ class _Job:
     def _on_failure(self, process: Running) -> None:
         role, most = process.part.role, self._most_restarts.get(process.part.role, 0)
         done = sum(count for part, count in self._restarts.items() if part.role == role)
-        if done < most and self._leaving is None and not self._causes.deserted:
+        # A scheduler that has not told all servers that the job is over does so yet.
+        wanted = role == "scheduler" or (self._leaving is None and not self._causes.deserted)
+        if done < most and wanted and self._stage is _Stage.RUNNING:
             self._restarts[process.part] = self._restarts.get(process.part, 0) + 1
             self._say(f"{process.how}; restarting it ({done + 1} of {most})")
             self._start(process.part)

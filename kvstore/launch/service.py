@@ -55,6 +55,10 @@ class Service:
         Seconds between two of them; None leaves it to the environment.
     restarts : int
         How many failed servers are started again, in all.
+    journal : str
+        Folder for the scheduler's journal; empty: none, unless the scheduler is started again.
+    scheduler_restarts : int
+        How often a failed scheduler is started again.
     program : tuple of str
         What takes ``scheduler`` or ``server`` and their options as arguments.
 
@@ -75,6 +79,8 @@ class Service:
     snapshot: str = ""
     snapshot_interval: float | None = None
     restarts: int = 0
+    journal: str = ""
+    scheduler_restarts: int = 0
     program: tuple[str, ...] = field(default=(sys.executable, "-m", "kvstore.launch"))
 
     def __post_init__(self) -> None:
@@ -181,6 +187,8 @@ class Cast:
         if service.snapshot:
             found["KVSTORE_SNAPSHOT"] = str(Path(service.snapshot).absolute())
             found["KVSTORE_SERVER_RESTARTS"] = str(service.restarts)
+        if service.journal and part.role == "scheduler":
+            found["KVSTORE_JOURNAL"] = str(Path(service.journal).absolute())
         if service.snapshot_interval is not None:
             found["KVSTORE_SNAPSHOT_INTERVAL"] = str(service.snapshot_interval)
         if part.role == "server" and service.imports and service.import_path:
@@ -234,6 +242,11 @@ def wanted(
                     f"--{name} {value} is for one machine: with --hosts servers run on the hosts"
                 )
         given |= {"host": hosts.layout.addresses[0], "program": (hosts.python, "-m", "kvstore.launch")}
+        if given.get("scheduler_restarts") and not given.get("journal"):
+            raise ConfigError(
+                "--scheduler-restarts needs --journal with --hosts: a folder on the first host, for what a "
+                "scheduler that is started again must know"
+            )
     given["restarts"] = given.pop("server_restarts", 0)
     if text_of("insecure") == "1" and not given.get("secure"):
         given["insecure"] = True

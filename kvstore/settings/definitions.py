@@ -156,6 +156,9 @@ SERVERS: Final = (
         "seconds between two snapshots"),
     SettingRow("server_restarts", "KVSTORE_SERVER_RESTARTS", int, 0, (SCHEDULER,),
         "number of restarts of lost servers, of all servers together"),
+    SettingRow("journal", "KVSTORE_JOURNAL", str, "", (SCHEDULER,),
+        "folder in which the scheduler keeps its journal, so that it can be started again; if empty, its "
+        "death ends the job"),
     SettingRow("streams", "KVSTORE_STREAMS", int, 1, (SERVER,),
         "0: data between workers and servers goes over ZeroMQ only; 1: over connections of its own"),
 )  # fmt: skip
@@ -210,7 +213,7 @@ PLACE: Final = (
         "file descriptor with the same keys, which a launcher has opened; takes precedence over the file"),
     SettingRow("insecure", "KVSTORE_INSECURE", bool, False, (*_ROLES, LAUNCHER),
         "1: run without keys, even if other machines can connect"),
-    SettingRow("restart", "KVSTORE_RESTART", int, 0, (WORKER, SERVER),
+    SettingRow("restart", "KVSTORE_RESTART", int, 0, _ROLES,
         "number of times that the launcher has restarted this process"),
     SettingRow("master", "KVSTORE_MASTER", str, None, (WORKER,),
         "`nccl` on several machines: address at which worker 0 listens, such as `10.0.0.5:4711`; the same in "

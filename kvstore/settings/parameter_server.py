@@ -32,6 +32,7 @@ class PsConfig:
     snapshot: str = DEFAULTS["snapshot"]
     snapshot_interval: float = DEFAULTS["snapshot_interval"]
     server_restarts: int = DEFAULTS["server_restarts"]
+    journal: str = DEFAULTS["journal"]
     streams: int = DEFAULTS["streams"]
 
     def __post_init__(self) -> None:

@@ -46,6 +46,12 @@ class Heard(NamedTuple):
     process: str
 
 
+class Resumed(NamedTuple):
+    """Scheduler: it was started again, for the `term`-th time, and takes up what it was."""
+
+    term: int
+
+
 class SliceRequest(NamedTuple):
     """What a worker wants of one slice.
 
@@ -134,7 +140,7 @@ class Configured(NamedTuple):
 
 
 _OfWorker = Submit | RetrySlice | SchedulerLost | StoodStill | SchedulerRequest
-Event = Start | Tick | Received | Heard | _OfWorker | Applied | Saved | Configured
+Event = Start | Tick | Received | Heard | Resumed | _OfWorker | Applied | Saved | Configured
 
 # ------------------------------------------------------------------------------------------------- actions
 

@@ -31,7 +31,7 @@ COPIED = 16 * 1024
 SPAN = 65536
 
 #: Version of everything in this file; processes of another version are refused.
-PROTOCOL = 4
+PROTOCOL = 5
 
 
 class Kind(enum.IntEnum):
@@ -348,6 +348,8 @@ class Met(msgspec.Struct, frozen=True, tag=True):
     """Where the scheduler listens for signs of life."""
     echo: str = ""
     """Where it gives its own: it sends everything back, whatever it is busy with."""
+    absence: float = 0.0
+    """Seconds that it may be away, since it can be started again; 0: silence is the end of it."""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
@@ -544,6 +546,8 @@ class ReliableMessage(msgspec.Struct, frozen=True, tag="Letter"):
     seen: int
     """All messages of the other side up to this one have come."""
     body: ToScheduler | FromScheduler | Fenced | Who | Missing | None = None
+    term: int = 0
+    """How often the scheduler was started: its own, or the highest that the other side has heard of."""
 
 
 Control = ToScheduler | FromScheduler | Direct | ReliableMessage

@@ -15,10 +15,12 @@ _SLOWEST = 8  # times the first pause: who is only slow must not be buried under
 class ReliableLink:
     """One side of the exchange."""
 
-    __slots__ = ("_ack_pending", "_early", "_last", "_number", "_out", "_pause", "resend", "seen")
+    __slots__ = ("_ack_pending", "_early", "_last", "_number", "_out", "_pause", "resend", "seen", "term")
 
-    def __init__(self, resend: float) -> None:
+    def __init__(self, resend: float, term: int = 0) -> None:
         self.resend = resend
+        #: Of the scheduler; the other side learns it from what it reads.
+        self.term = term
         self.seen = 0
         self._early: dict[int, Any] = {}
         self._number = 0
@@ -44,12 +46,12 @@ class ReliableLink:
         self._number += 1
         self._out.append((self._number, body))
         self._ack_pending = False
-        return ReliableMessage(self._number, self.seen, body)
+        return ReliableMessage(self._number, self.seen, body, self.term)
 
     def send_unreliable(self, body: Any) -> ReliableMessage:
         """Make a message that may be lost."""
         self._ack_pending = False
-        return ReliableMessage(0, self.seen, body)
+        return ReliableMessage(0, self.seen, body, self.term)
 
     def read(self, message: ReliableMessage, now: float) -> list[Any]:
         """Take a message; return what is to be handled now, in order."""
@@ -64,6 +66,21 @@ class ReliableLink:
             self._early[message.number] = message.body
         return self._in_turn()
 
+    def follows(self, message: ReliableMessage) -> bool:
+        """Whether a message is of the last scheduler that was started, as far as this side has heard."""
+        stale = message.term < self.term
+        self.term = max(self.term, message.term)
+        return not stale
+
+    def is_new(self, message: ReliableMessage) -> bool:
+        """Whether a message says something that is to be handled, now or in its turn."""
+        return message.number > self.seen and message.number not in self._early
+
+    def resume(self, term: int, now: float) -> None:
+        """Go on after an absence: send again soon, for the other side has to connect again first."""
+        self.term = term
+        self._last, self._pause = now, self.resend / 4
+
     def pending_ack(self) -> ReliableMessage | None:
         """Say what has come, if no other message has said it meanwhile."""
         return self.send_unreliable(None) if self._ack_pending else None
@@ -73,7 +90,7 @@ class ReliableLink:
         if not self._out or now - self._last < self._pause:
             return []
         self._last, self._pause = now, min(2 * self._pause, _SLOWEST * self.resend)
-        return [ReliableMessage(number, self.seen, body) for number, body in list(self._out)[:_BURST]]
+        return [ReliableMessage(number, self.seen, body, self.term) for number, body in list(self._out)[:_BURST]]
 
     def _in_turn(self) -> list[Any]:
         bodies = []

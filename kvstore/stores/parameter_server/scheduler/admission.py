@@ -77,6 +77,7 @@ class Admission:
         waiting, self._contests = self._contests, []
         for peer, hello in waiting:
             if self._enter(peer, hello, outgoing):
+                outgoing.changed = True
                 continue
             why = self._hopeless(peer, hello, outgoing.now)
             if why is not None:
@@ -91,6 +92,11 @@ class Admission:
         """
         for peer, _ in self._contests:
             peer.since += seconds
+
+    def resume(self, now: float) -> None:
+        """Begin all waits anew, after an absence."""
+        for peer, _ in self._contests:
+            peer.since = now
 
     def close(self, outgoing: Outgoing) -> None:
         """Let nobody in any more."""

@@ -38,6 +38,11 @@ class FailureDetector:
         for process in self._assignment.processes.values():
             process.heard += seconds
 
+    def resume(self, now: float) -> None:
+        """Begin to wait for signs of life: while the scheduler was away there could be none."""
+        for process in self._assignment.processes.values():
+            process.heard = now
+
     def look(self, outgoing: Outgoing) -> None:
         """Lose those that are silent, and give up servers that have not come back in time."""
         for process in list(self._assignment.processes.values()):
@@ -47,11 +52,13 @@ class FailureDetector:
         for rank, (deadline, loss) in list(away.items()):
             if outgoing.now > deadline:
                 del away[rank]
+                outgoing.changed = True
                 self._give_up(loss, outgoing)
 
     def lose(self, process: Process, outgoing: Outgoing) -> None:
         """Go on without a process."""
         process.state = State.LOST
+        outgoing.changed = True
         loss = Loss(process.role, process.rank, max(0.0, outgoing.now - process.heard))
         if process.role == "server":
             self._lose_server(loss, outgoing)

@@ -22,7 +22,8 @@ from ..protocol.failures import raised
 from ..protocol.messages import Met, Pong, ReliableMessage
 from ..protocol.view_log import tell_message
 from ..transport.sockets import SchedulerSockets
-from .machine import Scheduler, SchedulerOptions
+from .machine import SchedulerOptions
+from .recording import JournaledScheduler, RecordedScheduler
 
 log = logging.getLogger("kvstore.ps")
 
@@ -40,10 +41,15 @@ def run(
     `report` is called with the address as soon as others can connect, and before that `watch` with a function
     that says whether no worker has ever come.
     """
-    sockets = SchedulerSockets(roles)
+    journaled = JournaledScheduler(_options(roles, config), config.journal) if config.journal else None
+    if journaled is not None and roles.restart and not journaled.journal.records:
+        journaled.journal.remove()
+        log.info("the job is over: the scheduler before this one had ended it")
+        return
+    sockets = _opened(roles, journaled)
     roles = roles.bound(sockets.port)
     try:
-        loop = _Loop(roles, config, sockets)
+        loop = _Loop(roles, config, sockets, journaled)
         recording.follow(loop, _Loop.record)
         if watch is not None:
             watch(loop.deserted)
@@ -53,25 +59,59 @@ def run(
     finally:
         sockets.close()
         recording.write()
+        if journaled is not None:
+            journaled.journal.close()
+    if journaled is not None and (end.error is None or end.error.error != "FencedError"):
+        journaled.journal.path.unlink(missing_ok=True)
     if end.error is not None:
         raise raised(end.error)
+
+
+def _options(roles: Roles, config: PsConfig) -> SchedulerOptions:
+    return SchedulerOptions(
+        roles.job,
+        roles.num_workers,
+        roles.num_servers,
+        resend_after=min(1.0, config.dead_after / 4),
+        dead_after=config.dead_after,
+        server_grace=config.timeout if config.server_restarts else 0.0,
+        timeout=config.timeout,
+    )
+
+
+def _opened(roles: Roles, journaled: JournaledScheduler | None) -> SchedulerSockets:
+    """Listen; where the journal says that one listened before."""
+    try:
+        return SchedulerSockets(roles, journaled.addresses if journaled is not None else ("", ""))
+    except BaseException:
+        if journaled is not None:
+            journaled.journal.close()
+        raise
 
 
 class _Loop:
     """One scheduler, from its start to its end."""
 
-    def __init__(self, roles: Roles, config: PsConfig, sockets: SchedulerSockets) -> None:
+    def __init__(
+        self,
+        roles: Roles,
+        config: PsConfig,
+        sockets: SchedulerSockets,
+        journaled: JournaledScheduler | None,
+    ) -> None:
         self._sockets, self._heartbeat = sockets, config.heartbeat
-        options = SchedulerOptions(
-            roles.job,
-            roles.num_workers,
-            roles.num_servers,
-            resend_after=min(1.0, config.dead_after / 4),
-            dead_after=config.dead_after,
-            server_grace=config.timeout if config.server_restarts else 0.0,
-            timeout=config.timeout,
-        )
-        self._machine = Scheduler(options)
+        self._journaled = journaled
+        self._recorded = journaled or RecordedScheduler(_options(roles, config))
+        self._machine = self._recorded.machine
+        self._absence = config.timeout if journaled is not None else 0.0
+        self._actions: list[events.Action] = []
+        if journaled is not None:
+            journaled.begin((sockets.heartbeats.address, sockets.echo))
+            if self._machine.term > 1:
+                log.warning(
+                    "the scheduler goes on with job %r, from %s (start %d)",
+                    roles.job, journaled.journal.path, self._machine.term,
+                )  # fmt: skip
         self._ticked = self._pinged = self._started = time.monotonic()
         self._told = False
         self._ended: events.End | None = None
@@ -92,6 +132,7 @@ class _Loop:
             for process in self._sockets.heartbeats.heard():
                 self._step(events.Heard(process))
             self._look_at_the_clock(time.monotonic())
+            self._carry_out()
         log.info("the job is over after %.1f s", time.monotonic() - self._started)
         return self._ended
 
@@ -117,7 +158,16 @@ class _Loop:
                 log.warning("the job has waited %.0f s for %s", now - self._started, missing)
 
     def _step(self, event: events.Event) -> None:
-        for action in self._machine.step(event, time.monotonic()):
+        self._actions += self._recorded.step(event)
+        if self._journaled is None:
+            self._carry_out()
+
+    def _carry_out(self) -> None:
+        """Do what follows from all that was taken in, once that is in the journal, if there is one."""
+        if self._journaled is not None:
+            self._journaled.commit()
+        actions, self._actions = self._actions, []
+        for action in actions:
             if isinstance(action, events.Send):
                 tell_message(self._members, action.message)
                 self._sockets.send(action.peer, self._addressed(action.message))
@@ -130,7 +180,7 @@ class _Loop:
             return message
         body: Met | Pong
         if type(message.body) is Met:
-            body = Met(self._sockets.heartbeats.address, self._sockets.echo)
+            body = Met(self._sockets.heartbeats.address, self._sockets.echo, self._absence)
         elif type(message.body) is Pong:
             body = Pong(message.body.number, time.monotonic_ns())
         else:

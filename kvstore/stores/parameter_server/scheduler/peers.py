@@ -57,14 +57,17 @@ class Peer:
 class Outgoing:
     """What one step of the scheduler comes to, and when it is taken."""
 
-    __slots__ = ("actions", "now")
+    __slots__ = ("actions", "changed", "now")
 
     def __init__(self, now: float) -> None:
         self.now = now
+        #: Whether the step has changed what must outlast the scheduler's process.
+        self.changed = False
         self.actions: list[Action] = []
 
     def write(self, peer: Peer, body: Any) -> None:
         """Send a message; it is sent again until it is acknowledged."""
+        self.changed = True
         self.actions.append(Send(peer.name, peer.link.write(body, self.now)))
 
     def send_unreliable(self, peer: Peer, body: Any) -> None:

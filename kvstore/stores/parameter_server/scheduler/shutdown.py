@@ -32,12 +32,12 @@ class JobShutdown:
         self._detector = detector
         self._admission = admission
         self._timeout = timeout
-        self._manned = 0.0  # when a worker was last there
+        self.manned = 0.0  # when a worker was last there
         self._over: tuple[float, Failure | None] | None = None
 
     def begin(self, now: float) -> None:
         """Count the time without workers from here."""
-        self._manned = now
+        self.manned = now
 
     def leave(self, peer: Peer, message: Leave, outgoing: Outgoing) -> None:
         """Take a worker out of a store that it closes, or that it had to give up."""
@@ -93,6 +93,7 @@ class JobShutdown:
         # It stays a little longer, so that messages which come again are acknowledged once more.
         if outgoing.now - since <= (patience if open_ else linger):
             return False
+        outgoing.changed = True
         outgoing.actions.append(End(error))
         return True
 
@@ -107,12 +108,13 @@ class JobShutdown:
 
     def _look_for_workers(self, outgoing: Outgoing) -> None:
         if any(one.state == State.HERE for one in self._assignment.workers.values()):
-            self._manned = outgoing.now
-        elif self._over is None and outgoing.now - self._manned > self._timeout:
+            self.manned = outgoing.now
+        elif self._over is None and outgoing.now - self.manned > self._timeout:
             text = f"no worker has been there for {self._timeout:g} s"
             self._finish(Failure("TimeoutError", text), outgoing)
 
     def _finish(self, error: Failure | None, outgoing: Outgoing) -> None:
         self._over = (outgoing.now, error)
+        outgoing.changed = True
         self._assignment.servers.tell_all(Over(error.text if error else ""), outgoing)
         self._admission.close(outgoing)

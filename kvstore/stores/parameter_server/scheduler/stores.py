@@ -175,6 +175,7 @@ class Stores:
         for store in self.values():
             if store.stale and store.members:
                 self.show(store, outgoing)
+            outgoing.changed = outgoing.changed or store.shown
             store.shown = False
 
     def answer(self, store: Membership, answers: Iterable[tuple[int, Answer]], outgoing: Outgoing) -> None:

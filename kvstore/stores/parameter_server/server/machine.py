@@ -63,6 +63,7 @@ class Server:
         self._saving: list[tuple[WorkerSession, Record]] = []  # in the snapshot that is being written
         self._silence = SilenceDetector(self.options.dead_after)
         self._met = False  # the scheduler has ever said a word
+        self._absence = 0.0  # seconds that it may be away, as it has said
         self._echoes = False  # it has said where its echo is
         self._handlers: dict[type, Callable[[Any, float], None]] = {
             m.Met: self._has_met,
@@ -214,6 +215,8 @@ class Server:
     # ------------------------------------------------------------------------------------------ the scheduler
 
     def _read(self, message: ReliableMessage, now: float) -> None:
+        if not self._link.follows(message):
+            return
         self._silence.hear(now)
         self._met = True
         for body in self._link.read(message, now):
@@ -235,7 +238,7 @@ class Server:
         return store
 
     def _has_met(self, message: m.Met, now: float) -> None:
-        self._echoes = True
+        self._echoes, self._absence = True, message.absence
         self._effects.actions.append(message)
 
     def _welcomed(self, message: m.Welcome, now: float) -> None:
@@ -306,7 +309,8 @@ class Server:
         if self._effects.unsaved:
             self._effects.work.append(events.Save())
         silent, patience = self._silence.silent(now), self.options.dead_after
-        if self._silence.lost(now, 2 * patience if self._met else self.options.start or 2 * patience):
+        met_patience = max(2 * patience, self._absence)
+        if self._silence.lost(now, met_patience if self._met else self.options.start or met_patience):
             # Before this process was started again it had met one.
             met = self._met or self.hello.restarted
             failure = lost((m.Loss("scheduler", 0, silent),)) if met else unmet(self.options.where, silent)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 from ....errors import ArgumentError, ProtocolError
@@ -400,13 +400,17 @@ class ServerSockets(_Sockets):
 class SchedulerSockets(_Sockets):
     """The scheduler's: one for everybody, `heartbeats` for signs of life of others, one for its own."""
 
-    def __init__(self, roles: Roles) -> None:
+    def __init__(self, roles: Roles, before: Sequence[str] = ("", "")) -> None:
         # A scheduler without a name for its job has one when it has its port; till then nobody knows it.
         super().__init__(roles, roles.job or secrets.token_hex(16))
         try:
             self._all = Router(self._context, _bound(roles))
-            self.heartbeats = HeartbeatMonitor(self._context, _address(roles, roles.scheduler + "/pulse/"))
-            self.echo = Echo(self._context, _address(roles, roles.scheduler + "/echo/")).address
+            # Those of the scheduler before it, if it had one: others look for it there, without being told.
+            pulse, echo = before
+            pulse = pulse or _address(roles, roles.scheduler + "/pulse/")
+            self.heartbeats = HeartbeatMonitor(self._context, pulse)
+            echo = echo or _address(roles, roles.scheduler + "/echo/")
+            self.echo = Echo(self._context, echo).address
             self._poller.add(self._all)
             self._poller.add(self.heartbeats.router)
         except BaseException:

@@ -377,7 +377,8 @@ class Client:
         name = self._operations.add(operation)
         with contextlib.suppress(KVStoreError):
             self.driver.step(events.SchedulerRequest(name, make(store=0)))
-            end = time.monotonic() + min(_FAREWELL, self.driver.timeout)
+            patience = max(_FAREWELL, self._process.absence)  # without a farewell it would count as lost
+            end = time.monotonic() + min(patience, self.driver.timeout)
             self.driver.wait(lambda: operation.done or time.monotonic() > end, "the scheduler")
 
     def shut(self) -> None:

@@ -40,6 +40,8 @@ class WorkerProcess:
         self._heartbeats: HeartbeatResponder | None = None
         #: Where the scheduler's echo is, as soon as a store knows.
         self.echo = ""
+        #: Seconds that the scheduler may be away, as it has said.
+        self.absence = 0.0
         #: What the first store says that finds the scheduler lost.
         self.without_scheduler: m.Failure | None = None
 
@@ -66,7 +68,7 @@ class WorkerProcess:
         start = threading.TIMEOUT_MAX if self._heartbeats is None else config.dead_after
         echoes = bool(self.echo)
         return WorkerOptions(
-            credit, slice_bytes, config.resend, control_resend, config.dead_after, start, echoes
+            credit, slice_bytes, config.resend, control_resend, config.dead_after, start, self.absence, echoes
         )
 
     def place(self, rank: int, size: int) -> tuple[int, int]:
@@ -76,7 +78,7 @@ class WorkerProcess:
 
     def met(self, met: m.Met) -> None:
         """Give signs of life to the scheduler, which knows this process now."""
-        self.echo = met.echo
+        self.echo, self.absence = met.echo, met.absence
         if self._heartbeats is None:
             self._heartbeats = HeartbeatResponder(met.pulse, self.name, self.roles.keys, self.roles.job)
 

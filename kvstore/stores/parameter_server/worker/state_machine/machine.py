@@ -257,6 +257,7 @@ class WorkerMachine:
 
     def _met_scheduler(self, message: m.Met, now: float, actions: list[Action]) -> None:
         self._scheduler.echoes = True
+        self._scheduler.absence = message.absence
         actions.append(message)
 
     def _welcomed(self, message: m.Welcome, now: float, actions: list[Action]) -> None:

@@ -23,6 +23,8 @@ class WorkerOptions:
     dead_after: float = DEFAULTS["dead_after"]
     #: The same before its first word: it may be started after this process. 0: as `dead_after`.
     start: float = 0.0
+    #: Seconds that the scheduler may be away, as it has said to another store.
+    absence: float = 0.0
     #: Whether `ECHO` can be reached before the scheduler has said where: another store knows it.
     echoes: bool = False
 

@@ -22,6 +22,8 @@ class SchedulerLink:
 
     def __init__(self, options: WorkerOptions) -> None:
         self._dead_after, self._start = options.dead_after, options.start
+        #: Seconds that the scheduler may be away, as it has said.
+        self.absence = options.absence
         self._link = ReliableLink(options.control_resend)
         #: Whoever steps the machine steps this too.
         self.silence = SilenceDetector(options.dead_after)
@@ -69,6 +71,8 @@ class SchedulerLink:
 
     def read(self, message: ReliableMessage, now: float) -> list[Any]:
         """Take a message; return what is to be handled now, in order. `acknowledge` comes after that."""
+        if not self._link.follows(message):
+            return []
         self.silence.hear(now)
         self.met = True
         if now - self._stood_still[1] > self._dead_after:
@@ -109,7 +113,8 @@ class SchedulerLink:
 
     def look(self, now: float, actions: list[Action]) -> Failure | None:
         """Make sure that the scheduler is there; return why not, if it is lost."""
-        patience = self._dead_after if self.met else self._start or self._dead_after
+        met = max(self._dead_after, self.absence)
+        patience = met if self.met else self._start or met
         if self.silence.lost(now, patience):
             return lost((Loss("scheduler", 0, self.silence.silent(now)),))
         if self.silence.asks(now):

@@ -1,0 +1,124 @@
+"""The scheduler's state as plain data, and back: the objects of a fixed list of classes, and nothing else.
+
+Every object, list, dict and set has a number, so that what is shared stays shared. Reading makes instances of
+the classes below and sets their fields; nothing that is read is ever called or imported.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from typing import Any
+
+import msgspec
+
+from ..protocol import messages
+from ..protocol.reliable_link import ReliableLink
+from . import admission, failure_detector, hosts, key_table, membership, peers, rank_assignment, rejoins
+from . import settings as store_settings
+from . import shutdown, stores
+
+_KEPT = (
+    ReliableLink, peers.Process, peers.Peer, rank_assignment.Servers, rank_assignment.RankAssignment,
+    stores.Stores, failure_detector.FailureDetector, admission.Admission, shutdown.JobShutdown,
+    membership.Membership, rejoins.RejoinCoordinator, hosts.HostSeats, key_table.KeyTable, key_table._Awaited,
+    store_settings.SettingsTable, store_settings.Setting,
+)  # fmt: skip
+_CLASSES: dict[str, Any] = {one.__name__: one for one in _KEPT}
+_TUPLES: dict[str, Any] = {one.__name__: one for one in (key_table._Waiting, rejoins.JoinPoint)}
+_MESSAGES: dict[str, Any] = {
+    name: one
+    for name, one in vars(messages).items()
+    if isinstance(one, type) and issubclass(one, msgspec.Struct)
+}
+_PLAIN = (type(None), bool, int, float, str, bytes)
+_SEQUENCES = {"list": list, "set": set, "deque": deque}
+
+
+def dumped(value: Any) -> Any:
+    """Turn a value into what msgpack can write.
+
+    Raises
+    ------
+    TypeError
+        There is an object of a class that is not on the list.
+    """
+    return _Writer().write(value)
+
+
+def loaded(data: Any) -> Any:
+    """Make the value again; KeyError, TypeError, ValueError: nothing that `dumped` has made."""
+    return _Reader().read(data)
+
+
+class _Writer:
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}
+        self._alive: list[Any] = []  # whose ids must not be used again
+
+    def write(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in _PLAIN:
+            return value
+        if isinstance(value, enum.Enum):
+            return ["enum", value.value]
+        if kind.__name__ in _MESSAGES and kind is _MESSAGES[kind.__name__]:
+            return ["message", kind.__name__, msgspec.to_builtins(value, builtin_types=(bytes,))]
+        if kind is tuple or kind is frozenset:
+            return [kind.__name__, [self.write(one) for one in value]]
+        if kind.__name__ in _TUPLES:
+            return ["named", kind.__name__, [self.write(one) for one in value]]
+        number = self._numbers.get(id(value))
+        if number is not None:
+            return ["again", number]
+        number = self._numbers[id(value)] = len(self._numbers)
+        self._alive.append(value)
+        if kind is dict:
+            return ["dict", number, [[self.write(key), self.write(one)] for key, one in value.items()]]
+        if kind.__name__ in _SEQUENCES:
+            return [kind.__name__, number, [self.write(one) for one in value]]
+        if _CLASSES.get(kind.__name__) is not kind:
+            raise TypeError(f"the journal cannot keep a {kind.__qualname__}")
+        return ["object", number, kind.__name__, {name: self.write(one) for name, one in _fields(value)}]
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self._made: dict[int, Any] = {}
+
+    def read(self, data: Any) -> Any:
+        if not isinstance(data, list):
+            return data
+        kind, *rest = data
+        if kind == "enum":
+            return peers.State(rest[0])
+        if kind == "message":
+            return msgspec.convert(rest[1], _MESSAGES[rest[0]])
+        if kind in ("tuple", "frozenset"):
+            return {"tuple": tuple, "frozenset": frozenset}[kind](map(self.read, rest[0]))
+        if kind == "named":
+            return _TUPLES[rest[0]](*map(self.read, rest[1]))
+        if kind == "again":
+            return self._made[rest[0]]
+        return self._mutable(kind, *rest)
+
+    def _mutable(self, kind: str, number: int, *rest: Any) -> Any:
+        made: Any
+        if kind == "dict":
+            made = self._made[number] = {}
+            made.update((self.read(key), self.read(one)) for key, one in rest[0])
+        elif kind == "object":
+            made = self._made[number] = object.__new__(_CLASSES[rest[0]])
+            for name, one in rest[1].items():
+                setattr(made, name, self.read(one))
+        else:
+            made = self._made[number] = _SEQUENCES[kind]()
+            add = made.add if kind == "set" else made.append
+            for one in rest[0]:
+                add(self.read(one))
+        return made
+
+
+def _fields(value: Any) -> list[tuple[str, Any]]:
+    names = getattr(type(value), "__slots__", None) or vars(value)
+    return [(name, getattr(value, name)) for name in names]
