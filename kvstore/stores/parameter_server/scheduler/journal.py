@@ -131,7 +131,8 @@ class Journal:
     def replace(self, text: bytes) -> None:
         """Have this record in the place of all others; a kill leaves either."""
         try:
-            file = os.open(self._new, _FLAGS | os.O_TRUNC, 0o600)
+            self._new.unlink(missing_ok=True)
+            file = os.open(self._new, _FLAGS | os.O_EXCL, 0o600)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 _write(file, packed(text))

@@ -163,8 +163,10 @@ class RecordedScheduler:
 class JournaledScheduler(RecordedScheduler):
     """A scheduler that can be started again."""
 
-    def __init__(self, options: SchedulerOptions, folder: str) -> None:
-        super().__init__(options)
+    def __init__(
+        self, options: SchedulerOptions, folder: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(options, clock)
         self.journal = Journal(folder, options.job)
         self._kept = 0  # bytes of the state when it was written last
         try:

@@ -42,4 +42,4 @@ def _shared(message: Any) -> Any:
 def _with(message: ReliableMessage, written: Any) -> ReliableMessage:
     body = message.body
     answer = msgspec.structs.replace(body, entries=written) if type(body) is Answer else written
-    return ReliableMessage(message.number, message.seen, answer)
+    return ReliableMessage(message.number, message.seen, answer, message.term)

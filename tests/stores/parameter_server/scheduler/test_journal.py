@@ -1,0 +1,141 @@
+"""The scheduler's journal: whole records or none, whoever is killed when; damage and strangers are told."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.errors import ConfigError, FencedError, KVStoreError
+from kvstore.stores.parameter_server.scheduler.journal import Journal, packed, unpacked
+
+TEXTS = st.lists(st.one_of(st.binary(max_size=60), st.just(b"\xa7kvj" * 3), st.just(packed(b"inside"))), max_size=5)
+
+
+@given(TEXTS, st.data())
+def test_a_write_that_was_cut_gives_the_records_before_it(texts: list[bytes], data: st.DataObject) -> None:
+    ends, whole = [0], b""
+    for text in texts:
+        whole += packed(text)
+        ends.append(len(whole))
+    cut = data.draw(st.integers(0, len(whole)))
+    count = max(at for at, end in enumerate(ends) if end <= cut)
+    tail = whole[ends[count] : cut]
+    if b"\xa7kvj" in tail[1:] and any(packed(b"inside") in text for text in texts[count : count + 1]):
+        return  # a record within a record: no scheduler writes one
+    assert unpacked(whole[:cut]) == (texts[:count], ends[count])
+
+
+@given(st.lists(st.binary(min_size=1, max_size=60), min_size=2, max_size=5), st.data())
+def test_damage_before_a_good_record_is_an_error(texts: list[bytes], data: st.DataObject) -> None:
+    whole = bytearray(b"".join(map(packed, texts)))
+    at = data.draw(st.integers(0, len(whole) - len(packed(texts[-1])) - 1))
+    whole[at] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(ValueError, match="is damaged"):
+        unpacked(bytes(whole))
+
+
+def test_zeros_at_the_end_are_cut_off(tmp_path: Path) -> None:
+    journal = Journal(str(tmp_path), "job")
+    journal.append(b"one")
+    journal.close()
+    with journal.path.open("ab") as file:
+        file.write(bytes(5000))
+    again = Journal(str(tmp_path), "job")
+    assert again.records == [b"one"]
+    again.append(b"two")
+    again.close()
+    last = Journal(str(tmp_path), "job")
+    assert last.records == [b"one", b"two"]
+    last.close()
+
+
+def test_it_belongs_to_one_process(tmp_path: Path) -> None:
+    journal = Journal(str(tmp_path), "job")
+    with pytest.raises(ConfigError, match="another scheduler of this job has the journal"):
+        Journal(str(tmp_path), "job")
+    Journal(str(tmp_path), "another").close()
+    journal.close()
+    Journal(str(tmp_path), "job").close()
+
+
+def test_a_kill_while_it_is_replaced_leaves_the_old_one(tmp_path: Path) -> None:
+    journal = Journal(str(tmp_path), "job")
+    journal.append(b"one")
+    journal.path.with_suffix(".new").write_bytes(packed(b"half")[:-2])
+    journal.close()
+    again = Journal(str(tmp_path), "job")
+    assert again.records == [b"one"]
+    again.replace(b"whole")
+    again.append(b"more")
+    again.close()
+    assert [one.name for one in tmp_path.iterdir()] == [journal.path.name]
+    last = Journal(str(tmp_path), "job")
+    assert last.records == [b"whole", b"more"]
+    last.remove()
+    assert not list(tmp_path.iterdir())
+
+
+def without_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a file system whose locks do not reach the other host."""
+    monkeypatch.setattr("fcntl.flock", lambda *_: None)
+
+
+def test_where_locks_do_not_reach_the_older_one_notices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_lock(monkeypatch)
+    old = Journal(str(tmp_path), "job")
+    old.append(b"one")
+    new = Journal(str(tmp_path), "job")
+    seen: list[list[bytes]] = []
+
+    def make(records: list[bytes]) -> bytes:
+        seen.append(list(records))
+        if len(seen) == 1:
+            old.append(b"late")  # before the file is replaced: others may have heard of it
+        return b"all of " + b" ".join(records)
+
+    new.take_over(make)
+    assert seen == [[b"one"], [b"one", b"late"]]
+    with pytest.raises(FencedError, match="another scheduler has taken over"):
+        old.append(b"too late")
+    new.append(b"on")
+    old.close()
+    new.close()
+    assert unpacked(new.path.read_bytes())[0] == [b"all of one late", b"on"]
+
+
+def test_damage_and_strangers_are_told(tmp_path: Path) -> None:
+    journal = Journal(str(tmp_path), "job")
+    journal.append(b"one")
+    journal.append(b"two")
+    journal.close()
+    data = bytearray(journal.path.read_bytes())
+    data[14] ^= 1
+    journal.path.write_bytes(data)
+    with pytest.raises(ConfigError, match=r"record 0, at byte 0 of 30, is damaged"):
+        Journal(str(tmp_path), "job")
+    journal.path.chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        Journal(str(tmp_path), "job")
+    with pytest.raises(ConfigError, match="cannot be used: File exists"):
+        Journal(str(journal.path), "job")
+    with pytest.raises(ConfigError, match="give it a port"):
+        Journal(str(tmp_path), "")
+
+
+def test_what_cannot_be_written_is_not_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(str(tmp_path), "job")
+    journal.append(b"one")
+
+    def full(file: int, data: bytes) -> int:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(KVStoreError, match="No space left"):
+        journal.append(b"two")
+    with pytest.raises(KVStoreError, match="No space left"):
+        journal.replace(b"two")
+    journal.close()

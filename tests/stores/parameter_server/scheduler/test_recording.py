@@ -1,0 +1,152 @@
+"""What a scheduler writes down is what it was: after a restart it answers as if it had lived on."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from kvstore.errors import ConfigError
+from kvstore.stores.parameter_server.protocol import events as e
+from kvstore.stores.parameter_server.protocol import messages as m
+from kvstore.stores.parameter_server.protocol.reliable_link import ReliableLink
+from kvstore.stores.parameter_server.scheduler.machine import SchedulerOptions
+from kvstore.stores.parameter_server.scheduler.machine_state import dumped
+from kvstore.stores.parameter_server.scheduler.recording import JournaledScheduler
+
+OPTIONS = SchedulerOptions("job", 2, 1)
+PLACES = ("tcp://127.0.0.1:1", "tcp://127.0.0.1:2")
+
+
+class Company:
+    """A job whose scheduler is killed between any two of its turns; one message is a turn."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.links: dict[bytes, ReliableLink] = {}
+        self.heard: dict[bytes, list[object]] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        self.scheduler = JournaledScheduler(OPTIONS, str(self.folder))
+        self.scheduler.begin(PLACES)
+
+    def kill(self) -> None:
+        self.scheduler.journal.close()
+        self.begin()
+
+    def say(self, name: bytes, body: object) -> None:
+        link = self.links.setdefault(name, ReliableLink(1.0))
+        self.step(e.Received(name, link.write(body, 0.0)))
+
+    def step(self, event: e.Event) -> None:
+        actions = self.scheduler.step(event)
+        self.scheduler.commit()
+        for action in actions:
+            assert isinstance(action, e.Send)
+            link = self.links.setdefault(action.peer, ReliableLink(1.0))  # type: ignore[arg-type]
+            assert link.follows(action.message)  # type: ignore[arg-type]
+            self.heard.setdefault(action.peer, []).extend(link.read(action.message, 0.0))  # type: ignore[arg-type]
+
+
+def hello(role: str, rank: int) -> m.Hello:
+    return m.Hello(role, rank, rank + 1, f"{role}{rank}", "job", m.PROTOCOL, options={"mode": "sync"})
+
+
+def played(folder: Path, kills: bool) -> Company:
+    job = Company(folder)
+    program: list[tuple[bytes, object]] = [
+        (b"s0", hello("server", 0)),
+        (b"w0", hello("worker", 0)),
+        (b"w1", hello("worker", 1)),
+        (b"w1", m.CreateKeys(1, 0, (m.KeySpec("w", (3000,), "float32"),))),
+        (b"w0", m.CreateKeys(1, 0, (m.KeySpec("w", (3000,), "float32"),))),
+        (b"w0", m.Ready(2, 0, ("w",))),
+        (b"w0", m.Settings(3, 0, "configure", 0, "lr")),
+        (b"s0", m.Installed(0, 1)),
+        (b"w0", m.Barrier(4, 0, 1)),
+        (b"w1", m.Barrier(2, 0, 1)),
+        (b"w1", m.JoinRounds(3, 0)),
+        (b"w1", m.Leave(0)),
+        (b"w1", m.Bye("worker1")),
+        (b"w0", m.Leave(0)),
+        (b"w0", m.Bye("worker0")),
+    ]
+    for name, body in program:
+        job.say(name, body)
+        if kills:
+            job.kill()
+    return job
+
+
+def test_it_goes_on_as_one_that_was_never_killed(tmp_path: Path) -> None:
+    killed, lived = played(tmp_path / "killed", True), played(tmp_path / "lived", False)
+    assert killed.heard == lived.heard
+    assert killed.scheduler.machine.term == 16
+    answers = [one for one in killed.heard[b"w1"] if isinstance(one, m.Answer)]
+    assert [one.request for one in answers] == [1, 2, 3]
+
+
+def test_a_state_that_is_read_is_the_one_that_was_written(tmp_path: Path) -> None:
+    job = played(tmp_path, False)
+    before = dumped(job.scheduler.machine.state())
+    job.scheduler.journal.close()
+    again = JournaledScheduler(OPTIONS, str(tmp_path))
+    after = dumped(again.machine.state())
+    assert after == before
+    again.journal.close()
+
+
+def test_it_is_replaced_by_the_state_when_it_is_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.stores.parameter_server.scheduler.recording._LARGE", 100)
+    monkeypatch.setattr("kvstore.stores.parameter_server.scheduler.recording._GROWTH", 1)
+    job = played(tmp_path, True)
+    assert job.heard == played(tmp_path / "lived", False).heard
+
+
+def test_an_absence_counts_for_nobodys_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Company(tmp_path)
+    for role, rank in (("server", 0), ("worker", 0), ("worker", 1)):
+        job.say(f"{role[0]}{rank}".encode(), hello(role, rank))
+    job.scheduler.journal.close()
+    # Another boot of the machine: its clock has begun anew.
+    again = job.scheduler = JournaledScheduler(OPTIONS, str(tmp_path), lambda: time.monotonic() - 50_000.0)
+    again.begin(PLACES)
+    job.step(e.Tick())
+    assert not any(isinstance(one, m.View) for one in job.heard[b"w0"])
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (SchedulerOptions("job", 3, 1), "num_workers 3 instead of 2"),
+        (SchedulerOptions("job", 2, 1, dead_after=9.0), "dead_after 9.0 instead of 5.0"),
+    ],
+)
+def test_a_journal_of_other_options_is_refused(tmp_path: Path, options: SchedulerOptions, told: str) -> None:
+    Company(tmp_path).scheduler.journal.close()
+    with pytest.raises(ConfigError, match=told):
+        JournaledScheduler(options, str(tmp_path))
+
+
+def test_a_journal_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Company(tmp_path).scheduler.journal.close()
+    monkeypatch.setattr("kvstore.stores.parameter_server.scheduler.recording.__version__", "9.9")
+    with pytest.raises(ConfigError, match=r"this is kvstore 9\.9"):
+        JournaledScheduler(OPTIONS, str(tmp_path))
+
+
+def test_the_older_of_two_ends_when_it_hears_of_the_newer(tmp_path: Path) -> None:
+    job = Company(tmp_path)
+    actions = job.scheduler.step(e.Received(b"w0", m.ReliableMessage(0, 0, m.Ping(0), 2)))
+    ends = [one for one in actions if isinstance(one, e.End)]
+    assert ends and ends[0].error is not None
+    assert "replaced" in ends[0].error.text
+
+
+def test_others_follow_the_newer_of_two() -> None:
+    link = ReliableLink(1.0)
+    assert link.follows(m.ReliableMessage(0, 0, None, 2))
+    assert not link.follows(m.ReliableMessage(0, 0, None, 1))
+    assert link.send_unreliable(None).term == 2
