@@ -1033,3 +1033,23 @@ def scheduler_elsewhere() -> None:
 
     enter(os.environ["TEST_NETWORK"])
     scheduler()
+
+
+def through_absences(rounds: int) -> dict[str, Any]:
+    """Do all that needs the scheduler, and rounds between, while it comes and goes."""
+    tell("starts")
+    load = Load()
+    tell("ready")
+    slow = 0.0
+    for step in range(rounds):
+        for phase in (load.push, load.pushpull, load.quick, load.barrier):
+            begun = time.monotonic()
+            phase()
+            slow = max(slow, time.monotonic() - begun)
+        if step % 4 == 0:
+            load.init()
+            load.settings()
+    load.close()
+    found = digest(load.store, list(SHAPES))
+    load.store.close()
+    return {"digest": found, "slow": slow}
