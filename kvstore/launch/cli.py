@@ -306,9 +306,7 @@ def role(
 @click.option("--host", help="Address at which the scheduler listens.  [default: 127.0.0.1]")
 @_keys
 @_insecure
-@click.option(
-    "--journal", metavar="DIR", help="Folder for its journal, with which it can be started again."
-)
+@click.option("--journal", metavar="DIR", help="Folder for its journal, with which it can be started again.")
 @click.option(
     "--report-fd",
     type=click.IntRange(min=0),

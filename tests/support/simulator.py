@@ -35,6 +35,7 @@ from histories.simulated import SimulatedCalls
 from kvstore.stores.parameter_server.protocol import events as e
 from kvstore.stores.parameter_server.protocol import messages as m
 from kvstore.stores.parameter_server.scheduler.machine import Scheduler, SchedulerOptions
+from kvstore.stores.parameter_server.scheduler.recording import RecordedScheduler
 from kvstore.stores.parameter_server.server.machine import Server, ServerOptions
 from kvstore.stores.parameter_server.worker.consistent_rounds import PushCalls, behind
 from kvstore.stores.parameter_server.worker.state_machine.machine import WorkerMachine
@@ -92,6 +93,7 @@ class Faults(NamedTuple):
     kill_server: bool = False
     return_server: bool = False
     kill_scheduler: bool = False
+    return_scheduler: bool = False  # each time that it is killed
     cut: float = 0.0  # seconds
     stop: float = 0.0
     busy: float = 0.0  # with one step; its echo answers meanwhile
@@ -100,7 +102,7 @@ class Faults(NamedTuple):
     @property
     def losing(self) -> bool:
         """Whether somebody may be given up."""
-        kills = self.kill_worker or self.kill_server or self.kill_scheduler
+        kills = self.kill_worker or self.kill_server or (self.kill_scheduler and not self.return_scheduler)
         return kills or max(self.cut, self.stop) > DEAD / 2
 
 
@@ -209,33 +211,57 @@ class Host:
 
 
 class SchedulerHost(Host):
-    """The scheduler's process."""
+    """The scheduler's process, and its journal: records in memory."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(job, "scheduler")
         plan = job.plan
         grace = GRACE if plan.faults.return_server else 0.0
-        options = SchedulerOptions(JOB, plan.workers, plan.servers, LETTER, DEAD, grace, 30.0)
-        self.machine = Scheduler(options)
+        self.options = SchedulerOptions(JOB, plan.workers, plan.servers, LETTER, DEAD, grace, 30.0)
+        self.records: list[bytes] = []
+        self.returns = 0
+        self.start()
+
+    @property
+    def machine(self) -> Scheduler:
+        """What it is now."""
+        return self.recorded.machine
+
+    def start(self) -> None:
+        """Begin, or go on from the journal."""
+        self.alive = True
+        self.recorded = RecordedScheduler(self.options, lambda: self.job.now)
+        self.recorded.read(self.records)
+        if self.job.plan.faults.return_scheduler:
+            self.recorded.step(e.Resumed(self.machine.term + 1))
+            self.recorded.taken()
+            self.records = [self.recorded.whole(("", ""))]
 
     def tick(self) -> None:
         self.take(e.Tick())
 
     def take(self, event: e.Event) -> None:
         """Step, and send what comes of it."""
-        for action in self.machine.step(event, self.job.now):
+        actions = self.recorded.step(event)
+        if record := self.recorded.taken():
+            self.records.append(record)
+            if self.returns and self.job.plan.faults.return_scheduler and self.job.rng.random() < 0.05:
+                self.job.kill_scheduler()  # before anybody hears of it
+                return
+        absence = 40.0 if self.job.plan.faults.return_scheduler else 0.0
+        for action in actions:
             if isinstance(action, e.Send):
-                host, store = action.peer
+                host, store = msgspec.msgpack.decode(action.peer)
                 message = action.message
                 if type(message) is m.ReliableMessage and type(message.body) is m.Met:
-                    message = msgspec.structs.replace(message, body=m.Met(echo=e.ECHO))
+                    message = msgspec.structs.replace(message, body=m.Met(echo=e.ECHO, absence=absence))
                 self.job.send(self.name, host, ("scheduler", store), message)
             elif isinstance(action, e.End):
                 self.alive = False
 
     def receive(self, where: Any, message: Any) -> None:
         """Take a message from the socket of a process."""
-        self.take(e.Received(where, message))
+        self.take(e.Received(msgspec.msgpack.encode(where), message))
 
 
 class ServerHost(Host):
@@ -1228,7 +1254,8 @@ class Job:
             when += rng.random() * 5.0 * faults.kill_worker
             self.at(when, self.kill_server, rng.randrange(self.plan.servers))
         if faults.kill_scheduler:
-            self.at(when, self._kill_scheduler)
+            self.at(when, self.kill_scheduler)
+            self.scheduler.returns = rng.randint(0, 6)
         name = rng.choice([one for one in self.hosts if one != "scheduler" or faults.stop])
         if faults.cut or faults.stop:
             self.at(when, self._hinder, name)
@@ -1297,9 +1324,17 @@ class Job:
         rank = old.machine.rank
         self.servers[at] = ServerHost(self, at, rank, old.incarnation + 1, self.snapshots.get(rank))
 
-    def _kill_scheduler(self) -> None:
+    def kill_scheduler(self) -> None:
+        """Let the scheduler die, and come back if it may."""
+        if not self.scheduler.alive:
+            return
         self.scheduler.die()
         self.happened.append(("killed", self.scheduler, self.now, math.inf))
+        if self.plan.faults.return_scheduler:
+            self.scheduler.returns -= 1
+            delay = self.rng.choice((0.05, 1.0, DEAD + 2.0))
+            self.last_fault = max(self.last_fault, self.now + delay)
+            self.at(self.now + delay, self.scheduler.start)
 
     def _keep_busy(self, name: str) -> None:
         """Have a process take no step for some time, once all know where the echo is."""

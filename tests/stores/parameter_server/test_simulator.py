@@ -62,3 +62,23 @@ def test_the_same_seed_is_the_same_job() -> None:
 def test_faults_are_drawn() -> None:
     kinds = {tuple(bool(one) for one in simulate(seed).plan.faults) for seed in range(60)}
     assert len(kinds) > 10
+
+
+@pytest.mark.parametrize(
+    "first",
+    [pytest.param(first, marks=() if not first else pytest.mark.nightly) for first in range(0, 5_000, 200)],
+)
+def test_a_scheduler_that_comes_back_changes_nothing(first: int) -> None:
+    for seed in range(first, first + 200):
+        draw = random.Random(seed)
+        worker = draw.random() < 0.3
+        faults = Faults(
+            late=draw.choice((0.0, 0.1)),
+            drop=draw.choice((0.0, 0.05)),
+            double=draw.choice((0.0, 0.1)),
+            kill_scheduler=True,
+            return_scheduler=True,
+            kill_worker=worker,
+            return_worker=worker and draw.random() < 0.5,
+        )
+        run(seed, faults)

@@ -90,7 +90,9 @@ class ReliableLink:
         if not self._out or now - self._last < self._pause:
             return []
         self._last, self._pause = now, min(2 * self._pause, _SLOWEST * self.resend)
-        return [ReliableMessage(number, self.seen, body, self.term) for number, body in list(self._out)[:_BURST]]
+        return [
+            ReliableMessage(number, self.seen, body, self.term) for number, body in list(self._out)[:_BURST]
+        ]
 
     def _in_turn(self) -> list[Any]:
         bodies = []

@@ -10,8 +10,8 @@ The rooms beside it divide the work; each knows only those before it:
 - `shutdown`: who leaves, and the end of the job
 - `member_requests`: what members ask
 
-Its state outlasts its process in a journal: `recording` says what is written there, `machine_state` how a whole
-state looks, `journal` is the file.
+Its state outlasts its process in a journal: `recording` says what is written there, `machine_state` how a
+whole state looks, `journal` is the file.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Scheduler:
     def step_again(
         self, event: Event, now: float, clocks: tuple[float | None, float], heard: Mapping[str, float]
     ) -> None:
-        """Take an event as before, when it had these clocks and had heard of processes since the one before."""
+        """Take an event as before, with these clocks, and what had been heard since the one before."""
         self._stepped, self._shutdown.manned = clocks
         for name, when in heard.items():
             if name in self._processes:
@@ -156,6 +156,7 @@ class Scheduler:
         self.term, outgoing.changed = term, True
         self._detector.resume(outgoing.now)
         self._admission.resume(outgoing.now)
+        self._shutdown.resume(outgoing.now)
         for peer in self._peers.values():
             peer.link.resume(term, outgoing.now)
 

@@ -14,9 +14,19 @@ import msgspec
 
 from ..protocol import messages
 from ..protocol.reliable_link import ReliableLink
-from . import admission, failure_detector, hosts, key_table, membership, peers, rank_assignment, rejoins
+from . import (
+    admission,
+    failure_detector,
+    hosts,
+    key_table,
+    membership,
+    peers,
+    rank_assignment,
+    rejoins,
+    shutdown,
+    stores,
+)
 from . import settings as store_settings
-from . import shutdown, stores
 
 _KEPT = (
     ReliableLink, peers.Process, peers.Peer, rank_assignment.Servers, rank_assignment.RankAssignment,

@@ -1,9 +1,9 @@
 """The scheduler's machine with a journal: what it has taken in is on disk before anybody hears of it.
 
-The machine is deterministic, so the journal has its events: those that changed what must outlast the process,
-each with the time, and with what had changed quietly since the one before: of whom it had heard, and when. All
-events of one turn of the loop are one record. After a restart they go through a machine again, and what that
-wants done is forgotten: whatever the others have not acknowledged is sent once more. The time of the journal
+The machine is deterministic, so the journal has its events: those that changed what must outlast the
+process, each with the time, and with what had changed quietly since the one before: of whom it had heard, and
+when. All events of one turn of the loop are one record. After a restart they go through a machine again, and
+what that wants done is forgotten: whatever the others have not acknowledged is sent once more. The time of the journal
 goes on where it ended, so that an absence counts for nobody's wait.
 """
 
@@ -136,7 +136,9 @@ class RecordedScheduler:
         except (msgspec.MsgspecError, LookupError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, ConfigError):
                 raise
-            raise ConfigError(f"the scheduler's journal has what no scheduler has written: {error}") from error
+            raise ConfigError(
+                f"the scheduler's journal has what no scheduler has written: {error}"
+            ) from error
         self._behind = self._clock() - (self.machine.clocks()[0] or self._clock())
         return head.addresses
 

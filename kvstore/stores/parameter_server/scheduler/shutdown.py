@@ -33,11 +33,16 @@ class JobShutdown:
         self._admission = admission
         self._timeout = timeout
         self.manned = 0.0  # when a worker was last there
+        self._resumed: float | None = None  # when it was started again
         self._over: tuple[float, Failure | None] | None = None
 
     def begin(self, now: float) -> None:
         """Count the time without workers from here."""
         self.manned = now
+
+    def resume(self, now: float) -> None:
+        """Stay for a while, though all may have said goodbye: they may not know that it was heard."""
+        self._resumed = now
 
     def leave(self, peer: Peer, message: Leave, outgoing: Outgoing) -> None:
         """Take a worker out of a store that it closes, or that it had to give up."""
@@ -92,6 +97,8 @@ class JobShutdown:
         )
         # It stays a little longer, so that messages which come again are acknowledged once more.
         if outgoing.now - since <= (patience if open_ else linger):
+            return False
+        if self._resumed is not None and outgoing.now - self._resumed <= patience:
             return False
         outgoing.changed = True
         outgoing.actions.append(End(error))

@@ -309,8 +309,10 @@ class Server:
         if self._effects.unsaved:
             self._effects.work.append(events.Save())
         silent, patience = self._silence.silent(now), self.options.dead_after
-        met_patience = max(2 * patience, self._absence)
-        if self._silence.lost(now, met_patience if self._met else self.options.start or met_patience):
+        # Until it has said how long it may be away, it may be as long as until its first word.
+        told = self._met and self._echoes
+        limit = 2 * patience if told else self.options.start or 2 * patience
+        if self._silence.lost(now, max(self._absence, limit)):
             # Before this process was started again it had met one.
             met = self._met or self.hello.restarted
             failure = lost((m.Loss("scheduler", 0, silent),)) if met else unmet(self.options.where, silent)

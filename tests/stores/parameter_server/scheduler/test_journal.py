@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from kvstore.errors import ConfigError, FencedError, KVStoreError
 from kvstore.stores.parameter_server.scheduler.journal import Journal, packed, unpacked
 
-TEXTS = st.lists(st.one_of(st.binary(max_size=60), st.just(b"\xa7kvj" * 3), st.just(packed(b"inside"))), max_size=5)
+TEXTS = st.lists(
+    st.one_of(st.binary(max_size=60), st.just(b"\xa7kvj" * 3), st.just(packed(b"inside"))), max_size=5
+)
 
 
 @given(TEXTS, st.data())
@@ -84,7 +86,9 @@ def without_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fcntl.flock", lambda *_: None)
 
 
-def test_where_locks_do_not_reach_the_older_one_notices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_locks_do_not_reach_the_older_one_notices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     without_lock(monkeypatch)
     old = Journal(str(tmp_path), "job")
     old.append(b"one")

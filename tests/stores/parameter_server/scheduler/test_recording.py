@@ -98,7 +98,9 @@ def test_a_state_that_is_read_is_the_one_that_was_written(tmp_path: Path) -> Non
     again.journal.close()
 
 
-def test_it_is_replaced_by_the_state_when_it_is_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_replaced_by_the_state_when_it_is_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("kvstore.stores.parameter_server.scheduler.recording._LARGE", 100)
     monkeypatch.setattr("kvstore.stores.parameter_server.scheduler.recording._GROWTH", 1)
     job = played(tmp_path, True)

@@ -113,8 +113,9 @@ class SchedulerLink:
 
     def look(self, now: float, actions: list[Action]) -> Failure | None:
         """Make sure that the scheduler is there; return why not, if it is lost."""
-        met = max(self._dead_after, self.absence)
-        patience = met if self.met else self._start or met
+        # Until it has said how long it may be away, it may be as long as until its first word.
+        told = self.met and self.echoes
+        patience = max(self.absence, self._dead_after if told else self._start or self._dead_after)
         if self.silence.lost(now, patience):
             return lost((Loss("scheduler", 0, self.silence.silent(now)),))
         if self.silence.asks(now):
