@@ -600,3 +600,41 @@ def test_a_host_of_the_loopback_needs_none(servers: Servers) -> None:
     assert finish(servers.run(TELL, TELLING, host="127.0.0.2"))[0] == 0
     part = servers.told("server-0")["found"]
     assert (part["host"], part["keys"], part["insecure"]) == ("127.0.0.2", None, False)
+
+
+# ------------------------------------------------------------------------------------ the scheduler once more
+
+SCHEDULER_FAILS = """
+if ROLE == "scheduler":
+    say(f"journal{RESTART}", os.environ.get("KVSTORE_JOURNAL", ""))
+    say(f"address{RESTART}", os.environ["KVSTORE_SCHEDULER"])
+    report()
+    if RESTART < 2:
+        wait_for("ready", "worker-0")
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    say("ready")
+forever()
+"""
+SCHEDULER_AWAITED = """
+say("ready")
+wait_for("ready", "scheduler-0")
+"""
+
+
+def test_a_scheduler_is_started_again_at_its_address(servers: Servers) -> None:
+    code, _, err = finish(servers.run(SCHEDULER_FAILS, SCHEDULER_AWAITED, scheduler_restarts=2))
+    assert code == 0, err
+    assert b"the scheduler was ended by SIGKILL" in err
+    assert b"restarting it (2 of 2)" in err
+    told = [servers.text(f"address{count}", "scheduler-0") for count in range(3)]
+    assert told == ["tcp://127.0.0.1:0", "tcp://127.0.0.1:4711", "tcp://127.0.0.1:4711"]
+    folders = {servers.text(f"journal{count}", "scheduler-0") for count in range(3)}
+    assert len(folders) == 1
+    assert not Path(folders.pop()).exists()
+
+
+def test_a_scheduler_that_fails_too_often_ends_the_job(servers: Servers) -> None:
+    code, _, err = finish(servers.run(SCHEDULER_FAILS, SCHEDULER_AWAITED, scheduler_restarts=1))
+    assert code == 137, err
+    assert b"restarting it (1 of 1)" in err

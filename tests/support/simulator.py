@@ -245,7 +245,7 @@ class SchedulerHost(Host):
         actions = self.recorded.step(event)
         if record := self.recorded.taken():
             self.records.append(record)
-            if self.returns and self.job.plan.faults.return_scheduler and self.job.rng.random() < 0.05:
+            if self.returns > 0 and self.job.plan.faults.return_scheduler and self.job.rng.random() < 0.05:
                 self.job.kill_scheduler()  # before anybody hears of it
                 return
         absence = 40.0 if self.job.plan.faults.return_scheduler else 0.0
@@ -280,7 +280,8 @@ class ServerHost(Host):
         hello = m.Hello(
             "server", rank, incarnation, self.name, JOB, m.PROTOCOL, self.name, restarted=incarnation > 1
         )
-        options = ServerOptions(LETTER, DEAD, 1, job.plan.faults.return_server)
+        start = 10 * DEAD if job.plan.faults.return_scheduler else 0.0
+        options = ServerOptions(LETTER, DEAD, 1, job.plan.faults.return_server, start)
         self.machine = Server(hello, options, snapshot[1] if snapshot else None)
         self.take(e.Start())
 

@@ -3,8 +3,8 @@
 The machine is deterministic, so the journal has its events: those that changed what must outlast the
 process, each with the time, and with what had changed quietly since the one before: of whom it had heard, and
 when. All events of one turn of the loop are one record. After a restart they go through a machine again, and
-what that wants done is forgotten: whatever the others have not acknowledged is sent once more. The time of the journal
-goes on where it ended, so that an absence counts for nobody's wait.
+what that wants done is forgotten: whatever the others have not acknowledged is sent once more. The time of
+the journal goes on where it ended, so that an absence counts for nobody's wait.
 """
 
 from __future__ import annotations
