@@ -23,13 +23,13 @@ GRAIN = 1024
 _MANY_ROWS = 1 << 20
 
 
-class _Waiting(NamedTuple):
+class KeyWaiter(NamedTuple):
     rank: int
     request: int
     specs: tuple[KeySpec, ...]  # of a worker that would create the keys; else none
 
 
-class _Awaited:
+class AwaitedKeys:
     """Keys, and the workers that wait for just these: usually all of them for the same."""
 
     __slots__ = ("keys", "missing", "waiting")
@@ -37,9 +37,9 @@ class _Awaited:
     def __init__(self, keys: tuple[Key, ...], missing: set[Key]) -> None:
         self.keys = keys
         self.missing = missing  # not ready; perhaps others, too, if they have been dropped
-        self.waiting: list[_Waiting] = []
+        self.waiting: list[KeyWaiter] = []
 
-    def take(self, rank: int) -> list[_Waiting]:
+    def take(self, rank: int) -> list[KeyWaiter]:
         """Remove and return what a worker waits for."""
         mine = [one for one in self.waiting if one.rank == rank]
         if mine:
@@ -55,7 +55,7 @@ class KeyTable:
         self.loads = loads  # bytes on each server, of all stores of the job
         self.whole = whole
         self.entries: dict[Key, KeyEntry] = {}
-        self._awaited: dict[tuple[Key, ...], _Awaited] = {}
+        self._awaited: dict[tuple[Key, ...], AwaitedKeys] = {}
         self._numbers = 0
         self._slices = 0
 
@@ -70,7 +70,7 @@ class KeyTable:
         if error is not None:
             return Answer(request, error=error), ()
         keys = tuple(spec.key for spec in specs)
-        if rank != initializer and self._waits_for(keys, _Waiting(rank, request, specs)):
+        if rank != initializer and self._waits_for(keys, KeyWaiter(rank, request, specs)):
             return None, ()
         new = tuple(self._placed(spec) for spec in specs if spec.key not in self.entries)
         return Answer(request, self._entries(keys)), new
@@ -78,7 +78,7 @@ class KeyTable:
     def lookup(self, rank: int, request: int, keys: tuple[Key, ...], wait: bool) -> Answer | None:
         """Answer with the entries of keys once all are ready, or with those that are; no keys: with all."""
         wanted = keys or tuple(self.entries)
-        if wait and self._waits_for(keys, _Waiting(rank, request, ())):
+        if wait and self._waits_for(keys, KeyWaiter(rank, request, ())):
             return None
         known = (self.entries.get(key) for key in wanted)
         return Answer(request, tuple(entry for entry in known if entry is not None and entry.ready))
@@ -130,18 +130,18 @@ class KeyTable:
         """Whether this worker waits for keys."""
         return any(one.rank == rank for awaited in self._awaited.values() for one in awaited.waiting)
 
-    def _waits_for(self, keys: tuple[Key, ...], one: _Waiting) -> bool:
+    def _waits_for(self, keys: tuple[Key, ...], one: KeyWaiter) -> bool:
         """Have a worker wait for keys; False: all of them are ready."""
         awaited = self._awaited.get(keys)
         if awaited is None:
             missing = self._missing(keys)
             if not missing:
                 return False
-            awaited = self._awaited[keys] = _Awaited(keys, missing)
+            awaited = self._awaited[keys] = AwaitedKeys(keys, missing)
         awaited.waiting.append(one)
         return True
 
-    def _take(self, rank: int, creating: bool = False) -> list[_Waiting]:
+    def _take(self, rank: int, creating: bool = False) -> list[KeyWaiter]:
         """Remove and return what a worker waits for, or only what it is `creating`."""
         found = []
         for awaited in list(self._awaited.values()):
@@ -161,7 +161,7 @@ class KeyTable:
     def _entries(self, keys: Sequence[Key]) -> tuple[KeyEntry, ...]:
         return tuple(self.entries[key] for key in keys)
 
-    def _answers(self, awaited: _Awaited) -> list[tuple[int, Answer]]:
+    def _answers(self, awaited: AwaitedKeys) -> list[tuple[int, Answer]]:
         """Rank and answer of all that wait for these keys, with one tuple of entries: it is encoded once."""
         entries, answers = self._entries(awaited.keys), []
         for one in awaited.waiting:

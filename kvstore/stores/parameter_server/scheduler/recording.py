@@ -29,7 +29,7 @@ _LARGE = 4 << 20  # bytes of a journal from which on it is replaced by the state
 _GROWTH = 4  # but only once it is so many times what the state was
 
 
-class Entry(msgspec.Struct, array_like=True):
+class JournalEntry(msgspec.Struct, array_like=True):
     """One event: a message, the term of a scheduler that was started again, or neither: time has passed."""
 
     now: float
@@ -47,7 +47,7 @@ class Entry(msgspec.Struct, array_like=True):
         return Resumed(self.term) if self.term else Tick()
 
 
-class Head(msgspec.Struct, array_like=True):
+class JournalHead(msgspec.Struct, array_like=True):
     """First record of a journal: whose it is, and the state after what was before it, if anything was."""
 
     format: int
@@ -59,8 +59,8 @@ class Head(msgspec.Struct, array_like=True):
     state: Any = None
 
 
-_heads = msgspec.msgpack.Decoder(Head)
-_entries = msgspec.msgpack.Decoder(list[Entry])
+_heads = msgspec.msgpack.Decoder(JournalHead)
+_entries = msgspec.msgpack.Decoder(list[JournalEntry])
 
 
 class RecordedScheduler:
@@ -72,7 +72,7 @@ class RecordedScheduler:
         self._clock = clock
         self._behind = 0.0  # seconds that the machine's time is behind the clock
         self._heard: dict[str, float] = {}
-        self._taken: list[Entry] = []
+        self._taken: list[JournalEntry] = []
 
     def now(self) -> float:
         """Return the machine's time."""
@@ -83,7 +83,7 @@ class RecordedScheduler:
         now, clocks = self.now(), self.machine.clocks()
         actions = self.machine.step(event, now)
         if self.machine.changed:
-            entry = Entry(now, *clocks, self._heard)
+            entry = JournalEntry(now, *clocks, self._heard)
             if isinstance(event, Received) and type(event.message) is ReliableMessage:
                 entry.peer, entry.message = event.peer, event.message  # type: ignore[assignment]
             elif isinstance(event, Resumed):
@@ -110,7 +110,7 @@ class RecordedScheduler:
 
     def whole(self, addresses: tuple[str, str]) -> bytes:
         """Return the record that stands for all before it."""
-        head = Head(_FORMAT, PROTOCOL, __version__, self._options, self.machine.term, addresses)
+        head = JournalHead(_FORMAT, PROTOCOL, __version__, self._options, self.machine.term, addresses)
         head.state = dumped(self.machine.state())
         return msgspec.msgpack.encode(head)
 
@@ -142,7 +142,7 @@ class RecordedScheduler:
         self._behind = self._clock() - (self.machine.clocks()[0] or self._clock())
         return head.addresses
 
-    def _check(self, head: Head) -> None:
+    def _check(self, head: JournalHead) -> None:
         mine, found = (_FORMAT, PROTOCOL, __version__), (head.format, head.protocol, head.version)
         if mine != found:
             raise ConfigError(
