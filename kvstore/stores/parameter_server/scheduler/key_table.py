@@ -24,6 +24,8 @@ _MANY_ROWS = 1 << 20
 
 
 class KeyWaiter(NamedTuple):
+    """A worker that waits for keys."""
+
     rank: int
     request: int
     specs: tuple[KeySpec, ...]  # of a worker that would create the keys; else none

@@ -31,8 +31,8 @@ from . import settings as store_settings
 _KEPT = (
     ReliableLink, peers.Process, peers.Peer, rank_assignment.Servers, rank_assignment.RankAssignment,
     stores.Stores, failure_detector.FailureDetector, admission.Admission, shutdown.JobShutdown,
-    membership.Membership, rejoins.RejoinCoordinator, hosts.HostSeats, key_table.KeyTable, key_table.AwaitedKeys,
-    store_settings.SettingsTable, store_settings.Setting,
+    membership.Membership, rejoins.RejoinCoordinator, hosts.HostSeats, key_table.KeyTable,
+    key_table.AwaitedKeys, store_settings.SettingsTable, store_settings.Setting,
 )  # fmt: skip
 _CLASSES: dict[str, Any] = {one.__name__: one for one in _KEPT}
 _TUPLES: dict[str, Any] = {one.__name__: one for one in (key_table.KeyWaiter, rejoins.JoinPoint)}
