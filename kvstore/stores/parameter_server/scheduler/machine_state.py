@@ -89,7 +89,7 @@ class _Writer:
             return [kind.__name__, number, [self.write(one) for one in value]]
         if _CLASSES.get(kind.__name__) is not kind:
             raise TypeError(f"the journal cannot keep a {kind.__qualname__}")
-        return ["object", number, kind.__name__, {name: self.write(one) for name, one in _fields(value)}]
+        return ["object", number, kind.__name__, {name: self.write(one) for name, one in _attributes(value)}]
 
 
 class _Reader:
@@ -129,6 +129,6 @@ class _Reader:
         return made
 
 
-def _fields(value: Any) -> list[tuple[str, Any]]:
+def _attributes(value: Any) -> list[tuple[str, Any]]:
     names = getattr(type(value), "__slots__", None) or vars(value)
     return [(name, getattr(value, name)) for name in names]

@@ -10,13 +10,13 @@ the journal goes on where it ended, so that an absence counts for nobody's wait.
 from __future__ import annotations
 
 import dataclasses
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from .... import __version__
 from ....errors import ConfigError
 from ..protocol.events import Action, Event, Heard, Received, Resumed, Tick
 from ..protocol.messages import PROTOCOL, ReliableMessage
@@ -27,6 +27,11 @@ from .machine_state import dumped, loaded
 _FORMAT = 1
 _LARGE = 4 << 20  # bytes of a journal from which on it is replaced by the state
 _GROWTH = 4  # but only once it is so many times what the state was
+
+
+def _version() -> str:
+    """Return the version of the package, which is above this module and has been imported before it."""
+    return str(sys.modules[__name__.partition(".")[0]].__version__)
 
 
 class JournalEntry(msgspec.Struct, array_like=True):
@@ -110,7 +115,7 @@ class RecordedScheduler:
 
     def whole(self, addresses: tuple[str, str]) -> bytes:
         """Return the record that stands for all before it."""
-        head = JournalHead(_FORMAT, PROTOCOL, __version__, self._options, self.machine.term, addresses)
+        head = JournalHead(_FORMAT, PROTOCOL, _version(), self._options, self.machine.term, addresses)
         head.state = dumped(self.machine.state())
         return msgspec.msgpack.encode(head)
 
@@ -143,11 +148,11 @@ class RecordedScheduler:
         return head.addresses
 
     def _check(self, head: JournalHead) -> None:
-        mine, found = (_FORMAT, PROTOCOL, __version__), (head.format, head.protocol, head.version)
+        mine, found = (_FORMAT, PROTOCOL, _version()), (head.format, head.protocol, head.version)
         if mine != found:
             raise ConfigError(
                 f"the scheduler's journal is of kvstore {head.version} (protocol {head.protocol}), this is "
-                f"kvstore {__version__} (protocol {PROTOCOL}): start the scheduler with that version, or the "
+                f"kvstore {_version()} (protocol {PROTOCOL}): start the scheduler with that version, or the "
                 "whole job again with a new name (KVSTORE_JOB)"
             )
         differ = [

@@ -134,7 +134,7 @@ def test_a_journal_of_other_options_is_refused(tmp_path: Path, options: Schedule
 
 def test_a_journal_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Company(tmp_path).scheduler.journal.close()
-    monkeypatch.setattr("kvstore.stores.parameter_server.scheduler.recording.__version__", "9.9")
+    monkeypatch.setattr("kvstore.__version__", "9.9")
     with pytest.raises(ConfigError, match=r"this is kvstore 9\.9"):
         JournaledScheduler(OPTIONS, str(tmp_path))
 
