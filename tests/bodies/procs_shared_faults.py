@@ -554,8 +554,12 @@ def stopped() -> str:
     with pytest.raises((kv.PeerLostError, kv.FencedError)) as caught:
         while True:
             store.pushpull("w", np.ones(40_000, F))
-    view = store.view("w")
-    assert (view == store.num_workers).all()
+    if isinstance(caught.value, kv.FencedError):
+        for read in (lambda: store.view("w"), lambda: store.pull("w", np.empty(40_000, F))):
+            with pytest.raises(kv.FencedError):
+                read()
+    else:
+        assert (store.view("w") == store.num_workers).all()
     with pytest.raises(type(caught.value)):
         store.push("w", np.ones(40_000, F))
     store.close()

@@ -166,6 +166,7 @@ class HostRegion(SharedBackend):
 
     def settle(self, handles: Sequence[Handle]) -> None:
         """See the rounds complete that this worker has pushed into."""
+        self._waiter.check_open()
         for handle in handles:
             self._waiter.settle(handle)
 

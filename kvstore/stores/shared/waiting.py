@@ -89,12 +89,14 @@ class RoundWaiter:
         self.rejoining = job.returned()
 
     def check_open(self) -> None:
-        """Raise in a fork of the process that took the rank."""
+        """Raise in a fork of the process that took the rank, and in one that was taken for dead."""
         if self._job.forked:
             raise KVStoreError(
                 f"this process is a fork of worker {self._rank} and has no part in its job; use the store in "
                 "the process that created it, or start workers with `kvstore run` or kv.spawn"
             )
+        if self._job.standing() == shm.FENCED:
+            self._errors.raise_outcome(shm.FENCED, None)
 
     def check_writing(self) -> None:
         """Raise unless this worker may push."""
