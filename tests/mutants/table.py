@@ -520,5 +520,5 @@ SURVIVORS = {
     "the last round need not be whole": "the calls that are remembered decide before it",
     "who waited waits on": "a worker drops an answer that comes again",
     "a worker is twice in a round": "requests that come again are filtered before",
-    "rounds go on after a loss": "not known: by the simulator it survived once; jobs of processes were not run",
+    "rounds go on after a loss": "not known; with jobs of real processes it was not tried",
 }
