@@ -99,14 +99,14 @@ class Facts:
 
     @cached_property
     def replaced(self) -> set[int]:
-        """Who was lost, or heard of it, before it did anything, where somebody else came later."""
+        """Who was lost, or heard of it, before it did anything here, where somebody else came later."""
         workers = self.history.workers
         active = {push.slot for pushes in self.pushes.values() for push in pushes}
         came = any(slot >= workers for slot in self.slots)
         return {
             slot
             for slot in range(workers)
-            if came and slot not in active and slot in {*self.told, *self.hurt}
+            if came and slot not in active and (slot in {*self.told, *self.hurt} or slot not in self.by_slot)
         }
 
     def settled(self, push: Push, key: Key) -> float:
