@@ -88,9 +88,10 @@ class Stores:
             self._servers.tell_all(store.view(self._servers.members), outgoing)
 
     def _turn_away(self, store: Membership, why: Failure, outgoing: Outgoing) -> None:
-        """Refuse everybody in a store that cannot start."""
+        """Refuse everybody in a store that cannot start; who comes later must not start it without them."""
         for peer in self._peers(store):
             outgoing.refuse(peer, why)
+        store.members.clear()
 
     def lose_before_start(self, store: Membership, loss: Loss, outgoing: Outgoing) -> None:
         """Go on without a worker that never came to a store, or turn the others away."""

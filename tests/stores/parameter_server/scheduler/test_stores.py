@@ -141,3 +141,17 @@ def test_nobody_is_told_of_the_last_that_leave() -> None:
     job.pass_time(0.5, "w0", "w1", "w2", "s0.1")
     assert [len(one.members) for one in job.sent["s0.1"] if type(one) is m.View] == [3, 2]
     assert job.last("s0.1", m.Install).kind == "drop"
+
+
+def test_who_comes_to_a_store_whose_others_were_turned_away_does_not_start_it_alone() -> None:
+    job = Job()
+    job.worker(0, ordinal=1)
+    job.worker(1)
+    job.pass_time(6, "w1", "s0.1")
+    assert job.last("w1", m.Refused).error == "PeerLostError"
+    job.worker(0, "w0 again", 2, restarted=True)
+    assert job.last("w0 again", m.Welcome) is None
+    job.say("w1", m.Bye("w1", True))
+    job.pass_time(1, "w0 again", "s0.1")
+    assert job.last("w0 again", m.Welcome) is None
+    assert job.last("w0 again", m.Refused).rank == 1

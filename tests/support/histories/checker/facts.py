@@ -99,15 +99,11 @@ class Facts:
 
     @cached_property
     def replaced(self) -> set[int]:
-        """Who was lost, or heard of it, before it did anything here, where somebody else came later."""
+        """Who did nothing here, and another process of its rank came later."""
         workers = self.history.workers
         active = {push.slot for pushes in self.pushes.values() for push in pushes}
-        came = any(slot >= workers for slot in self.slots)
-        return {
-            slot
-            for slot in range(workers)
-            if came and slot not in active and (slot in {*self.told, *self.hurt} or slot not in self.by_slot)
-        }
+        later = {slot % workers for slot in self.slots if slot >= workers}
+        return later - active
 
     def settled(self, push: Push, key: Key) -> float:
         """When it was known to its process that a push has taken effect."""
