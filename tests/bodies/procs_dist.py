@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import socket
 import threading
 import time
@@ -565,6 +566,24 @@ def by_encrypted_streams(altered: bool) -> tuple[str, str]:
     store.barrier()
     store.close()
     return digest.hex(), "".join(one._offer.secret.hex() for one in streams)
+
+
+def reads_late() -> None:
+    """Ask for a value, push into later rounds, and receive nothing meanwhile: no thread of Python's runs."""
+    library = ctypes.PyDLL(None)
+    store = opened(slice_bytes=1 << 24)
+    store.init("late", np.zeros(4_000_000, F))
+    for _ in range(3):
+        out = np.zeros(4_000_000, F)
+        found = store.pushpull("late", np.ones(4_000_000, F), out=out, async_op=True)
+        later = [store.push("late", np.full(4_000_000, 10, F), async_op=True) for _ in range(2)]
+        if store.rank:
+            library.usleep(400_000)
+        for one in (found, *later):
+            one.wait()
+        assert (out == 2).all()
+        store.barrier()
+    store.close()
 
 
 def _until_open(store: Any, streams: list[Any]) -> None:

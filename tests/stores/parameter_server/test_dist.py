@@ -70,6 +70,11 @@ def test_sums_by_encrypted_streams(served: Served, servers: int, altered: bool) 
     assert len(secret) == 64 * servers and secret[:64] not in said
 
 
+def test_a_worker_that_reads_late_gets_what_it_asked_for(served: Served) -> None:
+    """Servers send a value from where it lies, and later rounds may be written there."""
+    run(served(2, 1, KVSTORE_SAME_HOST_SHM="0", **SYNC), OWN, "reads_late")
+
+
 def test_sums_by_frames_alone(served: Served) -> None:
     same(served(2, 2, **BY_FRAME), "sums", "float32", 1)
 

@@ -106,6 +106,8 @@ def test_pulls_count_the_pushes_before_them() -> None:
     store.submit("a", (0, K.PUSH, 0))
     store.submit("b", (0, K.PULL, 0))
     store.submit("c", (0, K.PUSH, 0))
+    assert store.sent(0) == []  # the value that was asked for must not change before it is there
+    store.reply(0, (K.VALUE, 2))
     assert [one.round for one in store.sent(0)[0].records] == [2]
     store.submit("d", (0, K.PULL, 9))
     assert [one.round for one in store.sent(0)[0].records] == [0]
@@ -206,6 +208,7 @@ def test_it_says_where_it_is_when_it_reaches_the_slice_that_somebody_begins_with
     store.submit("b", (0, K.PUSH, 0), (1, K.PULL, 5))
     assert told(store) == []
     assert [one.epoch for one in store.sent(0)] == [1]
+    store.reply(1, (K.VALUE, 2))
     store.submit("c", (1, K.PUSHPULL, 5))
     assert told(store) == [m.JoinPointReached(3, 2, ((0, 2), (5, 1)))]
     assert [one.epoch for one in store.sent(1)] == [2]

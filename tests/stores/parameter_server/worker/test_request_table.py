@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -342,3 +343,46 @@ def test_an_exchange_begins_only_where_nothing_is_under_way() -> None:
     assert not requests.is_empty
     requests.answered(reply(1), 0.0)
     assert requests.is_empty and requests.begin_exchange(SLICES) == (2, 0, [1, 1, 1])
+
+
+KINDS = st.sampled_from([Kind.PUSH, Kind.PULL, Kind.PUSHPULL])
+
+
+@given(st.lists(st.tuples(KINDS, st.integers(0, 2), st.integers(-1, 1)), max_size=25), st.randoms())
+def test_no_push_goes_out_before_an_older_value_is_there(
+    program: list[tuple[Kind, int, int]], draw: random.Random
+) -> None:
+    """Nor does a read keep a push waiting that it waits for itself: all are answered in the end."""
+    requests, counts = table(), [0, 0, 0]
+    waiting: list[Record] = []
+    pushed: set[tuple[int, int]] = set()
+
+    def take() -> None:
+        for record in pump(requests):
+            if record.kind != Kind.PULL:
+                reads = [one for one in waiting if one.slice == record.slice and one.kind != Kind.PUSH]
+                assert all(one.round >= record.round for one in reads)
+                pushed.add((record.slice, record.round))
+            waiting.append(record)
+
+    def answer() -> None:
+        ready = [
+            one for one in waiting if all((one.slice, round_) in pushed for round_ in range(1, one.round + 1))
+        ]
+        assert ready
+        one = draw.choice(ready)
+        waiting.remove(one)
+        requests.answered(Batch(0, 0, 0, 1, [one._replace(kind=Kind.DONE)], ()), 0.0)
+
+    for kind, slice_, priority in program:
+        counts[slice_] += kind != Kind.PULL
+        record = Record(kind, slice_, 0, counts[slice_])
+        requests.add(RequestInFlight(OperationProgress(slice_, 1), 0, record, None), priority)
+        take()
+        if waiting and draw.random() < 0.5:
+            answer()
+            take()
+    while waiting:
+        answer()
+        take()
+    assert requests.is_empty

@@ -23,6 +23,7 @@ _SAMPLE = 512  # overdue requests that are asked for at first, as long as none i
 _FIRST = -(1 << 62)  # before any priority
 
 _PUSHES = frozenset((Kind.PUSH, Kind.PUSHPULL))
+_READS = frozenset((Kind.PULL, Kind.PUSHPULL))
 _FRAME = m.PayloadLocation.FRAME
 _new = tuple.__new__
 
@@ -84,6 +85,7 @@ class RequestTable:
         self._queue: list[tuple[int, int, RequestInFlight]] = []
         self._order = 0
         self._flying: dict[int, int] = {}  # by slice: pushes that are sent and not answered
+        self._reads: dict[int, list[int]] = {}  # by slice: rounds of which values are asked for, and not come
         self._held: dict[int, list[tuple[int, int, RequestInFlight]]] = {}  # pushes that wait for those
         self._open: dict[int, RequestInFlight] = {}  # by sequence: sent and not answered
         self._oldest = 1  # nothing below is open
@@ -130,7 +132,7 @@ class RequestTable:
         while queue:
             request = queue[0][2]
             slice_, is_push = request.record[SLICE], request.record[KIND] in _PUSHES
-            if is_push and self._flying.get(slice_, 0) >= _PUSHED:
+            if is_push and self._waits(slice_, request.record[ROUND]):
                 self._held.setdefault(slice_, []).append(heapq.heappop(queue))
                 continue
             bytes_ = request.size
@@ -142,9 +144,7 @@ class RequestTable:
             if records and (size + bytes_ > self.batch_bytes or len(records) == _MANY):
                 batches.append((records, frames))
                 records, frames, size = [], [], 0
-            self._open[request.sequence] = request
-            if is_push:
-                self._flying[slice_] = self._flying.get(slice_, 0) + 1
+            self._note_sent(request)
             request.sent = now
             free -= bytes_
             self._sent += bytes_
@@ -153,6 +153,26 @@ class RequestTable:
         if records:
             batches.append((records, frames))
         return batches
+
+    def _waits(self, slice_: int, round_: int) -> bool:
+        """Whether a push has to wait: for others that are on the way, or for a value that is older than it.
+
+        A server sends a value from where it lies, and the rounds after it may be written there: but none goes
+        on without this worker's push.
+        """
+        return (
+            self._flying.get(slice_, 0) >= _PUSHED
+            or min(self._reads.get(slice_, ()), default=round_) < round_
+        )
+
+    def _note_sent(self, request: RequestInFlight) -> None:
+        """Wait for the answer to a request."""
+        self._open[request.sequence] = request
+        record = request.record
+        if record[KIND] in _PUSHES:
+            self._flying[record[SLICE]] = self._flying.get(record[SLICE], 0) + 1
+        if record[KIND] in _READS:
+            self._reads.setdefault(record[SLICE], []).append(record[ROUND])
 
     def begin_exchange(self, slices: Sequence[int], pushes: bool = True) -> tuple[int, int, list[int]]:
         """Count one request for each slice, which go out another way, as all do that are under way.
@@ -199,10 +219,7 @@ class RequestTable:
             self._oldest = min(self._oldest, request.sequence)
             if request.sequence < end:
                 request.sent = now
-                slice_ = request.record[SLICE]
-                self._open[request.sequence] = request
-                if request.record[KIND] in _PUSHES:
-                    self._flying[slice_] = self._flying.get(slice_, 0) + 1
+                self._note_sent(request)
                 self._sent += request.size
             else:
                 heapq.heappush(self._queue, (_FIRST, request.sequence, request))
@@ -231,13 +248,23 @@ class RequestTable:
             before = self.complete.get(slice_, self.first_rounds.get(slice_, 0))
             self.rounds += max(0, record[ROUND] - before)
             self.complete[slice_] = record[ROUND]
-            if request.record[KIND] in _PUSHES:
-                asked = request.record
-                self.accepted[asked[SLICE]] = asked[ROUND] + self.first_rounds.get(asked[SLICE], 0)
-                self._flying[asked[SLICE]] -= 1
-                self._release(asked[SLICE])
+            self._note_answered(request.record)
             done.append((request, record))
         return done, unknown
+
+    def _note_answered(self, asked: Record) -> None:
+        """Let go what has waited for the answer to a request."""
+        slice_, kind = asked[SLICE], asked[KIND]
+        if kind in _PUSHES:
+            self.accepted[slice_] = asked[ROUND] + self.first_rounds.get(slice_, 0)
+            self._flying[slice_] -= 1
+        if kind in _READS and (reads := self._reads.get(slice_)):
+            if asked[ROUND] in reads:  # not of one that was given up
+                reads.remove(asked[ROUND])
+            if not reads:
+                del self._reads[slice_]
+        if self._held:
+            self._release(slice_)
 
     def overdue(self, now: float) -> list[RequestInFlight]:
         """Return requests that have waited too long for an answer; they count as sent now.
@@ -276,6 +303,7 @@ class RequestTable:
         self._open.clear()
         self._sent = self._answered = self._received = 0
         self._flying.clear()
+        self._reads.clear()
         for slice_ in list(self._held):
             self._release(slice_)
 
@@ -284,6 +312,7 @@ class RequestTable:
         operations = {id(one): one for one in map(_operation, self._all()) if one is not None}
         self._held.clear()
         self._flying.clear()
+        self._reads.clear()
         self._queue = [one for one in self._queue if one[2].sequence]
         # Their bytes are waited for no more: those of a lost message would hold up everything that follows.
         self._answered += sum(request.size for request in self._open.values())
