@@ -8,13 +8,11 @@ from __future__ import annotations
 import json
 import os
 import random
-import shlex
-import shutil
 import subprocess
-import sysconfig
 from pathlib import Path
 
 import pace
+import paths
 import pytest
 
 HERE = Path(__file__).parent
@@ -24,19 +22,11 @@ OBSERVE = ROOT / "kvstore" / "observe" / "native"
 FOLDERS = (SERVERS / "native", SERVERS / "transport" / "native", ROOT / "kernels", OBSERVE)
 
 
-def compiler() -> list[str]:
-    for text in (sysconfig.get_config_var("CC"), "cc"):
-        command = shlex.split(text or "")
-        if command and shutil.which(command[0]):
-            return command
-    pytest.skip("there is no C compiler")
-
-
 def build(folder: Path) -> Path:
     program = folder / "links"
     checks = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
     flags = ("-std=gnu11", "-D_GNU_SOURCE", "-w", *checks, *(f"-I{one}" for one in FOLDERS))
-    command = [*compiler(), *flags, str(HERE / "links.c"), "-o", str(program), "-pthread", "-lm"]
+    command = [*paths.c_compiler(), *flags, str(HERE / "links.c"), "-o", str(program), "-pthread", "-lm"]
     built = subprocess.run(command, capture_output=True, text=True, check=False)
     if built.returncode and "sanitize" in built.stderr + built.stdout:
         pytest.skip("the compiler has no sanitizers")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import subprocess
-import sysconfig
 from pathlib import Path
 
 import pace
+import paths
 import pytest
 
 HERE = Path(__file__).parent
@@ -25,19 +24,11 @@ MUTANTS = {
 }
 
 
-def compiler() -> list[str]:
-    for text in (sysconfig.get_config_var("CC"), "cc"):
-        command = shlex.split(text or "")
-        if command and shutil.which(command[0]):
-            return command
-    pytest.skip("there is no C compiler")
-
-
 def helpers(folder: Path, headers: Path, calls: int) -> subprocess.CompletedProcess[str]:
     program = folder / "helpers"
     flags = ("-std=gnu11", "-D_GNU_SOURCE", "-DKV_ONE_LEVEL", "-O1", "-g", "-w", "-fsanitize=thread")
     command = [
-        *compiler(),
+        *paths.c_compiler(),
         *flags,
         f"-I{headers}",
         str(HERE / "helpers.c"),

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
+import sysconfig
 from pathlib import Path
+
+import pytest
 
 TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
@@ -11,3 +16,12 @@ DATA = TESTS / "data"
 BODIES = TESTS / "bodies"
 #: For PYTHONPATH, or to be cut at its colons and put before sys.path.
 IMPORTS = os.pathsep.join([str(BODIES), str(TESTS / "support")])
+
+
+def c_compiler() -> list[str]:
+    """Return the command of the compiler that Python was built with, or of another; skip without one."""
+    for text in (sysconfig.get_config_var("CC"), "cc"):
+        command = shlex.split(text or "")
+        if command and shutil.which(command[0]):
+            return command
+    pytest.skip("there is no C compiler")

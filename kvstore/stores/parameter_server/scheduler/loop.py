@@ -22,8 +22,8 @@ from ..protocol.failures import raised
 from ..protocol.messages import Met, Pong, ReliableMessage
 from ..protocol.view_log import tell_message
 from ..transport.sockets import SchedulerSockets
-from .machine import SchedulerOptions
-from .recording import JournaledScheduler, RecordedScheduler
+from .machine import Scheduler, SchedulerOptions
+from .recording import JournaledScheduler
 
 log = logging.getLogger("kvstore.ps")
 
@@ -101,8 +101,7 @@ class _Loop:
     ) -> None:
         self._sockets, self._heartbeat = sockets, config.heartbeat
         self._journaled = journaled
-        self._recorded = journaled or RecordedScheduler(_options(roles, config))
-        self._machine = self._recorded.machine
+        self._machine = Scheduler(_options(roles, config)) if journaled is None else journaled.machine
         self._absence = config.timeout if journaled is not None else 0.0
         self._actions: list[events.Action] = []
         if journaled is not None:
@@ -158,9 +157,11 @@ class _Loop:
                 log.warning("the job has waited %.0f s for %s", now - self._started, missing)
 
     def _step(self, event: events.Event) -> None:
-        self._actions += self._recorded.step(event)
-        if self._journaled is None:
-            self._carry_out()
+        if self._journaled is not None:
+            self._actions += self._journaled.step(event)  # carried out once it is on disk
+            return
+        self._actions += self._machine.step(event, time.monotonic())
+        self._carry_out()
 
     def _carry_out(self) -> None:
         """Do what follows from all that was taken in, once that is in the journal, if there is one."""

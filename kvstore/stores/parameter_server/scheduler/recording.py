@@ -142,7 +142,8 @@ class RecordedScheduler:
             if isinstance(error, ConfigError):
                 raise
             raise ConfigError(
-                f"the scheduler's journal has what no scheduler has written: {error}"
+                f"the scheduler's journal has what no scheduler has written ({error}): start the whole job "
+                "again with a new name (KVSTORE_JOB)"
             ) from error
         self._behind = self._clock() - (self.machine.clocks()[0] or self._clock())
         return head.addresses

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import shlex
 import shutil
 import subprocess
-import sysconfig
 from pathlib import Path
 
 import pace
+import paths
 import pytest
 
 HERE = Path(__file__).parent
@@ -115,18 +114,10 @@ MUTANTS = {
 }
 
 
-def compiler() -> list[str]:
-    for text in (sysconfig.get_config_var("CC"), "cc"):
-        command = shlex.split(text or "")
-        if command and shutil.which(command[0]):
-            return command
-    pytest.skip("there is no C compiler")
-
-
 def build(folder: Path, headers: Path, *flags: str) -> Path:
     program = folder / "interleave"
     command = [
-        *compiler(),
+        *paths.c_compiler(),
         *("-std=gnu11", *flags, *(f"-I{folder}" for folder in (headers, OBSERVE, ROOT / "kernels"))),
         str(HERE / "interleave.c"),
         *("-o", str(program), "-pthread"),
