@@ -14,23 +14,32 @@ import functools
 import hashlib
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from .native._streams import Cipher
 
 SECRET_BYTES = SALT_BYTES = PROOF_BYTES = 32
 
 _LIBRARY = re.compile(r" (/\S*/libsodium[^/\s]*\.so[^/\s]*)$", re.MULTILINE)
-#: By their numbers in the handshake, the best first; each has keys of 32 bytes, nonces of 12, and tags of 16.
-_NAMES = {1: "aes256gcm", 2: "chacha20poly1305_ietf"}
+#: By their numbers in the handshake, the best first; each has keys of 32 bytes.
+_NAMES = {3: "aegis256", 1: "aes256gcm", 2: "chacha20poly1305_ietf"}
 _PERSON = b"kvstore streams"
 
-_Functions = tuple[int, int, int]
+
+class Aead(NamedTuple):
+    """Addresses of a cipher's functions, and sizes of what they take."""
+
+    encrypt: int
+    decrypt: int
+    hash: int
+    nonce_bytes: int
+    tag_bytes: int
 
 
 @functools.cache
 def available() -> tuple[int, ...]:
     """Return the numbers of the ciphers that this process has, the best first."""
-    return tuple(_functions())
+    return tuple(_aeads())
 
 
 def choose(offered: Sequence[int]) -> int | None:
@@ -39,7 +48,7 @@ def choose(offered: Sequence[int]) -> int | None:
 
 
 @functools.cache
-def _functions() -> dict[int, _Functions]:
+def _aeads() -> dict[int, Aead]:
     """Find the functions of each cipher; importing zmq has loaded them."""
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
@@ -51,29 +60,30 @@ def _functions() -> dict[int, _Functions]:
             library = ctypes.CDLL(path)
             if library.sodium_init() < 0:
                 continue
-            return {
-                number: _addresses(library, name) for number, name in _NAMES.items() if _has(library, name)
-            }
+            return {number: _aead(library, name) for number, name in _NAMES.items() if _has(library, name)}
         except (OSError, AttributeError):  # one without these functions
             continue
     return {}
 
 
 def _has(library: ctypes.CDLL, name: str) -> bool:
-    """Whether the processor can do it, where that is the question."""
-    return name != "aes256gcm" or library.crypto_aead_aes256gcm_is_available() == 1
+    """Whether the library has it, and the processor what makes those of AES fast, and safe from measured times."""
+    if not hasattr(library, f"crypto_aead_{name}_encrypt_detached"):
+        return False
+    return not name.startswith("ae") or library.crypto_aead_aes256gcm_is_available() == 1
 
 
-def _addresses(library: ctypes.CDLL, name: str) -> _Functions:
+def _aead(library: ctypes.CDLL, name: str) -> Aead:
     prefix = f"crypto_aead_{name}"
     sizes = [getattr(library, f"{prefix}_{what}") for what in ("keybytes", "npubbytes", "abytes")]
     for size in sizes:
         size.restype = ctypes.c_size_t
-    if [size() for size in sizes] != [32, 12, 16]:
+    key_bytes, nonce_bytes, tag_bytes = (size() for size in sizes)
+    if key_bytes != 32:
         raise AttributeError(prefix)
     wanted = (f"{prefix}_encrypt_detached", f"{prefix}_decrypt_detached", "crypto_generichash")
     first, second, third = (ctypes.cast(getattr(library, one), ctypes.c_void_p).value or 0 for one in wanted)
-    return first, second, third
+    return Aead(first, second, third, nonce_bytes, tag_bytes)
 
 
 class Handshake:
@@ -113,7 +123,7 @@ class Handshake:
         return self._made(b"to the server", b"to the worker")
 
     def _made(self, goes: bytes, comes: bytes) -> Cipher:
-        return Cipher(_functions()[self._cipher], self._derive(goes), self._derive(comes))
+        return Cipher(_aeads()[self._cipher], self._derive(goes), self._derive(comes))
 
     def _derive(self, purpose: bytes) -> bytes:
         return hashlib.blake2b(purpose, key=self._key, digest_size=32, person=_PERSON).digest()

@@ -64,7 +64,7 @@ cdef extern from "serve.h" nogil:
     ctypedef struct kp_inlet:
         void *context
     ctypedef struct kp_aead:
-        pass
+        size_t nonce_bytes, tag_bytes
     ctypedef struct kp_cipher:
         pass
     kp_cipher *kp_new_cipher(const kp_aead *aead, const void *goes, const void *comes, uint64_t chunks_of_key)
@@ -108,6 +108,8 @@ cdef extern from "serve.h" nogil:
     void kp_serve(kp_serving *serving, int64_t nanoseconds)
     enum:
         KP_KEY_BYTES
+        KP_NONCE_BYTES
+        KP_TAG_BYTES
 
 cdef extern from "gather.h" nogil:
     ctypedef struct kp_gather:
@@ -179,8 +181,9 @@ cdef class Cipher:
 
     Parameters
     ----------
-    functions : tuple of int
-        Addresses of libsodium's `crypto_aead_*_encrypt_detached`, `*_decrypt_detached`, and `crypto_generichash`.
+    aead : tuple of int
+        Addresses of libsodium's `crypto_aead_*_encrypt_detached`, `*_decrypt_detached`, and `crypto_generichash`;
+        bytes of a nonce and of a tag.
     goes, comes : bytes
         The keys of what is sent and of what is received, of 32 bytes.
     chunks_of_key : int
@@ -189,15 +192,17 @@ cdef class Cipher:
 
     cdef kp_cipher *c
 
-    def __cinit__(self, tuple functions not None, bytes goes not None, bytes comes not None,
+    def __cinit__(self, aead not None, bytes goes not None, bytes comes not None,
                   uint64_t chunks_of_key=1 << 20):
-        cdef uintptr_t addresses[3]
-        if len(functions) != 3 or not all(functions):
-            raise ValueError("a cipher has three functions")
+        cdef size_t parts[5]
+        if len(aead) != 5 or not all(aead):
+            raise ValueError("a cipher has three functions, nonces and tags")
+        parts[0], parts[1], parts[2], parts[3], parts[4] = aead
+        if not 8 <= parts[3] <= KP_NONCE_BYTES or parts[4] > KP_TAG_BYTES:
+            raise ValueError(f"a nonce has 8 to 32 bytes and a tag up to 32, not {parts[3]} and {parts[4]}")
         if len(goes) != KP_KEY_BYTES or len(comes) != KP_KEY_BYTES or goes == comes or not chunks_of_key:
             raise ValueError("a cipher has two keys of 32 bytes, one for each direction")
-        addresses[0], addresses[1], addresses[2] = functions
-        self.c = kp_new_cipher(<kp_aead *>addresses, <char *>goes, <char *>comes, chunks_of_key)
+        self.c = kp_new_cipher(<kp_aead *>parts, <char *>goes, <char *>comes, chunks_of_key)
         if self.c == NULL:
             raise MemoryError()
 

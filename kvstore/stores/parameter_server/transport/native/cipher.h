@@ -14,8 +14,8 @@
 
 enum {
     KP_KEY_BYTES = 32,
-    KP_NONCE_BYTES = 12,
-    KP_TAG_BYTES = 16,
+    KP_NONCE_BYTES = 32, /* at most, as the tag: what a cipher has is in its kp_aead */
+    KP_TAG_BYTES = 32,
     KP_CHUNK_HEAD = 4,
     KP_CHUNK_BYTES = 64 * 1024,
     KP_SEALED_BYTES = KP_CHUNK_HEAD + KP_CHUNK_BYTES + KP_TAG_BYTES,
@@ -23,7 +23,7 @@ enum {
 };
 #define KP_MOST_CHUNKS ((uint64_t)1 << 63)
 
-/* libsodium's crypto_aead_*_encrypt_detached, *_decrypt_detached, and crypto_generichash. */
+/* libsodium's crypto_aead_*_encrypt_detached, *_decrypt_detached, and crypto_generichash; bytes of nonce and tag. */
 typedef struct {
     int (*encrypt)(unsigned char *sealed, unsigned char *tag, unsigned long long *tag_bytes, const unsigned char *text,
                    unsigned long long nbytes, const unsigned char *ad, unsigned long long ad_bytes,
@@ -33,6 +33,7 @@ typedef struct {
                    const unsigned char *nonce, const unsigned char *key);
     int (*hash)(unsigned char *out, size_t out_bytes, const unsigned char *text, unsigned long long nbytes,
                 const unsigned char *key, size_t key_bytes);
+    size_t nonce_bytes, tag_bytes;
 } kp_aead;
 
 /* One direction. `bytes` from `from` to `to` are encrypted, and not sent or not decrypted yet. */
@@ -96,7 +97,7 @@ static int kp_next_nonce(const kp_cipher *c, kp_direction *d, unsigned char *non
     }
     memset(nonce, 0, KP_NONCE_BYTES);
     for (int i = 0; i < 8; i++)
-        nonce[KP_NONCE_BYTES - 8 + i] = (unsigned char)(d->chunks >> (8 * i));
+        nonce[c->aead.nonce_bytes - 8 + i] = (unsigned char)(d->chunks >> (8 * i));
     d->chunks++;
     return 0;
 }
@@ -128,20 +129,21 @@ static int kp_encrypt(kp_cipher *c, const void *text, size_t n)
                 c->aead.encrypt(sealed, sealed + n, NULL, (const unsigned char *)text, n, head, KP_CHUNK_HEAD, NULL,
                                 nonce, d->key);
     if (!d->failed)
-        d->to += KP_CHUNK_HEAD + n + KP_TAG_BYTES;
+        d->to += KP_CHUNK_HEAD + n + c->aead.tag_bytes;
     return d->failed ? -1 : 0;
 }
 
 /* Bytes of the text of the next chunk that has come; 0: it is not whole. -1: it is none. */
-static int64_t kp_next_chunk(const kp_direction *d)
+static int64_t kp_next_chunk(const kp_cipher *c)
 {
+    const kp_direction *d = &c->comes;
     size_t there = d->to - d->from;
     if (there < KP_CHUNK_HEAD)
         return 0;
     uint32_t n = kp_get_length(d->bytes + d->from);
     if (!n || n > KP_CHUNK_BYTES)
         return -1;
-    return there < KP_CHUNK_HEAD + (size_t)n + KP_TAG_BYTES ? 0 : (int64_t)n;
+    return there < KP_CHUNK_HEAD + (size_t)n + c->aead.tag_bytes ? 0 : (int64_t)n;
 }
 
 /* Decrypt the next chunk, of `n` bytes. 0, or -1: it is not what the peer has sent as this one. */
@@ -152,7 +154,7 @@ static int kp_decrypt(kp_cipher *c, void *text, size_t n)
     if (kp_next_nonce(c, d, nonce) || c->aead.decrypt((unsigned char *)text, NULL, sealed, n, sealed + n, head,
                                                       KP_CHUNK_HEAD, nonce, d->key))
         return -1;
-    d->from += KP_CHUNK_HEAD + n + KP_TAG_BYTES;
+    d->from += KP_CHUNK_HEAD + n + c->aead.tag_bytes;
     return 0;
 }
 

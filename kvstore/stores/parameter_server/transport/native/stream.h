@@ -338,7 +338,7 @@ static ssize_t kp_decrypt_chunks(kp_stream *s)
     kp_direction *d = &s->cipher->comes;
     ssize_t done = 0;
     int64_t n = 0;
-    while (!d->failed && (n = kp_next_chunk(d)) > 0) {
+    while (!d->failed && (n = kp_next_chunk(s->cipher)) > 0) {
         int direct = !s->to && s->state == KP_FRAMES && s->coming->n > s->at && s->sizes[s->at] - s->got >= (uint64_t)n;
         d->failed = kp_decrypt(s->cipher, direct ? s->coming->frames[s->at]->data + s->got : s->bytes + s->to, (size_t)n);
         if (d->failed)

@@ -15,7 +15,8 @@ from kvstore.stores.parameter_server.transport import ciphers
 from kvstore.stores.parameter_server.transport.native._streams import Cipher, Sender, Stream
 
 LIMIT = 1 << 22
-HEAD, TAG, CHUNK = 4, 16, 64 * 1024
+HEAD, CHUNK = 4, 64 * 1024
+TAG = 32  # at most
 TO, FROM = bytes(range(32)), bytes(range(32, 64))
 
 
@@ -32,7 +33,7 @@ def number(request: pytest.FixtureRequest) -> int:
 
 
 def cipher(number: int, goes: bytes = TO, comes: bytes = FROM, **options: int) -> Cipher:
-    return Cipher(ciphers._functions()[number], goes, comes, **options)
+    return Cipher(ciphers._aeads()[number], goes, comes, **options)
 
 
 def sockets() -> tuple[socket.socket, socket.socket]:
@@ -50,13 +51,13 @@ def sent(sender: Sender, number: int) -> Callable[..., list[bytes]]:
     def record(*messages: bytes, **options: int) -> list[bytes]:
         ours, theirs = sockets()
         stream = Stream(sender, theirs.detach(), LIMIT, cipher(number, **options))
-        found = []
+        found, tag = [], ciphers._aeads()[number].tag_bytes
         for message in messages:
             assert stream.send([message])
             assert stream.sent
             raw = ours.recv(1 << 20)
             while raw:
-                end = HEAD + int.from_bytes(raw[:HEAD], "little") + TAG
+                end = HEAD + int.from_bytes(raw[:HEAD], "little") + tag
                 found.append(raw[:end])
                 raw = raw[end:]
         stream.close()
@@ -114,7 +115,7 @@ def test_bytes_of_large_chunks_count(
     chunks = sent(os.urandom(300_000))
     assert len(chunks) > 4
     for which in range(1, len(chunks)):
-        for at in (0, 2, HEAD, HEAD + 9, len(chunks[which]) // 2, -TAG, -1):
+        for at in (0, 2, HEAD, HEAD + 9, len(chunks[which]) // 2, -16, -1):
             altered = bytearray(chunks[which])
             altered[at] ^= 1
             raw = b"".join([*chunks[:which], bytes(altered), *chunks[which + 1 :], bytes(CHUNK + TAG)])
@@ -175,16 +176,16 @@ def test_what_is_sent_shows_nothing(sent: Callable[..., list[bytes]]) -> None:
 
 def test_chunks_are_those_of_the_standard(number: int, sent: Callable[..., list[bytes]]) -> None:
     """The library's own function for a whole text decrypts them: the key, the number as nonce, the length."""
-    name = ciphers._NAMES[number]
+    name, aead = ciphers._NAMES[number], ciphers._aeads()[number]
     maps = Path("/proc/self/maps").read_text()
     path = next(line.split()[-1] for line in maps.splitlines() if "libsodium" in line)
     decrypt = getattr(ctypes.CDLL(path), f"crypto_aead_{name}_decrypt")
     message = os.urandom(150_000)
     text = b""
     for at, chunk in enumerate(sent(message, b"and on")):
-        n = len(chunk) - HEAD - TAG
+        n = len(chunk) - HEAD - aead.tag_bytes
         out, size = ctypes.create_string_buffer(n), ctypes.c_ulonglong()
-        nonce = struct.pack("<IQ", 0, at)
+        nonce = struct.pack("<Q", at).rjust(aead.nonce_bytes, b"\0")
         ad, sealed = chunk[:HEAD], chunk[HEAD:]
         length, head = ctypes.c_ulonglong(len(sealed)), ctypes.c_ulonglong(HEAD)
         assert decrypt(out, ctypes.byref(size), None, sealed, length, ad, head, nonce, TO) == 0
@@ -213,14 +214,22 @@ def test_a_cipher_serves_one_stream_only(sender: Sender, number: int) -> None:
 
 
 def test_a_cipher_has_two_keys(number: int) -> None:
-    functions = ciphers._functions()[number]
+    aead = ciphers._aeads()[number]
     for goes, comes in ((TO, TO), (TO[:31], FROM), (TO, FROM + b"x"), (b"", b"")):
         with pytest.raises(ValueError, match="two keys"):
-            Cipher(functions, goes, comes)
-    with pytest.raises(ValueError, match="three functions"):
-        Cipher((functions[0], functions[1], 0), TO, FROM)
+            Cipher(aead, goes, comes)
     with pytest.raises(ValueError, match="two keys"):
-        Cipher(functions, TO, FROM, 0)
+        Cipher(aead, TO, FROM, 0)
+
+
+def test_a_cipher_has_all_functions_and_sizes_that_fit(number: int) -> None:
+    aead = ciphers._aeads()[number]
+    for wrong in (aead[:3], aead._replace(hash=0)):
+        with pytest.raises(ValueError, match="three functions"):
+            Cipher(wrong, TO, FROM)
+    for wrong in (aead._replace(nonce_bytes=7), aead._replace(nonce_bytes=33), aead._replace(tag_bytes=33)):
+        with pytest.raises(ValueError, match="a nonce has 8 to 32 bytes"):
+            Cipher(wrong, TO, FROM)
 
 
 def test_a_fork_sends_nothing(sender: Sender, number: int) -> None:
