@@ -67,7 +67,7 @@ def _aeads() -> dict[int, Aead]:
 
 
 def _has(library: ctypes.CDLL, name: str) -> bool:
-    """Whether the library has it; those of AES need its instructions, or they are slow and their times tell."""
+    """Whether the library has it; without the processor's AES, ciphers of AES are slow and leak by time."""
     if not hasattr(library, f"crypto_aead_{name}_encrypt_detached"):
         return False
     return not name.startswith("ae") or library.crypto_aead_aes256gcm_is_available() == 1
