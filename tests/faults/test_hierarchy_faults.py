@@ -8,12 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import pace
 import pytest
 from faults.test_dist_faults import (
     BODIES,
-    DEAD_AFTER,
-    IN_TIME,
     Faults,
     faults,  # noqa: F401 - a fixture
     finish,
@@ -63,12 +60,12 @@ def go_on(faults: Faults, draw: random.Random, phase: str, back: bool) -> None: 
         rank = draw.choice([one for one in range(1, size) if not back or hosts.count(hosts[one]) > 1])
         time.sleep(draw.random() * 0.1)
         kill(workers[rank])
-        time.sleep(draw.random() * 2 * DEAD_AFTER)
+        time.sleep(draw.random() * 2 * made.dead_after)
         if back:
             workers[rank] = start_on(made, hosts[rank], rank, BODIES, "going_on", phase)
             workers[rank].expect("working", 20)
         else:
-            time.sleep(1.5 * DEAD_AFTER)
+            time.sleep(1.5 * made.dead_after)
             workers.pop(rank)
         workers[0].say("stop")
         found = finish(*workers)
@@ -101,7 +98,7 @@ def come_back_into_a_pass(faults: Faults, draw: random.Random, verb: str, meets:
             rank = draw.choice([one for one in range(1, len(hosts)) if hosts.count(hosts[one]) > 1])
             time.sleep(draw.random() * 0.1)
             kill(workers[rank])
-            time.sleep(draw.random() * 2 * DEAD_AFTER)
+            time.sleep(draw.random() * 2 * made.dead_after)
             workers[rank] = start_on(made, hosts[rank], rank, BODIES, "one_by_one", verb, meets)
             workers[rank].expect("working", 20)
         workers[0].say("stop")
@@ -124,7 +121,7 @@ def lose_a_host(faults: Faults, draw: random.Random) -> None:  # noqa: F811
         for rank in (2, 3):
             time.sleep(draw.random() * 0.05)
             kill(workers[rank])
-        time.sleep(2 * DEAD_AFTER)
+        time.sleep(2 * made.dead_after)
         workers[0].say("stop")
         found = finish(*workers[:2])
         assert [one["last"] for one in found] == [[11], [11]]
@@ -153,12 +150,25 @@ def stop_for_long(faults: Faults, draw: random.Random) -> None:  # noqa: F811
             say(worker, "go")
         for worker, told in zip(workers, finish(*workers), strict=True):
             assert told["error"] == ("FencedError" if worker is one else "PeerLostError"), told
-            assert worker is one or told["noticed"] - stopped < pace.seconds(IN_TIME)
+            assert worker is one or told["noticed"] - stopped < made.in_time
         assert made.ended(15) == [0, 0, 0]
 
 
 def test_a_worker_stands_still(faults: Faults) -> None:  # noqa: F811
     faults.run(stop_for_long, [(), (), ()], 0)
+
+
+def test_the_job_says_how_long_a_worker_may_stand_still(faults: Faults) -> None:  # noqa: F811
+    """In the memory of a host, too: a worker that stands still for less is missed by nobody."""
+    with faults.job(3, 1, KVSTORE_DEAD_AFTER="60", KVSTORE_TIMEOUT="120") as made:
+        workers = start_on_hosts(made, [0, 0, 1], BODIES, "through_absences", 8)
+        ready(*workers)
+        workers[1].signal(signal.SIGSTOP)
+        time.sleep(6.5)  # more than the default
+        workers[1].signal(signal.SIGCONT)
+        digests = {one["digest"] for one in finish(*workers, timeout=60)}
+        assert len(digests) == 1
+        assert made.ended(20) == [0, 0]
 
 
 CASES: list[tuple[Callable[..., None], list[tuple[Any, ...]]]] = [

@@ -187,12 +187,6 @@ def test_machines_have_the_defaults_of_the_table() -> None:
     assert SchedulerOptions("job", 1, 1).timeout == DEFAULTS["timeout"]
 
 
-def test_the_header_of_shared_has_the_default_of_the_table() -> None:
-    header = (ROOT / "kvstore/stores/shared/native/wait.h").read_text()
-    (milliseconds,) = re.findall(r"\bKV_SILENCE = (\d+)", header)
-    assert int(milliseconds) == 1000 * DEFAULTS["dead_after"]
-
-
 def test_the_help_of_create_has_the_defaults_of_the_table() -> None:
     told = dict(re.findall(r"^ +(\w+) : \w+, default (.+)$", inspect.getdoc(kv.create) or "", re.MULTILINE))
     told["credit_bytes"] = told["credit_bytes"].replace(" MB", " << 20")

@@ -61,7 +61,7 @@ class HostProcesses(OtherProcesses):
     """The workers of a host, of these ranks, as the scheduler tells while there is no thread to hear it."""
 
     def __init__(self, client: Client, ranks: list[int]) -> None:
-        self._client, self._ranks = client, ranks
+        self._client, self._ranks, self.dead_after = client, ranks, client.dead_after
 
     def check(self) -> None:
         """Raise if the job is broken, or this worker is out of it."""

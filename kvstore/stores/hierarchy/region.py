@@ -177,9 +177,8 @@ class HostRegion(SharedBackend):
     def look_after(self) -> None:
         """Open what waits for a worker that has died, and that nobody waits for."""
         self._job.look_around()
-        for handle in self._keys.all():
-            if handle.arrived > handle.complete:
-                self._waiter.look_after(handle)
+        for handle in self._keys.behind():
+            self._waiter.look_after(handle)
 
     def meet(self) -> int:
         """Wait until every worker of the host has come to its next barrier; return the number of that."""

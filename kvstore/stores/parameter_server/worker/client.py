@@ -106,6 +106,11 @@ class Client:
         assert welcome is not None
         return f"{hello.job} at {self._process.roles.scheduler} on {hello.host}", hello.group, welcome.store
 
+    @property
+    def dead_after(self) -> float:
+        """Seconds without a heartbeat after which a process of the job is lost."""
+        return self._process.config.dead_after
+
     def observe(self, counters: Counters) -> None:
         """Count in `counters` from now on."""
         self.counters = self._operations.counters = counters

@@ -107,7 +107,7 @@ cdef extern from "region.h" nogil:
         char *base
         kv_header *head
         kv_worker *worker
-        uint64_t window, mode, tried, incarnation, spin, looked, word, left_told
+        uint64_t window, mode, tried, incarnation, spin, looked, silence, word, left_told
         int rank, size, fd, forked, go_on, crowded
         int *pidfd
         const kv_level *const *level
@@ -197,6 +197,8 @@ cdef extern from "region.h" nogil:
     int kv_over_own(kv_self *me, const kv_call *call)
     int kv_step_back(kv_self *me, kv_entry *e, uint64_t round)
     int kv_at_rest(kv_self *me, kv_entry *e)
+    uint64_t kv_pushed_round(kv_self *me, kv_entry *e)
+    uint64_t kv_next_behind(kv_self *me, uint64_t start, uint64_t n)
     uint64_t kv_left_out(kv_self *me, kv_entry *e, uint64_t round)
     int kv_deliver(kv_self *me, kv_call *call)
     int kv_has_kind(kv_self *me, kv_entry *e, uint64_t round, uint64_t mask, int kind)

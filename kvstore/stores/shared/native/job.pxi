@@ -28,6 +28,8 @@ cdef class Job:
         The loss of a worker is no error.
     spin : float
         Seconds that a wait spins before it sleeps.
+    dead_after : float
+        Seconds without a heartbeat after which a worker counts as lost.
     """
 
     cdef kv_self *me
@@ -37,7 +39,7 @@ cdef class Job:
     cdef object __weakref__
 
     def __cinit__(self, int fd, int rank, int size, uint64_t window, uint64_t reserved, bint found, bint go_on,
-                  double spin):
+                  double spin, double dead_after):
         cdef int w
         self.me = <kv_self *>calloc(1, sizeof(kv_self))
         if self.me == NULL:
@@ -50,6 +52,7 @@ cdef class Job:
             self.me.pidfd[w] = -1
         self.me.word = KV_MAGIC
         self.me.spin = <uint64_t>(spin * 1e9)
+        self.me.silence = <uint64_t>(min(dead_after, 1e9) * 1e9)
         self.me.crowded = size > len(os.sched_getaffinity(0))
         self.me.level = <const kv_level *const *>PyCapsule_GetPointer(cpu.level_pointer(), "kvstore.level")
         self.me.stream_bytes = <const ptrdiff_t *>PyCapsule_GetPointer(cpu.stream_pointer(), "kvstore.stream")

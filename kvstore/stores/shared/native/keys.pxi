@@ -246,9 +246,7 @@ cdef class Handle:
 
 
 cdef uint64_t pushed_round(Handle h) noexcept:
-    cdef kv_part *part = &kv_parts(h.job.me, h.e)[h.job.me.rank]
-    cdef uint64_t arrived = kv_get(&part.arrived)
-    return arrived if arrived >= kv_get(&part.first) else 0
+    return kv_pushed_round(h.job.me, h.e)
 
 
 cdef void count_rounds(Handle h, uint64_t round) noexcept:
@@ -310,6 +308,18 @@ cdef class Keys:
     def all(self):
         """Handles of all keys in the order of init."""
         return [self.handle(i) for i in range(len(self))]
+
+    def behind(self):
+        """Handles of keys with rounds that this process has pushed into and that are not complete."""
+        cdef uint64_t i = 0, n = len(self)
+        cdef list found = []
+        while True:
+            with nogil:
+                i = kv_next_behind(self.job.me, i, n)
+            if i >= n:
+                return found
+            found.append(self.handle(i))
+            i += 1
 
     def wait_for_more(self, uint64_t n):
         """Wait until there are more than `n` keys; an outcome."""

@@ -133,6 +133,7 @@ typedef struct {
     int crowded;       /* more workers than processors */
     uint64_t mode, tried; /* the mode that this process can carry out, and that it tried to */
     uint64_t incarnation, spin, looked;
+    uint64_t silence;                  /* nanoseconds without a heartbeat after which a worker counts as lost */
     uint64_t calling;                  /* number of the call with several keys that is arriving; 0: none is */
     uint64_t left, left_told, left_at; /* bits: who left without having joined; of these, who was told of; the epoch */
     int pidfd[KV_MAX_WORKERS];

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from ....errors import ConfigError, KVStoreError, TimeoutError
+from ....settings.definitions import DEFAULTS
 from ....settings.launchers import Placement, detect
 from ....settings.options import StoreConfig
 from ....waiting import WaitClock
@@ -48,6 +49,9 @@ def launched_place(config: StoreConfig) -> RegionPlace:
 
 class OtherProcesses:
     """What is known from elsewhere of the processes that are to share a region: here, nothing."""
+
+    #: Seconds without a heartbeat after which one of them is lost.
+    dead_after: float = DEFAULTS["dead_after"]
 
     def check(self) -> None:
         """Raise what ends the wait for them."""
@@ -108,6 +112,7 @@ class JobMembership:
                 creates,
                 config.on_peer_loss == "continue",
                 config.spin,
+                self._others.dead_after,
             )
             _check_region(job, self.rank, self.size, config)
         except BaseException:

@@ -6,7 +6,7 @@
 
 #include "round.h"
 
-enum { KV_BEAT = 250 /* milliseconds */, KV_FIRST_INDEX = 8 /* log2 of the first hash table's length */ };
+enum { KV_BEAT = 250 /* milliseconds, or less */, KV_FIRST_INDEX = 8 /* log2 of the first hash table's length */ };
 
 #define KV_ROOM ((size_t)64 << 20) /* bytes of addresses for stacks and heaps */
 
@@ -70,8 +70,8 @@ static int kv_is_region(const kv_self *me)
 
 static void kv_beat(kv_self *me, uint64_t now)
 {
-    if (now - kv_get(&me->worker->beat) > KV_STILL * KV_MILLISECOND)
-        kv_put(&me->forgives, now + KV_SILENCE * KV_MILLISECOND);
+    if (now - kv_get(&me->worker->beat) > kv_still(me))
+        kv_put(&me->forgives, now + me->silence);
     kv_put(&me->worker->beat, now);
 }
 
@@ -79,11 +79,12 @@ static void kv_beat(kv_self *me, uint64_t now)
 static void *kv_heartbeat(void *self)
 {
     kv_self *me = (kv_self *)self;
+    uint64_t usual = KV_BEAT * KV_MILLISECOND, pause = me->silence / 20 < usual ? me->silence / 20 : usual;
     pthread_mutex_lock(&me->heartbeat_lock);
     while (!me->heartbeat_stop) {
         struct timespec until;
         clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_nsec += KV_BEAT * 1000000;
+        until.tv_nsec += (long)pause;
         until.tv_sec += until.tv_nsec / 1000000000;
         until.tv_nsec %= 1000000000;
         kv_beat(me, kv_now_ns());

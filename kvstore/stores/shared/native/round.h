@@ -902,6 +902,25 @@ static int kv_sum_small(kv_self *me, kv_call *call, int patient)
     return KV_READY;
 }
 
+/* The last round that this worker has pushed into; 0: none. */
+static uint64_t kv_pushed_round(kv_self *me, const kv_entry *e)
+{
+    const kv_part *part = &kv_parts(me, e)[me->rank];
+    uint64_t arrived = kv_get(&part->arrived);
+    return arrived >= kv_get(&part->first) ? arrived : 0;
+}
+
+/* The first key from number `from` on with a round that this worker has pushed into and that is not complete; else `n`. */
+static uint64_t kv_next_behind(kv_self *me, uint64_t from, uint64_t n)
+{
+    for (; from < n; from++) {
+        const kv_entry *e = kv_entry_at(me, from);
+        if (kv_pushed_round(me, e) > kv_complete_round(kv_get(&e->phase)))
+            break;
+    }
+    return from;
+}
+
 /* Whether nobody is at work on the key's value: what is left is the round of a value that stays, or a dead worker's. */
 static int kv_at_rest(kv_self *me, const kv_entry *e)
 {

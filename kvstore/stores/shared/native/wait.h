@@ -18,10 +18,8 @@ enum kv_outcome { KV_READY, KV_TICK, KV_PEER_LOST, KV_FENCED, KV_PLAN, KV_NEW_MO
 
 #define KV_MILLISECOND 1000000ull
 enum {
-    KV_NAP = 20,          /* milliseconds of one sleep: how late a death may be noticed */
-    KV_TICK_AFTER = 100,  /* milliseconds after which the caller may look for signals */
-    KV_SILENCE = 5000,    /* milliseconds without a heartbeat after which a worker counts as lost */
-    KV_STILL = 1000       /* and after which its own process judges nobody's silence */
+    KV_NAP = 20,        /* milliseconds of one sleep: how late a death may be noticed */
+    KV_TICK_AFTER = 100 /* milliseconds after which the caller may look for signals */
 };
 
 static inline uint64_t kv_now_ns(void)
@@ -112,17 +110,23 @@ static int kv_ended(kv_self *me, int w)
     return poll(&one, 1, 0) > 0;
 }
 
+/* How late its own heartbeat may be until a process judges nobody's silence. */
+static inline uint64_t kv_still(const kv_self *me)
+{
+    return me->silence / 5;
+}
+
 /* Whether this process stood still a short time ago: then others may have, too, and have not been able to beat since. */
 static int kv_stood_still(kv_self *me, uint64_t now)
 {
     uint64_t beat = kv_get(&me->worker->beat); /* before `forgives`, which its own heartbeat writes first */
-    return (now > beat && now - beat > KV_STILL * KV_MILLISECOND) || now < kv_get(&me->forgives);
+    return (now > beat && now - beat > kv_still(me)) || now < kv_get(&me->forgives);
 }
 
 static int kv_silent(kv_self *me, int w, uint64_t now)
 {
     uint64_t beat = kv_get(&me->head->worker[w].beat);
-    return now > beat && now - beat > KV_SILENCE * KV_MILLISECOND;
+    return now > beat && now - beat > me->silence;
 }
 
 static inline int kv_state_in(uint64_t word)

@@ -48,41 +48,48 @@ static void wakes(void)
     printf("\\n");
 }
 
-/* Whether worker 1 is lost at a time, after so many seconds. */
-static int lost(uint64_t ms)
+/* A time, in thousandths of what counts as a loss. */
+static uint64_t at(uint64_t thousandths)
 {
-    uint64_t now = ms * KV_MILLISECOND;
-    return kv_silent(&me, 1, now) && !kv_stood_still(&me, now);
+    return me.silence / 1000 * thousandths;
+}
+
+/* Whether worker 1 is lost at a time. */
+static int lost(uint64_t thousandths)
+{
+    return kv_silent(&me, 1, at(thousandths)) && !kv_stood_still(&me, at(thousandths));
 }
 
 static void stands_still(void)
 {
-    for (int ms = 0; ms <= 6000; ms += KV_BEAT)
-        kv_beat(&me, (1000 + ms) * KV_MILLISECOND); /* of worker 1 there is none */
-    head.worker[1].beat = 1000 * KV_MILLISECOND;
-    printf("%d ", lost(5900));
-    printf("%d ", lost(6100));
-    head.worker[1].beat = 7000 * KV_MILLISECOND;
-    kv_beat(&me, 7000 * KV_MILLISECOND);
-    printf("%d ", lost(20000)); /* nobody has beaten since */
-    kv_beat(&me, 20010 * KV_MILLISECOND);
-    printf("%d ", lost(20011)); /* this worker has */
-    for (int ms = 20260; ms <= 26000; ms += KV_BEAT)
-        kv_beat(&me, ms * KV_MILLISECOND);
-    printf("%d\\n", lost(26000)); /* and the other one still has not */
+    head.worker[0].beat = at(200);
+    for (int then = 200; then <= 1400; then += 50)
+        kv_beat(&me, at(then)); /* of worker 1 there is none */
+    head.worker[1].beat = at(200);
+    printf("%d ", lost(1180));
+    printf("%d ", lost(1220));
+    head.worker[1].beat = at(1400);
+    kv_beat(&me, at(1400));
+    printf("%d ", lost(4000)); /* nobody has beaten since */
+    kv_beat(&me, at(4002));
+    printf("%d ", lost(4003)); /* this worker has */
+    for (int then = 4052; then <= 5200; then += 50)
+        kv_beat(&me, at(then));
+    printf("%d\\n", lost(5200)); /* and the other one still has not */
 }
 
 int main(int n, char **names)
 {
     me.head = &head;
-    head.worker[0].beat = 1000 * KV_MILLISECOND;
     me.worker = &head.worker[0];
     if (!strcmp(names[1], "losses"))
         losses();
     else if (!strcmp(names[1], "wakes"))
         wakes();
-    else
+    else {
+        me.silence = strtoull(names[1], NULL, 10) * KV_MILLISECOND;
         stands_still();
+    }
     return 0;
 }
 """
@@ -112,5 +119,6 @@ def test_the_last_of_64_workers_is_woken_like_others(program: Path) -> None:
     assert told(program, "wakes") == ["2:1", "63:1"]
 
 
-def test_who_stood_still_judges_nobody_before_others_can_have_beaten(program: Path) -> None:
-    assert told(program, "stands still") == ["0", "1", "0", "0", "1"]
+@pytest.mark.parametrize("dead_after", [1, 500, 5000, 60_000, 10**12])
+def test_who_stood_still_judges_nobody_before_others_can_have_beaten(program: Path, dead_after: int) -> None:
+    assert told(program, str(dead_after)) == ["0", "1", "0", "0", "1"]
