@@ -30,15 +30,27 @@ from servers import ServedJob
 from kvstore.launch.certificates import Certificates
 
 BODIES = "procs_dist_faults"
-DEAD_AFTER = 1.0
-IN_TIME = 6 * DEAD_AFTER  # seconds until everybody knows: the machine may be busy
-TIMES = {
-    "KVSTORE_HEARTBEAT": "0.1",
-    "KVSTORE_DEAD_AFTER": str(DEAD_AFTER),
-    "KVSTORE_RESEND": "0.5",
-    "KVSTORE_TIMEOUT": "15",
-}
 AT_ONCE = 4
+IN_TIME = 6  # times the silence that counts as a loss, until everybody knows: the machine may be busy
+
+
+def silence(idle: float) -> str:
+    """After how many seconds of silence somebody is lost: on a busy machine living processes are silent, too.
+
+    But not so long that the deadlines of the tests are over if the machine is idle again by then.
+    """
+    return f"{min(pace.seconds(idle), 5 * idle):.3f}"
+
+
+def times() -> dict[str, str]:
+    """Make deaths be noticed soon, where a test does not say otherwise."""
+    return {
+        "KVSTORE_HEARTBEAT": "0.1",
+        "KVSTORE_DEAD_AFTER": silence(1.5),
+        "KVSTORE_RESEND": "0.5",
+        "KVSTORE_TIMEOUT": pace.variable(15),
+    }
+
 
 Case = tuple[Any, ...]
 
@@ -78,14 +90,15 @@ class Faults:
         scheduler: str = "",
         keys: dict[str, str] | None = None,
         **variables: str,
-    ) -> _Closing:
+    ) -> FaultyJob:
         """Start scheduler and servers of a job, perhaps with bodies of their own; for `with`."""
         with self._lock:
             self._count += 1
             folder = self.folder / str(self._count)
         folder.mkdir()
         bodies = {"server": server, "scheduler": scheduler}
-        return _Closing(self.nursery, folder, (workers, servers), bodies, keys or {}, {**TIMES, **variables})
+        variables = {**times(), **variables}
+        return FaultyJob(self.nursery, folder, (workers, servers), bodies, keys or {}, variables)
 
     def run(self, body: Callable[..., None], cases: Sequence[Case], seed: int) -> None:
         """Run cases side by side, each with moments drawn from the seed and its name; say which failed."""
@@ -102,7 +115,9 @@ class Faults:
         assert not failed, "\n".join(failed)
 
 
-class _Closing(ServedJob):
+class FaultyJob(ServedJob):
+    """A job that is disturbed."""
+
     def __init__(
         self,
         nursery: SharedNursery,
@@ -135,13 +150,23 @@ class _Closing(ServedJob):
             one.close()
         super().close()
 
-    def __enter__(self) -> _Closing:
+    def __enter__(self) -> FaultyJob:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if isinstance(error, AssertionError):
             error.args = (f"{error}\n{self.told()}",)
         self.close()
+
+    @property
+    def dead_after(self) -> float:
+        """Seconds of silence that count as a loss."""
+        return float(self.variables["KVSTORE_DEAD_AFTER"])
+
+    @property
+    def in_time(self) -> float:
+        """Seconds until everybody knows of a loss."""
+        return pace.seconds(IN_TIME * self.dead_after)
 
     def told(self) -> str:
         """Everything that the processes have written to stderr."""
@@ -193,10 +218,10 @@ def kill(one: jobs.Worker) -> float:
     return time.monotonic()
 
 
-def check_lost(found: list[dict[str, Any]], killed: float, role: str, rank: int) -> None:
+def check_lost(made: FaultyJob, found: list[dict[str, Any]], killed: float, role: str, rank: int) -> None:
     for one in found:
         assert (one["role"], one["rank"]) == (role, rank), one
-        assert one["noticed"] - killed < pace.seconds(IN_TIME), one["noticed"] - killed
+        assert one["noticed"] - killed < made.in_time, one["noticed"] - killed
         assert role in one["text"]
     assert len({str(one.get("values")) for one in found}) == 1, found
 
@@ -212,14 +237,14 @@ def kill_a_worker(faults: Faults, draw: random.Random, phase: str) -> None:
         kill_one_of(made, workers, draw)
 
 
-def kill_one_of(made: ServedJob, workers: list[jobs.Worker], draw: random.Random) -> None:
+def kill_one_of(made: FaultyJob, workers: list[jobs.Worker], draw: random.Random) -> None:
     """Kill a worker of a job while it works: all others are told, and the job ends."""
     ready(*workers)
     rank = draw.randrange(made.size)
     victim = workers.pop(rank)
     time.sleep(draw.random() * 0.1)
     killed = kill(victim)
-    check_lost(finish(*workers), killed, "worker", rank)
+    check_lost(made, finish(*workers), killed, "worker", rank)
     assert victim.finish(pace.deadline(5)) == -signal.SIGKILL, victim.errors()
     assert made.ended(10) == [0] * (1 + len(made.servers))
 
@@ -235,13 +260,13 @@ def kill_a_server(faults: Faults, draw: random.Random, phase: str) -> None:
         kill_one_server(made, workers, draw)
 
 
-def kill_one_server(made: ServedJob, workers: list[jobs.Worker], draw: random.Random) -> None:
+def kill_one_server(made: FaultyJob, workers: list[jobs.Worker], draw: random.Random) -> None:
     """Kill one of two servers while the workers work: all are told, and the job ends."""
     ready(*workers)
     rank = draw.randrange(2)
     time.sleep(draw.random() * 0.1)
     killed = kill(made.servers[rank])
-    check_lost(finish(*workers), killed, "server", rank)
+    check_lost(made, finish(*workers), killed, "server", rank)
     codes = made.ended(10)
     assert codes.pop(1 + rank) == -signal.SIGKILL
     assert codes == [0, 0]
@@ -259,7 +284,7 @@ def kill_the_scheduler(faults: Faults, draw: random.Random, phase: str) -> None:
         time.sleep(draw.random() * 0.1)
         killed = kill(made.scheduler)
         if ran := [one for one in finish(*workers) if not stood_still(one["text"])]:
-            check_lost(ran, killed, "scheduler", 0)
+            check_lost(made, ran, killed, "scheduler", 0)
         assert made.ended(10) == [-signal.SIGKILL, 1, 1]
         for server in made.servers:
             errors = server.errors()
@@ -281,7 +306,7 @@ def kill_one_at_the_start(faults: Faults, draw: random.Random, on_peer_loss: str
         time.sleep(draw.random() * 0.1)
         killed = kill(workers[1])
         if on_peer_loss == "raise":
-            check_lost(finish(workers[0]), killed, "worker", 1)
+            check_lost(made, finish(workers[0]), killed, "worker", 1)
             return
         workers.append(made.start(BODIES, body, *arguments, rank=2))
         ready(workers[0], workers[2], line="working")
@@ -308,7 +333,7 @@ def kill_the_scheduler_at_the_start(faults: Faults, draw: random.Random) -> None
         worker.expect("known")
         time.sleep(0.5 + draw.random() * 0.2)  # the server has been there for longer, and says nothing
         killed = kill(made.scheduler)
-        check_lost(finish(worker), killed, "scheduler", 0)
+        check_lost(made, finish(worker), killed, "scheduler", 0)
         assert made.ended(10) == [-signal.SIGKILL, 1]
 
 
@@ -327,7 +352,7 @@ def kill_after_close(faults: Faults, draw: random.Random) -> None:
         ready(*workers)
         closed.expect("closed")
         kill(closed)
-        time.sleep(draw.random() * 2 * DEAD_AFTER)
+        time.sleep(draw.random() * 2 * made.dead_after)
         for worker in workers:
             worker.say("go")
         finish(*workers)
@@ -353,7 +378,7 @@ def test_a_push_that_came_to_nothing_is_told_by_the_pull_after_it(faults: Faults
 def lose_between_slices(faults: Faults, draw: random.Random, seed: int) -> None:
     """What survivors read is of one round for all keys of a call, and for all of them."""
     workers = draw.choice([2, 3])
-    with faults.job(workers, 2, KVSTORE_DEAD_AFTER="5", KVSTORE_TIMEOUT="120",
+    with faults.job(workers, 2, KVSTORE_DEAD_AFTER=silence(5), KVSTORE_TIMEOUT="120",
                     KVSTORE_SAME_HOST_SHM=str(draw.randrange(2))) as made:  # fmt: skip
         victim = draw.randrange(workers)
         killed = draw.random() < 0.3
@@ -406,12 +431,12 @@ def go_on(faults: Faults, draw: random.Random, phase: str, back: bool) -> None:
         rank = draw.randrange(1, size)
         time.sleep(draw.random() * 0.1)
         kill(workers[rank])
-        time.sleep(draw.random() * 2 * DEAD_AFTER)
+        time.sleep(draw.random() * 2 * made.dead_after)
         if back:
             workers[rank] = made.start(BODIES, "going_on", phase, rank=rank)
             workers[rank].expect("working", 20)
         else:
-            time.sleep(1.5 * DEAD_AFTER)
+            time.sleep(1.5 * made.dead_after)
             workers.pop(rank)
         workers[0].say("stop")
         found = finish(*workers)
@@ -431,7 +456,7 @@ def come_back_into_a_pass(faults: Faults, draw: random.Random, verb: str, meets:
             rank = draw.randrange(1, size)
             time.sleep(draw.random() * 0.1)
             kill(workers[rank])
-            time.sleep(draw.random() * 2 * DEAD_AFTER)
+            time.sleep(draw.random() * 2 * made.dead_after)
             workers[rank] = made.start(BODIES, "one_by_one", verb, meets, rank=rank)
             workers[rank].expect("working", 20)
         workers[0].say("stop")
@@ -458,7 +483,7 @@ def test_the_living_go_on(faults: Faults, seed: int) -> None:
 
 def stop_for_a_while(faults: Faults, draw: random.Random, role: str) -> None:
     """A process that stands still for less than it takes to be lost: nobody notices."""
-    with faults.job(2, 2, KVSTORE_DEAD_AFTER="3") as made:
+    with faults.job(2, 2, KVSTORE_DEAD_AFTER=silence(3)) as made:
         workers = made.start_all(BODIES, "trained", 60, 0.01)
         ready(*workers)
         one = {"worker": workers[1], "server": made.servers[1], "scheduler": made.scheduler}[role]
@@ -497,7 +522,7 @@ def stop_for_long(faults: Faults, draw: random.Random, role: str) -> None:
             else:
                 assert told["error"] == "PeerLostError", told
                 assert role in told["text"], told
-                assert told["noticed"] - stopped < pace.seconds(IN_TIME)
+                assert told["noticed"] - stopped < made.in_time
         if role == "server":
             assert codes[2] == 1
             assert "FencedError" in made.servers[1].errors()
@@ -523,7 +548,7 @@ def wake_after_the_end(faults: Faults, draw: random.Random, role: str) -> None:
         others = [other for other in (made.scheduler, *made.servers, *workers) if other is not one]
         end = pace.deadline(60)
         assert [other.finish(end) for other in others] == [0] * len(others)
-        time.sleep(2 * DEAD_AFTER)  # the shortest time that it can have been stopped
+        time.sleep(2 * made.dead_after)  # the shortest time that it can have been stopped
         one.signal(signal.SIGCONT)
         if role == "server":
             assert one.finish(pace.deadline(60)) == 1
@@ -607,7 +632,7 @@ def disturb(faults: Faults, draw: random.Random, how: str, same_host: bool) -> N
         "slow": {"delay": 0.02},
         "cut": {"cut_after": 1 << 18 if same_host else 1 << 20, "delay": 0.001},
     }[how]
-    variables = {"KVSTORE_SAME_HOST_SHM": str(int(same_host)), "KVSTORE_DEAD_AFTER": "5"}
+    variables = {"KVSTORE_SAME_HOST_SHM": str(int(same_host)), "KVSTORE_DEAD_AFTER": silence(5)}
     with faults.job(2, 2, server="behind", scheduler="scheduler_behind", **variables) as made:
         with Behind(made, lambda target: Proxy(target, draw.random(), **options)) as behind:
             workers = made.start_all(BODIES, "trained", 30 if same_host else 5)
@@ -629,7 +654,9 @@ def test_a_bad_network_changes_nothing(faults: Faults, seed: int) -> None:
 
 def cut_off(faults: Faults, draw: random.Random, what: str) -> None:
     """One worker cannot be reached for a while, or for good."""
-    with faults.job(2, 1, server="behind", scheduler="scheduler_behind", KVSTORE_DEAD_AFTER="3") as made:
+    with faults.job(
+        2, 1, server="behind", scheduler="scheduler_behind", KVSTORE_DEAD_AFTER=silence(3)
+    ) as made:
         with Behind(made, lambda target: Proxy(target, draw.random())) as behind:
             workers = made.start_all(BODIES, "trained" if what == "heals" else "until_fenced",
                                      *([40, 0.01] if what == "heals" else []))  # fmt: skip
@@ -665,7 +692,7 @@ def end_badly(faults: Faults, draw: random.Random, how: str) -> None:
         ended = workers[rank].expect("ends")
         victim = workers.pop(rank)
         for one in finish(*workers):
-            assert one["noticed"] - ended < pace.seconds(IN_TIME)
+            assert one["noticed"] - ended < made.in_time
         codes = {"_exit": 0, "exit from with": 3, "abort": -signal.SIGABRT}
         assert victim.finish(pace.deadline(10)) == codes.get(how, 1), victim.errors()
         assert made.ended(10) == [0, 0]
@@ -764,7 +791,7 @@ def interrupt(faults: Faults, draw: random.Random, where: str, same_host: bool) 
         time.sleep(0.3 + draw.random() * 0.3)  # it is likely to wait now; sooner is no error
         sent = time.monotonic()
         waiting.signal(signal.SIGINT)
-        assert waiting.expect("interrupted") - sent < pace.seconds(IN_TIME)
+        assert waiting.expect("interrupted") - sent < made.in_time
         if late is not None:
             late.say("go")
             finish(late)
@@ -859,7 +886,7 @@ def garbage(address: str, draw: random.Random, count: int) -> int:
 
 def test_garbage_while_a_job_trains(faults: Faults) -> None:
     """2,000 connections by strangers change nothing."""
-    with faults.job(2, 1, server="behind", KVSTORE_DEAD_AFTER="5") as made:
+    with faults.job(2, 1, server="behind", KVSTORE_DEAD_AFTER=silence(5)) as made:
         targets = [made.variables["KVSTORE_SCHEDULER"]]
         for what in ("at ", "streams at "):
             targets.append(made.servers[0].expect_some(what).removeprefix(what))
@@ -894,7 +921,7 @@ def test_a_worker_without_memory(faults: Faults) -> None:
 
 
 def test_a_server_without_memory(faults: Faults) -> None:
-    with faults.job(2, 1, server="starved_server", KVSTORE_DEAD_AFTER="5") as made:
+    with faults.job(2, 1, server="starved_server", KVSTORE_DEAD_AFTER=silence(5)) as made:
         made.start_all(BODIES, "too_much_for_a_server")
         text = finish(*made.workers, timeout=60)[0]
         assert re.search(r"server 0\b.*memory.*ulimit -v", text), text
@@ -958,7 +985,7 @@ def start_the_scheduler_late(faults: Faults, draw: random.Random) -> None:
         made.ended()
         server = made.start_server(0)
         workers = made.start_all(BODIES, "trained", 3)
-        time.sleep(3 * DEAD_AFTER)
+        time.sleep(3 * made.dead_after)
         address = f"tcp://127.0.0.1:{port}"
         scheduler = made.role("scheduler", KVSTORE_SCHEDULER=address, KVSTORE_NUM_WORKERS="2")
         finish(*workers)
@@ -968,7 +995,7 @@ def start_the_scheduler_late(faults: Faults, draw: random.Random) -> None:
 
 def take_an_old_port(faults: Faults, draw: random.Random) -> None:
     """A scheduler comes where another one was: those who knew that one are turned away by it."""
-    with faults.job(2, 1, KVSTORE_DEAD_AFTER="5") as made:
+    with faults.job(2, 1, KVSTORE_DEAD_AFTER=silence(5)) as made:
         workers = made.start_all(BODIES, "until_fenced", "pushpull")
         ready(*workers)
         made.scheduler.signal(signal.SIGKILL)
@@ -1008,7 +1035,7 @@ def test_wrong_keys(faults: Faults) -> None:
     """Who has another job's keys, or none, is refused, with few words; the job goes on."""
     files = [keys_of_a_job(faults.folder / name, workers=2) for name in ("ours", "theirs")]
     ours, theirs = files
-    with faults.job(2, 1, keys=ours, KVSTORE_DEAD_AFTER="5") as made:
+    with faults.job(2, 1, keys=ours, KVSTORE_DEAD_AFTER=silence(5)) as made:
         workers = [
             made.start(BODIES, "trained", 60, 0.02, rank=rank, KVSTORE_KEYS_FILE=ours[f"worker-{rank}"])
             for rank in (0, 1)
