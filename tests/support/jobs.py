@@ -28,6 +28,7 @@ from typing import Any
 
 import pace
 import paths
+from buggify import interposed
 
 DEADLINE = 60.0  # seconds of an idle machine, as all deadlines here
 _RESULT = "result "
@@ -59,7 +60,7 @@ class Nursery:
     `modules` are imported once, so that no worker has to: of many that start at once it is most of the work.
     """
 
-    def __init__(self, *modules: str, python: str = sys.executable) -> None:
+    def __init__(self, *modules: str, python: str = sys.executable, preload: Path | None = None) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         code = (
             "import importlib, sys; sys.path[:0] = sys.argv[1].split(':'); import jobs; jobs.end_quickly(); "
@@ -67,7 +68,7 @@ class Nursery:
         )
         command = [python, "-c", code, paths.IMPORTS, str(theirs.fileno()), *modules]
         variables = {name: value for name, value in os.environ.items() if not name.startswith("KVSTORE_")}
-        variables |= _QUICK
+        variables |= _QUICK | ({"LD_PRELOAD": str(preload)} if preload else {})
         self._process = subprocess.Popen(
             command,
             pass_fds=[theirs.fileno()],
@@ -161,6 +162,7 @@ def run_worker(request: dict[str, Any], descriptors: list[int]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.update(request["variables"])
     function = getattr(importlib.import_module(request["module"]), request["function"])
+    interposed.begin_here()
     tell(_RESULT + json.dumps(function(*request["arguments"])))
     _returned.append(True)
 
@@ -336,8 +338,8 @@ def sockets_of(name: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def nursery() -> Iterator[Nursery]:
-    made = Nursery(*MODULES)
+def nursery(preload: Path | None = None) -> Iterator[Nursery]:
+    made = Nursery(*MODULES, preload=preload)
     try:
         yield made
     finally:

@@ -29,6 +29,7 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Any, NamedTuple
 
 import msgspec
+from buggify import Points
 from histories.checker import violations
 from histories.simulated import SimulatedCalls
 
@@ -46,6 +47,7 @@ TICK, LETTER, RESEND, DEAD, GRACE = 0.25, 0.4, 0.6, 3.0, 10.0
 TOGETHER = 8.0  # seconds for slices to come to one round
 PATIENCE = 90.0  # seconds after the last fault within which everything has to end
 MESSAGES = 50_000  # no job needs nearly as many
+STALL = 0.5  # seconds at most, where nothing fails
 JOB = "simulated"
 
 
@@ -98,6 +100,7 @@ class Faults(NamedTuple):
     stop: float = 0.0
     busy: float = 0.0  # with one step; its echo answers meanwhile
     bad: bool = False
+    points: bool = False  # small delays wherever time passes, by the seed: none of them is a fault
 
     @property
     def losing(self) -> bool:
@@ -199,7 +202,22 @@ class Host:
         self.alive = True
         self.resumes = 0.0
         self.engaged = 0.0  # until then it takes no step
+        self.ahead = job.points.seconds(name, "clock", 1.0, 1e5)  # its clock is, of the job's
+        self.jumped, self.unheard = False, 0  # once; signs of life that did not come
         job.hosts[name] = self
+
+    @property
+    def now(self) -> float:
+        """Time by its own clock."""
+        return self.job.now + self.ahead
+
+    def buggify(self) -> None:
+        """Let it be kept from its work for a moment, or its clock jump; for less than a loss takes."""
+        fires, seconds = self.job.points.fires, self.job.points.seconds
+        self.engaged = max(self.engaged, self.job.now + seconds(self.name, "stall", 0.02, STALL))
+        if not self.jumped and fires(self.name, "jump", 0.05):
+            self.jumped, self.ahead = True, self.ahead + self.job.points.draw(self.name, "jump") * STALL
+        self.unheard = self.unheard + 1 if self.unheard < 2 and fires(self.name, "heartbeat", 0.3) else 0
 
     def tick(self) -> None:
         """Let time pass in its machines."""
@@ -230,7 +248,7 @@ class SchedulerHost(Host):
     def start(self) -> None:
         """Begin, or go on from the journal."""
         self.alive = True
-        self.recorded = RecordedScheduler(self.options, lambda: self.job.now)
+        self.recorded = RecordedScheduler(self.options, lambda: self.now)
         self.recorded.read(self.records)
         if self.job.plan.faults.return_scheduler:
             self.recorded.step(e.Resumed(self.machine.term + 1))
@@ -293,7 +311,7 @@ class ServerHost(Host):
 
     def save(self) -> None:
         """Write a snapshot, if nothing is being done."""
-        if self.busy or not self.machine.quiet():
+        if self.busy or not self.machine.quiet() or self.job.points.fires(self.name, "save", 0.3):
             return
         state = msgspec.json.decode(msgspec.json.encode(self.machine.snapshot()))
         self.job.snapshots[self.machine.rank] = (dict(self.values), state)
@@ -317,7 +335,7 @@ class ServerHost(Host):
 
     def take(self, event: e.Event) -> None:
         """Step, and carry out what comes of it."""
-        for action in self.machine.step(event, self.job.now):
+        for action in self.machine.step(event, self.now):
             kind = type(action)
             if kind is e.Send:
                 self._send(action)
@@ -356,8 +374,10 @@ class ServerHost(Host):
     def _later(self, at: tuple[int, int], work: Callable[..., Any], *arguments: Any) -> None:
         self.job.check(at not in self.busy, f"{self.name} works on slice {at} twice at once")
         self.busy.add(at)
-        if self.job.plan.slow_apply:
-            self.job.at(self.job.now + self.job.rng.random() * 0.05, self._work, at, work, arguments)
+        delay = self.job.rng.random() * 0.05 if self.job.plan.slow_apply else 0.0
+        delay += self.job.points.seconds(self.name, "work", 0.1, STALL)
+        if delay:
+            self.job.at(self.job.now + delay, self._work, at, work, arguments)
         else:
             self._work(at, work, arguments)
 
@@ -567,7 +587,7 @@ class Store:
 
     def take(self, event: e.Event) -> None:
         """Step, and carry out what comes of it."""
-        actions = self.machine.step(event, self.job.now)
+        actions = self.machine.step(event, self.host.now)
         for action in actions:
             kind = type(action)
             if kind is e.Send:
@@ -1092,6 +1112,7 @@ class Job:
     def __init__(self, seed: int, faults: Faults | None = None) -> None:
         self.rng = random.Random(seed)
         self.plan = Plan(self.rng, faults)
+        self.points = Points(seed, self.plan.faults.points)
         self.now = 0.0
         self.hosts: dict[str, Host] = {}
         self.recorded = SimulatedCalls(self.plan.workers)
@@ -1121,7 +1142,7 @@ class Job:
         self.last_fault = 0.0
         self.over = False
         self.incarnations: list[WorkerHost] = []
-        self.straggling = 0.7
+        self.straggling = 0.7 + 3 * STALL * self.plan.faults.points
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
         self._cut: list[tuple[float, float, str]] = []
@@ -1232,9 +1253,11 @@ class Job:
             if not host.alive or self.now < host.resumes:
                 continue
             listens = self.scheduler.alive and self.now >= max(self.scheduler.resumes, self.scheduler.engaged)
+            host.buggify()
+            listens = listens and not host.unheard
             if host is not self.scheduler and listens and not self.cut(host.name, "scheduler"):
                 self.scheduler.take(e.Heard(host.name))
-            if self.now >= host.engaged:
+            if self.now >= host.engaged and not self.points.fires(host.name, "tick", 0.3):
                 host.tick()
         self.over = not any(host.alive for host in self.hosts.values())
         self.at(self.now + TICK, self._tick)

@@ -25,9 +25,17 @@ def numbers(slots: int, keeps: str) -> dict[str, Numbers]:
 
 
 def works(
-    name: str, folder: str, slot: int, slots: int, keeps: str, on_peer_loss: str, seed: int, rounds: int
+    name: str,
+    folder: str,
+    slot: int,
+    slots: int,
+    keeps: str,
+    on_peer_loss: str,
+    seed: int,
+    rounds: int,
+    ahead: bool = False,
 ) -> str:
-    """Push and pull; after a loss, read; say how it ended."""
+    """Push and pull, `ahead` of the rounds or one after the other; after a loss, read; say how it ended."""
     options: dict[str, Any] = {"slice_bytes": SLICE_BYTES} if name.startswith("dist") else {}
     store = kv.create(name, on_peer_loss=on_peer_loss, **options)
     recorded = RecordedStore(store, Path(folder) / f"{slot}.history", numbers(slots, keeps), slot)
@@ -39,7 +47,7 @@ def works(
         for at in range(rounds):
             # Who comes back can begin nowhere but at a pass that is like all others.
             shared = random.Random(f"{seed} {at if on_peer_loss == 'raise' else ''}")
-            one_round(recorded, shared, random.Random(f"{seed} {slot} {at}"))
+            (rounds_ahead if ahead else one_round)(recorded, shared, random.Random(f"{seed} {slot} {at}"))
         end = "done"
     except (kv.PeerLostError, kv.FencedError) as error:
         end = type(error).__name__
@@ -62,6 +70,16 @@ def one_round(store: RecordedStore, shared: random.Random, own: random.Random) -
         store.pull(*own.sample(list(CELLS), own.randint(1, 3)))
     if own.random() < 0.2:
         time.sleep(own.random() * 0.003)
+
+
+def rounds_ahead(store: RecordedStore, shared: random.Random, own: random.Random) -> None:
+    """Push three times into the same keys in the background, and read some of the rounds."""
+    keys = shared.choice([("a", "b"), ("c",)])
+    ends = [store.start(own.choice(["push", "pushpull"]), *keys) for _ in range(3)]
+    if own.random() < 0.5:
+        time.sleep(own.random() * 0.003)
+    for end in ends:
+        end()
 
 
 def reads_after(store: RecordedStore) -> None:

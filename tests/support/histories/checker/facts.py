@@ -110,10 +110,11 @@ class Facts:
         call = self.pushes[key][push]
         if self.history.kind == "local":
             return call.returned if call.good else math.inf
+        told = self.told.get(push.slot, math.inf)  # what is read later need not have it
         waits = (
             one.returned
             for one in self.by_slot[push.slot]
-            if one.called >= call.called and one.good and self._waits(one, key)
+            if call.called <= one.called <= told and one.good and self._waits(one, key)
         )
         return min(waits, default=math.inf)
 

@@ -186,7 +186,8 @@ class CellRounds:
         own = self.pushed(event.slot, event.called)
         resting = facts.released.get(event.slot, event.returned) < event.called
         if own and not resting:
-            promised = own + self.bases.get(event.slot, round_.last)
+            known = self.facts.history.bases.get((event.slot, self.key, self.cell), round_.last)
+            promised = own + self.bases.get(event.slot, known)
             if not round_.first <= promised <= round_.last:
                 yield Violation("wrong round", f"{self.told(one)} is of round {round_.first}, not {promised}")
         elif round_.last < self.floor(one):

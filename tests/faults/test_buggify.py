@@ -1,0 +1,107 @@
+"""Jobs of real processes in which the C library fails and delays by a seed; see `buggify/interposer.c`.
+
+What the kernel may do at any time (short transfers, EINTR, delays, waits that end early) changes nothing: the
+histories are whole, and without another fault all ends well. Errors of memory and disks are told, or met.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jobs
+import pytest
+from buggify import interposed
+from buggify.interposed import LEGAL, Kinds
+from faults.test_histories import BODIES, DEAD_AFTER, PEER_LOSS, TIMES, check, events_of, job_under
+from histories import Fault, History
+from servers import ServedJob, start_on
+
+NIGHT = 100
+ROUNDS = 40
+
+#: How a job is made: the store, and what decides the way of its bytes.
+JOBS: dict[str, tuple[str, dict[str, str]]] = {
+    "shared": ("shared", {}),
+    "memory": ("dist_sync", {}),
+    "streams": ("dist_sync", {"KVSTORE_SAME_HOST_SHM": "0"}),
+    "frames": ("dist_sync", {"KVSTORE_SAME_HOST_SHM": "0", "KVSTORE_STREAMS": "0"}),
+    "async": ("dist_async", {"KVSTORE_SAME_HOST_SHM": "0"}),
+    "hierarchy": ("dist_sync", {"KVSTORE_HIERARCHY": "host"}),
+}
+
+
+def seeds(few: int) -> list[Any]:
+    """Return some seeds, and many at night."""
+    return [*range(few), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(few, NIGHT))]
+
+
+@pytest.fixture(scope="module")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[jobs.Nursery]:
+    """Whose processes have the interposer."""
+    with jobs.nursery(interposed.built(tmp_path_factory.mktemp("buggify"))) as made:
+        yield made
+
+
+class Buggified:
+    """One job as drawn from its kind and seed, and what becomes of it."""
+
+    def __init__(self, kind: str, seed: int, folder: Path, fault: str) -> None:
+        self.draw = draw = random.Random(f"buggify {kind} {seed}")
+        self.kind, self.seed, self.folder, self.fault = kind, seed, folder, fault
+        self.size, self.servers = draw.choice([2, 3]), draw.choice([1, 2])
+        self.keeps, self.on_peer_loss = draw.choice(["all", "last"]), draw.choice(PEER_LOSS)
+        self.ahead = draw.random() < 0.5 and kind != "hierarchy"
+        self.hosts = [draw.choice([0, 1]) for _ in range(self.size)]
+
+    def run(
+        self,
+        job: Callable[..., jobs.Job],
+        served: Callable[..., ServedJob],
+        points: dict[str, str],
+    ) -> jobs.Job:
+        """Run it; its history is checked afterwards."""
+        name, variables = JOBS[self.kind]
+        variables = variables | points
+        made = job(self.size) if name == "shared" else served(self.size, self.servers, **TIMES, **variables)
+
+        def start(rank: int, slot: int) -> jobs.Worker:
+            arguments = (
+                name, str(self.folder), slot, 2 * self.size, self.keeps, self.on_peer_loss, self.seed, ROUNDS,
+                self.ahead,
+            )  # fmt: skip
+            if self.kind == "hierarchy":
+                assert isinstance(made, ServedJob)
+                return start_on(made, self.hosts[rank], rank, BODIES, "works", *arguments)
+            return made.start(BODIES, "works", *arguments, rank=rank, **variables)
+
+        self.faults = job_under(self.draw, start, self.size, self.fault, self.on_peer_loss)
+        return made
+
+    def history(self) -> History:
+        """Return what was called and read."""
+        kind = "async" if self.kind == "async" else "sync"
+        faults, noticed = tuple(self.faults), 4 * DEAD_AFTER
+        events = events_of(self.folder)
+        return History(events, self.size, kind, self.keeps, self.on_peer_loss, faults, noticed=noticed)
+
+
+Made = Callable[..., jobs.Job]
+Served = Callable[..., ServedJob]
+
+
+@pytest.mark.parametrize("seed", seeds(1))
+@pytest.mark.parametrize("kind", JOBS)
+def test_what_may_happen_at_any_time_changes_nothing(
+    job: Made, served: Served, tmp_path: Path, kind: str, seed: int
+) -> None:
+    made = Buggified(kind, seed, tmp_path, "")
+    run = made.run(job, served, interposed.variable(seed, LEGAL))
+    assert run.results() == ["done"] * made.size
+    check(made.history())
+    if isinstance(run, ServedJob):
+        assert run.ended() == [0] * (1 + len(run.servers))

@@ -1,0 +1,207 @@
+"""Faults that were mended, as changes that take the mending out, and the seeds with which buggify finds them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+PS = "kvstore/stores/parameter_server/"
+SERVER, SCHEDULER, WORKER = PS + "server/", PS + "scheduler/", PS + "worker/"
+MACHINE = WORKER + "state_machine/"
+
+
+class Former(NamedTuple):
+    """One mended fault: the commit of the mending, the change that takes it out, and which job finds it."""
+
+    commit: str
+    fault: str
+    file: str
+    old: str
+    new: str
+    kind: str = ""
+    seeds: tuple[int, ...] = ()
+
+
+FORMER = [
+    Former(
+        "8209f62",
+        "who comes to a store whose others were turned away starts it alone",
+        SCHEDULER + "stores.py",
+        "            outgoing.refuse(peer, why)\n        store.members.clear()\n",
+        "            outgoing.refuse(peer, why)\n",
+    ),
+    Former(
+        "4abc7a5",
+        "the waiting pull of a lost worker is told of a failed round in the place of who has its rank",
+        SERVER + "store_machine.py",
+        "self.requests.leave(self.sessions.close(rank))",
+        "self.sessions.close(rank)",
+    ),
+    Former(
+        "0ffafac",
+        "who was lost after it had left a store that raises comes back to it",
+        SCHEDULER + "stores.py",
+        "lost = [process.rank] if store.started else self._assignment.ranks(State.LOST)",
+        "lost = self._assignment.ranks(State.LOST)",
+    ),
+    Former(
+        "9faab8d",
+        "who has just begun says where it is before it knows its rounds",
+        MACHINE + "machine.py",
+        "if any(link.join_epoch < self.member.join_epoch for link in self._servers.all()):",
+        "if False:",
+    ),
+    Former(
+        "20aa1d9",
+        "who takes a rank begins in rounds for which its predecessor has left parts",
+        SERVER + "round_members.py",
+        "            rounds.lose({rank}, last)  #",
+        "            #",
+    ),
+    Former(
+        "094a4fa",
+        "rounds that are lost with a server wait where all others rest",
+        SERVER + "slice_rounds.py",
+        "while self.skip or len(",
+        "while (self.skip and needed) or len(",
+    ),
+    Former(
+        "a4c629f",
+        "what was pushed in an epoch that a server does not know yet is taken at once",
+        SERVER + "machine.py",
+        "        if batch.epoch > store.members.epoch:",
+        "        if False:",
+    ),
+    Former(
+        "2ba327f",
+        "who comes back in the middle of the others' pass waits for them, and they for it",
+        SERVER + "round_members.py",
+        "- set(view.resting) - self.rejoining",
+        "- set(view.resting)",
+    ),
+    Former(
+        "c59966d",
+        "a request that waits counts as answered in a snapshot",
+        SERVER + "store_machine.py",
+        "*one.answered()]",
+        "one.low, sorted(one.above)]",
+    ),
+    Former(
+        "64b6001",
+        "a worker hands pushes to a server further ahead of the rounds than it takes",
+        MACHINE + "request_table.py",
+        "self._flying.get(slice_, 0) >= _PUSHED\n",
+        "False\n",
+    ),
+    Former(
+        "61bc8ce",
+        "who waits for a rank when the job ends is refused, and let in afterwards",
+        SCHEDULER + "admission.py",
+        "            outgoing.refuse(peer, _OVER)\n        self._contests.clear()\n",
+        "            outgoing.refuse(peer, _OVER)\n",
+    ),
+    Former(
+        "d8cc87b",
+        "a failed round is not told to who has pushed again since",
+        SERVER + "slice_rounds.py",
+        "if number <= round and rank in untold:",
+        "if number == round and rank in untold:",
+    ),
+    Former(
+        "forgive",
+        "a scheduler that stood still takes everybody for lost",
+        SCHEDULER + "machine.py",
+        "            self._detector.forgive(now - self._stepped)\n",
+        "",
+    ),
+    Former(
+        "572f119",
+        "a scheduler that stood still says of a dead worker's rank that it is taken",
+        SCHEDULER + "machine.py",
+        "            self._admission.forgive(now - self._stepped)\n",
+        "",
+    ),
+    Former(
+        "echo",
+        "a scheduler that is busy is taken for lost",
+        MACHINE + "machine.py",
+        "            self._scheduler.silence.hear(now)\n        elif type(message) is m.Rel",
+        "            pass\n        elif type(message) is m.Rel",
+    ),
+    Former(
+        "echo server",
+        "a scheduler that is busy is taken for lost by servers",
+        SERVER + "machine.py",
+        "            self._silence.hear(now)\n        elif kind is Rel",
+        "            pass\n        elif kind is Rel",
+    ),
+    Former(
+        "silence",
+        "a process that stood still takes the scheduler for lost",
+        PS + "protocol/silence.py",
+        "            self.hear(now)\n            self.stopped",
+        "            self.stopped",
+    ),
+    Former(
+        "doubt",
+        "a sign of life that has come and is not read yet counts for nothing",
+        PS + "protocol/silence.py",
+        "return now - self._doubted >= self._dead_after / 5",
+        "return True",
+    ),
+    Former(
+        "ccabace",
+        "a scheduler that was started again ends before farewells were answered",
+        SCHEDULER + "shutdown.py",
+        "if self._resumed is not None and outgoing.now - self._resumed <= patience:",
+        "if False:",
+    ),
+    Former(
+        "whole",
+        "after a loss keys of one call are read from two rounds",
+        WORKER + "consistent_rounds.py",
+        "self._last.get(key) or ()\n        for",
+        "()\n        for",
+    ),
+    Former(
+        "behind",
+        "who has joined reads slices of two rounds",
+        WORKER + "consistent_rounds.py",
+        "if round < last]",
+        "if False]",
+    ),
+    Former(
+        "3512e43",
+        "bytes of requests that were given up hold up all later ones",
+        MACHINE + "request_table.py",
+        "        self._answered += sum(request.size for request in self._open.values())\n",
+        "",
+    ),
+    Former(
+        "538417c",
+        "a value is there before it is in a snapshot",
+        SERVER + "slice_requests.py",
+        "elif valued and not rounds.kept and self._effects.unsaved is not None:",
+        "elif False:",
+    ),
+    Former(
+        "bbd3667",
+        "who leaves after a restart was not in the round that the restart lost",
+        SERVER + "slice_rounds.py",
+        "max([self.round, self.skip.get(rank, 0), *there])",
+        "max([self.round, *there])",
+    ),
+    Former(
+        "resume journal",
+        "a scheduler that was started again counts its absence as everybody's silence",
+        SCHEDULER + "machine.py",
+        "        self._detector.resume(outgoing.now)\n",
+        "",
+    ),
+    Former(
+        "ca90844",
+        "parts of a later round are mixed into a value that is still being sent",
+        MACHINE + "request_table.py",
+        "            or min(self._reads.get(slice_, ()), default=round_) < round_\n",
+        "",
+    ),
+]
