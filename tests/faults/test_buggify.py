@@ -7,18 +7,20 @@ histories are whole, and without another fault all ends well. Errors of memory a
 from __future__ import annotations
 
 import random
-import signal
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jobs
+import pace
 import pytest
 from buggify import interposed
 from buggify.interposed import LEGAL, Kinds
 from faults.test_histories import BODIES, DEAD_AFTER, PEER_LOSS, TIMES, check, events_of, job_under
 from histories import Fault, History
+from histories.checker import violations
 from servers import ServedJob, start_on
 
 NIGHT = 100
@@ -53,6 +55,7 @@ class Buggified:
     def __init__(self, kind: str, seed: int, folder: Path, fault: str) -> None:
         self.draw = draw = random.Random(f"buggify {kind} {seed}")
         self.kind, self.seed, self.folder, self.fault = kind, seed, folder, fault
+        self.faults: list[Fault] = []
         self.size, self.servers = draw.choice([2, 3]), draw.choice([1, 2])
         self.keeps, self.on_peer_loss = draw.choice(["all", "last"]), draw.choice(PEER_LOSS)
         self.ahead = draw.random() < 0.5 and kind != "hierarchy"
@@ -63,8 +66,9 @@ class Buggified:
         job: Callable[..., jobs.Job],
         served: Callable[..., ServedJob],
         points: dict[str, str],
+        ready: bool = True,
     ) -> jobs.Job:
-        """Run it; its history is checked afterwards."""
+        """Run it; its history is checked afterwards. Not `ready`: a worker may end before it has begun."""
         name, variables = JOBS[self.kind]
         variables = variables | points
         made = job(self.size) if name == "shared" else served(self.size, self.servers, **TIMES, **variables)
@@ -79,7 +83,11 @@ class Buggified:
                 return start_on(made, self.hosts[rank], rank, BODIES, "works", *arguments)
             return made.start(BODIES, "works", *arguments, rank=rank, **variables)
 
-        self.faults = job_under(self.draw, start, self.size, self.fault, self.on_peer_loss)
+        if ready:
+            self.faults = job_under(self.draw, start, self.size, self.fault, self.on_peer_loss)
+        else:
+            for worker in [start(rank, rank) for rank in range(self.size)]:
+                worker.finish(time.monotonic() + 100)
         return made
 
     def history(self) -> History:
@@ -105,3 +113,46 @@ def test_what_may_happen_at_any_time_changes_nothing(
     check(made.history())
     if isinstance(run, ServedJob):
         assert run.ended() == [0] * (1 + len(run.servers))
+
+
+#: Errors of a process that was told, or whose own call failed.
+TOLD = re.compile(
+    r"^(kvstore\.errors\.\w+|numpy\.\S*MemoryError|MemoryError|OSError|PermissionError|BlockingIOError)\b",
+    re.MULTILINE,
+)
+ERRORS = ("shared", "memory", "streams")
+
+
+@pytest.mark.parametrize("seed", seeds(1))
+@pytest.mark.parametrize("kind", ERRORS)
+def test_memory_and_disks_that_fail_are_told(
+    job: Made, served: Served, tmp_path: Path, kind: str, seed: int
+) -> None:
+    """Each process ends, by an error that says so or well; what was read is right, and nothing is left."""
+    made = Buggified(kind, seed, tmp_path, "")
+    points = interposed.variable(seed, Kinds.SPACE | Kinds.DISK | Kinds.DELAYS, errors=2)
+    if made.draw.random() < 0.5 and kind != "shared":
+        points |= {"KVSTORE_SNAPSHOT": str(tmp_path / "snapshot"), "KVSTORE_SNAPSHOT_INTERVAL": "0.05"}
+        points |= {"KVSTORE_JOURNAL": str(tmp_path / "journal")}
+    run = made.run(job, served, points, ready=False)
+    for worker in run.workers:
+        assert worker.code == 0 or (worker.code == 1 and TOLD.search(worker.errors())), worker.errors()
+    history = made.history()
+    broken = [one for one in violations(history) if one.kind != "unexplained error"]
+    assert not broken, broken
+    if isinstance(run, ServedJob):
+        for role in (run.scheduler, *run.servers):
+            assert role.finish(pace.deadline(60)) in (0, 1), role.errors()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(NIGHT))
+@pytest.mark.parametrize("fault", ["killed", "stopped"])
+@pytest.mark.parametrize("kind", [kind for kind in JOBS if kind != "shared"])
+def test_losses_among_delays(
+    job: Made, served: Served, tmp_path: Path, kind: str, fault: str, seed: int
+) -> None:
+    """A worker is killed or stopped, while calls of all are short and late."""
+    made = Buggified(kind, seed, tmp_path, fault)
+    made.run(job, served, interposed.variable(seed, LEGAL))
+    check(made.history())

@@ -17,8 +17,9 @@ class Former(NamedTuple):
     file: str
     old: str
     new: str
-    kind: str = ""
+    kind: str = ""  # of simulated jobs, or a test of real ones
     seeds: tuple[int, ...] = ()
+    why_not: str = ""  # it is not found, as far as that is known
 
 
 FORMER = [
@@ -70,6 +71,8 @@ FORMER = [
         SERVER + "machine.py",
         "        if batch.epoch > store.members.epoch:",
         "        if False:",
+        "worker back",
+        (154, 293),
     ),
     Former(
         "2ba327f",
@@ -77,6 +80,8 @@ FORMER = [
         SERVER + "round_members.py",
         "- set(view.resting) - self.rejoining",
         "- set(view.resting)",
+        "worker back",
+        (0, 16),
     ),
     Former(
         "c59966d",
@@ -84,6 +89,8 @@ FORMER = [
         SERVER + "store_machine.py",
         "*one.answered()]",
         "one.low, sorted(one.above)]",
+        "server back",
+        (35, 125),
     ),
     Former(
         "64b6001",
@@ -121,25 +128,31 @@ FORMER = [
         "",
     ),
     Former(
-        "echo",
+        "72a65e9",
         "a scheduler that is busy is taken for lost",
         MACHINE + "machine.py",
         "            self._scheduler.silence.hear(now)\n        elif type(message) is m.Rel",
         "            pass\n        elif type(message) is m.Rel",
+        "busy",
+        (8, 9),
     ),
     Former(
-        "echo server",
+        "72a65e9",
         "a scheduler that is busy is taken for lost by servers",
         SERVER + "machine.py",
         "            self._silence.hear(now)\n        elif kind is Rel",
         "            pass\n        elif kind is Rel",
+        "busy",
+        (12, 17),
     ),
     Former(
-        "silence",
+        "72a65e9",
         "a process that stood still takes the scheduler for lost",
         PS + "protocol/silence.py",
         "            self.hear(now)\n            self.stopped",
         "            self.stopped",
+        "stop",
+        (8, 78),
     ),
     Former(
         "doubt",
@@ -156,18 +169,22 @@ FORMER = [
         "if False:",
     ),
     Former(
-        "whole",
+        "72a65e9",
         "after a loss keys of one call are read from two rounds",
         WORKER + "consistent_rounds.py",
         "self._last.get(key) or ()\n        for",
         "()\n        for",
+        "worker",
+        (288, 975),
     ),
     Former(
-        "behind",
+        "72a65e9",
         "who has joined reads slices of two rounds",
         WORKER + "consistent_rounds.py",
         "if round < last]",
         "if False]",
+        "calm",
+        (6, 74),
     ),
     Former(
         "3512e43",
@@ -182,6 +199,8 @@ FORMER = [
         SERVER + "slice_requests.py",
         "elif valued and not rounds.kept and self._effects.unsaved is not None:",
         "elif False:",
+        "server back",
+        (1, 4),
     ),
     Former(
         "bbd3667",
@@ -203,5 +222,26 @@ FORMER = [
         MACHINE + "request_table.py",
         "            or min(self._reads.get(slice_, ()), default=round_) < round_\n",
         "",
+    ),
+    Former(
+        "6eeb168",
+        "a value that is read in the background is of a later round in a shared store",
+        "kvstore/stores/shared/backend.py",
+        "            for finish in self._undelivered.pop(key, ()):",
+        "            for finish in ():",
+    ),
+    Former(
+        "3e03e0c",
+        "after a loss that was heard of in between a pull has not what was pushed before it, and says nothing",
+        WORKER + "reads.py",
+        "if not self._client.told_of_loss and any(",
+        "if False and any(",
+    ),
+    Former(
+        "86c019d",
+        "who was taken for dead reads rounds that went on without it",
+        "kvstore/stores/shared/waiting.py",
+        "        if self._job.standing() == shm.FENCED:",
+        "        if False:",
     ),
 ]

@@ -38,7 +38,7 @@ enum { BG_DELAYS = 1, BG_SHORT = 2, BG_INTERRUPTS = 4, BG_AGAIN = 8, BG_SPACE = 
     X(intr_send, BG_INTERRUPTS, 60) X(intr_recv, BG_INTERRUPTS, 60) X(intr_wait, BG_INTERRUPTS, 60)   \
     X(intr_sleep, BG_INTERRUPTS, 60) X(intr_futex, BG_INTERRUPTS, 60)                                 \
     X(wake_futex, BG_INTERRUPTS, 60)                                                                  \
-    X(again_send, BG_AGAIN, 60) X(again_recv, BG_AGAIN, 60)                                           \
+    X(again_send, BG_AGAIN, 150) X(again_recv, BG_AGAIN, 100)                                           \
     X(space_mmap, BG_SPACE, 40) X(space_memfd, BG_SPACE, 120) X(space_allocate, BG_SPACE, 120)        \
     X(disk_write, BG_DISK, 120) X(disk_sync, BG_DISK, 120) X(disk_rename, BG_DISK, 120)               \
     X(disk_open, BG_DISK, 60)
@@ -112,14 +112,14 @@ static uint64_t hit(int at)
     if (!active || !points[at].on)
         return 0;
     uint64_t value = mixed(points[at].key ^ (++points[at].passed));
-    if ((value & 1023) >= points[at].chance)
+    if (value >> 54 >= points[at].chance)
         return 0;
     if (points[at].kind & (BG_SPACE | BG_DISK) && budget-- <= 0) {
         budget = 0;
         return 0;
     }
     points[at].fired++;
-    return value >> 10 | 1;
+    return value << 10 >> 9 | 1;
 }
 
 #define REAL(name)                                                                                    \
@@ -432,3 +432,10 @@ int open(const char *path, int flags, ...)
         return -1;
     return real(path, flags, mode);
 }
+
+/* The names that programs use whose files may be large. */
+#define ALSO(name) extern __typeof__(name) name##64 __attribute__((alias(#name)))
+ALSO(mmap);
+ALSO(ftruncate);
+ALSO(posix_fallocate);
+ALSO(open);
