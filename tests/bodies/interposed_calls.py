@@ -8,13 +8,37 @@ import os
 import select
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from buggify import interposed
 from buggify.interposed import Kinds
 
-POINTS = ["delay_send", "delay_recv", "delay_wait", "delay_clock", "delay_file", "short_send", "short_recv", "short_file", "intr_send", "intr_recv", "intr_wait", "intr_sleep", "again_send", "again_recv", "space_mmap", "space_memfd", "space_allocate", "disk_write", "disk_sync", "disk_rename", "disk_open"]
+#: Those that Python passes.
+POINTS = (
+    "delay_send",
+    "delay_recv",
+    "delay_wait",
+    "delay_clock",
+    "delay_file",
+    "short_send",
+    "short_recv",
+    "short_file",
+    "intr_send",
+    "intr_recv",
+    "intr_wait",
+    "intr_sleep",
+    "again_send",
+    "again_recv",
+    "space_mmap",
+    "space_memfd",
+    "space_allocate",
+    "disk_write",
+    "disk_sync",
+    "disk_rename",
+    "disk_open",
+)
 
 
 def sends(seed: int, times: int) -> dict[str, Any]:
@@ -82,18 +106,20 @@ def _errors(folder: Path, found: dict[str, int]) -> int:
     most = 0
     for seed in range(40):
         interposed.begin(seed, "me", Kinds.SPACE | Kinds.DISK, 3)
-        failed = 0
-        for _ in range(60):
-            for call in (_write, _allocate):
-                try:
-                    call(folder)
-                except OSError:
-                    failed += 1
+        failed = sum(_fails(call, folder) for _ in range(60) for call in (_write, _allocate))
         interposed.end()
         most = max(most, failed)
         for point in POINTS:
             found[point] += interposed.fired(point)
     return most
+
+
+def _fails(call: Callable[[Path], None], folder: Path) -> bool:
+    try:
+        call(folder)
+    except OSError:
+        return True
+    return False
 
 
 def _allocate(folder: Path) -> None:

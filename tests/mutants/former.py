@@ -1,4 +1,4 @@
-"""Faults that were mended, as changes that take the mending out, and the seeds with which buggify finds them."""
+"""Faults that were mended: changes that take the mending out, and seeds with which buggify finds them."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ FORMER = [
     ),
     Former(
         "3e03e0c",
-        "after a loss that was heard of in between a pull has not what was pushed before it, and says nothing",
+        "a pull after a loss that was heard of in between says nothing of the push before it",
         WORKER + "reads.py",
         "if not self._client.told_of_loss and any(",
         "if False and any(",
