@@ -185,12 +185,30 @@ static size_t part(int at, int fd, size_t size)
     return 1 + (value >> 1) % (size - 1);
 }
 
+/* Calls that still fail on a stream whose buffer is full, or empty, for a while. */
+static atomic_int stalled[2][1024];
+
+static int stalls(int at, int fd)
+{
+    atomic_int *left = &stalled[at == P_again_send][fd & 1023];
+    uint64_t value;
+    if (*left > 0) {
+        --*left;
+    } else {
+        if (!(value = hit(at)))
+            return 0;
+        *left = (value >> 1 & 1) ? (int)(value >> 2 & 63) : 0;
+    }
+    errno = EAGAIN;
+    return 1;
+}
+
 /* Whether a transfer fails as one may that does not wait, or that waits. */
 static int held(int interrupt, int again, int fd, int flags)
 {
     if (!active || !is_stream(fd))
         return 0;
-    return waits(fd, flags) ? fails(interrupt, EINTR) : fails(again, EAGAIN);
+    return waits(fd, flags) ? fails(interrupt, EINTR) : stalls(again, fd);
 }
 
 /* Shorten buffers to so many bytes; their copy lies in `cut`. */

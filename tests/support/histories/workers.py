@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +77,24 @@ def one_round(store: RecordedStore, shared: random.Random, own: random.Random) -
 def rounds_ahead(store: RecordedStore, shared: random.Random, own: random.Random) -> None:
     """Push three times into the same keys in the background, and read some of the rounds."""
     keys = shared.choice([("a", "b"), ("c",)])
-    ends = [store.start(own.choice(["push", "pushpull"]), *keys) for _ in range(3)]
+    errors: list[kv.KVStoreError] = []
+    verbs = [own.choice(["push", "pushpull"]) for _ in range(3)]
+    ends = [_noting(errors, functools.partial(store.start, verb, *keys)) for verb in verbs]
     if own.random() < 0.5:
         time.sleep(own.random() * 0.003)
-    for end in ends:
-        end()
+    for end in filter(None, ends):
+        _noting(errors, end)
+    if errors:
+        raise errors[0]
+
+
+def _noting(errors: list[kv.KVStoreError], call: Callable[[], Any]) -> Any:
+    """Call, and go on after a loss: what else runs in the background has to end, too."""
+    try:
+        return call()
+    except (kv.PeerLostError, kv.FencedError) as error:
+        errors.append(error)
+        return None
 
 
 def reads_after(store: RecordedStore) -> None:
