@@ -29,6 +29,8 @@ FORMER = [
         SCHEDULER + "stores.py",
         "            outgoing.refuse(peer, why)\n        store.members.clear()\n",
         "            outgoing.refuse(peer, why)\n",
+        "worker back",
+        (820, 962),
     ),
     Former(
         "4abc7a5",
@@ -43,6 +45,8 @@ FORMER = [
         SCHEDULER + "stores.py",
         "lost = [process.rank] if store.started else self._assignment.ranks(State.LOST)",
         "lost = self._assignment.ranks(State.LOST)",
+        "worker back",
+        (1698,),
     ),
     Former(
         "9faab8d",
@@ -247,5 +251,7 @@ FORMER = [
         "kvstore/stores/shared/waiting.py",
         "        if self._job.standing() == shm.FENCED:",
         "        if False:",
+        "test_losses_among_delays[hierarchy-stopped-{}]",
+        (2, 5, 6),
     ),
 ]

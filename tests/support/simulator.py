@@ -1353,10 +1353,12 @@ class Job:
         if not self.scheduler.alive:
             return
         self.scheduler.die()
-        self.happened.append(("killed", self.scheduler, self.now, math.inf))
-        if self.plan.faults.return_scheduler:
+        if not self.plan.faults.return_scheduler:
+            self.happened.append(("killed", self.scheduler, self.now, math.inf))
+        else:
             self.scheduler.returns -= 1
             delay = self.rng.choice((0.05, 1.0, DEAD + 2.0))
+            self.happened.append(("paused", self.scheduler, self.now, self.now + delay))
             self.last_fault = max(self.last_fault, self.now + delay)
             self.at(self.now + delay, self.scheduler.start)
 
