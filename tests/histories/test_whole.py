@@ -121,3 +121,41 @@ def test_what_came_after_the_snapshot_of_a_server_may_be_lost() -> None:
     story.pull(0, {0: 2}, end=4.0)
     story.pull(0, {0: 1}, start=20.0)
     assert violations(story.history()) == []
+
+
+def test_what_is_read_after_a_loss_was_told_promises_nothing() -> None:
+    """It is of the last whole round, which need not have what this process has pushed."""
+    story = Story(3, forgotten=((-1.0, 3.0),))
+    story.fault("killed", 2)
+    story.fault("killed", 0, role="server")
+    story.push(0, start=4.0)
+    story.fails(0)
+    story.pull(0, {})
+    story.pull(1, {})
+    assert violations(story.history()) == []
+
+
+def test_a_process_that_came_back_into_a_round_that_failed() -> None:
+    """Its base is known, though no value has what it pushed."""
+    bad = frozenset({("w", 0)})
+    story = Story(2, on_peer_loss="continue", bases={(3, "w", 0): 1})
+    story.everybody()
+    story.fault("killed", 1)
+    story.push(0, bad=bad)
+    story.push(3)
+    story.fails(0, "UpdaterError")
+    story.fails(3, "UpdaterError")
+    story.pull(3, {0: 1, 1: 1})
+    assert violations(story.history()) == []
+
+
+def test_a_process_that_came_back_and_met_nobody() -> None:
+    """It begins in each slice after what the one before it has left there."""
+    story = Story(2, on_peer_loss="continue", bases={(3, "w", 0): 2, (3, "w", 1): 1})
+    story.everybody()
+    story.call(0, "join")
+    story.fault("killed", 1)
+    story.pull(0, {0: 1, 1: 1}, {0: 1, 1: 1})
+    story.push(3)
+    story.pull(0, {0: 1, 1: 1, 3: 1}, {0: 1, 1: 1})
+    assert violations(story.history()) == []

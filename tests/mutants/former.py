@@ -46,8 +46,7 @@ FORMER = [
         SCHEDULER + "stores.py",
         "lost = [process.rank] if store.started else self._assignment.ranks(State.LOST)",
         "lost = self._assignment.ranks(State.LOST)",
-        "worker back",
-        (1698,),
+        why_not="not known; no job of 1,900 had such a worker",
     ),
     Former(
         "9faab8d",

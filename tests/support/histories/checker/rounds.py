@@ -27,7 +27,7 @@ def lost_in(facts: Facts) -> frozenset[int]:
 
 def _torn(facts: Facts, key: Key) -> Iterator[Violation]:
     """All cells are of one round; those who are lost may be in some cells of one round."""
-    lost = lost_in(facts)
+    lost = lost_in(facts) | _shifted(facts, key)
     if any(one.bad for one in facts.events):
         return  # rounds of one cell have failed
     for event in facts.events:
@@ -39,6 +39,15 @@ def _torn(facts: Facts, key: Key) -> Iterator[Violation]:
         if len(rest) > 1 or any(max(each) - min(each) > 1 for each in counts):
             where = f"process {event.slot} read key {key!r} at {event.called:.4f}-{event.returned:.4f}"
             yield Violation("torn", f"{where}: its cells are of different rounds: {_short(pieces)}")
+
+
+def _shifted(facts: Facts, key: Key) -> frozenset[int]:
+    """Processes that came back with nobody to meet, and begin in rounds that differ between the cells."""
+    bases: dict[int, set[int]] = {}
+    for (slot, name, _), base in facts.history.bases.items():
+        if name == key:
+            bases.setdefault(slot, set()).add(base)
+    return frozenset(slot for slot, found in bases.items() if len(found) > 1)
 
 
 def _short(pieces: list[tuple[Push, ...]]) -> str:
