@@ -322,6 +322,30 @@ def ends(how: str, rank: int) -> float:
     return time.monotonic()
 
 
+def waits_for_a_key(how: str) -> list[float]:
+    """Worker 0 makes no more keys: another one does, although it waits for that already."""
+    from kvstore.stores.shared import values
+
+    store = kv.create("shared", on_peer_loss="continue")
+    store.init("w", np.zeros(3, F))
+    if store.rank == 0:
+        hear()
+        store.close()
+        return []
+    wait = values.StoredValues._await_key
+
+    def told(*arguments: Any) -> None:
+        tell("waits")
+        wait(*arguments)
+
+    values.StoredValues._await_key = told  # type: ignore[method-assign]
+    out = np.zeros(3, F)
+    store.init("late", np.full(3, store.rank, F))
+    store.pull("late", out=out)
+    store.close()
+    return out.tolist()
+
+
 def leaves_well(rank: int) -> None:
     """Who closes its store, or just comes to its end, is not lost: rounds go on without it."""
     store = kv.create("shared")

@@ -257,6 +257,21 @@ def test_a_worker_that_ends_well_is_not_missed(job: MakeJob, rank: int) -> None:
     made.results()
 
 
+@pytest.mark.parametrize("how", ["killed", "closes"])
+def test_who_was_to_make_a_key_is_gone_while_others_wait_for_it(job: MakeJob, how: str) -> None:
+    made = job(3)
+    first, *others = made.start_all(BODIES, "waits_for_a_key", how)
+    for worker in others:
+        worker.expect("waits")
+    if how == "killed":
+        first.signal(signal.SIGKILL)
+    else:
+        first.say("close")
+    for worker in others:
+        worker.finish(pace.deadline(20))
+        assert worker.result() == [1.0, 1.0, 1.0]
+
+
 def test_a_fork_has_no_part_in_the_job(job: MakeJob) -> None:
     made = job(2)
     made.start_all(BODIES, "forks")

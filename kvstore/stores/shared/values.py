@@ -33,36 +33,44 @@ class StoredValues:
         new = [(key, self._arguments.first_value(key, values)) for key, values in groups if values]
         self._waiter.check_writing()
         for key, value in new:
-            handle = self._keys.find(key)
-            if handle is None and self._is_initializer():
-                handle = self._add(key, value)
-            if handle is None:
-                handle = self._await_key(key)
+            handle = self._made(key, value)
             check_same(handle, handle.sparse, value, "on worker 0", self._arguments.rank)
             self._arguments.initialised.add(key)
+
+    def _made(self, key: Key, value: Array | RowSparseArray) -> Handle:
+        """Find a key, make it, or wait for it: who is to make it can die or leave meanwhile."""
+        while (handle := self._keys.find(key)) is None:
+            if self._is_initializer():
+                self._add(key, value)
+            else:
+                self._await_key(key)
+        return handle
 
     def _is_initializer(self) -> bool:
         """Whether this worker's values count: it is the lowest member."""
         return self._arguments.rank == min(self._job.members(), default=self._arguments.rank)
 
-    def _add(self, key: Key, value: Array | RowSparseArray) -> Handle | None:
+    def _add(self, key: Key, value: Array | RowSparseArray) -> None:
         if not isinstance(value, RowSparseArray):
-            return self._keys.add(key, value)
+            self._keys.add(key, value)
+            return
         table = pages.zeros(value.shape, value.dtype)
         table[: len(value.indices)] = value.data
-        return self._keys.add(key, table, value.indices)
+        self._keys.add(key, table, value.indices)
 
-    def _await_key(self, key: Key) -> Handle:
+    def _await_key(self, key: Key) -> None:
+        """Wait until a key is there, or this worker is to make it."""
+
         def come() -> int:
             known = len(self._keys)
             self._arguments.check_kind(key)
-            return shm.READY if self._keys.find(key) is not None else self._keys.wait_for_more(known)
+            is_over = self._keys.find(key) is not None or self._is_initializer()
+            return shm.READY if is_over else self._keys.wait_for_more(known)
 
-        while (handle := self._keys.find(key)) is None:
+        while self._keys.find(key) is None and not self._is_initializer():
             self._waiter.wait(
                 come, None, lambda: [min(self._job.members(), default=0)], f"the init of key {key!r}"
             )
-        return handle
 
     # ---------------------------------------------------------------------------------------- writing
 
