@@ -569,6 +569,28 @@ def interrupted(where: str) -> float:
     return at
 
 
+def stopped_within_a_call(rows: bool) -> str:
+    """Worker 1 is stopped while it waits for the sum of a round; worker 0 goes on without it."""
+    store = kv.create("shared", on_peer_loss="continue")
+    store.init("w", np.zeros((3, 2), F))
+    value = np.ones((3, 2), F)
+    pushed: Any = kv.RowSparseArray(value, np.arange(3), (3, 2)) if rows else value
+    if store.rank == 1:
+        tell("pushes")
+        try:
+            store.pushpull("w", pushed, out=value)
+        except kv.FencedError as error:
+            return type(error).__name__
+        return f"{value}"
+    hear()
+    for _ in range(3):
+        store.push("w", pushed)
+        store.pull("w", out=value)
+    tell("went on")
+    store.close()
+    return ""
+
+
 def stopped() -> str:
     """Work until a peer is lost, or until this process was fenced itself."""
     store = kv.create("shared")

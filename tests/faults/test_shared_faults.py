@@ -404,6 +404,20 @@ def test_a_worker_that_is_stopped_is_lost_and_fenced_when_it_wakes(job: MakeJob,
         assert workers[1].result() == "FencedError"
 
 
+@pytest.mark.parametrize("rows", [False, True])
+def test_who_was_stopped_within_a_call_gets_no_value_of_the_others(job: MakeJob, rows: bool) -> None:
+    """Its round is complete when it wakes up, and the value is of a later one."""
+    made = job(2)
+    first, second = made.start_all(BODIES, "stopped_within_a_call", rows)
+    second.expect("pushes")
+    time.sleep(0.1)  # it waits
+    second.signal(signal.SIGSTOP)
+    first.say("go on")
+    first.expect("went on", 20)
+    second.signal(signal.SIGCONT)
+    assert made.results() == ["", "FencedError"]
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("size", [2, 4])
 def test_nobody_is_lost_if_all_stand_still(job: MakeJob, size: int) -> None:

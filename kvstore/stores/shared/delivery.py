@@ -42,6 +42,7 @@ class ResultDelivery:
             self._waiter.settle(handle)
             with self._moving([handle]):
                 self._rows.copy_to(handle, out)
+            self._waiter.check_open()
             self._job.receive(out.data.nbytes if isinstance(out, RowSparseArray) else handle.nbytes)
 
     def finish_pushpull(self, calls: list[shm.Call], private: set[Key], later: Later, held: object) -> None:
@@ -108,6 +109,7 @@ class ResultDelivery:
             if later.has_any:
                 with self._moving([call.handle for call in calls]):
                     later.deliver([call.handle.key for call in calls])
+                self._waiter.check_open()  # what was copied may be of a round without this worker
         except (PeerLostError, FencedError, TimeoutError):
             raise
         except KVStoreError as error:

@@ -82,6 +82,8 @@ cdef class Call:
                 outcome = kv_deliver(me, &self.c)
                 if outcome != KV_TICK:
                     kv_leave()
+        if outcome == KV_READY and kv_standing(me) == KV_FENCED:
+            return KV_FENCED  # what was copied may be of a round of the others
         if self.receives and outcome == KV_READY:
             self.receives = False
             kv_count_received(me, self.c.entry.nbytes)
@@ -281,6 +283,8 @@ def quick_pushpull(Job job, key, value, out):
             outcome = kv_deliver(me, &c)
         if outcome != KV_TICK:
             kv_leave()
+    if outcome == KV_READY and kv_standing(me) == KV_FENCED:
+        outcome = KV_FENCED
     if outcome == KV_READY and h.e.failed != c.round and not kv_left_out(me, h.e, c.round):
         count_rounds(h, c.round)
         kv_count_received(me, h.e.nbytes)
