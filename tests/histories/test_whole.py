@@ -159,3 +159,19 @@ def test_a_process_that_came_back_and_met_nobody() -> None:
     story.push(3)
     story.pull(0, {0: 1, 1: 1, 3: 1}, {0: 1, 1: 1})
     assert violations(story.history()) == []
+
+
+@pytest.mark.parametrize("keeps", ["all", "last"])
+def test_a_push_on_its_way_at_a_loss_may_be_lost_if_its_process_is_told(keeps: str) -> None:
+    story = Story(2, kind="async", keeps=keeps)
+    story.push(0)
+    story.pull(0, {0: 1})
+    story.fault("killed", 1)
+    story.push(0)
+    told = len(story.events)
+    story.fails(0)
+    story.pull(0, {0: 1})
+    story.pull(0, {0: 1})
+    assert violations(story.history()) == []
+    del story.events[told]
+    assert violations(story.history()) != []

@@ -63,9 +63,10 @@ def _missing(
 
 
 def _own(facts: Facts, push: Push, one: Seen) -> bool:
-    """Whether a push was called before by the process that reads."""
+    """Whether a push was called before by the process that reads, and has not been told of a loss."""
     call = facts.pushes[one.key][push]
-    return push.slot == one.event.slot and not call.error and call.called <= one.event.called
+    mine = push.slot == one.event.slot and one.event.called < facts.told.get(push.slot, math.inf)
+    return mine and not call.error and call.called <= one.event.called
 
 
 def _before(first: Seen, second: Seen) -> bool:
