@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 
 from bench import claims
 from bench.runner import run
 
+#: What measures no speed, and has options of its own.
+PROGRAMS = {"faults": "bench.faults.command", "soak": "bench.faults.soak"}
+
 
 def main(arguments: list[str]) -> int:
-    """Measure the claim that comes first."""
-    if not arguments or arguments[0] not in claims.NAMES:
-        print(f"usage: python -m bench {{{','.join(claims.NAMES)}}} [options]", file=sys.stderr)
+    """Measure the claim that comes first, or run that program."""
+    names = (*claims.NAMES, *PROGRAMS)
+    if not arguments or arguments[0] not in names:
+        print(f"usage: python -m bench {{{','.join(names)}}} [options]", file=sys.stderr)
         return 0 if arguments in (["-h"], ["--help"]) else 2
+    if arguments[0] in PROGRAMS:
+        return int(importlib.import_module(PROGRAMS[arguments[0]]).main(arguments[1:]))
     return run.main(claims.find(arguments[0]), arguments[1:])
 
 

@@ -1,0 +1,82 @@
+"""The table: faults, stores, what cannot be and why, and what is promised of the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+FAULTS = {
+    "kill in push": "kill -9 of a worker that pushes",
+    "kill between": "kill -9 of a worker between push and pull",
+    "kill in init": "kill -9 of a worker in `init`",
+    "kill in barrier": "kill -9 of a worker in `barrier`",
+    "kill in pushpull": "kill -9 of a worker in `pushpull`",
+    "stop below": "a worker stands still (SIGSTOP) for 0.3 of the time after which it is lost",
+    "stop above": "a worker stands still for 1.5 to 2.5 times as long, and wakes up",
+    "exception": "an exception leaves a worker's `with` block; in `local`, it ends a thread",
+    "early exit": "a worker ends by `sys.exit(1)` or `os._exit(0)`, or closes its store and leaves; in "
+    "`local`, a thread returns",
+    "server killed": "kill -9 of a server",
+    "server stopped": "a server stands still for 1.5 to 2.5 times the time after which it is lost",
+    "scheduler killed": "kill -9 of the scheduler; of every second one that has a journal another comes back",
+    "partition": "proxies between all workers and the scheduler and servers pass nothing: for 0.3 of the "
+    "time after which one is lost, or for good",
+    "disk full": "files of a process cannot grow (RLIMIT_FSIZE): of a server with snapshots; in `shared`, "
+    "of worker 0, which makes a large key and ends by the error",
+    "memory limit": "worker 0 may have 96 MB more (RLIMIT_AS), makes a key of 256 MB and ends by the error; "
+    "in `local`, a thread does",
+}
+STORES = ("local", "shared", "dist_sync", "dist_async", "hierarchy", "mpi")
+SERVED = ("dist_sync", "dist_async", "hierarchy")
+#: Faults of a single process, which ends the threads of `local` all at once.
+_PROCESS = ("kill", "stop")
+_ENDS = "ends all threads of the store, and nobody is left who could be told"
+_STOPS = "stops all threads of the store, and nobody waits for another process"
+#: Seconds after which a process without a sign of life is lost: in the table, and beside busy processes.
+DEAD_AFTER, DEAD_AFTER_BUSY = 1.5, 5.0
+SHARED_DEAD_AFTER = 5.0  # fixed
+MPI_TIMEOUT = 4.0  # nothing else ends a wait for a process that stands still
+MARGIN = 3.0  # seconds beyond the promise, on an idle machine
+
+
+class Cell(NamedTuple):
+    """A fault in a store, beside so many busy processes."""
+
+    store: str
+    fault: str
+    load: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.store}: {self.fault}" + (f", load {self.load}" if self.load else "")
+
+
+def impossible(store: str, fault: str) -> str:
+    """Say why a fault cannot be in a store; empty: it can."""
+    if store == "local" and fault.startswith(_PROCESS):
+        return _ENDS if fault.startswith("kill") else _STOPS
+    if store not in SERVED:
+        if fault.startswith(("server", "scheduler")):
+            return f"there is no {fault.split()[0]}"
+        if fault == "partition":
+            return "the processes are of one machine, without a network between them"
+        if fault == "disk full" and store != "shared":
+            return "nothing is written"
+    return ""
+
+
+@dataclass(frozen=True)
+class Promise:
+    """Within what time those who are left are told, or go on."""
+
+    dead_after: float
+    seconds: float
+
+
+def promise(cell: Cell, slowness: float) -> Promise:
+    """Return what holds for a cell on a machine that is so slow."""
+    dead_after = SHARED_DEAD_AFTER if cell.store == "shared" else DEAD_AFTER_BUSY if cell.load else DEAD_AFTER
+    # Rounds do not need the scheduler: servers end after twice the time, and then workers miss these.
+    times = 3.0 if cell.fault == "scheduler killed" else 1.0
+    longest = max(times * dead_after, MPI_TIMEOUT if cell.store == "mpi" else 0.0)
+    return Promise(dead_after, longest + MARGIN * slowness)

@@ -1,0 +1,93 @@
+"""What a history says of a run: what is wrong in it, and when those who are left were told, or went on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from histories import Event, Fault, History, events_in
+from histories.checker import violations
+
+from .cells import Promise
+from .group import Ended
+from .plan import Plan
+
+Finder = Callable[[list[Event], int, float], float]
+_KINDS = {"local": "local", "dist_async": "async"}
+#: Errors that tell of a loss. MPI's waits for a process that stands still have a deadline, and nothing else.
+_TOLD = ("PeerLostError", "FencedError", "TimeoutError")
+
+
+def events_of(plan: Plan) -> list[Event]:
+    """Return all calls."""
+    return [event for path in sorted(Path(plan.folder).glob("*.history")) for event in events_in(path)]
+
+
+def wrong(plan: Plan, events: list[Event], faults: list[Fault], promised: Promise) -> list[str]:
+    """Return what the history breaks."""
+    if plan.store == "mpi":
+        events = [one._replace(error="Abandoned") if one.error == "TimeoutError" else one for one in events]
+    history = History(
+        tuple(events), plan.workers, _KINDS.get(plan.store, "sync"), plan.keeps, plan.on_peer_loss,
+        tuple(one for one in faults if one.kind != "left"), noticed=promised.seconds,
+    )  # fmt: skip
+    return [f"{one.kind}: {one.text}" for one in violations(history)]
+
+
+def crashed(plan: Plan, ended: list[Ended]) -> list[str]:
+    """Return who ended badly, and was not meant to."""
+    return [
+        f"worker {rank} ended with {one.code}: {one.said[-600:]}"
+        for rank, one in enumerate(ended)
+        if plan.store != "mpi"
+        and not one.hung
+        and (one.code != 0 or "Traceback" in one.said)
+        and not (plan.victim_is_worker and rank == plan.victim and plan.store != "local")
+    ]
+
+
+def told(plan: Plan, events: list[Event], faults: list[Fault], ended_at: float = math.inf) -> list[float]:
+    """Return for each who is left the seconds until it raised an error, or went on; infinity: neither.
+
+    What passes by itself is counted from its end. Where the launcher ends a job, its end tells all.
+    """
+    fault = faults[0]
+    start = fault.end if plan.heals and fault.end < math.inf else fault.start
+    left = [slot for slot in range(plan.workers) if not (plan.victim_is_worker and slot == plan.victim)]
+    if plan.heals:
+        left = list(range(plan.workers))
+    elif plan.store == "mpi":
+        return [min(_raised(events, slot, start), ended_at) - start for slot in left]
+    find = _raised if plan.until_told else _went_on(plan, events)
+    return [find(events, slot, start) - start for slot in left]
+
+
+def _raised(events: list[Event], slot: int, start: float) -> float:
+    raised = [one.returned for one in events if one.slot == slot and one.error in _TOLD]
+    return min((at for at in raised if at > start), default=math.inf)
+
+
+def _is_beyond(read: Event, own: dict[object, int], last: dict[object, int]) -> bool:
+    """Whether a read is of rounds that the lost one has not pushed into."""
+    return all(own.get(key, 0) > last.get(key, -1) for key in read.read)
+
+
+def _went_on(plan: Plan, events: list[Event]) -> Finder:
+    """Return what finds a later read, of a round that the lost one has not pushed into."""
+    last: dict[object, int] = {}
+    if plan.victim_is_worker and not plan.heals and plan.store in ("shared", "dist_sync", "hierarchy"):
+        for one in events:
+            if one.slot == plan.victim:
+                last.update(one.pushed)
+
+    def find(events: list[Event], slot: int, start: float) -> float:
+        own: dict[object, int] = {}
+        for one in sorted((one for one in events if one.slot == slot), key=lambda one: one.called):
+            own.update(one.pushed)
+            later = one.returned > start and (one.called > start or bool(last))
+            if later and one.good and one.read and _is_beyond(one, own, last):
+                return one.returned
+        return math.inf
+
+    return find
