@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from typing import Any
 
 from burners import busy_machine
 
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _say(cell, outcome)
             _write(table, options.write)
     runs = sum(row.runs for row in table.rows.values()) - before
-    table.machines.append(_how(runs, time.time() - begun, options))
+    table.calls.append(_how(runs, time.time() - begun, options))
     print(_write(table, options.write))
     return 0
 
@@ -116,12 +117,16 @@ def _say(cell: Cell, outcome: Outcome) -> None:
         print(f"{cell.name}, seed {outcome.seed}: {bad[0]}", file=sys.stderr, flush=True)
 
 
-def _how(runs: int, took: float, options: argparse.Namespace) -> str:
-    load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
-    beside = f" beside {options.load} busy processes" if options.load else ""
-    side = f", {options.at_once} side by side" if options.at_once > 1 else ""
-    where = f"{took / 60:.0f} minutes on {machine.describe()}, load averages {load} at the end"
-    return f"{runs} runs{side}{beside} in {where}"
+def _how(runs: int, took: float, options: argparse.Namespace) -> dict[str, Any]:
+    """Say how it was measured, for the JSON."""
+    return {
+        "machine": machine.describe(),
+        "load": options.load,
+        "at_once": options.at_once,
+        "runs": runs,
+        "minutes": round(took / 60, 1),
+        "load_average": round(os.getloadavg()[0], 1),
+    }
 
 
 def _json(name: str) -> Path | None:

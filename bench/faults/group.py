@@ -26,6 +26,7 @@ from .plan import Plan
 
 BODIES = "bench.faults.workers"
 _LEAVES = 5.0  # seconds
+_WAITS = {"KVSTORE_TIMEOUT": "30"}  # however busy the machine is: longer than anybody may wait here
 #: What mpiexec may be told by the variables of a job that this one is in.
 _OF_LAUNCHERS = ("KVSTORE_", "PMI", "MPI_LOCAL", "HYDRA", "HYDI")
 
@@ -73,7 +74,9 @@ class Group:
     def start(self) -> None:
         """Start all workers."""
         arguments = (BODIES, "works", list(self.plan))
-        self.workers = [self.job.start(*arguments, rank, rank=rank) for rank in range(self.plan.workers)]
+        self.workers = [
+            self.job.start(*arguments, rank, rank=rank, **_WAITS) for rank in range(self.plan.workers)
+        ]
 
     def signal(self, rank: int, number: int) -> None:
         """Signal a worker."""
@@ -125,9 +128,9 @@ class Served(Group):
         arguments = (BODIES, "works", list(self.plan))
         for rank in range(self.plan.workers):
             if self.plan.store == "hierarchy":
-                made = start_on(self.job, rank % 2, rank, *arguments, rank)
+                made = start_on(self.job, rank % 2, rank, *arguments, rank, **_WAITS)
             else:
-                made = self.job.start(*arguments, rank, rank=rank)
+                made = self.job.start(*arguments, rank, rank=rank, **_WAITS)
             self.workers.append(made)
 
     @property

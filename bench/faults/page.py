@@ -56,10 +56,10 @@ class Table:
 
     def __init__(self, path: Path | None = None) -> None:
         self.rows: dict[Cell, Row] = {}
-        self.machines: list[str] = []
+        self.calls: list[dict[str, Any]] = []  # of the program, and where each ran
         if path is not None and path.exists():
             content = json.loads(path.read_text())
-            self.machines = content["machines"]
+            self.calls = content["calls"]
             for one in content["cells"]:
                 cell = Cell(one.pop("store"), one.pop("fault"), one.pop("load"))
                 self.rows[cell] = Row(cell, **one)
@@ -73,7 +73,7 @@ class Table:
         rows = sorted(self.rows.values(), key=lambda row: _place(row.cell))
         names = [one.name for one in fields(Row) if one.name != "cell"]
         content = ({**row.cell._asdict(), **{name: getattr(row, name) for name in names}} for row in rows)
-        return table.lines({"machines": self.machines}, "cells", content)
+        return table.lines({"calls": self.calls}, "cells", content)
 
 
 def _place(cell: Cell) -> tuple[int, int, int]:
@@ -95,7 +95,7 @@ def _about(of: Table) -> str:
     rows = of.rows.values()
     sums = {name: sum(len(getattr(row, name)) for row in rows) for name in ("wrong", "hangs", "leftovers")}
     said = ", ".join(f"{count} with {name}" for name, count in sums.items())
-    how = " ".join(f"Measured: {one}." for one in of.machines)
+    how = " ".join(_measured(of.calls))
     return f"""\
 Small jobs of 2 or 3 workers (and 1 or 2 servers), something that happens to each at a random
 instant, and what came of it. {sum(row.runs for row in rows)} runs: {said}. Written by `python -m
@@ -122,7 +122,24 @@ A run is drawn from its seed: sizes, the instant, the victim, `"raise"` or `"con
 replace the value or an optimizer that adds them up. With servers, a process is lost after 1.5 s
 without a sign of life, beside busy processes after 5 s (the default); in `shared`, at once if it is
 dead, and after 5 s if it stands still. `mpi` is MPICH, which ends all processes if one is lost, and
-does not notice one that stands still: waits have a deadline there, of 4 s."""
+does not notice one that stands still: waits have a deadline there, of 4 s. MPICH can complete a sum
+without the part of a process that is killed in it, in the tenth of a second before the others are
+ended; that counts as wrong."""
+
+
+def _measured(calls: list[dict[str, Any]]) -> Iterator[str]:
+    """Say where, and beside what, of calls of one kind together."""
+    kinds: dict[tuple[str, int, int], list[dict[str, Any]]] = {}
+    for one in calls:
+        kinds.setdefault((one["machine"], one["load"], one["at_once"]), []).append(one)
+    for (where, load, at_once), some in kinds.items():
+        runs, minutes = (sum(one[name] for one in some) for name in ("runs", "minutes"))
+        busy = sorted(one["load_average"] for one in some)
+        beside = f", beside {load} busy processes" if load else ""
+        yield (
+            f"{runs} runs in {minutes:.0f} minutes, {at_once} side by side{beside}, on {where}; load "
+            f"averages of a minute were {busy[0]} to {busy[-1]}, of other work, too."
+        )
 
 
 def _faults() -> Iterator[str]:
