@@ -568,6 +568,16 @@ def test_a_process_wakes_after_the_end(faults: Faults, seed: int) -> None:
 
 
 def restart_a_server(faults: Faults, draw: random.Random, same_host: bool) -> None:
+    restart_under(faults, draw, same_host, 2, lambda made: made.start_all(BODIES, "going_through_restarts"))
+
+
+def restart_under(
+    faults: Faults,
+    draw: random.Random,
+    same_host: bool,
+    size: int,
+    start: Callable[[FaultyJob], list[jobs.Worker]],
+) -> None:
     """A server comes back from its snapshot, and loses at most what came since; the job goes on."""
     folder = faults.folder / f"shots-{draw.random()}"
     variables = {
@@ -576,8 +586,8 @@ def restart_a_server(faults: Faults, draw: random.Random, same_host: bool) -> No
         "KVSTORE_SERVER_RESTARTS": "3",
         "KVSTORE_SAME_HOST_SHM": str(int(same_host)),
     }
-    with faults.job(2, 2, **variables) as made:
-        workers = made.start_all(BODIES, "going_through_restarts")
+    with faults.job(size, 2, **variables) as made:
+        workers = start(made)
         ready(*workers)
         for count in range(2):
             rank = draw.randrange(2)
@@ -590,8 +600,7 @@ def restart_a_server(faults: Faults, draw: random.Random, same_host: bool) -> No
             time.sleep(1.0)
         for worker in workers:
             say(worker, "stop")
-        first, second = finish(*workers)
-        assert first["digest"] == second["digest"]
+        assert len({one["digest"] for one in finish(*workers)}) == 1
         assert made.ended(10) == [0, 0, 0]
 
 

@@ -8,16 +8,19 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import jobs
 import pytest
 from faults.test_dist_faults import (
     BODIES,
     Faults,
+    FaultyJob,
     faults,  # noqa: F401 - a fixture
     finish,
     kill,
     kill_one_of,
     kill_one_server,
     ready,
+    restart_under,
     say,
     shared_nursery,  # noqa: F401 - a fixture
 )
@@ -132,6 +135,80 @@ def test_a_host_is_lost(faults: Faults) -> None:  # noqa: F811
     faults.run(lose_a_host, [(), (), ()], 0)
 
 
+def lose_a_host_and_raise(faults: Faults, draw: random.Random, phase: str) -> None:  # noqa: F811
+    """All workers of a host die together: all others are told, read one round, save and close."""
+    hosts = draw.choice([[0, 0, 1, 1], [0, 1, 1], [0, 1, 0, 1]])
+    with faults.job(len(hosts), draw.choice([1, 2])) as made:
+        workers = start_on_hosts(made, hosts, BODIES, "until_lost", phase, str(made.folder), "host")
+        ready(*workers)
+        lost = draw.choice([0, 1])
+        time.sleep(draw.random() * 0.1)
+        victims = [worker for worker, host in zip(workers, hosts, strict=True) if host == lost]
+        for victim in draw.sample(victims, len(victims)):
+            killed = kill(victim)
+        found = finish(*(worker for worker in workers if worker not in victims))
+        for one in found:
+            assert one["role"] == "worker", one
+            assert hosts[one["rank"]] == lost, one
+            assert one["noticed"] - killed < made.in_time
+        assert len({str(one["values"]) for one in found}) == 1, found
+        assert made.ended(10) == [0] * (1 + len(made.servers))
+
+
+@pytest.mark.parametrize("seed", [0])
+def test_a_host_is_lost_where_that_is_an_error(faults: Faults, seed: int) -> None:  # noqa: F811
+    faults.run(lose_a_host_and_raise, [(phase,) for phase in ("push", "pushpull", "barrier", "pull")], seed)
+
+
+def host_comes_back(faults: Faults, draw: random.Random, count: int) -> None:  # noqa: F811
+    """Workers of a host that was lost whole are turned away, and told why; the others go on."""
+    with faults.job(4, 2) as made:
+        workers = start_on_hosts(made, [0, 0, 1, 1], BODIES, "going_on", "pushpull")
+        ready(*workers, line="working")
+        for rank in (2, 3):
+            time.sleep(draw.random() * 0.05)
+            kill(workers[rank])
+        time.sleep(draw.random() * 2 * made.dead_after)
+        again = [
+            start_on(
+                made,
+                1,
+                rank,
+                BODIES,
+                "refused_with",
+                "PeerLostError",
+                {"on_peer_loss": "continue", "slice_bytes": 1 << 16},
+            )
+            for rank in draw.sample((2, 3), count)
+        ]
+        for text in finish(*again):
+            assert "its host had no other worker left to hold its part" in text, text
+        workers[0].say("stop")
+        assert [one["last"] for one in finish(*workers[:2])] == [[11], [11]]
+        assert made.ended(10) == [0, 0, 0]
+
+
+def test_a_host_that_was_lost_is_turned_away(faults: Faults) -> None:  # noqa: F811
+    faults.run(host_comes_back, [(1,), (2,), (2,)], 0)
+
+
+def restart_a_server(faults: Faults, draw: random.Random, hosts: list[int]) -> None:  # noqa: F811
+    """A server comes back from its snapshot; what hosts had pushed since is lost, or sent again once."""
+
+    def start(made: FaultyJob) -> list[jobs.Worker]:
+        return start_on_hosts(made, hosts, BODIES, "going_through_restarts")
+
+    restart_under(faults, draw, True, len(hosts), start)
+
+
+RESTARTED = [([0, 0, 1, 1],), ([0, 0, 1],), ([0, 0],)]
+
+
+@pytest.mark.parametrize("seed", [0])
+def test_a_server_comes_back(faults: Faults, seed: int) -> None:  # noqa: F811
+    faults.run(restart_a_server, RESTARTED, seed)
+
+
 def stop_for_long(faults: Faults, draw: random.Random) -> None:  # noqa: F811
     """Who stands still for long is lost, and fenced when it wakes up."""
     with faults.job(4, 2) as made:
@@ -178,6 +255,9 @@ CASES: list[tuple[Callable[..., None], list[tuple[Any, ...]]]] = [
     (go_on, [(phase, True) for phase in ("pushpull", "barrier")]),
     (come_back_into_a_pass, PASSES),
     (lose_a_host, [()]),
+    (lose_a_host_and_raise, [(phase,) for phase in ("push", "pushpull", "barrier", "pull")]),
+    (host_comes_back, [(1,), (2,)]),
+    (restart_a_server, RESTARTED),
     (stop_for_long, [()]),
 ]
 

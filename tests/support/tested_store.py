@@ -19,14 +19,25 @@ def create(**options: Any) -> Any:
     return kv.create(os.environ.get(NAME, "shared"), **options)
 
 
+def hosts() -> list[int]:
+    """Return the number of each worker's host; nothing, where workers do not sum by hosts."""
+    return [int(host) for host in os.environ.get(HOSTS, "").split()]
+
+
+def together(rank: int) -> list[int]:
+    """Return the workers whose parts travel as one with that of this one."""
+    there = hosts() or list(range(rank + 1))
+    return [other for other, host in enumerate(there) if host == there[rank]]
+
+
 def by_hosts(parts: list[Any]) -> list[Any]:
     """Return what travels of the parts of all workers: themselves, or the sums of their hosts, in order."""
-    hosts = [int(host) for host in os.environ.get(HOSTS, "").split()]
-    if not hosts:
+    places = hosts()
+    if not places:
         return parts
     return [
-        total([part for part, there in zip(parts, hosts, strict=True) if there == host])
-        for host in dict.fromkeys(hosts)
+        total([part for part, there in zip(parts, places, strict=True) if there == host])
+        for host in dict.fromkeys(places)
     ]
 
 

@@ -13,7 +13,7 @@ import logging
 import os
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -273,7 +273,8 @@ class HierarchyBackend(Backend):
         ]
         later.keep_apart(wanted)
         cut = [one for key, _, outs in wanted for one in self._cut(key, self._handles(key), outs)]
-        return delivering(self._begin("pull", (cut, ignore_sparse), priority), later, self._client)
+        begun = self._begin("pull", (cut, ignore_sparse), priority)
+        return delivering(partial(self._ended, begun, near), later, self._client)
 
     @property
     def _apart(self) -> bool:
@@ -295,6 +296,7 @@ class HierarchyBackend(Backend):
         else:
             handles = [handle for key in keys if key in self._slots for handle in self._slots[key][1]]
             self._told(partial(self._region.settle, handles))
+            self._count_rounds(keys)
 
     def _start_pushpull(self, groups: list[Group], outs: list[Group] | None, priority: int | None) -> Finish:
         dense = self._checked(groups)
@@ -316,7 +318,18 @@ class HierarchyBackend(Backend):
             pushed += self._cut(key, handles, values)
             filled += self._cut(key, handles, into)
         self._note_pushed([key for key, _ in dense])
-        return delivering(self._begin("pushpull", (pushed, filled), priority), later, self._client)
+        begun = self._begin("pushpull", (pushed, filled), priority)
+        return delivering(partial(self._ended, begun, groups), later, self._client)
+
+    def _ended(self, finish: Finish, groups: list[Group]) -> None:
+        """Finish an operation; then its rounds are complete."""
+        finish()
+        self._count_rounds([key for key, _ in groups])
+
+    def _count_rounds(self, keys: Iterable[Key]) -> None:
+        """Count what is complete of the rounds of keys that this worker has pushed into."""
+        handles = [handle for key in keys if key in self._slots for handle in self._slots[key][1]]
+        self._client.counters.end_rounds(sum(handle.newly_complete() for handle in handles))
 
     def _checked(self, groups: list[Group]) -> list[tuple[DistKey, list[Array]]]:
         """Check everything that is pushed, before anything changes."""
@@ -328,6 +341,7 @@ class HierarchyBackend(Backend):
 
     def _note_pushed(self, keys: list[DistKey]) -> None:
         """Count a push of keys, before this worker arrives."""
+        self._count_rounds([key.key for key in keys])
         for key, clock in zip(keys, self._flat.pushes.counted(keys), strict=True):
             self._fresh.add(key.key)
             for handle in self._handles(key):
@@ -457,6 +471,7 @@ class HierarchyBackend(Backend):
 
     def barrier(self) -> None:
         """Wait until every member has come here."""
+        self._count_rounds(self._fresh)
         self._fresh.clear()
         self._check_writing()
         if self._client.joined:

@@ -41,9 +41,13 @@ class HostPacking:
 
     def __init__(self, job: shm.Job) -> None:
         self._job = job
-        self._set = 0  # how often this worker has set one
+        #: How often this worker has set one; who came back goes on where its host is.
+        self._set = 0
         self._version = 0
         self._codec: Codec | None = None
+        if job.returned():
+            with shm.Lock(job):
+                self._set = max(0, self._read()["set"] - 1)
 
     def set(self, codec: Codec) -> None:
         """Pack from the next round of each key on; ConfigError: another worker has set another codec."""
@@ -54,7 +58,7 @@ class HostPacking:
             there = self._read()
             if there["set"] < wanted["set"]:
                 shm.set_settings(self._job, json.dumps(wanted).encode())
-            elif there != wanted:
+            elif there["set"] == wanted["set"] and there != wanted:  # else the other has set two meanwhile
                 raise ConfigError(
                     f"another worker of this host has set the codec {there['codec']}, this one wants "
                     f"{wanted['codec']}: what a host sends is packed with one"

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import tested_store
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from procs_hierarchy import SHAPES, VERBS
+from references import DTYPES, dtype_of, is_float
 from servers import ServedJob, start_on_hosts
 
-SUMS, ROUNDS, OWN = "procs_shared", "procs_shared_rounds", "procs_dist"
+SUMS, ROUNDS, OWN, HOSTS = "procs_shared", "procs_shared_rounds", "procs_dist", "procs_hierarchy"
 
 Served = Callable[..., ServedJob]
 SMALL = {tested_store.NAME: "dist_sync", "KVSTORE_SLICE_BYTES": "131072"}
@@ -36,6 +42,7 @@ def run(
     except AssertionError as error:
         everybody = (job.scheduler, *job.servers, *job.workers)
         raise AssertionError("\n".join([str(error), *(one.errors() for one in everybody)])) from None
+    job.close()
     return results
 
 
@@ -141,6 +148,47 @@ def test_threads_wait_side_by_side(served: Served) -> None:
     run(served, [0, 0], "procs_dist", "threads_in_opposite_order", 4, 1 << 20)
 
 
+LAYOUTS = [[0, 0], [0, 0, 1, 1], [0, 1, 1, 1], [0, 1, 0, 1], [0, 1, 0], [1, 0, 0, 2], [0, 1]]
+CODECS = [{"type": "2bit", "threshold": 0.3}, {"type": "1bit"}, {"type": "fp16"}]
+KINDS = [*((name, {}) for name in DTYPES), *(("float32", codec) for codec in CODECS)]
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(VERBS),
+        st.lists(st.sampled_from(sorted(SHAPES)), min_size=1, max_size=4, unique=True),
+        st.integers(0, 50),
+    ),
+    min_size=5,
+    max_size=30,
+)
+
+
+@given(
+    hosts=st.sampled_from(LAYOUTS),
+    kind=st.sampled_from(KINDS),
+    rule=st.sampled_from(["", "sgd", "adam", "lamb"]),
+    steps=STEPS,
+)
+def check_program(
+    served: Served, tmp_path: Path, hosts: list[int], kind: tuple[str, Any], rule: str, steps: Any
+) -> None:
+    name, codec = kind
+    folder = tempfile.mkdtemp(dir=tmp_path)
+    run(served, hosts, HOSTS, "program", name, rule if is_float(dtype_of(name)) else "", codec, folder, steps)
+
+
+@pytest.mark.parametrize("examples", [12, pytest.param(300, marks=pytest.mark.nightly)])
+def test_any_program_of_verbs_gives_the_bits_of_hosts(served: Served, tmp_path: Path, examples: int) -> None:
+    settings(
+        max_examples=examples,
+        phases=[
+            Phase.explicit,
+            Phase.reuse,
+            Phase.generate,
+        ],  # to shrink takes minutes: each example is a job
+        suppress_health_check=[HealthCheck.function_scoped_fixture],
+    )(check_program)(served, tmp_path)
+
+
 # ------------------------------------------------------------------------------------------- what it is for
 
 
@@ -166,6 +214,21 @@ def test_one_sum_of_a_host_travels(served: Served) -> None:
     for host in (shares[:2], shares[2:]):
         assert size <= sum(host) <= 1.02 * size
         assert min(host) > 0.1 * size, shares
+
+
+@pytest.mark.parametrize("hosts", [TWO_BY_TWO, [0, 1, 1, 1]])
+def test_each_worker_counts_rounds_and_each_host_its_bytes_once(served: Served, hosts: list[int]) -> None:
+    counted = run(served, hosts, HOSTS, "counted", 12)
+    assert [one["rounds"] for one in counted] == [4 * 12] * len(hosts)
+    size = 4 * 131072 * 12
+    for host in set(hosts):
+        of_host = [one for one, there in zip(counted, hosts, strict=True) if there == host]
+        for way in ("sent", "received"):
+            assert size <= sum(one[way] for one in of_host) <= 1.02 * size, (way, of_host)
+
+
+def test_stores_side_by_side(served: Served) -> None:
+    run(served, [0, 0, 1], HOSTS, "several_stores", 10)
 
 
 def test_what_hosts_do_not_sum_is_said(served: Served) -> None:
@@ -195,3 +258,11 @@ def test_sums_of_hosts_are_packed(served: Served, hosts: list[int], codec: dict[
 
 def test_workers_of_a_host_that_set_different_codecs(served: Served) -> None:
     assert sorted(run(served, [0, 0], OWN, "codecs_differ")) == ["refused", "set"]
+
+
+def test_a_worker_that_sets_codecs_later_than_another(served: Served) -> None:
+    job = served(2, 1, **SMALL)
+    quick, slow = start_on_hosts(job, [0, 0], HOSTS, "set_again", 4)
+    quick.expect("set")
+    slow.say("go")
+    job.results()

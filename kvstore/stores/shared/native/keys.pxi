@@ -46,6 +46,12 @@ cdef class Handle:
         """Count the rounds that others have completed meanwhile."""
         count_rounds(self, min(self.complete, self.arrived))
 
+    def newly_complete(self):
+        """How many rounds that this process has pushed into are complete since the last call."""
+        cdef uint64_t last = min(self.complete, self.arrived), before = self.counted
+        self.counted = max(last, before)
+        return self.counted - before
+
     @property
     def arrived(self):
         """The last round that this process pushed into; 0: none."""

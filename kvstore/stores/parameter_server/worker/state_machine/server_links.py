@@ -149,9 +149,9 @@ class ServerLinks:
         if link is None or batch.incarnation != self._hello.incarnation or not link.attached:
             return
         done, unknown = link.requests.answered(batch, now)
-        if link.requests.rounds:
+        if link.requests.rounds and not self._member.seats:  # rounds of hosts are counted in their memory
             actions.append(RoundsSeen(link.requests.rounds))
-            link.requests.rounds = 0
+        link.requests.rounds = 0
         for request, record in done:
             operation = request.operation
             if operation is None:

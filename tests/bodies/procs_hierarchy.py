@@ -1,0 +1,295 @@
+"""What workers that sum by hosts do in the tests: programs of verbs, beside a store of one process."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jobs import hear, tell
+from references import Array, assert_same_bits, draw, dtype_of, total
+from tested_store import by_hosts, create, held, hosts
+
+import kvstore as kv
+
+F = np.float32
+#: With slices of 128 KB: of one, of two, and of some with a rest.
+SHAPES = {"a": (3,), "b": (70, 3), "c": (32769,), "d": (3, 30_000)}
+PAUSE = 0.003
+
+
+class Program:
+    """Verbs of all workers of a job, and what must come of them.
+
+    Each step draws from a seed of its own, so that all workers draw alike; only pauses differ.
+    """
+
+    def __init__(self, store: Any, model: Any, dtype: str, folder: Path) -> None:
+        self.store, self.model, self.dtype, self.folder = store, model, dtype, folder
+        self.rank, self.n = store.rank, store.num_workers
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.homes: dict[str, Array] = {}
+        self.seed = 0
+        for key, shape in SHAPES.items():
+            self.init(key, shape)
+
+    def init(self, key: str, shape: tuple[int, ...]) -> None:
+        """Let only rank 0's value count."""
+        self.shapes[key] = shape
+        first = self.array(key, 0)
+        self.model.init(key, first)
+        self.store.init(key, first if self.rank == 0 else np.zeros_like(first))
+
+    def array(self, key: str, stream: int) -> Array:
+        """Draw small numbers: optimizers are to stay finite."""
+        shape = self.shapes[key]
+        number = 1000 * self.seed + 10 * list(self.shapes).index(key) + 100_000_000 * stream
+        drawn = draw(self.dtype, int(np.prod(shape)), number)
+        return (drawn if drawn.dtype.kind in "iu" else drawn / dtype_of(self.dtype).type(512)).reshape(shape)
+
+    def parts(self, key: str, several: int = 1) -> list[list[Array]]:
+        """What each worker pushes, and the model with it."""
+        parts = [[self.array(key, 1 + rank * several + i) for i in range(several)] for rank in range(self.n)]
+        self.model.push(key, by_hosts([total(one) for one in parts]))
+        return parts
+
+    def check(self, key: str, got: Array) -> None:
+        want = np.empty(self.shapes[key], dtype_of(self.dtype))
+        self.model.pull(key, out=want)
+        assert_same_bits(np.array(got), want)
+
+    def empty(self, key: str) -> Array:
+        return np.full(self.shapes[key], 7, dtype_of(self.dtype))
+
+    # ------------------------------------------------------------------------------------------------ verbs
+
+    def step(self, verb: str, keys: list[str], seed: int) -> None:
+        """Take one step; a worker may be late."""
+        self.seed = seed
+        if random.Random(f"{seed} {self.rank}").random() < 0.3:
+            time.sleep(PAUSE * random.random())
+        getattr(self, verb)(keys)
+
+    def push(self, keys: list[str]) -> None:
+        self.store.push(keys, [self.parts(key)[self.rank][0] for key in keys])
+
+    def push_several(self, keys: list[str]) -> None:
+        self.store.push(keys, [self.parts(key, 2)[self.rank] for key in keys])
+
+    def push_ahead(self, keys: list[str]) -> None:
+        """Push three times, without a wait."""
+        for _ in range(3):
+            self.seed += 1
+            self.store.push(keys, [self.parts(key)[self.rank][0] for key in keys], async_op=True)
+
+    def pull(self, keys: list[str]) -> None:
+        outs = [[self.empty(key), self.empty(key)] for key in keys]
+        self.store.pull(keys, out=outs)
+        for key, several in zip(keys, outs, strict=True):
+            for out in several:
+                self.check(key, out)
+
+    def fetch(self, keys: list[str]) -> None:
+        for key in keys:
+            self.check(key, held(self.store, key))
+
+    def pushpull(self, keys: list[str]) -> None:
+        values = [self.parts(key)[self.rank][0] for key in keys]
+        self.store.pushpull(keys, values)
+        for key, value in zip(keys, values, strict=True):
+            self.check(key, value)
+
+    def to_outs(self, keys: list[str]) -> None:
+        values, outs = [self.parts(key)[self.rank] for key in keys], [self.empty(key) for key in keys]
+        before = [value[0].copy() for value in values]
+        self.store.pushpull(keys, values, out=outs)
+        for key, value, was, out in zip(keys, values, before, outs, strict=True):
+            assert_same_bits(value[0], was)
+            self.check(key, out)
+
+    def to_others(self, keys: list[str]) -> None:
+        """Push some, and receive all: those that are not pushed in this call, too."""
+        some = {key: self.parts(key)[self.rank][0] for key in keys[:1]}
+        outs = {key: self.empty(key) for key in self.shapes}
+        self.store.push(list(some), list(some.values()))
+        self.store.pull(list(outs), out=list(outs.values()))
+        for key, out in outs.items():
+            self.check(key, out)
+
+    def home(self, keys: list[str]) -> None:
+        """Push arrays of the host's memory."""
+        for key in keys:
+            if key not in self.homes:
+                self.homes[key] = self.store.empty(key)
+        self.pull(keys)  # an earlier push of the array may be under way
+        for key in keys:
+            self.homes[key][...] = self.parts(key)[self.rank][0]
+        self.store.pushpull(keys, [self.homes[key] for key in keys])
+        for key in keys:
+            self.check(key, self.homes[key])
+
+    def at_once(self, keys: list[str]) -> None:
+        """Begin one operation for each key, and wait for the last of them first."""
+        values = {key: self.parts(key)[self.rank][0] for key in keys}
+        works = [
+            self.store.pushpull(key, value, priority=at, async_op=True)
+            for at, (key, value) in enumerate(values.items())
+        ]
+        for work in reversed(works):
+            work.wait(60)
+        for key, value in values.items():
+            self.check(key, value)
+
+    def late_pull(self, keys: list[str]) -> None:
+        """Begin a pull, and push again before it is waited for: it is of the round before."""
+        outs = [self.empty(key) for key in keys]
+        self.push(keys)
+        wanted = [np.array(self.model.view(key)) for key in keys]
+        work = self.store.pull(keys, out=outs, async_op=True)
+        self.seed += 1
+        self.push(keys)
+        work.wait(60)
+        for out, want in zip(outs, wanted, strict=True):
+            assert_same_bits(out, want)
+
+    def barrier(self, _: list[str]) -> None:
+        self.store.barrier()
+
+    def rate(self, keys: list[str]) -> None:
+        if self.store._updater is None:
+            return
+        for made in (self.store, self.model):
+            made.set_learning_rate(0.01 * (1 + self.seed % 7))
+
+    def more(self, _: list[str]) -> None:
+        """Init one key more."""
+        self.init(f"more {len(self.shapes)}", ((self.seed % 5) * 20_000 + 1,))
+
+    def save(self, _: list[str]) -> None:
+        """Save by one worker; others may already push: the file is of whole rounds all the same."""
+        path = self.folder / f"{self.seed}.safetensors"
+        self.store.barrier()
+        if self.rank == self.seed % self.n:
+            self.store.save(path)
+        self.store.barrier()
+        with kv.create("local", processes=1) as other:
+            other.load(path)
+            for key in self.shapes:
+                self.check(key, other.view(key))
+
+    def load(self, keys: list[str]) -> None:
+        """Load by one worker what another one makes."""
+        path = self.folder / f"load {self.seed}.safetensors"
+        self.store.barrier()
+        if self.rank == self.seed % self.n:
+            with kv.create("local", processes=1) as other:
+                other.init(keys, [self.array(key, 99) for key in keys])
+                other.save(path)
+            self.store.load(path)
+        self.store.barrier()
+        with kv.create("local", processes=1) as other:
+            other.load(path)
+            other.save(path.with_suffix(f".{self.rank}"))
+        self.model.load(path.with_suffix(f".{self.rank}"))
+
+    def pack(self, _: list[str]) -> None:
+        """Use another threshold from now on."""
+        if self.store._backend.feedback is not None:
+            for made in (self.store, self.model):
+                made.set_gradient_compression({"type": "2bit", "threshold": 0.1 * (1 + self.seed % 5)})
+
+
+VERBS = [
+    name
+    for name in vars(Program)
+    if name[0] != "_" and name not in ("init", "array", "parts", "check", "empty", "step")
+]
+
+
+def program(
+    dtype: str, rule: str, codec: dict[str, Any], folder: str, steps: list[tuple[str, list[str], int]]
+) -> None:
+    """Run any sequence of verbs: bits are those of the model, which gets the sums of the hosts."""
+    name = "device" if codec else "local"
+    with create() as store, kv.create(name, processes=1) as model:
+        run = Program(store, model, dtype, Path(folder))
+        if codec:
+            for made in (store, model):
+                made.set_gradient_compression(codec)
+        if rule:
+            for made in (store, model):
+                made.set_optimizer(kv.optimizer.create(rule, learning_rate=0.1))
+        for i, (verb, keys, number) in enumerate(steps):
+            run.step(verb, keys, 100 * i + number)
+        run.pull(list(run.shapes))
+        store.barrier()
+        run.fetch(list(run.shapes))
+        store.barrier()
+
+
+def counted(rounds: int) -> dict[str, Any]:
+    """Push and pull a key of four slices; return what this worker has counted of it."""
+    n = 4 * 32768
+    with create() as store:
+        store.init("w", np.zeros(n, F))
+        store.barrier()
+        before = store.statistics()
+        for t in range(rounds):
+            out = np.full(n, t, F)
+            if t % 3:
+                store.pushpull("w", out)
+            else:
+                store.push("w", out)
+                store.pull("w", out=out)
+            assert (out == t * store.num_workers).all()
+        after = store.statistics()
+        store.barrier()
+        return {
+            "rounds": after.rounds - before.rounds,
+            "sent": sum(after.sent) - sum(before.sent),
+            "received": sum(after.received) - sum(before.received),
+        }
+
+
+def set_again(times: int) -> None:
+    """Set codecs, of which a slow worker hears late: that is no disagreement."""
+    with create() as store:
+        store.init("w", np.zeros(5, F))
+        store.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+        if store.rank:
+            hear()
+        for t in range(times):
+            store.set_gradient_compression({"type": "2bit", "threshold": 0.25 * (1 + t % 3)})
+        if store.rank == 0:
+            tell("set")
+        threshold = 0.25 * (1 + (times - 1) % 3)
+        store.pushpull("w", out := np.full(5, threshold, F))
+        assert (out == threshold * len(set(hosts()))).all(), out
+        store.barrier()
+
+
+def several_stores(rounds: int) -> None:
+    """Hold three stores at once, in two groups, one of them without rounds, and use them in turn."""
+    stores = [create(), kv.create("dist_async"), create(group="other")]
+    for store in stores:
+        store.init("w", np.zeros(40_000, F))
+    for t in range(1, rounds + 1):
+        works = []
+        for at, store in enumerate(stores):
+            value = np.full(40_000, t * (at + 1), F)
+            if at == 1:
+                store.push("w", value)
+            else:
+                works.append((at, value, store.pushpull("w", value, async_op=True)))
+        for at, value, work in reversed(works):
+            work.wait(60)
+            assert (value == t * (at + 1) * store.num_workers).all()
+    for store in stores:
+        store.barrier()
+    out = np.empty(40_000, F)
+    stores[1].pull("w", out=out)
+    assert (out == 2 * rounds).all()
+    for store in stores:
+        store.close()
