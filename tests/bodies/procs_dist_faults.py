@@ -390,7 +390,7 @@ def heard() -> bool:
     return bool(select.select([0], [], [], 0)[0])
 
 
-def going_on(phase: str) -> dict[str, Any]:
+def going_on(phase: str, codec: str = "") -> dict[str, Any]:
     """Work on with those who are left, until worker 0 is told to stop and says so in a key of its own."""
     tell_start()
     load = Load(on_peer_loss="continue")
@@ -398,15 +398,18 @@ def going_on(phase: str) -> dict[str, Any]:
     load.check = lambda: None  # type: ignore[method-assign]  # its sums are of those who live
     store, rank, n = load.store, load.rank, load.store.num_workers
     store.init("stop", np.zeros(n + 1, F))
+    if codec:
+        for _ in range(2):
+            store.set_gradient_compression({"type": codec})
     t = 0
     tell("ready")
     while True:
         t += 1
         mine = np.zeros(n + 1, F)
-        mine[rank], mine[n] = t, rank == 0 and heard()
+        mine[rank], mine[n] = t % 1000, rank == 0 and heard()
         value = np.full(SHAPES["large"], 10**rank, F)
         store.pushpull(["stop", "large"], [mine, value])
-        assert mine[rank] == t
+        assert mine[rank] == t % 1000
         totals = sorted(map(int, np.unique(value)))
         for total in totals:
             assert str(total).strip("01") == "", total  # a sum over some of the workers

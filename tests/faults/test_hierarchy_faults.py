@@ -53,19 +53,25 @@ def test_a_killed_server(faults: Faults, seed: int) -> None:  # noqa: F811
     faults.run(kill_a_server, [("push",), ("pushpull",), ("barrier",)], seed)
 
 
-def go_on(faults: Faults, draw: random.Random, phase: str, back: bool) -> None:  # noqa: F811
+def go_on(
+    faults: Faults,  # noqa: F811
+    draw: random.Random,
+    phase: str,
+    back: bool,
+    codec: str = "",
+) -> None:
     """Where that was asked for sums are those of the living; somebody may come in the dead one's place."""
     hosts = draw.choice([[0, 0, 1, 1], [0, 0, 1], [0, 0, 0]])
     size = len(hosts)
     with faults.job(size, draw.choice([1, 2])) as made:
-        workers = start_on_hosts(made, hosts, BODIES, "going_on", phase)
+        workers = start_on_hosts(made, hosts, BODIES, "going_on", phase, codec)
         ready(*workers, line="working")
         rank = draw.choice([one for one in range(1, size) if not back or hosts.count(hosts[one]) > 1])
         time.sleep(draw.random() * 0.1)
         kill(workers[rank])
         time.sleep(draw.random() * 2 * made.dead_after)
         if back:
-            workers[rank] = start_on(made, hosts[rank], rank, BODIES, "going_on", phase)
+            workers[rank] = start_on(made, hosts[rank], rank, BODIES, "going_on", phase, codec)
             workers[rank].expect("working", 20)
         else:
             time.sleep(1.5 * made.dead_after)
@@ -85,7 +91,7 @@ def test_the_living_go_on(faults: Faults, seed: int) -> None:  # noqa: F811
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_worker_that_is_started_again_joins_its_host(faults: Faults, seed: int) -> None:  # noqa: F811
-    faults.run(go_on, [("pushpull", True), ("barrier", True)], seed)
+    faults.run(go_on, [("pushpull", True), ("barrier", True), ("push", True, "fp16")], seed)
 
 
 PASSES = [(verb, meets) for verb in ("pushpull", "push") for meets in (False, True)]
@@ -252,7 +258,7 @@ CASES: list[tuple[Callable[..., None], list[tuple[Any, ...]]]] = [
     (kill_a_worker, [(phase,) for phase in PHASES]),
     (kill_a_server, [("push",), ("pushpull",), ("barrier",)]),
     (go_on, [(phase, False) for phase in ("pushpull", "push", "barrier", "close")]),
-    (go_on, [(phase, True) for phase in ("pushpull", "barrier")]),
+    (go_on, [("pushpull", True), ("barrier", True), ("push", True, "fp16")]),
     (come_back_into_a_pass, PASSES),
     (lose_a_host, [()]),
     (lose_a_host_and_raise, [(phase,) for phase in ("push", "pushpull", "barrier", "pull")]),
