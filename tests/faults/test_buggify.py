@@ -133,7 +133,6 @@ def test_memory_and_disks_that_fail_are_told(
     points["KVSTORE_TIMEOUT"] = pace.variable(8)  # for a worker that ended before it had a store
     if made.draw.random() < 0.5 and kind != "shared":
         points |= {"KVSTORE_SNAPSHOT": str(tmp_path / "snapshot"), "KVSTORE_SNAPSHOT_INTERVAL": "0.05"}
-        points |= {"KVSTORE_JOURNAL": str(tmp_path / "journal")}
     run = made.run(job, served, points, ready=False)
     for worker in run.workers:
         assert worker.code == 0 or (worker.code == 1 and TOLD.search(worker.errors())), worker.errors()

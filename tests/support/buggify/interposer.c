@@ -170,10 +170,11 @@ static int waits_on_futex(long operation)
     return command == FUTEX_WAIT || command == FUTEX_WAIT_BITSET;
 }
 
+/* What is appended to is a log, or a test's own record; the first three may be files of the test, too. */
 static int is_plain(int fd)
 {
     struct stat found;
-    return !fstat(fd, &found) && S_ISREG(found.st_mode) && !(fcntl(fd, F_GETFL) & O_APPEND);
+    return fd > 2 && !fstat(fd, &found) && S_ISREG(found.st_mode) && !(fcntl(fd, F_GETFL) & O_APPEND);
 }
 
 /* Return how much of a transfer to do. */
