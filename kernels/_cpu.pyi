@@ -9,15 +9,27 @@ Array = npt.NDArray[Any]
 Ids = npt.NDArray[np.int64]
 ReduceItem = tuple["Sources", Array | None, list[Array]]
 Sources = list[Array] | "Coded"
-UpdateItem = tuple[
-    int,
-    tuple[float, ...],
-    Sources,
-    Array | tuple[Array, Array],
-    Array | None,
-    tuple[Array, ...],
-    list[Array],
-]
+UpdateItem = (
+    tuple[
+        int,
+        tuple[float, ...],
+        Sources,
+        Array | tuple[Array, Array],
+        Array | None,
+        tuple[Array, ...],
+        list[Array],
+    ]
+    | tuple[
+        int,
+        tuple[float, ...],
+        Sources,
+        Array | tuple[Array, Array],
+        Array | None,
+        tuple[Array, ...],
+        list[Array],
+        tuple[Array, ...],
+    ]
+)
 
 def rules() -> list[str]: ...
 def rule_id(name: str) -> int: ...

@@ -49,6 +49,7 @@ cdef extern from "run.h" nogil:
         char **out
         const kv_coding *coding
         char **states
+        char **kept
         const double *p
     ctypedef struct kv_rows:
         int dtype, rule, k, n_states

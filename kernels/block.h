@@ -153,6 +153,18 @@ static void LV(reduce_item_block)(const kv_item *it, const LV(place) *b, const c
         memcpy(sum - KV_LINE, sum + b->bytes - KV_LINE, KV_LINE);
 }
 
+/* Copy an array of a state to where it is kept, past the cache where the job is larger than that. `stream` would read
+ * again what lies before a block that does not begin with a line, which has been updated by now. */
+static void LV(keep_block)(const kv_item *it, const LV(place) *b, char *kept, const char *from, ptrdiff_t wide)
+{
+    char *to = kept + b->at * wide;
+    size_t bytes = (size_t)(b->n * wide);
+    if (it->stream && !((uintptr_t)to & (KV_LINE - 1)))
+        LV(stream)(bytes, to, from, 1, 1);
+    else
+        memcpy(to, from, bytes);
+}
+
 static void LV(update_item_block)(const kv_item *it, const LV(place) *b, const char *const *src, int k)
 {
     ptrdiff_t size = kv_itemsize[it->dtype], wide = it->master ? (ptrdiff_t)sizeof(float) : size;
@@ -161,6 +173,10 @@ static void LV(update_item_block)(const kv_item *it, const LV(place) *b, const c
         states[j] = it->states[j] + b->at * wide;
     if (it->weight)
         memcpy(w, it->weight + b->offset, b->bytes);
+    if (it->kept && it->master)
+        LV(keep_block)(it, b, it->kept[0], it->master + b->at * wide, wide);
+    for (int j = 0; it->kept && j < it->n_states; j++)
+        LV(keep_block)(it, b, it->kept[j + (it->master != NULL)], states[j], wide);
     LV(update_block)(it->dtype, it->rule, k, b->n, b->at, w, it->master ? it->master + b->at * wide : NULL, src,
                      states, it->n_states, it->p);
     LV(emit)(it, b, w);

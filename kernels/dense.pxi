@@ -112,11 +112,12 @@ def update(list items):
 
     Parameters
     ----------
-    items : list of (rule, params, srcs, weight, master, states, outs)
+    items : list of (rule, params, srcs, weight, master, states, outs) or (..., kept)
         `rule`: id; `params`: tuple of float; `srcs`: gradients, summed as by `reduce`; `weight`: updated in
         place, or a pair of the new weight and the old one, which stays as it is; `master`: float32 copy behind a 16-bit
         weight, or None; `states`: tuple of arrays of the weight's type (float32 where there is a master); `outs`: list of
-        arrays that receive the new weight.
+        arrays that receive the new weight; `kept`: arrays like master, if there is one, and states, which receive what
+        these were.
     """
     cdef Arena arena = Arena()
     cdef Py_ssize_t i, n_items = len(items)
@@ -128,13 +129,18 @@ def update(list items):
     cdef tuple params, states
     cdef list outs
     cdef object weight, before, master, srcs
+    cdef tuple item, kept
     for i in range(n_items):
-        rule, params, srcs, weight, master, states, outs = <tuple?>items[i]
-        need += sources_size(srcs) + len(outs) * sizeof(char *) + doubles_size(params)
+        item = <tuple?>items[i]
+        kept = <tuple?>item[7] if len(item) > 7 else ()
+        rule, params, srcs, weight, master, states, outs = item[:7]
+        need += sources_size(srcs) + (len(outs) + len(kept)) * sizeof(char *) + doubles_size(params)
     arena.reserve(need)
     list_ = <kv_item *>arena.take(n_items * sizeof(kv_item))
     for i in range(n_items):
-        rule, params, srcs, weight, master, states, outs = <tuple>items[i]
+        item = <tuple>items[i]
+        kept = <tuple>item[7] if len(item) > 7 else ()
+        rule, params, srcs, weight, master, states, outs = item[:7]
         it = &list_[i]
         before = None
         if type(weight) is tuple:
@@ -155,8 +161,18 @@ def update(list items):
         it.out = take_pointers(arena, outs, it.dtype, it.n, True)
         it.p = take_doubles(arena, params)
         take_states(it.states, states, rule, KV_F32 if master is not None else it.dtype, it.n)
+        it.kept = take_kept(arena, it, kept)
         n_bytes += it.n * kv_itemsize[it.dtype] * (it.k + it.m + 2 + 2 * it.n_states)
     run_dense(list_, n_items, n_bytes)
+
+
+cdef char **take_kept(Arena arena, kv_item *it, tuple kept) except? NULL:
+    """Where master and states go before they change; NULL: nowhere."""
+    if not kept:
+        return NULL
+    if len(kept) != it.n_states + (it.master != NULL):
+        raise ValueError(f"{it.n_states + (it.master != NULL)} arrays are to be kept, got room for {len(kept)}")
+    return take_pointers(arena, list(kept), KV_F32 if it.master != NULL else it.dtype, it.n, True)
 
 
 def independent(list items):

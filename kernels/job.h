@@ -38,6 +38,7 @@ typedef struct {
     char **src, **out;
     const kv_coding *coding; /* by source, of float32 items; NULL: all are plain */
     char *states[KV_MAX_STATES];
+    char *const *kept;       /* gets what master and states were, in this order; NULL: nobody asks */
     const double *p;
     ptrdiff_t lead;          /* elements before the first out (or dst) reaches a cache line */
     ptrdiff_t first_chunk;

@@ -35,6 +35,9 @@ class Plan:
             The store is closed.
         """
         store = self._store
+        if store._steps and (step := store._own_step(async_op=False)) is not None:
+            step.push(self._groups, self._outs or self._groups)
+            return
         store._do(self._groups, self._run)
         store._count("pushpull")
 

@@ -8,7 +8,8 @@ import operator
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, SupportsIndex, TypeVar
@@ -39,6 +40,7 @@ from .observe.native._observe import Counters
 from .observe.timeline.marks import Marks
 from .optimizer import Optimizer, Updater
 from .plan import Plan
+from .step import Step, check_whole_steps, refuse_async
 from .stores.protocol import Backend, counted
 
 if TYPE_CHECKING:
@@ -111,6 +113,7 @@ class KVStore(KVStoreBase):
         self._counters = Counters(name, job_name(), backend.rank, backend.num_workers)
         self._engine = Engine(config.timeout, Marks(self._counters))
         self._closed = False
+        self._steps: dict[int, Step] = {}  # that are open, by thread
         backend.observe(self._counters)
         self._created = time.monotonic()
         recording.follow(self, _record)
@@ -166,6 +169,9 @@ class KVStore(KVStoreBase):
             The updater raised an error. The key on which it raised has not changed.
         """
         backend = self._backend
+        if self._steps and (step := self._own_step(async_op)) is not None:
+            step.push(group(key, value))
+            return None
         quick = backend.has_quick_push_and_pull and type(priority) is int and not async_op
         if quick and self._quickly(key, value, None, "push"):
             return None
@@ -202,6 +208,9 @@ class KVStore(KVStoreBase):
         if out is None:
             raise ArrayError("pull needs `out`, the array or arrays to write to")
         backend = self._backend
+        if self._steps and (step := self._own_step(async_op)) and step.has_any(group(key, out, "out")):
+            step.read("pull", key, out, priority, ignore_sparse)
+            return None
         quick = backend.has_quick_push_and_pull and type(priority) is int and not async_op
         if quick and self._quickly(key, None, out, "pull"):
             return None
@@ -234,6 +243,9 @@ class KVStore(KVStoreBase):
             The updater raised an error. The key on which it raised has not changed.
         """
         rank = priority if type(priority) is int else _whole(priority)
+        if self._steps and (step := self._own_step(async_op)) is not None:
+            step.push(group(key, value), group(key, value if out is None else out, "out"))
+            return None
         if not async_op and self._quickly(key, value, out):
             return None
         groups = group(key, value)
@@ -318,10 +330,79 @@ class KVStore(KVStoreBase):
         """
         wanted, rank = pair_rows(key, out, row_ids), _whole(priority)
         keys: list[Group] = [(name, []) for name, _ in wanted]
+        if self._steps and (step := self._own_step(async_op)) and step.has_any(keys):
+            step.read("row_sparse_pull", key, out, priority, row_ids)
+            return None
         if async_op:
             return self._start("row_sparse_pull", keys, rank, wanted)
         self._run("row_sparse_pull", keys, wanted)
         return None
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Make all pushes in a ``with`` block count together, or not at all: ``with store.step(): ...``.
+
+        The calls of `push` and `pushpull` that this thread makes in the block become one call when the block
+        ends. `pull` and `row_sparse_pull` of keys that were pushed in the block follow it. So the arrays
+        belong to the store until the block ends: do not change what was pushed, and do not read `out` before.
+        Other methods act at once, on the store as it was before the step.
+
+        If a worker dies, its last step is in the values and in the optimizer's states of all keys, or in none
+        of them. After a `PeerLostError` all other workers read, and `save`, what one and the same step has
+        left, if all of them make all their pushes in steps. In ``"shared"`` this also holds for workers that
+        go on (``on_peer_loss="continue"``). See the table *One meaning in every store* for exceptions.
+
+        A `save`, `save_optimizer_states` or `CheckpointManager.save` between two steps of this worker is a
+        cut: it has no part of a later step.
+
+        Raises
+        ------
+        CapabilityError
+            At the beginning: pushes of several keys do not count together in this store. It says why, and
+            what to use. ``"local"``, ``"device"``, ``"shared"`` and, with ``on_peer_loss="raise"``,
+            ``"dist_sync"`` and its variants have steps.
+        ConfigError
+            This thread is in a step already; a key is pushed twice, or a call has ``async_op=True``.
+        KVStoreError
+            At the end: what the call of all pushes raises. An argument that is not valid changes nothing. An
+            error of an updater or an optimizer leaves the other keys pushed.
+
+        Notes
+        -----
+        If an exception leaves the block, nothing of it is pushed. The step can be made again; until then the
+        other workers wait for it. Pushes of other threads do not belong to the step.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import kvstore as kv
+        >>> store = kv.create("local")
+        >>> store.init(["a", "b"], [np.zeros(1), np.zeros(1)])
+        >>> out = np.empty(1)
+        >>> with store.step():
+        ...     store.push("a", np.ones(1))
+        ...     store.pushpull("b", np.ones(1), out=out)
+        >>> out
+        array([1.])
+        """
+        self._check_open()
+        check_whole_steps(self._backend.no_steps, self._type)
+        thread = threading.get_ident()
+        if thread in self._steps:
+            raise ConfigError("this thread is in a step of this store already; steps do not nest")
+        step = self._steps[thread] = Step()
+        try:
+            yield
+        finally:
+            del self._steps[thread]
+        step.send(self)
+
+    def _own_step(self, async_op: bool) -> Step | None:
+        """Return the step that the calling thread is in."""
+        step = self._steps.get(threading.get_ident())
+        if step is not None:
+            refuse_async(async_op)
+        return step
 
     # ---------------------------------------------------------------------------------------- updates
 

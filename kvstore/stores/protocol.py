@@ -59,6 +59,9 @@ class Backend(Protocol):
     runs_optimizer: bool = True
     #: Whether all workers must call `assign` together, with the same keys; else what one assigns is for all.
     assigns_together: bool = False
+    #: Why pushes of several keys in one call do not count together when a process dies, and what to use
+    #: instead; empty: they do.
+    no_steps: str = ""
     #: Name of the logger for what changes the store.
     logger: str = "kvstore"
 
@@ -93,6 +96,14 @@ class Backend(Protocol):
 
     def push(self, groups: list[Group]) -> None:
         """Sum the values of each key, then update or replace the stored value."""
+
+    def prepare_step(self) -> None:
+        """Before the one call of a step: make sure that it can be taken back as a whole."""
+        return
+
+    def settle_pushes(self) -> None:
+        """Wait until what was pushed counts also if this process dies now."""
+        return
 
     def pull(self, groups: list[Group], ignore_sparse: bool) -> None:
         """Write the stored value into every array of each key."""

@@ -46,6 +46,10 @@ class AllReduceBackend(LocalBackend):
     can_bind = False
     runs_optimizer = False
     assigns_together = True
+    no_steps = (
+        "each worker has its own copy of the values, and a worker that dies can leave the others at "
+        "different keys of a call; use 'shared' or 'dist_sync'"
+    )
     _is_guest = False
     #: What the beginning of a sum is in counters: engines that compare first wait there.
     _beginning = MOVING

@@ -84,6 +84,7 @@ class HierarchyBackend(Backend):
     waits_concurrently = True
     takes_turns = True
     can_compress = True
+    no_steps = "with hierarchy='host' each part of a key is carried by itself; use hierarchy='flat'"
     logger = "kvstore.ps"
 
     def __init__(self, config: StoreConfig, flat: DistBackend) -> None:

@@ -108,6 +108,8 @@ cdef extern from "links.h" nogil:
     ctypedef struct kp_plan:
         int rule, n_states
         char **states
+        char **kept
+        int keeps
         double *p
         uint32_t version
         int64_t base
@@ -120,6 +122,8 @@ cdef extern from "links.h" nogil:
         int64_t before
         uint8_t sums, changed
         kp_plan plan
+        int64_t kept_after
+        kp_counts kept_counts
         kp_run run
     void kp_turn(kp_value *v, uint64_t round)
     void kp_leave_room(kp_room *room)

@@ -105,8 +105,11 @@ static void kp_add_rule(const kp_value *v, kv_item *it)
     it->n_states = v->plan.n_states;
     memcpy(it->states, v->plan.states, sizeof it->states);
     it->p = v->plan.p;
-    if (it->dst != v->rooms[v->current].at)
-        it->weight = v->rooms[v->current].at;
+    if (it->dst == v->rooms[v->current].at)
+        return;
+    it->weight = v->rooms[v->current].at;
+    if (v->plan.keeps)
+        it->kept = v->plan.kept;
 }
 
 /* Take in a slice's next round. 0, or -1 where there is no memory. */
@@ -133,7 +136,7 @@ static int kp_add_sum(kp_sums *sums, kp_slice *slice, const kp_open *open)
             sums->pointers[sums->n_pointers++] = (char *)open->parts[i].at;
             it->m++;
         }
-    sums->nbytes += v->nbytes * (it->k + it->m + 1 + (v->sums ? 0 : 1 + 2 * it->n_states));
+    sums->nbytes += v->nbytes * (it->k + it->m + 1 + (v->sums ? 0 : 1 + (it->kept ? 3 : 2) * it->n_states));
     sums->slices[sums->n++] = slice;
     return 0;
 }
@@ -282,8 +285,10 @@ static int kp_run_sums(kp_sums *sums)
             continue;
         kp_forget_packed(kp_target_of(slice));
         kp_note_outs(slice, open);
-        if (!slice->value->sums)
+        if (!slice->value->sums) {
+            kp_note_kept(slice->value, slice->round + 1, slice->value->plan.keeps && open->n > 1);
             kp_count(slice->value, open);
+        }
         if (open->n > 1)
             kp_turn(slice->value, slice->round + 1);
         slice->value->changed = 1;

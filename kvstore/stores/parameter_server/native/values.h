@@ -25,6 +25,8 @@ typedef struct {
 typedef struct {
     int rule, n_states;
     char *states[KV_MAX_STATES];
+    char *kept[KV_MAX_STATES]; /* where each goes before it changes */
+    int keeps;                 /* whether that is so, in rounds of several parts */
     double p[KV_MAX_PARAMS];
     uint32_t version;  /* of the settings: the newest that a round of the slice has had */
     int64_t base;      /* of the schedule's time */
@@ -40,6 +42,8 @@ typedef struct {
     uint8_t sums;    /* rounds replace the value: there are no settings of an optimizer */
     uint8_t changed; /* since somebody asked */
     kp_plan plan;    /* where there are settings */
+    int64_t kept_after; /* the round after which the states were what was kept of them; -1: of none */
+    kp_counts kept_counts;
     kp_run run;      /* NULL: no value stays packed */
 } kp_value;
 
@@ -55,6 +59,13 @@ static void kp_turn(kp_value *v, uint64_t round)
 {
     v->current = 1 - v->current;
     v->before = (int64_t)round - 1;
+}
+
+/* Before a round is counted: say of which one the states are kept. */
+static void kp_note_kept(kp_value *v, uint64_t round, int kept)
+{
+    v->kept_after = kept ? (int64_t)round - 1 : -1;
+    v->kept_counts = *v->plan.counts;
 }
 
 /* Somebody has written, or is about to write, what the value is: no parts stand for it any more. */

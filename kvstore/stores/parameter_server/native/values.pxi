@@ -45,7 +45,7 @@ cdef class SliceValue:
 
     def __cinit__(self, *_args, **_named):
         self.arrays, self.held = [None, None], [None, None]
-        self.v.before = -1
+        self.v.before = self.v.kept_after = -1
         self.v.sums = True
         self.v.run = <kp_run>PyCapsule_GetPointer(cpu.run_pointer(), "kvstore.run")
 
@@ -97,6 +97,20 @@ cdef class SliceValue:
     @before.setter
     def before(self, int64_t round):
         self.v.before = round
+
+    @property
+    def kept_after(self):
+        """The round after which the optimizer's states were what was kept of them; -1: of none."""
+        return self.v.kept_after
+
+    @property
+    def kept_counts(self):
+        """The counts of updates as they were then."""
+        return self.v.kept_counts.updates, self.v.kept_counts.num_update
+
+    def note_kept(self, int64_t after, UpdateCounts counts not None):
+        """Say after which round the states, and these counts, were what was kept of them; -1: of none."""
+        self.v.kept_after, self.v.kept_counts = after, counts.c
 
     @property
     def sums(self):
@@ -151,6 +165,7 @@ cdef class SliceValue:
 
     def plan_updates(
         self, int rule, tuple params not None, tuple states not None, UpdateCounts counts not None, version, base,
+        tuple kept=None,
     ):
         """Have rounds update the value without Python, until `withdraw_plan`. Numbers without room are left to Python.
 
@@ -164,6 +179,8 @@ cdef class SliceValue:
             Of the settings: the newest that a round of the slice has had.
         base : int
             Of the schedule's time; a round's clock is added.
+        kept : tuple of numpy.ndarray
+            Arrays like the states, which get what these were before each round of several parts; None: nobody asks.
         """
         cdef kp_plan *plan = &self.v.plan
         cdef char[::1] memory
@@ -180,7 +197,11 @@ cdef class SliceValue:
         for i in range(len(states)):
             memory = states[i].reshape(-1).view("i1")
             plan.states[i] = &memory[0]
-        self.planned = (states, counts)
+        plan.keeps = kept is not None
+        for i in range(len(states) if kept is not None else 0):
+            memory = kept[i].view("i1")
+            plan.kept[i] = &memory[0]
+        self.planned = (states, counts, kept)
         plan.counts = &counts.c
 
     def withdraw_plan(self):
@@ -196,6 +217,7 @@ cdef class SliceValue:
             kp_leave_room(&self.v.rooms[number])
             self.arrays[number] = self.held[number] = None
         self.v.current, self.v.before = 0, -1
+        self.v.kept_after = -1
         release_dropped()
 
     def turn(self, uint64_t round):

@@ -310,7 +310,8 @@ class Settings(MemberRequest, frozen=True, tag=True):
     """Install an optimizer (the first of equals does, another one is an error), or change its settings."""
 
     kind: str
-    """``"optimizer"``, ``"none"``, ``"configure"`` or ``"clock"`` (base of the schedule's time)."""
+    """``"optimizer"``, ``"none"``, ``"configure"``, ``"clock"`` (base of the schedule's time) or ``"steps"``
+    (states are kept for one more round)."""
     ordinal: int
     """How many optimizers this worker has set, with this one."""
     text: str

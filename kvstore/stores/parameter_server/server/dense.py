@@ -15,7 +15,7 @@ from ....arrays.sparse import RowSparseArray
 from ....errors import KeyNotFoundError, ShapeError
 from ....kernels import cpu
 from ....optimizer import SGLD, Updater
-from ....optimizer.builtin import Elementwise, arrays_of
+from ....optimizer.builtin import Elementwise, arrays_of, mapped
 from ...entry import Array
 from ...rows import merge, merged
 from ..native._native import SliceValue
@@ -61,7 +61,7 @@ class DenseKey:
 class DenseSlice(SliceValue):
     """Elements `start` to `stop` of a key."""
 
-    __slots__ = ("_copied", "_copy", "id", "of", "start", "state", "stop")
+    __slots__ = ("_copied", "_copy", "_had_state", "_kept", "id", "of", "start", "state", "stop")
 
     def __init__(self, id: int, of: DenseKey, start: int, stop: int) -> None:
         self.id, self.of, self.start, self.stop = id, of, start, stop
@@ -69,6 +69,9 @@ class DenseSlice(SliceValue):
         #: What a value that is updated was after a round, should the next one not come to be whole elsewhere.
         self._copy: Array | None = None
         self._copied = -1
+        #: What the arrays of the state were then, and whether there was one.
+        self._kept: tuple[Array, ...] | None = None
+        self._had_state = False
 
     @property
     def size(self) -> int:
@@ -167,14 +170,72 @@ class DenseSlice(SliceValue):
             params = (*params, self.start)
         return kind, params, master, states, self.state.counted(key)
 
-    def updated(self, settings: OptimizerVersion, version: int, plan: tuple[Any, ...]) -> None:
-        """Count an update that was planned; where the next ones are like it, they need no Python."""
+    def updated(
+        self, settings: OptimizerVersion, version: int, plan: tuple[Any, ...], kept_after: int = -1
+    ) -> None:
+        """Count an update that was planned; where the next ones are like it, they need no Python.
+
+        `kept_after`: the round before it, if the state was kept as it was then.
+        """
         rule, params, master, states, counts = plan
         optimizer = settings.optimizer
+        self.note_kept(kept_after, self.state)
         self.state.keep(counts)
         repeated = isinstance(optimizer, Elementwise) and optimizer.is_repeated()
         if repeated and master is None and counts[0] > 0:
-            self.plan_updates(rule, params, states, self.state, version, settings.base)
+            kept = self.room_for_states(states) if settings.keeps_states else None
+            self.plan_updates(rule, params, states, self.state, version, settings.base, kept)
+
+    def has_state(self, settings: OptimizerVersion) -> bool:
+        """Whether there is a state of this generation; `room_for_states` is of such, or of none."""
+        updater = self.state_for(settings).current(settings)
+        return updater is not None and self.key in updater.states
+
+    def room_for_states(self, states: tuple[Array, ...]) -> tuple[Array, ...] | None:
+        """Return memory for what arrays of a state are before a round; None: there is none."""
+        kept = self._kept
+        if kept is None or [(a.size, a.dtype) for a in kept] != [(a.size, a.dtype) for a in states]:
+            try:
+                kept = tuple(pages.empty((array.size,), array.dtype) for array in states)
+            except MemoryError:
+                kept = None
+        self._kept = kept
+        return kept
+
+    def note_state(self, known: bool) -> None:
+        """Say whether there was a state before the round of which `room_for_states` gets one."""
+        self._had_state = known
+
+    def keep_states(self, settings: OptimizerVersion, round: int) -> None:
+        """Keep the state as it is before this round; without memory for it there is none."""
+        state, known = self.state_for(settings), self.has_state(settings)
+        updater = state.follow(settings)
+        arrays = arrays_of(updater.states[self.key]) if known and self._begins(state) else ()
+        kept = self.room_for_states(arrays)
+        for array, room in zip(arrays, kept or (), strict=kept is not None):
+            np.copyto(room, array.reshape(-1))
+        self._had_state = known
+        self.note_kept(-1 if kept is None else round - 1, state)
+
+    def _begins(self, state: State) -> bool:
+        """Whether a state goes with this slice: that of a whole key is with the slice that begins it."""
+        return state is self.state or self.start == 0
+
+    def past_state(self, settings: OptimizerVersion, round: int) -> PartState:
+        """Return the state as it was after a round; KVStoreError: that is not kept."""
+        state = self.state_for(settings)
+        updater = state.current(settings)
+        if updater is None:
+            return NOTHING
+        if self.kept_after != round or self._kept is None:
+            raise not_kept(self.key, round)
+        updates, num_update = self.kept_counts
+        known = (self._had_state or updates > 0) and self._begins(state) and self.key in updater.states
+        if not known:
+            return NOTHING._replace(updates=updates, num_update=num_update)
+        arrays = iter(self._kept)
+        tree = mapped(updater.states[self.key], lambda now: next(arrays).reshape(now.shape))
+        return PartState(True, tree, None, None, updates, num_update)
 
     def follow(self, settings: OptimizerVersion) -> None:
         """Bring the float32 copy of a 16-bit value in line with a value that was set from outside."""
@@ -193,13 +254,14 @@ class DenseSlice(SliceValue):
         updater = state.current(settings)
         if updater is None:
             return NOTHING
-        known = self.key in updater.states and (state is self.state or self.start == 0)
+        known = self.key in updater.states and self._begins(state)
         tree = updater.states[self.key] if known else None
         return PartState(known, tree, None, None, state.updates, state.num_update)
 
     def put_state(self, given: PartState, settings: OptimizerVersion) -> None:
         """Take over the state of a generation."""
         self.withdraw_plan()
+        self.note_kept(-1, self.state)
         state, optimizer = self.state_for(settings), settings.optimizer
         assert optimizer is not None
         if state is not self.state and self.start:
@@ -241,7 +303,7 @@ class Batch:
         self._updates: list[cpu.UpdateItem] = []
         self._places: list[tuple[int, int]] = []
         self._swapped: list[tuple[DenseSlice, int]] = []
-        self._planned: list[tuple[DenseSlice, OptimizerVersion, int, tuple[Any, ...]]] = []
+        self._planned: list[tuple[DenseSlice, OptimizerVersion, int, tuple[Any, ...], int]] = []
 
     def add(
         self, part: DenseSlice, job: SliceUpdate, settings: OptimizerVersion, keeps: bool = False
@@ -255,6 +317,7 @@ class Batch:
         if sources is None:
             return False
         outs = [np.frombuffer(out, np.uint8).view(weight.dtype) for out in job.outs]
+        known = settings.keeps_states and part.has_state(settings)
         plan = None if settings.optimizer is None else part.plan(settings, job.clock)
         before, other = weight, part.other(self._memory) if keeps else None
         if other is not None:
@@ -265,8 +328,13 @@ class Batch:
         else:
             rule, params, master, states, _ = plan
             new = weight if other is None else (weight, before)
-            self._updates.append((rule, params, sources, new, master, states, outs))
-            self._planned.append((part, settings, job.version, plan))
+            kept = None
+            if keeps and settings.keeps_states:
+                kept = part.room_for_states(states if master is None else (master, *states))
+                part.note_state(known)
+            self._updates.append((rule, params, sources, new, master, states, outs, kept or ()))
+            after = -1 if kept is None else job.round - 1
+            self._planned.append((part, settings, job.version, plan, after))
         if place is not None:
             self._places.append(place)
         return True
@@ -287,6 +355,9 @@ class Batch:
         by_rows = settings.optimizer is not None and settings.optimizer.sparse_mode(False) == "rows"
         if not by_rows:
             return [merged(sources).todense().reshape(-1)]
+        part.note_kept(-1, part.state)
+        if keeps and settings.keeps_states:
+            part.keep_states(settings, job.round)
         kind, params, master, states, counts = part.plan(settings, job.clock)
         rows, maps, datas = merge(sources)
         if keeps:
@@ -306,8 +377,8 @@ class Batch:
                 cpu.update(self._updates)
         for part, round in self._swapped:
             part.turn(round)
-        for part, settings, version, plan in self._planned:
-            part.updated(settings, version, plan)
+        for part, settings, version, plan, after in self._planned:
+            part.updated(settings, version, plan, after)
 
 
 def update_whole(

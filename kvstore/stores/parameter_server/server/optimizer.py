@@ -22,7 +22,7 @@ from ....optimizer.builtin import arrays_of
 from ....optimizer.optimizer import State as Tree
 from ..native._native import UpdateCounts
 
-_KINDS = ("optimizer", "configure", "none", "clock")
+_KINDS = ("optimizer", "configure", "none", "clock", "steps")
 _KEPT = 1024  # rounds of a slice that wait are three; whoever changes settings more often between them is odd
 
 
@@ -37,6 +37,8 @@ class OptimizerVersion(NamedTuple):
     text: str
     #: Of the schedule's time: the job's clock is added.
     base: int
+    #: Whether states are kept for one more round, as values are: a step can be taken back.
+    keeps_states: bool = False
 
 
 class OptimizerVersions:
@@ -77,7 +79,13 @@ class OptimizerVersions:
     def described(self) -> list[dict[str, Any]]:
         """Return all versions, fit for JSON."""
         return [
-            {"version": one.version, "era": one.generation, "text": one.text, "base": one.base}
+            {
+                "version": one.version,
+                "era": one.generation,
+                "text": one.text,
+                "base": one.base,
+                "keeps": one.keeps_states,
+            }
             for one in self._versions
         ]
 
@@ -87,7 +95,12 @@ class OptimizerVersions:
         versions = cls()
         versions._versions = [
             OptimizerVersion(
-                int(one["version"]), int(one["era"]), _built(one["text"]), one["text"], int(one["base"])
+                int(one["version"]),
+                int(one["era"]),
+                _built(one["text"]),
+                one["text"],
+                int(one["base"]),
+                bool(one.get("keeps")),
             )
             for one in described
         ]
@@ -95,15 +108,20 @@ class OptimizerVersions:
 
 
 def _next(last: OptimizerVersion, version: int, kind: str, text: str) -> OptimizerVersion:
+    keeps = last.keeps_states
     if kind == "none":
-        return OptimizerVersion(version, last.generation + 1, None, "", 0)
+        return OptimizerVersion(version, last.generation + 1, None, "", 0, keeps)
+    if kind == "steps":
+        return last._replace(version=version, keeps_states=True)
     if kind == "clock":
         return last._replace(version=version, base=_whole_number(text))
     optimizer = _built(text)
     if optimizer is None:
         raise ConfigError("settings of an optimizer without a name")
     if kind == "optimizer":
-        return OptimizerVersion(version, last.generation + 1, optimizer, text, optimizer.begin_num_update)
+        return OptimizerVersion(
+            version, last.generation + 1, optimizer, text, optimizer.begin_num_update, keeps
+        )
     if type(optimizer) is not type(last.optimizer):
         raise ConfigError(f"settings of {type(optimizer).__name__}, where {_name(last.optimizer)} is set")
     return last._replace(version=version, optimizer=optimizer, text=text)

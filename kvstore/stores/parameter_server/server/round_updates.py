@@ -121,6 +121,8 @@ class RoundUpdates:
             for part, job in dense:
                 if _may_be_undone(job):
                     part.keep(job.round)
+                if _may_be_undone(job) and settings.keeps_states:
+                    part.keep_states(settings, job.round)
             update_whole(dense, settings, self._slices.memory)
         except Exception as error:
             for number, job in zip(numbers, jobs, strict=True):

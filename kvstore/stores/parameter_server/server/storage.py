@@ -31,7 +31,7 @@ from ..protocol.messages import (
 )
 from ..protocol.payloads import SHARED_BYTES, as_bytes
 from ..transport.shared_buffers import PeerBuffers, Values
-from .payload import Payload, SliceUpdate, not_kept
+from .payload import Payload, SliceUpdate
 from .store_shard import StoreShard
 
 log = logging.getLogger("kvstore.server")
@@ -162,8 +162,7 @@ class ServerStorage:
         if past:
             return self._past(shard, request, frames)
         if request.kind == Kind.FETCH_STATE:
-            state = shard.fetch_state(request.slice)
-            return _READ._replace(place=PayloadLocation.FRAME, nbytes=len(state)), [state]
+            return _state_found(shard.fetch_state(request.slice))
         if request.kind == Kind.PULL_ROWS or shard.is_table(request.slice):
             return self._rows(shard, request, frames)
         if request.flags not in (BY_FRAME, OF_ROUND) and (store, rank) in self._worker_buffers:
@@ -186,7 +185,7 @@ class ServerStorage:
     def _past(self, shard: StoreShard, request: Record, frames: Sequence[Any]) -> tuple[Record, list[Any]]:
         """Find what was there after a round that is not the last."""
         if request.kind == Kind.FETCH_STATE:
-            raise not_kept(f"slice {request.slice}", request.round)
+            return _state_found(shard.past_state(request.slice, request.round))
         found = shard.past(request.slice, request.round, _ids(request, frames))
         if isinstance(found, tuple):
             return _rows_found(*found)
@@ -328,6 +327,10 @@ def _ids(request: Record, frames: Sequence[Any]) -> Any:
         return None
     data = np.frombuffer(_one(request, frames), np.uint8)[: request.rows * 8]
     return data.copy().view(np.int64)
+
+
+def _state_found(state: bytes) -> tuple[Record, list[Any]]:
+    return _READ._replace(place=PayloadLocation.FRAME, nbytes=len(state)), [state]
 
 
 def _rows_found(ids: Any, rows: Any) -> tuple[Record, list[Any]]:

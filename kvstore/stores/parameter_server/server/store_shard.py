@@ -24,7 +24,7 @@ from ..transport.native._streams import GatheredRows
 from ..transport.shared_buffers import Values
 from .dense import DenseSlice, writing
 from .optimizer import OptimizerVersions, refuse_parts
-from .payload import Payload, SharedLocation, plain, some_rows
+from .payload import Payload, SharedLocation, not_kept, plain, some_rows
 from .round_updates import RoundUpdates
 from .shard_slices import ShardSlices
 from .snapshot import FORMAT, VERSION, Folder, Manifest, described, taken_back
@@ -188,6 +188,7 @@ class StoreShard:
         A version that is known changes nothing. Versions count upwards over all kinds. "optimizer": fresh
         states from now on; "configure": the same optimizer with other settings; `text` is JSON of
         `Optimizer.describe()`, ``{"name", "config"}``, after the change. "none": sums replace the value.
+        "steps": states are kept for one more round.
         "clock": the schedule's time is `text`, a whole number, plus the job's clock; after "optimizer" it is
         the optimizer's ``begin_num_update``. Raises ConfigError for what is not known here, and for a rule
         that needs whole tensors where a key has slices on several servers.
@@ -209,6 +210,15 @@ class StoreShard:
         if settings.optimizer is None:
             return b""
         return pack_part(held.key, held.part_state(settings), isinstance(held, Table), settings.optimizer)
+
+    def past_state(self, slice: int, round: int) -> bytes:
+        """Return what `fetch_state` gave after a round; KVStoreError: that is not kept."""
+        settings, held = self._optimizers.newest(), self._slices.find(slice)
+        if settings.optimizer is None:
+            return b""
+        if isinstance(held, Table):
+            raise not_kept(held.key, round)
+        return pack_part(held.key, held.past_state(settings, round), False, settings.optimizer)
 
     def put_state(self, slice: int, data: bytes) -> None:
         """Take over a state that `optimizer_states.split_states` made.

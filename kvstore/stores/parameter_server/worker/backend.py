@@ -66,6 +66,7 @@ class DistBackend(Backend):
 
     def __init__(self, config: StoreConfig) -> None:
         self.config = config
+        self.no_steps = _no_steps(config, self.synchronous)
         host = host_identity() if self.synchronous and config.hierarchy != "flat" else ""
         client = Client(config, self.synchronous, config.slice_bytes or self.usual_slice_bytes(), host)
         self.rank, self.num_workers, self.local_rank = client.rank, client.size, client.local_rank
@@ -145,6 +146,14 @@ class DistBackend(Backend):
     def push(self, groups: list[Group]) -> None:
         """Send, and wait until the servers have it."""
         self._pushes.start_plain(groups)()
+
+    def prepare_step(self) -> None:
+        """Have servers keep the optimizer's states of one round more, as they do with values."""
+        self._optimizer.keep_states()
+
+    def settle_pushes(self) -> None:
+        """Wait until the servers have what was pushed."""
+        self._client.settle()
 
     def pull(self, groups: list[Group], ignore_sparse: bool) -> None:
         """Wait for the rounds that this worker has pushed into, and receive."""
@@ -351,3 +360,15 @@ class P3Backend(DistBackend):
     def usual_slice_bytes() -> int:
         """As MXNet's P3 has them, counted in elements of four bytes."""
         return 4 * slice_threshold()
+
+
+def _no_steps(config: StoreConfig, synchronous: bool) -> str:
+    """Return why there are no whole steps."""
+    if not synchronous:
+        return "each push takes effect by itself when it arrives; use 'dist_sync'"
+    if config.on_peer_loss == "continue":
+        return (
+            "with on_peer_loss='continue' servers go on with what has come of a lost worker, which can be "
+            "some keys of its step; use on_peer_loss='raise' and a checkpoint, or 'shared' on one machine"
+        )
+    return ""

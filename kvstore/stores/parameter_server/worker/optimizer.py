@@ -34,6 +34,7 @@ class WorkerOptimizer:
         #: What this worker has agreed to; it goes with every push.
         self.version = 0
         self._set = 0  # how often this worker has set one
+        self._keeps_states = False
 
     @property
     def wants_whole_keys(self) -> bool:
@@ -58,6 +59,13 @@ class WorkerOptimizer:
         own = Optimizer.from_config(**self.updater.optimizer.describe())
         change(own)
         self._adopt(self._agree("configure", _described(own), self._set), own)
+
+    def keep_states(self) -> None:
+        """Have the servers keep states for one more round, from this worker's next push of each key on."""
+        if self._keeps_states or self.updater is None:
+            return
+        self.version = self._agree("steps", "", self._set).version
+        self._keeps_states = True
 
     def _agree(self, kind: str, text: str, ordinal: int) -> m.Answer:
         return self._client.request(

@@ -85,7 +85,7 @@ class ConsistentReads:
         last, wanted = self._last.get(request.part.id), whole.get(key.key)
         if last is None or wanted is None or last == wanted:
             return request
-        if last != wanted + 1 or request.record.kind == Kind.FETCH_STATE:
+        if last != wanted + 1:
             raise self._apart(key, wanted, request.record.kind)
         return request._replace(record=request.record._replace(round=wanted, flags=OF_ROUND))
 

@@ -1,0 +1,78 @@
+"""A step: pushes that count together or not at all, since they are made as one call when its block ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from .arrays.grouping import Group, Key
+from .errors import CapabilityError, ConfigError
+
+if TYPE_CHECKING:
+    from .store import KVStore
+
+
+class Step:
+    """What one thread pushes in a step, and what it reads of that; the arrays stay the caller's."""
+
+    def __init__(self) -> None:
+        self._values: dict[Key, list[Any]] = {}
+        #: Of keys whose result was asked for by `pushpull`.
+        self._outs: dict[Key, list[Any]] = {}
+        self._reads: list[Callable[[KVStore], None]] = []
+
+    def push(self, groups: list[Group], outs: list[Group] | None = None) -> None:
+        """Take in a push, with the arrays for its results if there are any."""
+        twice = [key for key, _ in groups if key in self._values]
+        if twice:
+            raise ConfigError(
+                f"key {twice[0]!r} is pushed twice in one step, but a step is one round of each key: push a "
+                "list of arrays, which are summed, or use two steps"
+            )
+        self._values.update(groups)
+        self._outs.update(outs or ())
+
+    def has_any(self, groups: list[Group]) -> bool:
+        """Whether one of these keys was pushed in the step."""
+        return any(key in self._values for key, _ in groups)
+
+    def read(self, verb: str, *arguments: Any, **options: Any) -> None:
+        """Take in a call that reads what was pushed."""
+        self._reads.append(partial(_call, verb, arguments, options))
+
+    def send(self, store: KVStore) -> None:
+        """Make the call: a pushpull where all results were asked for by one, else a push and a pull."""
+        store._do([], store._backend.prepare_step)
+        if self._values and self._values.keys() == self._outs.keys():
+            store.pushpull(*_lists(self._values), out=list(self._outs.values()))
+        elif self._values:
+            store.push(*_lists(self._values))
+            store._do([], store._backend.settle_pushes)
+            if self._outs:
+                store.pull(*_lists(self._outs))
+        for read in self._reads:
+            read(store)
+
+
+def _lists(groups: dict[Key, list[Any]]) -> tuple[list[Key], list[Any]]:
+    return list(groups), list(groups.values())
+
+
+def _call(verb: str, arguments: tuple[Any, ...], options: dict[str, Any], store: KVStore) -> None:
+    getattr(store, verb)(*arguments, **options)
+
+
+def refuse_async(async_op: bool) -> None:
+    """Raise for an asynchronous call in a step."""
+    if async_op:
+        raise ConfigError(
+            "calls in `with store.step()` are made when the block ends, so there is nothing to wait for "
+            "before: leave async_op out"
+        )
+
+
+def check_whole_steps(reason: str, name: str) -> None:
+    """Raise for a store whose calls do not count together."""
+    if reason:
+        raise CapabilityError(f"store {name!r} has no whole steps: {reason}")

@@ -1,0 +1,117 @@
+"""Whole steps: workers killed in the middle of one, and every `save` after it compared value by value."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pace
+import pytest
+from bodies import procs_steps
+from faults.test_dist_faults import (
+    Faults,
+    faults,  # noqa: F401 - a fixture
+    finish,
+    kill,
+    shared_nursery,  # noqa: F401 - a fixture
+)
+from jobs import Job
+
+BODIES = "procs_steps"
+MakeJob = Callable[..., Job]
+
+
+def check_alike(found: list[list[int]]) -> None:
+    """All survivors have saved the same step, with values and states."""
+    assert {step for one in found for step in one} == {found[0][0]}, found
+
+
+def drawn(draw: random.Random, hows: list[str], **fixed: str) -> tuple[str, str, str]:
+    """Return optimizer, style of the steps, and how the victim dies."""
+    rule = draw.choice(procs_steps.RULES)
+    return fixed.get("rule", rule), draw.choice(procs_steps.STYLES), draw.choice(hows)
+
+
+def kill_on_servers(faults: Faults, draw: random.Random, seed: int) -> None:  # noqa: F811
+    size, servers = draw.choice([2, 3]), draw.choice([1, 2, 2])
+    rule, style, how = drawn(draw, ["killed", "some time", "some time", "one server"])
+    options = {"KVSTORE_DEAD_AFTER": "4", "KVSTORE_TIMEOUT": "120"}
+    with faults.job(size, servers, KVSTORE_SAME_HOST_SHM=str(draw.randrange(2)), **options) as made:
+        victim = draw.randrange(size)
+        workers = made.start_all(
+            BODIES, "until_lost", "dist_sync", rule, style, seed, victim, how, str(made.folder)
+        )
+        for worker in workers:
+            worker.expect("ready", 120)
+        if how == "killed":
+            time.sleep(draw.random() * 0.1)
+            kill(workers[victim])
+        check_alike(finish(*(one for one in workers if one is not workers[victim]), timeout=200))
+        workers[victim].finish(pace.deadline(60))
+        assert made.ended(120) == [0] * (1 + servers)
+
+
+def test_steps_on_servers(faults: Faults) -> None:  # noqa: F811
+    faults.run(kill_on_servers, [(seed,) for seed in range(10)], 0)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(50))
+def test_steps_on_servers_with_many_seeds(faults: Faults, seed: int) -> None:  # noqa: F811
+    faults.run(kill_on_servers, [(100 + seed * 10 + one,) for one in range(10)], seed)
+
+
+def kill_in_shared(job: MakeJob, folder: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    made = job(draw.choice([2, 3]))
+    rule, style, how = drawn(draw, ["killed", "some time", "some time"])
+    victim = draw.randrange(made.size)
+    workers = made.start_all(
+        BODIES, "until_lost", "shared", rule, style, seed, victim, how, str(folder), KVSTORE_TIMEOUT="120"
+    )
+    for worker in workers:
+        worker.expect("ready", 120)
+    if how == "killed":
+        time.sleep(draw.random() * 0.06)
+        kill(workers[victim])
+    gone = workers.pop(victim)
+    check_alike(finish(*workers, timeout=200))
+    gone.finish(pace.deadline(60))
+    made.close()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_steps_in_shared_memory(job: MakeJob, tmp_path: Path, seed: int) -> None:
+    kill_in_shared(job, tmp_path, seed)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+def test_steps_in_shared_memory_with_many_seeds(job: MakeJob, tmp_path: Path) -> None:
+    for seed in range(1000, 1500):
+        kill_in_shared(job, tmp_path, seed)
+
+
+def go_on(job: MakeJob, seed: int) -> None:
+    draw = random.Random(seed)
+    made = job(3)
+    style = draw.choice(["pull in it", "push and pull"])
+    workers = made.start_all(BODIES, "going_on", style, 3)
+    for worker in workers:
+        worker.expect("ready")
+    time.sleep(draw.random() * 0.1)
+    kill(workers.pop(draw.randrange(3)))
+    for worker in workers:
+        worker.say("stop")
+    finish(*workers, timeout=60)
+    made.close()
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(s, marks=pytest.mark.nightly) for s in range(3, 100))]
+)
+def test_the_living_go_on_from_whole_steps(job: MakeJob, seed: int) -> None:
+    go_on(job, seed)
