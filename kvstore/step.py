@@ -45,7 +45,8 @@ class Step:
         """Make the call: a pushpull where all results were asked for by one, else a push and a pull."""
         store._do([], store._backend.prepare_step)
         if self._values and self._values.keys() == self._outs.keys():
-            store.pushpull(*_lists(self._values), out=list(self._outs.values()))
+            in_place = all(self._outs[key] is values for key, values in self._values.items())
+            store.pushpull(*_lists(self._values), out=None if in_place else list(self._outs.values()))
         elif self._values:
             store.push(*_lists(self._values))
             store._do([], store._backend.settle_pushes)

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, SupportsIndex, TypeVar
@@ -244,7 +244,8 @@ class KVStore(KVStoreBase):
         """
         rank = priority if type(priority) is int else _whole(priority)
         if self._steps and (step := self._own_step(async_op)) is not None:
-            step.push(group(key, value), group(key, value if out is None else out, "out"))
+            given = group(key, value)
+            step.push(given, given if out is None else group(key, out, "out"))
             return None
         if not async_op and self._quickly(key, value, out):
             return None
@@ -349,8 +350,8 @@ class KVStore(KVStoreBase):
 
         If a worker dies, its last step is in the values and in the optimizer's states of all keys, or in none
         of them. After a `PeerLostError` all other workers read, and `save`, what one and the same step has
-        left, if all of them make all their pushes in steps. In ``"shared"`` this also holds for workers that
-        go on (``on_peer_loss="continue"``). See the table *One meaning in every store* for exceptions.
+        left, if all of them make all their pushes in steps. See the table *One meaning in every store* for
+        exceptions.
 
         A `save`, `save_optimizer_states` or `CheckpointManager.save` between two steps of this worker is a
         cut: it has no part of a later step.
@@ -359,7 +360,7 @@ class KVStore(KVStoreBase):
         ------
         CapabilityError
             At the beginning: pushes of several keys do not count together in this store. It says why, and
-            what to use. ``"local"``, ``"device"``, ``"shared"`` and, with ``on_peer_loss="raise"``,
+            what to use. ``"local"``, ``"device"`` and, with ``on_peer_loss="raise"``, ``"shared"``,
             ``"dist_sync"`` and its variants have steps.
         ConfigError
             This thread is in a step already; a key is pushed twice, or a call has ``async_op=True``.
@@ -1055,6 +1056,12 @@ def options_of(store: KVStore) -> StoreConfig:
 def outlives_workers(store: KVStore) -> bool:
     """Whether the survivors of a lost worker go on."""
     return store._config.on_peer_loss == "continue"
+
+
+def whole_step(store: Any) -> AbstractContextManager[None]:
+    """Return a step of a store; where it has none, its calls count as they are made."""
+    has_steps = isinstance(store, KVStore) and not store._backend.no_steps
+    return store.step() if has_steps else nullcontext()
 
 
 def counters_of(store: Any) -> Counters | None:

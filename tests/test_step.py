@@ -178,6 +178,7 @@ def test_stores_without_rounds_have_no_steps(on_servers: Any) -> None:
     refused(kv.create(on_servers("dist_async:1")), r"no whole steps: each push .* use 'dist_sync'")
 
 
-def test_servers_that_go_on_have_no_steps(on_servers: Any) -> None:
-    store = kv.create(on_servers("dist_sync:1"), on_peer_loss="continue")
+@pytest.mark.parametrize("name", ["shared", "dist_sync:1"])
+def test_stores_that_go_on_have_no_steps(name: str, on_servers: Any) -> None:
+    store = kv.create(on_servers(name), on_peer_loss="continue")
     refused(store, "use on_peer_loss='raise' and a checkpoint")

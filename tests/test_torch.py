@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -113,6 +114,31 @@ def test_one_worker_learns_what_it_would_learn_alone(how: str, same: Callable[..
     expected = same("learn", "gloo", "local", digits, 20, workers=1)
     found = same("learn", how, "local", digits, 20, workers=1)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("on_store", [False, True])
+@pytest.mark.parametrize("name", ["shared", SERVED])
+def test_whole_steps_learn_the_same(name: str, on_store: bool, same: Callable[..., Any]) -> None:
+    assert same("whole_steps", name, on_store, True) == same("whole_steps", name, on_store, False)
+
+
+@pytest.mark.parametrize("on_store", [False, True])
+@pytest.mark.parametrize("name", ["shared", SERVED])
+def test_a_killed_job_goes_on_with_the_same_bits(
+    name: str, on_store: bool, same: Callable[..., Any], torches: jobs.Nursery, tmp_path: Path
+) -> None:
+    expected = same("resumed", name, on_store, str(tmp_path / "undisturbed"), 9, 0)
+    folder = tmp_path / "killed"
+    for at in (3, 5):
+        made = (
+            jobs.Job(torches, tmp_path, 2) if name == "shared" else servers.ServedJob(torches, tmp_path, 2, 1)
+        )
+        workers = made.start_all("procs_torch", "resumed", name, on_store, str(folder), 9, at)
+        for worker in workers:
+            worker.finish(pace.deadline(60))
+        assert -signal.SIGKILL in {worker.code for worker in workers}
+        made.close()
+    assert same("resumed", name, on_store, str(folder), 9, 0) == expected
 
 
 @pytest.fixture

@@ -16,8 +16,16 @@ except ImportError as _error:
         f"kvstore.torch needs PyTorch: pip install torch (without GPUs, its build for CPUs); {_error}"
     ) from _error
 
+from .checkpoints import restore_checkpoint, save_checkpoint
 from .ddp import HookState, allreduce_hook
 from .optimizer import DistributedOptimizer
 from .tensors import broadcast
 
-__all__ = ["DistributedOptimizer", "HookState", "allreduce_hook", "broadcast"]
+__all__ = [
+    "DistributedOptimizer",
+    "HookState",
+    "allreduce_hook",
+    "broadcast",
+    "restore_checkpoint",
+    "save_checkpoint",
+]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -20,8 +21,8 @@ from .tensors import Tensor, array, divided, no_rows, rows_of, sparse_tensor, wa
 class Gradients:
     """Sums of gradients, which come back to where the gradients were."""
 
-    def __init__(self, store: KVStore, model: list[Slot], divisor: int) -> None:
-        self._store, self._divisor = store, divisor
+    def __init__(self, store: KVStore, model: list[Slot], divisor: int, whole: bool = False) -> None:
+        self._store, self._divisor, self._whole = store, divisor, whole
         tables = [slot for slot in model if slot.sparse]
         for slot in tables:  # rows, beside the dense weight
             slot.key += ".rows"
@@ -33,16 +34,17 @@ class Gradients:
         check_sums(self._store)
         for slot in batch:
             slot.absent = slot.parameter.grad is None
-        for slot in [slot for slot in batch if slot.sparse]:
-            rows = divided(_pushed_rows(slot), self._divisor)
-            slot.work = self._store.push(slot.key, rows, priority=slot.priority, async_op=True)
-        dense = [slot for slot in batch if not slot.sparse]
-        values = [self._dense(slot) for slot in dense]
-        if dense:
-            keys = [slot.key for slot in dense]
-            work = self._store.pushpull(keys, values, priority=highest(dense), async_op=True)
-            for slot in dense:
-                slot.work = work
+        with self._store.step() if self._whole else nullcontext():
+            for slot in [slot for slot in batch if slot.sparse]:
+                rows = divided(_pushed_rows(slot), self._divisor)
+                slot.work = self._store.push(slot.key, rows, priority=slot.priority, async_op=not self._whole)
+            dense = [slot for slot in batch if not slot.sparse]
+            values = [self._dense(slot) for slot in dense]
+            if dense:
+                keys, first = [slot.key for slot in dense], highest(dense)
+                work = self._store.pushpull(keys, values, priority=first, async_op=not self._whole)
+                for slot in dense:
+                    slot.work = work
 
     def _dense(self, slot: Slot) -> Any:
         slot.gradient = _nothing(slot.parameter) if slot.absent else _something(slot)
@@ -73,8 +75,8 @@ class Gradients:
 class Weights:
     """Gradients go to the store, and weights come back."""
 
-    def __init__(self, store: KVStore, optimizer: OnStore, divisor: int) -> None:
-        self._store, self._optimizer = store, optimizer
+    def __init__(self, store: KVStore, optimizer: OnStore, divisor: int, whole: bool = False) -> None:
+        self._store, self._optimizer, self._whole = store, optimizer, whole
         rule = copy.deepcopy(optimizer.rule)  # the caller's stays as it is, for other stores
         rule.rescale_grad = rule.rescale_grad / divisor
         store.set_optimizer(rule)
@@ -83,7 +85,8 @@ class Weights:
         """Push what there is, in one call."""
         self._optimizer.tell_rate(self._store)
         keys, values = [slot.key for slot in batch], [self._value(slot) for slot in batch]
-        work = self._store.push(keys, values, priority=highest(batch), async_op=True)
+        with self._store.step() if self._whole else nullcontext():
+            work = self._store.push(keys, values, priority=highest(batch), async_op=not self._whole)
         for slot in batch:
             slot.work = work
 

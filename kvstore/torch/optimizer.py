@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import numbers
 import weakref
 from collections.abc import Callable, Iterable
@@ -52,6 +53,10 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         Prefix of the keys, before the names. Models that share a store need different prefixes.
     update_on_kvstore : bool
         If True, the store updates the weights, and workers pull weights instead of gradients.
+    whole_steps : bool
+        If True, all gradients of a step are pushed in one `KVStore.step`, when `synchronize` or `step` is
+        called: if a worker dies, its last step counts for all parameters or for none. Gradients then do not
+        travel during the backward pass.
 
     Raises
     ------
@@ -63,8 +68,8 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         The optimizer does not have the type that `update_on_kvstore` requires, or another argument has a
         wrong type.
     CapabilityError
-        The store does not support optimizers or row-sparse arrays; or this worker was restarted, and the job
-        averages gradients.
+        The store does not support optimizers, row-sparse arrays or `whole_steps`; or this worker was
+        restarted, and the job averages gradients.
     ArrayError, DTypeError, MissingBackendError
         The store does not accept a parameter.
 
@@ -90,15 +95,21 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         sparse: Iterable[str] = (),
         prefix: str = "",
         update_on_kvstore: bool = False,
+        whole_steps: bool = False,
     ) -> None:
         _check_count("backward_passes_per_step", backward_passes_per_step, 1)
         _check_count("bucket_bytes", bucket_bytes, 0)
         _check_kind(optimizer, update_on_kvstore)
         check_store(store, sums=not update_on_kvstore)
         check_prefix(prefix)
+        if whole_steps:
+            with store.step():  # raises where there are none
+                pass
         self.store, self._closed = store, False
         self._marks = Marks(counters_of(store))
-        self._passes, self._overlap, self._full = backward_passes_per_step, overlap, bucket_bytes
+        self._passes, self._overlap = backward_passes_per_step, overlap and not whole_steps
+        self._full = math.inf if whole_steps else bucket_bytes
+        self._whole = whole_steps
         self._batch: list[Slot] = []  # complete, and pushed next
         self._bytes = 0
         self._pushed: list[tuple[int, set[Work], int]] = []  # in this step, for a timeline
@@ -117,10 +128,10 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     def _begin(self, store: KVStore, prefix: str, divisor: int) -> Gradients | Weights:
         if isinstance(self._optimizer, OnStore):
             agree(store, self._slots, prefix)
-            return Weights(store, self._optimizer, divisor)
+            return Weights(store, self._optimizer, divisor, self._whole)
         check_not_late(store)
         agree(store, self._slots, prefix)
-        return Gradients(store, self._slots, divisor)
+        return Gradients(store, self._slots, divisor, self._whole)
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the wrapped optimizer, such as ``param_groups`` or ``state``."""

@@ -11,7 +11,7 @@ import numpy as np
 from ..arrays.sparse import RowSparseArray
 from ..observe.timeline.marks import Marks
 from ..optimizer import Optimizer, Updater, states
-from ..store import KVStore, counters_of, updater_of
+from ..store import KVStore, counters_of, updater_of, whole_step
 from .choice import Choice
 from .gradients import StepGradients
 
@@ -53,13 +53,16 @@ class StoreExchange:
         begin = self._marks.begin()
         self._send_settings(optimizer)
         dense = [one for one in gradients if not one.is_sparse()]
-        if self._together:
-            self._sum_together(dense)
-        else:
-            self._sum_one_by_one(dense)
-        for one in gradients:
-            if one.is_sparse():
-                self._sum_rows(one)
+        sparse = [one for one in gradients if one.is_sparse()]
+        with whole_step(self._store):
+            if self._together:
+                self._sum_together(dense)
+            else:
+                self._sum_one_by_one(dense)
+            for one in sparse:
+                self._store.push(one.key, one.pushed(), priority=-one.key)
+        for one in sparse:
+            self._receive_rows(one)
         if self._sent is not None:
             for one in gradients:
                 optimizer._update_count(one.key)
@@ -91,9 +94,8 @@ class StoreExchange:
     def _outs(self, one: StepGradients) -> list[Any]:
         return one.param.list_data() if self._updates else one.param.list_grad()
 
-    def _sum_rows(self, one: StepGradients) -> None:
+    def _receive_rows(self, one: StepGradients) -> None:
         key = one.key
-        self._store.push(key, one.pushed(), priority=-key)
         weights = one.param.list_data()
         if isinstance(weights[0], RowSparseArray):
             return  # rows are pulled when a batch needs them

@@ -61,7 +61,8 @@ class Trainer:
     Notes
     -----
     `step` waits for the other workers, at most for the timeout of the store, and raises the errors of the
-    store's methods. Do not use a trainer from several threads at the same time.
+    store's methods. In stores that have them it is one `KVStore.step`: if a worker dies, its last step counts
+    for all parameters or for none. Do not use a trainer from several threads at the same time.
 
     Examples
     --------

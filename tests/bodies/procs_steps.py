@@ -7,13 +7,11 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jobs import hear, tell
+from jobs import tell
 from own_rules import Added
 from references import Array
 from safetensors.numpy import load_file
@@ -173,36 +171,3 @@ def _die_in_a_step(how: str, seconds: float) -> None:
 def _die(seconds: float) -> None:
     time.sleep(seconds)
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def going_on(style: str, steps: int) -> None:
-    """Go on without who is killed, for some steps once told to stop; all keys always have the same steps."""
-    store = kv.create("shared", on_peer_loss="continue")
-    store.init(list(SHAPES), [np.zeros(shape) for shape in SHAPES.values()])
-    store.set_optimizer(kv.optimizer.SGD(learning_rate=-1.0))
-    outs = {key: np.empty(shape) for key, shape in SHAPES.items()}
-    with _told_to_stop() as stops:
-        tell("ready")
-        left = steps
-        while left:
-            left -= bool(stops)
-            with store.step():
-                for key, shape in SHAPES.items():
-                    store.push(key, np.full(shape, 10000.0**store.rank))
-                    if style == "pull in it":
-                        store.pull(key, out=outs[key])
-            if style != "pull in it":
-                store.pull(list(SHAPES), out=list(outs.values()))
-            seen = {float(x) for out in outs.values() for x in (out.min(), out.max())}
-            assert len(seen) == 1, seen
-    store.join()
-    store.close()
-
-
-@contextmanager
-def _told_to_stop() -> Iterator[list[str]]:
-    """Yield a list that is not empty once the test has said something."""
-    heard: list[str] = []
-    listener = threading.Thread(target=lambda: heard.append(hear()), daemon=True)
-    listener.start()
-    yield heard

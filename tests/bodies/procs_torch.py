@@ -6,6 +6,7 @@ import contextlib
 import copy
 import os
 import pickle
+import signal
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -21,7 +22,14 @@ from torch.nn.parallel import DistributedDataParallel
 import kvstore as kv
 from kvstore.observe import events as timeline_events
 from kvstore.settings.launchers import detect
-from kvstore.torch import DistributedOptimizer, HookState, allreduce_hook, broadcast
+from kvstore.torch import (
+    DistributedOptimizer,
+    HookState,
+    allreduce_hook,
+    broadcast,
+    restore_checkpoint,
+    save_checkpoint,
+)
 
 RATE, MOMENTUM, BATCH = 0.1, 0.9, 32
 torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)  # the first imports much; workers are forked later
@@ -64,6 +72,56 @@ def weights(model: nn.Module) -> list[float]:
 
 def gradient(model: nn.Module) -> list[list[float] | None]:
     return [None if p.grad is None else p.grad.flatten().tolist() for p in model.parameters()]
+
+
+# ------------------------------------------------------------------------------------------ whole steps
+
+
+def whole_steps(store_name: str, on_store: bool, whole: bool) -> list[float]:
+    """Train with each step as one of the store, or with buckets; the weights at the end."""
+    place()
+    model = network(seed=1)
+    with kv.create(store_name) as store:
+        optimizer = _optimizer_of(model, store, on_store, whole_steps=whole, bucket_bytes=100)
+        _train(model, optimizer, 1, 6)
+    return weights(model)
+
+
+def resumed(store_name: str, on_store: bool, folder: str, steps: int, killed_at: int) -> list[float]:
+    """Train on from the newest checkpoint, and die by SIGKILL after a step, if it comes to that."""
+    place()
+    model = network(seed=1)
+    model.append(nn.BatchNorm1d(10))  # has buffers
+    with kv.create(store_name) as store, kv.CheckpointManager(folder, keep=2) as manager:
+        optimizer = _optimizer_of(model, store, on_store, whole_steps=True)
+        start = restore_checkpoint(manager, model, optimizer)
+        if start is not None:
+            assert start.extra == {"seen": start.step * BATCH}
+            assert model[3].num_batches_tracked == start.step
+        for step in range(1 if start is None else start.step + 1, steps + 1):
+            _train(model, optimizer, step, 1)
+            save_checkpoint(manager, step, model, optimizer, extra={"seen": step * BATCH})
+            if step == killed_at:
+                manager.wait()
+                os.kill(os.getpid(), signal.SIGKILL)
+    return weights(model)
+
+
+def _optimizer_of(
+    model: nn.Module, store: kv.KVStore, on_store: bool, **options: Any
+) -> DistributedOptimizer:
+    rule = (
+        kv.optimizer.Adam(learning_rate=0.01) if on_store else torch.optim.Adam(model.parameters(), lr=0.01)
+    )
+    return DistributedOptimizer(rule, model.named_parameters(), store, update_on_kvstore=on_store, **options)
+
+
+def _train(model: nn.Module, optimizer: DistributedOptimizer, first: int, steps: int) -> None:
+    for step in range(first, first + steps):
+        torch.manual_seed(1000 * step + RANK)
+        optimizer.zero_grad()
+        model(torch.randn(BATCH, 64)).square().mean().backward()
+        optimizer.step()
 
 
 # ---------------------------------------------------------------------------------------- digits, in all ways

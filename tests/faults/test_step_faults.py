@@ -93,25 +93,3 @@ def test_steps_in_shared_memory(job: MakeJob, tmp_path: Path, seed: int) -> None
 def test_steps_in_shared_memory_with_many_seeds(job: MakeJob, tmp_path: Path) -> None:
     for seed in range(1000, 1500):
         kill_in_shared(job, tmp_path, seed)
-
-
-def go_on(job: MakeJob, seed: int) -> None:
-    draw = random.Random(seed)
-    made = job(3)
-    style = draw.choice(["pull in it", "push and pull"])
-    workers = made.start_all(BODIES, "going_on", style, 3)
-    for worker in workers:
-        worker.expect("ready")
-    time.sleep(draw.random() * 0.1)
-    kill(workers.pop(draw.randrange(3)))
-    for worker in workers:
-        worker.say("stop")
-    finish(*workers, timeout=60)
-    made.close()
-
-
-@pytest.mark.parametrize(
-    "seed", [*range(3), *(pytest.param(s, marks=pytest.mark.nightly) for s in range(3, 100))]
-)
-def test_the_living_go_on_from_whole_steps(job: MakeJob, seed: int) -> None:
-    go_on(job, seed)

@@ -369,6 +369,6 @@ def _no_steps(config: StoreConfig, synchronous: bool) -> str:
     if config.on_peer_loss == "continue":
         return (
             "with on_peer_loss='continue' servers go on with what has come of a lost worker, which can be "
-            "some keys of its step; use on_peer_loss='raise' and a checkpoint, or 'shared' on one machine"
+            "some keys of its step; use on_peer_loss='raise' and a checkpoint"
         )
     return ""

@@ -1,0 +1,145 @@
+"""A model and its optimizer in a checkpoint of a store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..checkpoint.manager import CheckpointManager
+from ..checkpoint.restoring import Checkpoint
+from ..errors import ArgumentError, StateFileError
+from ..store import KVStore
+from .exchange import OnStore
+from .optimizer import DistributedOptimizer
+from .tensors import Tensor, kind
+
+_PLAIN = (bool, int, float, str, type(None))
+_MODEL, _OPTIMIZER = "torch.model", "torch.optimizer"
+
+
+def save_checkpoint(
+    manager: CheckpointManager,
+    step: int,
+    model: Any,
+    optimizer: DistributedOptimizer,
+    extra: dict[str, Any] | None = None,
+) -> None:
+    """Save a model, its optimizer and their store as one step: one file, written beside training.
+
+    Call it between two steps, on all workers or on worker 0, which writes; see `CheckpointManager.save`.
+
+    Parameters
+    ----------
+    manager : CheckpointManager
+        Where the file belongs.
+    step : int
+        Number of the step.
+    model : torch.nn.Module
+        All tensors of its ``state_dict()`` are saved, buffers too.
+    optimizer : DistributedOptimizer
+        Its ``state_dict()`` is saved; with `update_on_kvstore` the store has the states.
+    extra : dict, optional
+        What else belongs to the step, such as the position in the data. JSON must be able to say it.
+
+    Raises
+    ------
+    ArgumentError
+        A state holds other things than tensors, numbers and texts.
+    DTypeError
+        A tensor has a type that no store has, such as bool or complex.
+    ConfigError, StateFileError, TimeoutError, KVStoreError
+        As `CheckpointManager.save`.
+    """
+    if _checked(optimizer).store.rank != 0:
+        return
+    arrays: dict[str, Any] = {}
+    states = None if _is_on_store(optimizer) else optimizer.state_dict()
+    said = {_MODEL: _packed(dict(model.state_dict()), "model", arrays)}
+    said[_OPTIMIZER] = _packed(states, "optimizer", arrays)
+    manager.save(optimizer.store, step, extra={"user": extra or {}, **said}, arrays=arrays)
+
+
+def restore_checkpoint(
+    manager: CheckpointManager, model: Any, optimizer: DistributedOptimizer
+) -> Checkpoint | None:
+    """Load the newest checkpoint that is whole into a model, its optimizer and their store.
+
+    All workers call it, after they have made the `DistributedOptimizer`, and before their first step.
+
+    Returns
+    -------
+    Checkpoint or None
+        `step`, and as `extra` what was given to `save_checkpoint`. None if there is no checkpoint; then
+        nothing has changed.
+
+    Raises
+    ------
+    StateFileError
+        The file is not one of `save_checkpoint`, or does not fit the store; see `CheckpointManager.restore`.
+    """
+    store: KVStore = _checked(optimizer).store
+    found = manager.restore(store)
+    if found is None:
+        return None
+    if _MODEL not in found.extra:
+        raise StateFileError(
+            f"the checkpoint of step {found.step} has no model: it is not of save_checkpoint"
+        )
+    model.load_state_dict(_unpacked(found.extra[_MODEL], found.arrays))
+    states = _unpacked(found.extra[_OPTIMIZER], found.arrays)
+    if (states is None) != _is_on_store(optimizer):
+        raise StateFileError(
+            f"the checkpoint of step {found.step} is of an optimizer with another update_on_kvstore"
+        )
+    if states is not None:
+        optimizer.load_state_dict(states)
+    return Checkpoint(found.step, found.extra["user"], {})
+
+
+def _checked(optimizer: Any) -> DistributedOptimizer:
+    if not isinstance(optimizer, DistributedOptimizer):
+        raise ArgumentError(
+            f"a checkpoint is of a DistributedOptimizer, not of {kind(optimizer)}; with another one use "
+            "CheckpointManager.save and its `arrays`"
+        )
+    return optimizer
+
+
+def _is_on_store(optimizer: DistributedOptimizer) -> bool:
+    return isinstance(optimizer._optimizer, OnStore)
+
+
+def _packed(value: Any, name: str, arrays: dict[str, Any]) -> Any:
+    """Return what JSON can say of a value, and put its tensors into `arrays`."""
+    if isinstance(value, torch.Tensor):
+        arrays[name] = value.detach().cpu().contiguous()
+        return {"tensor": name}
+    if isinstance(value, Mapping):
+        return {"dict": [[key, _packed(one, f"{name}/{key}", arrays)] for key, one in value.items()]}
+    if isinstance(value, (list, tuple)):
+        parts = [_packed(one, f"{name}/{at}", arrays) for at, one in enumerate(value)]
+        return {"tuple" if isinstance(value, tuple) else "list": parts}
+    if not isinstance(value, _PLAIN):
+        raise ArgumentError(f"{name} is {kind(value)}, which a checkpoint cannot hold")
+    return value
+
+
+def _unpacked(said: Any, arrays: Mapping[str, Any]) -> Any:
+    if not isinstance(said, dict):
+        return said
+    ((form, content),) = said.items()
+    if form == "tensor":
+        return _tensor(arrays[content])
+    if form == "dict":
+        return {key: _unpacked(one, arrays) for key, one in content}
+    parts = [_unpacked(one, arrays) for one in content]
+    return tuple(parts) if form == "tuple" else parts
+
+
+def _tensor(array: Any) -> Tensor:
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
