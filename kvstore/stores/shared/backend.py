@@ -58,8 +58,8 @@ class SharedBackend(Backend):
         self.config = config
         if config.on_peer_loss == "continue":
             self.no_steps = (
-                "with on_peer_loss='continue' a worker that dies within a call counts in the keys that it had "
-                "arrived at; use on_peer_loss='raise' and a checkpoint"
+                "with on_peer_loss='continue' a worker that dies within a call counts in the keys that it "
+                "had arrived at; use on_peer_loss='raise' and a checkpoint"
             )
         self._membership = self._make_membership()
         self._job = job = self._membership.job
