@@ -56,7 +56,7 @@ def helpers(folder: Path, headers: Path, calls: int) -> subprocess.CompletedProc
 
 
 def test_helpers_have_no_races(tmp_path: Path) -> None:
-    ended = helpers(tmp_path, KERNELS, 100)
+    ended = helpers(tmp_path, KERNELS, 40)
     assert ended.returncode == 0, ended.stderr
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from references import knobs, total
 
@@ -71,12 +71,14 @@ def test_whether_arrays_are_independent(keys: list[tuple[list[int], list[int], i
     assert cpu.independent(views) is not clash
 
 
+@settings(max_examples=60)
 @given(items(most=4), st.sampled_from([0, 2**62]))
 def test_overlaps_of_a_few_keys(keys: list[tuple[list[int], list[int], int]], stream: int) -> None:
     with knobs(stream=stream):
         check(keys)
 
 
+@settings(max_examples=50)
 @given(items(most=24))
 def test_overlaps_of_many_keys(keys: list[tuple[list[int], list[int], int]]) -> None:
     check(keys)

@@ -153,7 +153,13 @@ def test_every_kernel_in_plain_python(interpreted: HostTarget, spec: Spec) -> No
     check(interpreted, spec, [Key(70, k, 2)], places=(0, 3))
 
 
-@pytest.mark.parametrize("spec", [s for s in CODEC_SPECS if s.k == 0], ids=lambda s: s.name)
+# Scope: tests of one kernel run one after the other, in one process, which compiles it once.
+EACH = pytest.mark.parametrize(
+    "spec", [s for s in CODEC_SPECS if s.k == 0], ids=lambda s: s.name, scope="module"
+)
+
+
+@EACH
 def test_sizes_around_every_edge(target: Target, spec: Spec) -> None:
     for t in (0.5, 1 / 3, 1e-3):
         check(target, spec, [Key(n, 1 + n % 4, n % 3) for n in SIZES], t)
@@ -171,14 +177,14 @@ def test_every_kernel_compiled(target: Target, spec: Spec) -> None:
 KEYS = st.builds(Key, st.integers(0, 70_000), st.integers(1, 12), st.integers(0, 2))
 
 
+@EACH
 @given(
-    spec=st.sampled_from([s for s in CODEC_SPECS if s.k == 0]),
     keys=st.lists(KEYS, max_size=3),
     t=st.floats(2.0**-20, 4, width=32),
     places=st.lists(st.integers(0, 4), max_size=12),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=40)
+@settings(max_examples=7)
 def test_any_keys(
     compiled: HostTarget, spec: Spec, keys: list[Key], t: float, places: list[int], seed: int
 ) -> None:
