@@ -289,10 +289,10 @@ def start_of(shape: tuple[int, ...], name: str, seed: int) -> Array:
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype_of(name))
 
 
-def optimizers(rounds: int = 3) -> str:
-    """Every optimizer on keys of each kind, beside a local store that gets the values by rank."""
+def optimizers(rounds: int = 3, every: int = 1) -> str:
+    """Optimizers on keys of each kind, beside a local store that gets the values by rank."""
     digest = Digest()
-    for name, settings in OPTIMIZERS:
+    for name, settings in OPTIMIZERS[::every]:
         with create() as store, kv.create("local", processes=1) as local:
             for made in (store, local):
                 made.init(

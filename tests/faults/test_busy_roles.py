@@ -36,7 +36,7 @@ class HeldUpJob(ServedJob):
 )
 def test_who_is_busy_is_not_lost(nursery: jobs.Nursery, tmp_path: Path, role: str, at: str) -> None:
     job = HeldUpJob(
-        nursery, tmp_path, 2, 1, role=role, at=at, hold=5.0, KVSTORE_DEAD_AFTER="1", KVSTORE_TIMEOUT="100"
+        nursery, tmp_path, 2, 1, role=role, at=at, hold=2.5, KVSTORE_DEAD_AFTER="1", KVSTORE_TIMEOUT="100"
     )
     with contextlib.closing(job):
         job.start_all(BODIES, "waits_for_the_busy")

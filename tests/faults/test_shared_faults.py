@@ -15,6 +15,7 @@ from pathlib import Path
 import pace
 import pytest
 from jobs import Job
+from nightly import each_once, nightly_unless
 
 from kvstore.stores.shared.native.rendezvous import RegionRendezvous
 
@@ -46,7 +47,7 @@ def kill_one(job: MakeJob, folder: Path, seed: int) -> None:
     made.close()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", nightly_unless(lambda seed: seed < 6, range(20)))
 def test_a_killed_worker(job: MakeJob, tmp_path: Path, seed: int) -> None:
     kill_one(job, tmp_path, seed)
 
@@ -65,7 +66,7 @@ def kill_one_among_rows(job: MakeJob, seed: int) -> None:
     made.close()
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", nightly_unless(lambda seed: seed < 2, range(5)))
 def test_a_worker_killed_in_an_update_of_rows(job: MakeJob, seed: int) -> None:
     kill_one_among_rows(job, seed)
 
@@ -149,8 +150,7 @@ def test_a_worker_killed_among_calls_of_several_keys(job: MakeJob, tmp_path: Pat
 # ------------------------------------------------------------------------------- leaving without a word
 
 
-@pytest.mark.parametrize("size", [50, 40_000])
-@pytest.mark.parametrize("how", ["exit", "close", "with", "join"])
+@pytest.mark.parametrize(("size", "how"), each_once([50, 40_000], ["exit", "close", "with", "join"]))
 def test_who_leaves_without_join_is_named_once(job: MakeJob, how: str, size: int) -> None:
     made = job(3)
     workers = made.start_all(BODIES, "leaves_early", how, size)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pace
 import paths
 import pytest
+from nightly import nightly_unless
 
 HERE = Path(__file__).parent
 KERNELS = HERE.parents[1] / "kernels"
@@ -55,8 +56,9 @@ def helpers(folder: Path, headers: Path, calls: int) -> subprocess.CompletedProc
     return ended
 
 
-def test_helpers_have_no_races(tmp_path: Path) -> None:
-    ended = helpers(tmp_path, KERNELS, 40)
+@pytest.mark.parametrize("rounds", nightly_unless(lambda rounds: rounds == 40, [40, 100]))
+def test_helpers_have_no_races(tmp_path: Path, rounds: int) -> None:
+    ended = helpers(tmp_path, KERNELS, rounds)
     assert ended.returncode == 0, ended.stderr
 
 

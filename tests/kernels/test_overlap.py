@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nightly import portions
 from references import knobs, total
 
 from kvstore.kernels import cpu
@@ -71,16 +72,20 @@ def test_whether_arrays_are_independent(keys: list[tuple[list[int], list[int], i
     assert cpu.independent(views) is not clash
 
 
+@portions(2)
 @settings(max_examples=60)
 @given(items(most=4), st.sampled_from([0, 2**62]))
-def test_overlaps_of_a_few_keys(keys: list[tuple[list[int], list[int], int]], stream: int) -> None:
+def test_overlaps_of_a_few_keys(
+    portion: int, keys: list[tuple[list[int], list[int], int]], stream: int
+) -> None:
     with knobs(stream=stream):
         check(keys)
 
 
+@portions(2)
 @settings(max_examples=50)
 @given(items(most=24))
-def test_overlaps_of_many_keys(keys: list[tuple[list[int], list[int], int]]) -> None:
+def test_overlaps_of_many_keys(portion: int, keys: list[tuple[list[int], list[int], int]]) -> None:
     check(keys)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pace
 import pytest
 from launched import Job, until
+from nightly import each_once
 
 from kvstore.observe.log import LOGGERS
 
@@ -153,8 +154,7 @@ assert len(ours.handlers) == (1 if where != "kvstore" or when == "before" else 2
 """
 
 
-@pytest.mark.parametrize("where", ["kvstore", "root", "below"])
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(("where", "when"), each_once(["kvstore", "root", "below"], ["before", "after"]))
 def test_no_line_comes_twice_beside_handlers_of_the_application(job: Job, where: str, when: str) -> None:
     job.environment["KVSTORE_LOG"] = "info"
     code, err = finish(job.start("-c", HANDLERS, where, when))

@@ -30,3 +30,8 @@ def each_once(*parameters: Sequence[Any]) -> list[ParameterSet]:
         )
         for case in cases
     ]
+
+
+def portions(count: int) -> pytest.MarkDecorator:
+    """Repeat a test that draws its cases: every time one portion of them, at night so many."""
+    return pytest.mark.parametrize("portion", nightly_unless(lambda portion: not portion, range(count)))

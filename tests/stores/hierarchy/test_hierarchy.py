@@ -11,6 +11,7 @@ import pytest
 import tested_store
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from nightly import each_once, nightly_unless
 from procs_hierarchy import SHAPES, VERBS
 from references import DTYPES, dtype_of, is_float
 from servers import ServedJob, start_on_hosts
@@ -53,24 +54,28 @@ def same(served: Served, hosts: list[int], function: str, *arguments: object) ->
     return first
 
 
-@pytest.mark.parametrize("hosts", [*IN_ORDER, TWO_BY_TWO, [0, 1, 0, 1]])
-@pytest.mark.parametrize("name", ["float32", "bfloat16", pytest.param("int8", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    ("hosts", "name"),
+    each_once([*IN_ORDER, TWO_BY_TWO, [0, 1, 0, 1]], ["float32", "bfloat16", "int8"]),
+)
 def test_sums_are_those_of_ranks_and_then_of_hosts(served: Served, hosts: list[int], name: str) -> None:
     same(served, hosts, "sums", name, 1)
 
 
-@pytest.mark.parametrize("hosts", [pytest.param([0, 0], marks=pytest.mark.nightly), [0, 0, 1]])
-def test_every_optimizer_gives_the_weights_of_local(served: Served, hosts: list[int]) -> None:
-    same(served, hosts, "optimizers")
+@pytest.mark.parametrize(
+    ("hosts", "every"),
+    nightly_unless(lambda _, every: every > 1, [([0, 0], 1), ([0, 0, 1], 1), ([0, 0, 1], 3)]),
+)
+def test_every_optimizer_gives_the_weights_of_local(served: Served, hosts: list[int], every: int) -> None:
+    same(served, hosts, "optimizers", 3, every)
 
 
-@pytest.mark.parametrize("hosts", IN_ORDER)
+@pytest.mark.parametrize("hosts", nightly_unless(lambda hosts: len(hosts) == 3, IN_ORDER))
 def test_arrays_that_overlap_end_as_in_local(served: Served, hosts: list[int]) -> None:
     same(served, hosts, "overlaps")
 
 
-@pytest.mark.parametrize("key", ["small", "large"])
-@pytest.mark.parametrize("home", [False, True])
+@pytest.mark.parametrize(("key", "home"), each_once(["small", "large"], [False, True]))
 def test_the_third_push_waits(served: Served, key: str, home: bool) -> None:
     job = served(2, 2, **SMALL)
     ahead, behind = start_on_hosts(job, [0, 0], ROUNDS, "third_push_waits", key, home)
@@ -114,10 +119,9 @@ def test_nobody_passes_a_barrier_before_all_have_come(served: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    "function",
-    ["settings_change", "set_by_one", "set_late", "set_differently", "several_stores"],
+    ("hosts", "function"),
+    each_once(IN_ORDER, ["settings_change", "set_by_one", "set_late", "set_differently", "several_stores"]),
 )
-@pytest.mark.parametrize("hosts", IN_ORDER)
 def test_one_meaning_on_all_workers(served: Served, hosts: list[int], function: str) -> None:
     run(served, hosts, ROUNDS, function)
 
@@ -250,8 +254,10 @@ def test_workers_that_want_different_hierarchies(served: Served) -> None:
     assert "refused" in job.results()
 
 
-@pytest.mark.parametrize("hosts", [[0, 0], TWO_BY_TWO])
-@pytest.mark.parametrize("codec", [{"type": "2bit", "threshold": 0.3}, {"type": "1bit"}, {"type": "fp16"}])
+@pytest.mark.parametrize(
+    ("hosts", "codec"),
+    each_once([[0, 0], TWO_BY_TWO], [{"type": "2bit", "threshold": 0.3}, {"type": "1bit"}, {"type": "fp16"}]),
+)
 def test_sums_of_hosts_are_packed(served: Served, hosts: list[int], codec: dict[str, Any]) -> None:
     run(served, hosts, OWN, "packed", codec, hosts, 5)
 

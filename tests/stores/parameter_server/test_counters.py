@@ -14,6 +14,7 @@ import jobs
 import pace
 import pytest
 import tested_store
+from nightly import each_once
 from servers import ServedJob
 
 from kvstore.kernels import cpu
@@ -81,20 +82,20 @@ def by_way(numbers: Sequence[int]) -> dict[str, int]:
 # ----------------------------------------------------------------------------------------------------- counts
 
 
-@pytest.mark.parametrize(
-    ("size", "variables", "way"),
-    [
-        (SMALL, SYNC, "stream"),
-        (LARGE, SYNC, "shared"),
-        (LARGE, STREAM, "stream"),
-        (SMALL, FRAME, "frame"),
-        (LARGE, FRAME, "frame"),
-    ],
-)
-@pytest.mark.parametrize("servers", [1, 2])
+CASES = [
+    (SMALL, SYNC, "stream"),
+    (LARGE, SYNC, "shared"),
+    (LARGE, STREAM, "stream"),
+    (SMALL, FRAME, "frame"),
+    (LARGE, FRAME, "frame"),
+]
+
+
+@pytest.mark.parametrize(("case", "servers"), each_once(CASES, [1, 2]))
 def test_bytes_and_rounds_are_exact(
-    observed: Served, servers: int, size: int, variables: dict[str, str], way: str
+    observed: Served, case: tuple[int, dict[str, str], str], servers: int
 ) -> None:
+    size, variables, way = case
     job = observed(2, servers, **variables)
     job.start_all(BODIES, "counted", size)
     workers = job.results()
@@ -156,15 +157,11 @@ def test_times_of_a_worker_have_all_that_it_does(observed: Served) -> None:
 # ----------------------------------------------------------------------------------------------------- waits
 
 
-@pytest.mark.parametrize(
-    ("size", "variables"),
-    [(SMALL, SYNC), (LARGE, SYNC), (LARGE, STREAM), (SMALL, FRAME)],
-    ids=["small", "shared", "stream", "frame"],
-)
-@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize(("case", "servers"), each_once(CASES[:4], [1, 2]))
 def test_who_waits_for_a_slow_worker_and_for_how_long(
-    observed: Served, servers: int, size: int, variables: dict[str, str]
+    observed: Served, case: tuple[int, dict[str, str], str], servers: int
 ) -> None:
+    size, variables, _ = case
     job = observed(3, servers, **variables)
     workers = job.start_all(BODIES, "waits", size)
     workers[2].expect("is late")

@@ -10,6 +10,7 @@ import pytest
 import tested_store
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from nightly import each_once, nightly_unless, portions
 from servers import ServedJob
 
 BODIES, ROUNDS, OWN = "procs_shared", "procs_shared_rounds", "procs_dist"
@@ -47,7 +48,9 @@ def same(job: ServedJob, function: str, *arguments: object) -> object:
 # ------------------------------------------------------------------------------------------------------ bits
 
 
-@pytest.mark.parametrize(("workers", "servers"), LAYOUTS)
+@pytest.mark.parametrize(
+    ("workers", "servers"), nightly_unless(lambda *layout: layout in ((1, 1), (4, 2)), LAYOUTS)
+)
 def test_sums_are_those_of_local_bit_for_bit(served: Served, workers: int, servers: int) -> None:
     same(served(workers, servers, **SMALL), "sums", "float32", 1)
 
@@ -57,8 +60,7 @@ def test_sums_of_other_types(served: Served, name: str) -> None:
     same(served(2, 2, **SMALL), "sums", name, 1)
 
 
-@pytest.mark.parametrize("altered", [False, True])
-@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize(("servers", "altered"), each_once([1, 2], [True, False]))
 def test_sums_by_encrypted_streams(served: Served, servers: int, altered: bool) -> None:
     """With keys data goes over streams, too, and over ZeroMQ if somebody alters what goes over these."""
     job = served(2, servers, secure=True, **BY_FRAME)
@@ -79,7 +81,9 @@ def test_sums_by_frames_alone(served: Served) -> None:
     same(served(2, 2, **BY_FRAME), "sums", "float32", 1)
 
 
-@pytest.mark.parametrize(("workers", "servers"), [(1, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("workers", "servers"), nightly_unless(lambda workers, _: workers == 2, [(1, 1), (2, 2)])
+)
 def test_arrays_that_overlap_end_as_in_local(served: Served, workers: int, servers: int) -> None:
     same(served(workers, servers, **SMALL), "overlaps")
 
@@ -89,13 +93,15 @@ def test_arrays_that_overlap_and_go_by_frames(served: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    ("workers", "servers"), [(2, 1), (2, 2), pytest.param(4, 2, marks=pytest.mark.nightly)]
+    ("workers", "servers"), nightly_unless(lambda *layout: layout == (2, 2), LAYOUTS[1:])
 )
 def test_every_optimizer_gives_the_weights_of_local(served: Served, workers: int, servers: int) -> None:
     same(served(workers, servers, **SMALL), "optimizers")
 
 
-@pytest.mark.parametrize(("workers", "servers"), LAYOUTS[1:])
+@pytest.mark.parametrize(
+    ("workers", "servers"), nightly_unless(lambda *layout: layout in ((2, 1), (4, 2)), LAYOUTS[1:])
+)
 def test_rows_are_those_of_local(served: Served, workers: int, servers: int) -> None:
     same(served(workers, servers, **{**SYNC, "KVSTORE_SLICE_BYTES": "4096"}), "rows")
 
@@ -128,8 +134,13 @@ def test_threads_do_not_hold_up_each_other_by_the_credit(served: Served, size: i
     run(served(2, 1, **ONCE), OWN, "threads_in_opposite_order", size, credit)
 
 
-@pytest.mark.parametrize(("size", "credit"), [(300_000, 1 << 17), (3_000_000, 4 << 20)])
-@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize(
+    ("size", "credit", "servers"),
+    nightly_unless(
+        lambda size, _, servers: (size > 1_000_000) == (servers == 2),
+        [(*one, servers) for one in ((300_000, 1 << 17), (3_000_000, 4 << 20)) for servers in (1, 2)],
+    ),
+)
 def test_an_update_that_needs_more_than_the_credit(
     served: Served, size: int, credit: int, servers: int
 ) -> None:
@@ -141,7 +152,13 @@ def test_many_operations_of_one_key_on_the_way(served: Served, variables: dict[s
     run(served(2, 1, **variables), OWN, "many_on_the_way", 200)
 
 
-@pytest.mark.parametrize(("size", "variables"), [(1000, BY_FRAME), (1000, SYNC), (100_000, SYNC)])
+@pytest.mark.parametrize(
+    ("size", "variables"),
+    nightly_unless(
+        lambda size, variables: (size == 1000) == (variables is BY_FRAME),
+        [(1000, BY_FRAME), (1000, SYNC), (100_000, SYNC)],
+    ),
+)
 def test_a_deadline_in_a_round_ends_nothing_else(
     served: Served, size: int, variables: dict[str, str]
 ) -> None:
@@ -228,15 +245,16 @@ def test_one_meaning_on_all_workers(served: Served, function: str) -> None:
     run(served(2, 2, **SMALL), ROUNDS, function)
 
 
-def test_many_keys(served: Served) -> None:
-    run(served(2, 2, **SYNC), ROUNDS, "many_keys", 5000)
+@pytest.mark.parametrize("keys", nightly_unless(lambda keys: keys == 2000, [2000, 5000]))
+def test_many_keys(served: Served, keys: int) -> None:
+    run(served(2, 2, **SYNC), ROUNDS, "many_keys", keys)
 
 
 def test_keys_are_made_while_others_work(served: Served) -> None:
     run(served(3, 2, **SYNC), ROUNDS, "growing_table", 300)
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", nightly_unless(lambda workers: workers == 3, [1, 3]))
 def test_any_worker_saves_and_any_other_loads(served: Served, tmp_path: Path, workers: int) -> None:
     (tmp_path / "files").mkdir()
     run(served(workers, 2, **SMALL), ROUNDS, "saved_and_loaded", str(tmp_path / "files"))
@@ -287,8 +305,9 @@ def test_compression(
     assert all(other == first for other in others)
 
 
+@portions(2)
 @settings(
-    max_examples=5,
+    max_examples=3,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # to shrink takes minutes: each example is a job
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -300,7 +319,7 @@ def test_compression(
     streams=st.booleans(),
 )
 def test_sums_of_any_threshold_are_the_same_packed_and_plain(
-    served: Served, workers: int, threshold: float, sizes: list[int], verb: str, streams: bool
+    served: Served, portion: int, workers: int, threshold: float, sizes: list[int], verb: str, streams: bool
 ) -> None:
     job = served(workers, 2, **SMALL, KVSTORE_STREAMS=str(int(streams)))
     outs = run(job, COMPRESSION, "packed_sums", threshold, sizes, verb)
@@ -322,8 +341,9 @@ def test_residuals_in_files(served: Served, tmp_path: Path) -> None:
 VERBS = ["push", "pushpull", "out", "home", "home push", "async", "rows", "rate", "barrier", "pause"]
 
 
+@portions(2)
 @settings(
-    max_examples=6,
+    max_examples=4,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # to shrink takes minutes: each example is a job
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -333,7 +353,9 @@ VERBS = ["push", "pushpull", "out", "home", "home push", "async", "rows", "rate"
         st.tuples(st.sampled_from(VERBS), st.integers(0, 3), st.integers(0, 50)), min_size=15, max_size=40
     ),
 )
-def test_any_program_of_verbs_gives_the_bits_of_local(served: Served, rule: str, steps: Any) -> None:
+def test_any_program_of_verbs_gives_the_bits_of_local(
+    served: Served, portion: int, rule: str, steps: Any
+) -> None:
     made = served(2, 2, **{**SYNC, "KVSTORE_SLICE_BYTES": "65536"})
     run(made, ROUNDS, "program", rule, steps)
     made.close()
@@ -342,10 +364,15 @@ def test_any_program_of_verbs_gives_the_bits_of_local(served: Served, rule: str,
 # ---------------------------------------------------------------------------------------- what servers decide
 
 
-@pytest.mark.parametrize("codec", ["", "2bit"])
-def test_numbers_do_not_depend_on_the_number_of_servers(served: Served, codec: str) -> None:
+@pytest.mark.parametrize(
+    ("codec", "counts"),
+    nightly_unless(lambda _, counts: len(counts) == 2, [("", [1, 3]), ("", [1, 2, 3]), ("2bit", [1, 3])]),
+)
+def test_numbers_do_not_depend_on_the_number_of_servers(
+    served: Served, codec: str, counts: list[int]
+) -> None:
     digests = set()
-    for servers in (1, 3) if codec else (1, 2, 3):
+    for servers in counts:
         digests |= set(run(served(2, servers, **SMALL), OWN, "digest_of_everything", codec))
     assert len(digests) == 1
 

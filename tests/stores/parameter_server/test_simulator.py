@@ -9,8 +9,8 @@ import time
 import pytest
 from simulator import Broken, Faults, simulate
 
-JOBS, PORTION = 10_000, 500
-EVERY_TIME = (0, 1_000, 5_000)  # one of the last has found a fault; at night all
+JOBS, PORTION = 10_000, 250
+EVERY_TIME = (0, 5_000, 5_250)  # one of the last has found a fault; at night all
 CHOSEN = os.environ.get("KVSTORE_SIM_SEED")
 
 
@@ -66,10 +66,10 @@ def test_faults_are_drawn() -> None:
 
 @pytest.mark.parametrize(
     "first",
-    [pytest.param(first, marks=() if not first else pytest.mark.nightly) for first in range(0, 5_000, 200)],
+    [pytest.param(first, marks=() if not first else pytest.mark.nightly) for first in range(0, 5_000, 100)],
 )
 def test_a_scheduler_that_comes_back_changes_nothing(first: int) -> None:
-    for seed in range(first, first + 200):
+    for seed in range(first, first + 100):
         draw = random.Random(seed)
         worker = draw.random() < 0.3
         faults = Faults(

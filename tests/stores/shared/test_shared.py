@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from jobs import Job
+from nightly import each_once, nightly_unless, portions
 from references import DTYPES
 
 import kvstore as kv
@@ -38,11 +39,11 @@ def same(job: Job, function: str, *arguments: object) -> object:
 AT_NIGHT = pytest.mark.nightly
 
 
-# Two workers sum every type, four a wide and a narrow one; at night all.
+# Four workers sum a wide and a narrow type, two all others; at night all.
 @pytest.mark.parametrize(
     ("size", "name"),
     [
-        pytest.param(size, name, marks=AT_NIGHT if size == 4 and name not in ("float32", "bfloat16") else ())
+        pytest.param(size, name, marks=AT_NIGHT if (size == 4) != (name in ("float32", "bfloat16")) else ())
         for size in (2, 4)
         for name in DTYPES
     ],
@@ -55,7 +56,7 @@ def test_sums_are_the_same_from_run_to_run(job: MakeJob) -> None:
     assert same(job(2), "sums", "float32", 2) == same(job(2), "sums", "float32", 2)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", nightly_unless(lambda size: size != 2, [1, 2, 3]))
 def test_arrays_that_overlap_end_as_in_local(job: MakeJob, size: int) -> None:
     same(job(size), "overlaps")
 
@@ -65,23 +66,22 @@ def test_every_optimizer_gives_the_weights_of_local(job: MakeJob, size: int) -> 
     same(job(size), "optimizers")
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", nightly_unless(lambda size: size == 3, [2, 3]))
 def test_rules_of_ones_own_give_the_weights_of_local(job: MakeJob, size: int) -> None:
     same(job(size), "own_rule")
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", nightly_unless(lambda size: size == 4, [2, 4]))
 def test_rows_are_those_of_local(job: MakeJob, size: int) -> None:
     same(job(size), "rows")
 
 
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("function", ["golden_sums", "golden_rows"])
+@pytest.mark.parametrize(("size", "function"), each_once([2, 4], ["golden_sums", "golden_rows"]))
 def test_recorded_sums_of_mxnet(job: MakeJob, size: int, function: str) -> None:
     same(job(size), function, str(TESTS / "data" / "aggregate.npz"))
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", nightly_unless(lambda size: size == 2, [2, 4]))
 def test_recorded_optimizers_of_mxnet(job: MakeJob, size: int) -> None:
     same(job(size), "golden_optimizers", str(TESTS / "optimizer"))
 
@@ -142,9 +142,7 @@ def test_a_wait_ends_at_the_deadline_and_says_for_whom_it_was(job: MakeJob) -> N
 # --------------------------------------------------------------------------------------------------- threads
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(3, 200))]
-)
+@pytest.mark.parametrize("seed", nightly_unless(lambda seed: seed < 2, range(200)))
 @pytest.mark.timeout(400)
 def test_threads_with_a_key_each_in_any_order(job: MakeJob, seed: int) -> None:
     made = job(random.Random(seed).choice([2, 2, 3, 4]))
@@ -196,10 +194,12 @@ def test_nobody_passes_a_barrier_before_all_have_come(job: MakeJob) -> None:
         assert max(came for came, _ in times) <= min(went for _, went in times)
 
 
-@pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize(
-    "function",
-    ["settings_change", "set_by_one", "set_late", "set_differently", "several_stores", "first_values"],
+    ("size", "function"),
+    each_once(
+        [2, 4],
+        ["settings_change", "set_by_one", "set_late", "set_differently", "several_stores", "first_values"],
+    ),
 )
 def test_one_meaning_on_all_workers(job: MakeJob, size: int, function: str) -> None:
     together(job(size), function)
@@ -209,7 +209,7 @@ def test_states_can_be_saved_while_another_worker_is_back_at_plain_sums(job: Mak
     together(job(2), "plain_again", str(tmp_path / "states"))
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", nightly_unless(lambda size: size == 4, [2, 4]))
 def test_an_error_of_the_updater_reaches_everybody(job: MakeJob, size: int) -> None:
     first, *others = together(job(size), "failing_updater")
     assert all(other == first for other in others)
@@ -223,14 +223,10 @@ def test_kinds_of_keys_that_differ_between_workers(job: MakeJob) -> None:
     made.results()
 
 
-def test_a_hundred_thousand_keys(job: MakeJob) -> None:
-    together(job(2), "many_keys", 100_000)
-
-
-@pytest.mark.nightly
-def test_a_million_keys(job: MakeJob) -> None:
+@pytest.mark.parametrize("keys", nightly_unless(lambda keys: keys < 100_000, [30_000, 100_000, 1_000_000]))
+def test_many_keys(job: MakeJob, keys: int) -> None:
     made = job(2)
-    made.start_all(ROUNDS, "many_keys", 1_000_000, KVSTORE_TIMEOUT="100")
+    made.start_all(ROUNDS, "many_keys", keys, KVSTORE_TIMEOUT="100")
     made.results(110)
 
 
@@ -238,18 +234,18 @@ def test_keys_are_made_while_others_work(job: MakeJob) -> None:
     together(job(3), "growing_table", 3000)
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", nightly_unless(lambda size: size == 3, [2, 3]))
 def test_any_worker_saves_and_any_other_loads(job: MakeJob, tmp_path: Path, size: int) -> None:
     (tmp_path / "files").mkdir()
     together(job(size), "saved_and_loaded", str(tmp_path / "files"))
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", nightly_unless(lambda size: size == 3, [2, 3]))
 def test_operations_in_the_background_need_no_common_order(job: MakeJob, size: int) -> None:
     together(job(size), "in_the_background", 12)
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", nightly_unless(lambda size: size == 3, [2, 3]))
 def test_pushes_without_pulls_go_on(job: MakeJob, size: int) -> None:
     together(job(size), "pushed_and_never_pulled")
 
@@ -261,8 +257,9 @@ def test_arrays_that_the_caller_drops_are_read_all_the_same(job: MakeJob) -> Non
 VERBS = ["push", "pushpull", "out", "home", "home push", "async", "rows", "rate", "barrier", "pause"]
 
 
+@portions(3)
 @settings(
-    max_examples=25,
+    max_examples=10,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # to shrink takes minutes: each example is a job
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -272,7 +269,9 @@ VERBS = ["push", "pushpull", "out", "home", "home push", "async", "rows", "rate"
         st.tuples(st.sampled_from(VERBS), st.integers(0, 3), st.integers(0, 50)), min_size=5, max_size=30
     ),
 )
-def test_any_program_of_verbs_gives_the_bits_of_local(job: MakeJob, rule: str, steps: Any) -> None:
+def test_any_program_of_verbs_gives_the_bits_of_local(
+    job: MakeJob, portion: int, rule: str, steps: Any
+) -> None:
     made = job(2)
     together(made, "program", rule, steps)
     made.close()

@@ -648,7 +648,7 @@ def check(seed: int, steps: int) -> None:
 
 def test_with_links_and_without_the_answers_are_the_same() -> None:
     first = first_seed()
-    for seed in range(first, first + 100):
+    for seed in range(first, first + 50):  # a thousand at night
         check(seed, 40)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -15,6 +16,7 @@ import numpy as np
 import own_rules
 import pace
 import pytest
+from nightly import each_once, nightly_unless
 from servers import ServedJob
 
 import kvstore as kv
@@ -80,9 +82,16 @@ def filled(shape: Any, dtype: Any, start: int) -> Any:
     return (np.arange(start, start + np.prod(shape, dtype=int)) % 100).reshape(shape).astype(dtype)
 
 
-@pytest.mark.parametrize("shm", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "bfloat16", "int64", "int8"])
-@pytest.mark.parametrize("shape", [(), (1,), (3, 5, 7), (1024,), (9, 1001), (40_000,)])
+SHAPES: list[tuple[int, ...]] = [(), (1,), (3, 5, 7), (1024,), (9, 1001), (40_000,)]
+TYPES = ["float32", "float16", "float64", "bfloat16", "int64", "int8"]
+#: Every time each shape and each type by streams and by memory.
+VALUES = nightly_unless(
+    lambda shape, dtype, shm: SHAPES.index(shape) == (TYPES.index(dtype) + shm) % len(SHAPES),
+    itertools.product(SHAPES, TYPES, (False, True)),
+)
+
+
+@pytest.mark.parametrize(("shape", "dtype", "shm"), VALUES)
 def test_values_of_all_shapes_and_types(
     quick: Quick, create: Callable[..., kv.KVStore], shape: tuple[int, ...], dtype: str, shm: bool
 ) -> None:
@@ -307,10 +316,20 @@ def traffic(ours: Any, servers: int) -> list[int]:
     return [sum(getattr(table, name) for table in tables) for name in names]
 
 
-@pytest.mark.parametrize("shm", [False, True])
-@pytest.mark.parametrize("servers", [1, 2])
-@pytest.mark.parametrize("codec", [None, "2bit", "1bit", "fp16", "bf16"])
-@pytest.mark.parametrize("kind", ["dist_sync", "dist_async"])
+CODECS = [None, "2bit", "1bit", "fp16", "bf16"]
+ASYNC = {"dist_sync": False, "dist_async": True}
+
+
+def often(kind: str, codec: str | None, servers: int, shm: bool) -> bool:
+    """Each codec with rounds and without; each of these on one server and two, by memory and by streams."""
+    number = CODECS.index(codec)
+    return servers == 1 + (number + ASYNC[kind]) % 2 and shm == ASYNC[kind] ^ (number % 3 == 0)
+
+
+PROGRAMS = nightly_unless(often, itertools.product(ASYNC, CODECS, (1, 2), (False, True)))
+
+
+@pytest.mark.parametrize(("kind", "codec", "servers", "shm"), PROGRAMS)
 def test_random_programs_as_in_the_usual_way(
     quick: Quick,
     on_servers: Callable[[str], str],
@@ -582,8 +601,7 @@ def test_an_error_of_the_server(quick: Quick, create: Callable[..., kv.KVStore])
     assert out[0] < 1
 
 
-@pytest.mark.parametrize("size", [1000, 400_000])
-@pytest.mark.parametrize("when", ["before", "meanwhile", "closed"])
+@pytest.mark.parametrize(("size", "when"), each_once([1000, 400_000], ["before", "meanwhile", "closed"]))
 def test_a_stream_that_breaks(
     quick: Quick, create: Callable[..., kv.KVStore], monkeypatch: pytest.MonkeyPatch, when: str, size: int
 ) -> None:
@@ -667,7 +685,7 @@ def test_an_interrupted_wait(
     assert (out == found + 1).all()
 
 
-@pytest.mark.parametrize("size", [1000, 400_000])
+@pytest.mark.parametrize("size", nightly_unless(lambda size: size > 1000, [1000, 400_000]))
 def test_a_server_that_dies_meanwhile(served: Callable[..., ServedJob], size: int) -> None:
     job = served(2, 1, KVSTORE_SAME_HOST_SHM="0", KVSTORE_DEAD_AFTER=pace.variable(2))
     workers = job.start_all("procs_dist", "until_the_server_dies", size)
