@@ -7,18 +7,17 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
-from _pytest.mark.structures import ParameterSet
 
 
-def nightly_unless(every_time: Callable[..., bool], cases: Iterable[Any]) -> list[ParameterSet]:
+def nightly_unless(every_time: Callable[..., bool], cases: Iterable[Any]) -> list[Any]:
     """Mark the cases that do not run every time; a case is a tuple of parameters, or the only one."""
     return [
         pytest.param(*case, marks=() if every_time(*case) else pytest.mark.nightly)
-        for case in (one if isinstance(one, tuple) else (one,) for one in cases)
+        for case in (one if type(one) is tuple else (one,) for one in cases)
     ]
 
 
-def each_once(*parameters: Sequence[Any]) -> list[ParameterSet]:
+def each_once(*parameters: Sequence[Any]) -> list[Any]:
     """Build the product of parameters: every time each value runs at least once, the rest at night."""
     longest = max(map(len, parameters))
     chosen = {tuple(i % len(values) for values in parameters) for i in range(longest)}

@@ -53,7 +53,10 @@ def test_every_sum_in_plain_python(interpreted: HostTarget, spec: Spec) -> None:
 
 
 # Scope: tests of one type run one after the other, in one process, which compiles its kernel once.
-EACH_TYPE = pytest.mark.parametrize("name", DTYPES, scope="module")
+SUMMED_AS_THEY_ARE = ["float32", "float64", "int32", "int64", "int8", "uint8"]
+EACH_TYPE = pytest.mark.parametrize(
+    "name", sorted(DTYPES, key=[*SUMMED_AS_THEY_ARE, "float16", "bfloat16"].index), scope="module"
+)
 
 
 @EACH_TYPE
@@ -92,7 +95,7 @@ def test_any_keys(
     check(compiled, Spec("sum", name), name, keys, places)
 
 
-@pytest.mark.parametrize("name", ["float32", "float16", "int8"], scope="module")
+@EACH_TYPE
 def test_outs_among_the_sources(target: Target, name: str) -> None:
     """Pushpull without out: every value becomes the sum, and dst may be one of them."""
     n = 40_001
@@ -118,7 +121,7 @@ def test_every_pattern_of_sixteen_bits(target: Target, name: str) -> None:
         assert_same_bits(dst.read(), total(values))
 
 
-@pytest.mark.parametrize("name", ["float32", "float64", "int32", "int64", "int8", "uint8"], scope="module")
+@pytest.mark.parametrize("name", SUMMED_AS_THEY_ARE, scope="module")
 def test_sums_of_golden_data(target: Target, golden: Any, name: str) -> None:
     """Left to right, as MXNet's device strategy; float16 is summed in float32 here, and not there."""
     recorded = golden("aggregate.npz")

@@ -113,7 +113,7 @@ MUTANTS = {
     ),
     "who comes back pushes again": ("region.h", "kv_put(&part[me->rank].arrived, latest);", ""),
 }
-#: One of each kind, and at least one of each header; the others at night.
+#: At least one of each header; the others at night.
 EVERY_TIME = {
     "a chunk without a log",
     "who dies within a chunk has its result where its part was",
