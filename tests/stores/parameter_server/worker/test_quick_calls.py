@@ -685,7 +685,7 @@ def test_an_interrupted_wait(
     assert (out == found + 1).all()
 
 
-@pytest.mark.parametrize("size", nightly_unless(lambda size: size > 1000, [1000, 400_000]))
+@pytest.mark.parametrize("size", [1000, 400_000])
 def test_a_server_that_dies_meanwhile(served: Callable[..., ServedJob], size: int) -> None:
     job = served(2, 1, KVSTORE_SAME_HOST_SHM="0", KVSTORE_DEAD_AFTER=pace.variable(2))
     workers = job.start_all("procs_dist", "until_the_server_dies", size)
