@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jobs
+import pace
 import pytest
 from faults.test_dist_faults import (
     BODIES,
@@ -167,14 +168,17 @@ def test_a_host_is_lost_where_that_is_an_error(faults: Faults, seed: int) -> Non
 
 
 def host_comes_back(faults: Faults, draw: random.Random, count: int) -> None:  # noqa: F811
-    """Workers of a host that was lost whole are turned away, and told why; the others go on."""
+    """Workers of a host that is known to be lost whole are turned away, and told why; the others go on."""
     with faults.job(4, 2) as made:
         workers = start_on_hosts(made, [0, 0, 1, 1], BODIES, "going_on", "pushpull")
         ready(*workers, line="working")
         for rank in (2, 3):
             time.sleep(draw.random() * 0.05)
             kill(workers[rank])
-        time.sleep(draw.random() * 2 * made.dead_after)
+        end = pace.deadline(20)
+        while not all(f"worker {rank} is lost" in workers[0].errors() for rank in (2, 3)):
+            assert time.monotonic() < end
+            time.sleep(0.05)
         again = [
             start_on(
                 made,
