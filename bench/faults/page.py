@@ -84,7 +84,7 @@ def page(of: Table, soak: str = "") -> str:
     """Write the page."""
     parts = ["# Faults", _about(of), *_faults()]
     for load in sorted({cell.load for cell in of.rows}):
-        parts.append(f"## Beside {load} busy processes" if load else "## Without other load")
+        parts.append(f"## Beside {load} busy processes" if load else "## Without busy processes beside")
         for store in STORES:
             parts += _section(of, store, load)
     parts += [*_bad(of), soak]
@@ -94,7 +94,7 @@ def page(of: Table, soak: str = "") -> str:
 def _about(of: Table) -> str:
     rows = of.rows.values()
     sums = {name: sum(len(getattr(row, name)) for row in rows) for name in ("wrong", "hangs", "leftovers")}
-    said = ", ".join(f"{count} with {name}" for name, count in sums.items())
+    said = "{wrong} wrong, {hangs} with hangs, {leftovers} with leftovers".format(**sums)
     how = " ".join(_measured(of.calls))
     return f"""\
 Small jobs of 2 or 3 workers (and 1 or 2 servers), something that happens to each at a random
@@ -150,7 +150,7 @@ def _faults() -> Iterator[str]:
 
 def _section(of: Table, store: str, load: int) -> Iterator[str]:
     rows = [of.rows.get(Cell(store, fault, load)) for fault in FAULTS]
-    there = [row for row in rows if row is not None]
+    there = [row for row in rows if row is not None and row.runs + row.missed]
     if not there:
         return
     yield f"### {store}" + (f", load {load}" if load else "")

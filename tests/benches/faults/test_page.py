@@ -39,7 +39,7 @@ def test_runs_are_counted_and_added_to_what_was_written(tmp_path: Path) -> None:
     table.row(CELL).add(Outcome(4, missed="there was no at.0"))
     text = page.page(table)
     assert rows_of(text, "shared") == {"kill in push": ["4", "1", "1", "0", "0.50 s", "9.00 s", "9.00 s"]}
-    assert "4 runs: 1 with wrong, 1 with hangs, 0 with leftovers" in text
+    assert "4 runs: 1 wrong, 1 with hangs, 0 with leftovers" in text
     assert "- shared: kill in push, seed 3: wrong: two rounds: key 'a'" in text
     assert "seed 4: there was no at.0" in text
 
