@@ -131,7 +131,7 @@ def text_of(content: dict[str, Any]) -> str:
     head = "| store | process | memory | per hour | descriptors | threads | a round | per hour |"
     rows = [row for job in content["jobs"] for row in _rows(job)]
     about = f"""\
-Two workers (and a server) that did the same rounds for {content["seconds"] / 60:.0f} minutes, on
+Two workers (and a server) that did the same rounds for {content["seconds"] / 60:.3g} minutes, on
 {content["machine"]}. First and last of {WINDOWS} looks; the slopes are those of a straight line
 through all but the first one, and rise and fall with the noise of a short run. A round is a
 pushpull of 4 KB and 1 MB; its time is the median of a twelfth of the job. Written by `python -m
