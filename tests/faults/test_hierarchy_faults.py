@@ -167,6 +167,20 @@ def test_a_host_is_lost_where_that_is_an_error(faults: Faults, seed: int) -> Non
     faults.run(lose_a_host_and_raise, [(phase,) for phase in ("push", "pushpull", "barrier", "pull")], seed)
 
 
+def start_to_be_refused(made: FaultyJob, rank: int) -> jobs.Worker:
+    """Start a worker of the second host that is to be told that it cannot come back."""
+    options = {"on_peer_loss": "continue", "slice_bytes": 1 << 16}
+    return start_on(made, 1, rank, BODIES, "refused_with", "PeerLostError", options)
+
+
+def refuse_all(made: FaultyJob, again: list[jobs.Worker], others: list[jobs.Worker]) -> None:
+    for text in finish(*again):
+        assert "its host had no other worker left to hold its part" in text, text
+    others[0].say("stop")
+    assert [one["last"] for one in finish(*others)] == [[11], [11]]
+    assert made.ended(10) == [0, 0, 0]
+
+
 def host_comes_back(faults: Faults, draw: random.Random, count: int) -> None:  # noqa: F811
     """Workers of a host that is known to be lost whole are turned away, and told why; the others go on."""
     with faults.job(4, 2) as made:
@@ -179,27 +193,28 @@ def host_comes_back(faults: Faults, draw: random.Random, count: int) -> None:  #
         while not all(f"worker {rank} is lost" in workers[0].errors() for rank in (2, 3)):
             assert time.monotonic() < end
             time.sleep(0.05)
-        again = [
-            start_on(
-                made,
-                1,
-                rank,
-                BODIES,
-                "refused_with",
-                "PeerLostError",
-                {"on_peer_loss": "continue", "slice_bytes": 1 << 16},
-            )
-            for rank in draw.sample((2, 3), count)
-        ]
-        for text in finish(*again):
-            assert "its host had no other worker left to hold its part" in text, text
-        workers[0].say("stop")
-        assert [one["last"] for one in finish(*workers[:2])] == [[11], [11]]
-        assert made.ended(10) == [0, 0, 0]
+        again = [start_to_be_refused(made, rank) for rank in draw.sample((2, 3), count)]
+        refuse_all(made, again, workers[:2])
+
+
+def host_dies_while_one_comes_back(faults: Faults, _: random.Random, rank: int) -> None:  # noqa: F811
+    """The scheduler lets it in, as it does not know yet that the other one of its host is dead, too."""
+    with faults.job(4, 2) as made:
+        workers = start_on_hosts(made, [0, 0, 1, 1], BODIES, "going_on", "pushpull")
+        ready(*workers, line="working")
+        kill(workers[rank])
+        again = start_to_be_refused(made, rank)
+        time.sleep(made.dead_after / 2)
+        kill(workers[5 - rank])
+        refuse_all(made, [again], workers[:2])
 
 
 def test_a_host_that_was_lost_is_turned_away(faults: Faults) -> None:  # noqa: F811
     faults.run(host_comes_back, [(1,), (2,), (2,)], 0)
+
+
+def test_a_host_that_dies_while_one_of_it_comes_back(faults: Faults) -> None:  # noqa: F811
+    faults.run(host_dies_while_one_comes_back, [(2,), (3,)], 0)
 
 
 def restart_a_server(faults: Faults, draw: random.Random, hosts: list[int]) -> None:  # noqa: F811

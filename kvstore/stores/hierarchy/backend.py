@@ -27,6 +27,8 @@ from ...optimizer import Optimizer, Updater
 from ...settings.options import StoreConfig
 from ..entry import Array
 from ..outs import Later
+from ..parameter_server.protocol.failures import raised
+from ..parameter_server.protocol.losses import host_is_gone
 from ..parameter_server.protocol.messages import Slice
 from ..parameter_server.worker.backend import DistBackend
 from ..parameter_server.worker.client import Client
@@ -75,6 +77,15 @@ class HostProcesses(OtherProcesses):
         view = self._client.member.view
         there = {one.rank for one in view.members} if view is not None else set(self._ranks)
         return {place for place, rank in enumerate(self._ranks) if rank not in there}
+
+    def check_begun(self, begun: bool) -> None:
+        """Raise if this worker came back, and nobody of its host is left who knows how far its rounds are.
+
+        The scheduler turns it away, too, once it knows of all these losses.
+        """
+        welcome = self._client.member.welcome
+        if welcome is not None and welcome.returned and not begun:
+            raise raised(host_is_gone(self._client.rank))
 
 
 class HierarchyBackend(Backend):

@@ -9,6 +9,8 @@ import msgspec
 from .messages import Failure, Loss
 
 _AGAIN = "start the job again, from what was saved last"
+#: What helps where hosts push and not workers.
+ANEW = "start the job again, or use hierarchy='flat'"
 
 
 def lost(losses: Sequence[Loss], servers: int = 0) -> Failure:
@@ -30,6 +32,12 @@ def _advice(losses: Sequence[Loss], servers: int) -> str:
         return _AGAIN
     which = "values on other servers" if gone else "values"
     return f"{which} can still be read and saved, then start the job again"
+
+
+def host_is_gone(rank: int) -> Failure:
+    """Make the error of a worker that came back where nobody knows the rounds of its host any more."""
+    text = f"worker {rank} came back, and its host had no other worker left to hold its part; {ANEW}"
+    return Failure("PeerLostError", text, "worker", rank)
 
 
 def unmet(where: str, silent: float) -> Failure:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from ..protocol.losses import ANEW, host_is_gone
 from ..protocol.messages import Failure
 
 
@@ -44,13 +45,9 @@ class HostSeats:
         """Say why a worker that comes late cannot take its place; `members` are those that are there."""
         if not self.seats:
             return None
-        cure = "start the job again, or use hierarchy='flat'"
         if rank not in self.seats or host != self._hosts.get(rank):
-            text = (
-                f"worker {rank} is not on the host where the job started with it; start it there, or {cure}"
-            )
-            return Failure("ConfigError", text)
+            text = f"worker {rank} is not on the host where the job started with it"
+            return Failure("ConfigError", f"{text}; start it there, or {ANEW}")
         if not any(self.seat(one) == self.seat(rank) for one in members if one != rank):
-            text = f"worker {rank} came back, and its host had no other worker left to hold its part; {cure}"
-            return Failure("PeerLostError", text, "worker", rank)
+            return host_is_gone(rank)
         return None

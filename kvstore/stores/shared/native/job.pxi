@@ -99,6 +99,10 @@ cdef class Job:
         self.closed = False
         return True
 
+    def begun(self):
+        """Whether somebody has met the others here."""
+        return any(kv_get(&self.me.head.worker[w].barriers) for w in range(self.me.size))
+
     def returned(self):
         """Whether another process had this rank before."""
         return self.me.incarnation > 1

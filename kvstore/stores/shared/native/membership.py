@@ -60,6 +60,9 @@ class OtherProcesses:
         """Return the ranks that will not come."""
         return set()
 
+    def check_begun(self, begun: bool) -> None:
+        """Raise if this process may not enter a region where others have met before, or have not."""
+
 
 class JobMembership:
     """Rank of a process in a job of one machine."""
@@ -72,6 +75,7 @@ class JobMembership:
         clock = WaitClock(config.timeout)
         try:
             self.job = self._enter(config)
+            self._others.check_begun(self.job.begun())
             self._rendezvous.listen()
             self._settle(clock)
         except BaseException:
