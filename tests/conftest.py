@@ -21,7 +21,7 @@ import paths
 import pytest
 import servers
 from hypothesis import HealthCheck, settings
-from store_matrix import STORES
+from tested_store import STORES
 
 import kvstore as kv
 from kvstore.kernels import cpu

@@ -1,4 +1,4 @@
-"""The contract of every kind of store, as one matrix: each test runs on each name in support/store_matrix.py.
+"""The contract of every kind of store, as one matrix: each test runs on each name in support/tested_store.py.
 
 One worker; several values for a key stand for several devices. What only the store of one process can do is
 in test_store.py.

@@ -35,7 +35,7 @@ def python() -> str:
 @pytest.fixture(scope="module")
 def jaxes(python: str) -> Iterator[jobs.Nursery]:
     """Forks workers; JAX has threads, so each imports it for itself."""
-    made = jobs.Nursery("procs_jax", python=python)
+    made = jobs.Nursery("frameworks.procs_jax", python=python)
     yield made
     made.close()
 
@@ -49,7 +49,7 @@ def work(jaxes: jobs.Nursery, tmp_path: Path) -> Callable[..., list[Any]]:
         kind = partial(servers.ServedJob, servers=1) if served else jobs.Job
         made = kind(jaxes, tmp_path, workers)
         try:
-            made.start_all("procs_jax", function, *arguments)
+            made.start_all("frameworks.procs_jax", function, *arguments)
             return made.results()
         finally:
             made.close()

@@ -44,12 +44,12 @@ def run(*command: str) -> None:
 
 
 def body(*arguments: str) -> None:
-    run(str(TESTS / "bodies" / "procs_mxnet.py"), *arguments)
+    run(str(TESTS / "bodies" / "frameworks" / "procs_mxnet.py"), *arguments)
 
 
 def job(servers: int, *arguments: str) -> None:
     launch = ["-m", "kvstore.launch", "run", "-n", "2", *(["-s", str(servers)] if servers else [])]
-    run(*launch, str(TESTS / "bodies" / "procs_mxnet.py"), *arguments)
+    run(*launch, str(TESTS / "bodies" / "frameworks" / "procs_mxnet.py"), *arguments)
 
 
 @needs_mxnet

@@ -38,7 +38,7 @@ def driver(python: str, tmp_path: Path) -> Callable[[str], Any]:
     def run(name: str) -> Any:
         paths = os.pathsep.join(filter(None, (IMPORTS, os.environ.get("PYTHONPATH"))))
         done = subprocess.run(
-            [python, str(HERE / "bodies" / "procs_ray.py"), name, str(tmp_path)],
+            [python, str(HERE / "bodies" / "frameworks" / "procs_ray.py"), name, str(tmp_path)],
             env={**os.environ, "PYTHONPATH": paths, "RAY_DISABLE_IMPORT_WARNING": "1"},
             capture_output=True,
             text=True,

@@ -40,7 +40,7 @@ def python() -> str:
 @pytest.fixture(scope="module")
 def torches(python: str) -> Iterator[jobs.Nursery]:
     """Forks workers that have torch already."""
-    made = jobs.Nursery("procs_torch", python=python)
+    made = jobs.Nursery("frameworks.procs_torch", python=python)
     yield made
     made.close()
 
@@ -54,7 +54,7 @@ def work(torches: jobs.Nursery, tmp_path: Path) -> Callable[..., list[Any]]:
         kind = partial(servers.ServedJob, servers=1) if served else jobs.Job
         made = kind(torches, tmp_path, workers)
         try:
-            made.start_all("procs_torch", function, *arguments)
+            made.start_all("frameworks.procs_torch", function, *arguments)
             return made.results()
         finally:
             made.close()
@@ -133,7 +133,7 @@ def test_a_killed_job_goes_on_with_the_same_bits(
         made = (
             jobs.Job(torches, tmp_path, 2) if name == "shared" else servers.ServedJob(torches, tmp_path, 2, 1)
         )
-        workers = made.start_all("procs_torch", "resumed", name, on_store, str(folder), 9, at)
+        workers = made.start_all("frameworks.procs_torch", "resumed", name, on_store, str(folder), 9, at)
         for worker in workers:
             worker.finish(pace.deadline(60))
         assert -signal.SIGKILL in {worker.code for worker in workers}
@@ -150,7 +150,7 @@ def under_mpi(tmp_path: Path) -> Callable[..., list[Any]]:
 
     def run(function: str, *arguments: Any) -> list[Any]:
         code = (
-            "import json, sys; sys.path[:0] = sys.argv[1].split(':'); import procs_torch; "
+            "import json, sys; sys.path[:0] = sys.argv[1].split(':'); from frameworks import procs_torch; "
             "found = getattr(procs_torch, sys.argv[2])(*json.loads(sys.argv[3])); "
             "open(f'{sys.argv[4]}/found-{procs_torch.RANK}', 'w').write(json.dumps(found))"
         )
@@ -423,7 +423,7 @@ def test_complex_parameters_under_ddp(same: Callable[..., Any], tmp_path: Path) 
 @pytest.mark.parametrize("how", ["optimizer", "hook"])
 def test_a_lost_worker_is_told_from_step_or_backward(how: str, torches: jobs.Nursery, tmp_path: Path) -> None:
     with contextlib.closing(jobs.Job(torches, tmp_path, 2)) as job:
-        first, second = job.start_all("procs_torch", "a_loss", "shared", how, str(tmp_path))
+        first, second = job.start_all("frameworks.procs_torch", "a_loss", "shared", how, str(tmp_path))
         second.expect("here")
         assert job.finish() == [0, -9]
         assert first.result() == "worker 1"

@@ -69,7 +69,7 @@ def test_each_kind_has_points() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_the_interposer_decides_as_python_does(nursery: jobs.Nursery, tmp_path: Path, seed: int) -> None:
     with contextlib.closing(jobs.Job(nursery, tmp_path, 1)) as job:
-        job.start("interposed_calls", "sends", seed, 300, rank=0)
+        job.start("buggify.interposed_calls", "sends", seed, 300, rank=0)
         (told,) = job.results()
     chance = next(chance for name, _, chance in POINTS if name == "short_send") / 1024
     on = drawn(seed, "me", "short_send", 0) < 0.5
@@ -80,7 +80,7 @@ def test_the_interposer_decides_as_python_does(nursery: jobs.Nursery, tmp_path: 
 def test_each_point_fires_and_is_legal(nursery: jobs.Nursery, tmp_path: Path) -> None:
     """What fails, fails as the C library may; and errors end with their budget."""
     with contextlib.closing(jobs.Job(nursery, tmp_path, 1)) as job:
-        job.start("interposed_calls", "all_points", str(tmp_path), rank=0)
+        job.start("buggify.interposed_calls", "all_points", str(tmp_path), rank=0)
         (told,) = job.results()
     assert told["errors"] == 3
     of_c = {"delay_futex", "delay_peek", "intr_futex", "wake_futex"}  # Python has no such calls

@@ -26,7 +26,7 @@ _FLOORS = (
     "stores.parameter_server.worker stores.parameter_server.server stores.parameter_server.scheduler",
     "stores.parameter_server stores.shared stores.collectives",
     "stores.hierarchy",  # made of two of these
-    "backends base factory store store_kinds plan recorded checkpoint roles",
+    "backends base factory store store_kinds plan step recorded checkpoint roles",
     "kvstore",  # kvstore/__init__.py
     # With the tools of the command, some of which start jobs.
     "averaging launch trainer torch jax mxnet ray __main__ observe.doctor observe.bench observe.top "

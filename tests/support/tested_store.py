@@ -1,4 +1,4 @@
-"""The store that the bodies of several processes work with: `shared`, or the one that the test names."""
+"""The stores on which tests run, and the one that bodies of several processes work with."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from references import total
 
 import kvstore as kv
 
-#: Variable that names it.
+#: Names for `kv.create`, those on servers with the number of these. A new kind of store is added here, and
+#: must pass test_contract.py.
+STORES = ("local", "device", "shared", "dist_sync:1", "dist_sync:2", "dist_async:1")
+#: Variable that names the store of bodies; `shared` without it.
 NAME = "TESTED_STORE"
 #: Variable with the number of each worker's host, where these sum first.
 HOSTS = "TESTED_HOSTS"

@@ -1,0 +1,1 @@
+"""What processes do in the tests of the frameworks that kvstore works with."""
