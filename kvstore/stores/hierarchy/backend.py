@@ -21,7 +21,14 @@ from ... import engine
 from ...arrays.grouping import Group, Key
 from ...arrays.sparse import RowSparseArray
 from ...compression import Codec, Feedback
-from ...errors import ArrayError, CapabilityError, KeyNotFoundError, KVStoreError, PeerLostError
+from ...errors import (
+    ArrayError,
+    CapabilityError,
+    FencedError,
+    KeyNotFoundError,
+    KVStoreError,
+    PeerLostError,
+)
 from ...observe.native._observe import Counters
 from ...optimizer import Optimizer, Updater
 from ...settings.options import StoreConfig
@@ -371,11 +378,13 @@ class HierarchyBackend(Backend):
         return partial(self._told, self._told(partial(self._region.begin, verb, arguments, priority)))
 
     def _told(self, run: Callable[[], Any]) -> Any:
-        """Run what waits in the host's memory; note if the caller is told of a loss."""
+        """Run what waits in the host's memory; note if the caller is told of a loss, perhaps its own."""
         try:
             return run()
-        except PeerLostError:
+        except PeerLostError as error:
             self._lost = True
+            if (error.role, error.rank) == ("worker", self.rank):
+                raise FencedError(f"worker {self.rank} was given up after a long silence") from error
             raise
 
     def row_sparse_pull(self, wanted: list[tuple[Key, list[tuple[RowSparseArray, Any]]]]) -> None:
