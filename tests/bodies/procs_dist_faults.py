@@ -562,6 +562,30 @@ def until_fenced(phase: str = "pushpull", stays: bool = False) -> dict[str, Any]
     return {"error": type(error).__name__, "noticed": noticed, "text": str(error)}
 
 
+def on_command(loss: str) -> None:
+    """Push, pull, or both, as the test says; tell what each came to."""
+    store = kv.create("dist_sync", on_peer_loss=loss)
+    own, out = np.full(3, 10.0**store.rank, F), np.zeros(3, F)
+    store.init("w", out)
+    calls: dict[str, Callable[[], Any]] = {
+        "push": lambda: store.push("w", own),
+        "pull": lambda: store.pull("w", out=out),
+        "pushpull": lambda: store.pushpull("w", own, out=out),
+    }
+
+    def outcome(call: Callable[[], Any]) -> str:
+        try:
+            call()
+        except kv.KVStoreError as error:
+            return f"{type(error).__name__}: {error}"
+        return f"{out[0]:g}"
+
+    tell("ready")
+    while (word := hear()) != "close":
+        tell(f"{word}: {outcome(calls[word.split()[0]])}")
+    store.close()
+
+
 def behind() -> None:
     """Be a server that tells the others to come to an address which the test says, once it knows ours."""
     from servers import server

@@ -182,6 +182,14 @@ def refuse_all(made: FaultyJob, again: list[jobs.Worker], others: list[jobs.Work
     assert made.ended(10) == [0, 0, 0]
 
 
+def wait_until_lost(worker: jobs.Worker, *ranks: int) -> None:
+    """Wait until a worker has heard that these are lost."""
+    end = pace.deadline(20)
+    while not all(f"worker {rank} is lost" in worker.errors() for rank in ranks):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
 def host_comes_back(faults: Faults, draw: random.Random, count: int) -> None:  # noqa: F811
     """Workers of a host that is known to be lost whole are turned away, and told why; the others go on."""
     with faults.job(4, 2) as made:
@@ -190,10 +198,7 @@ def host_comes_back(faults: Faults, draw: random.Random, count: int) -> None:  #
         for rank in (2, 3):
             time.sleep(draw.random() * 0.05)
             kill(workers[rank])
-        end = pace.deadline(20)
-        while not all(f"worker {rank} is lost" in workers[0].errors() for rank in (2, 3)):
-            assert time.monotonic() < end
-            time.sleep(0.05)
+        wait_until_lost(workers[0], 2, 3)
         again = [start_to_be_refused(made, rank) for rank in draw.sample((2, 3), count)]
         refuse_all(made, again, workers[:2])
 
@@ -259,6 +264,64 @@ def stop_for_long(faults: Faults, draw: random.Random) -> None:  # noqa: F811
 
 def test_a_worker_stands_still(faults: Faults) -> None:  # noqa: F811
     faults.run(stop_for_long, [(), (), ()], 0)
+
+
+def on_command(made: FaultyJob, loss: str, **variables: str) -> list[jobs.Worker]:
+    """Start two workers of a host, and one of another, which do what they are told."""
+    workers = start_on_hosts(made, [0, 0, 1], BODIES, "on_command", loss, **variables)
+    ready(*workers)
+    return workers
+
+
+def answer(worker: jobs.Worker, word: str, begun: bool = False) -> str:
+    """Have a worker make a call, unless it has begun; return what it came to."""
+    if not begun:
+        say(worker, word)
+    return worker.expect_some(f"{word}: ", 20).removeprefix(f"{word}: ")
+
+
+def test_who_is_fenced_leaves_what_it_carries_to_its_host(faults: Faults) -> None:  # noqa: F811
+    """The scheduler missed it, and the workers of its host did not: they are more patient."""
+    with faults.job(3, 1) as made:
+        first, second, other = on_command(made, "continue", KVSTORE_DEAD_AFTER="60")
+        answer(second, "push")
+        say(first, "pushpull")  # comes last, so it carries; and waits for the other host
+        say(second, "pull")
+        time.sleep(0.5)
+        first.signal(signal.SIGSTOP)
+        wait_until_lost(other, 0)
+        first.signal(signal.SIGCONT)
+        assert answer(first, "pushpull", begun=True).startswith("FencedError: worker 0 ")
+        assert answer(other, "pushpull") == "111"
+        assert answer(second, "pull", begun=True) == "111"
+        say(second, "pushpull")
+        assert answer(other, "pushpull again") == "110"
+        for worker in (first, second, other):
+            say(worker, "close")
+        finish(first, second, other)
+        assert made.ended(10) == [0, 0]
+
+
+def test_a_wait_for_ones_host_misses_the_scheduler(faults: Faults) -> None:  # noqa: F811
+    """Nothing of this worker is under way at servers or scheduler."""
+    with faults.job(3, 1, KVSTORE_TIMEOUT="120") as made:
+        first, *_ = on_command(made, "raise")
+        say(first, "pushpull")
+        time.sleep(0.5)
+        kill(made.scheduler)
+        assert "PeerLostError: scheduler is lost" in answer(first, "pushpull", begun=True)
+
+
+def test_reads_after_another_has_missed_the_scheduler(faults: Faults) -> None:  # noqa: F811
+    """Who hears of it by the carrier of its round finds out itself before it reads."""
+    with faults.job(3, 1, KVSTORE_TIMEOUT="120") as made:
+        first, second, _ = on_command(made, "raise")
+        answer(first, "push")
+        say(second, "pushpull")
+        time.sleep(0.5)
+        kill(made.scheduler)
+        told = [answer(second, "pushpull", begun=True), answer(first, "pull"), answer(first, "pull again")]
+        assert all(one.startswith("PeerLostError: scheduler is lost") for one in told), told
 
 
 def test_the_job_says_how_long_a_worker_may_stand_still(faults: Faults) -> None:  # noqa: F811

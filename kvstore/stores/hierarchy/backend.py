@@ -36,7 +36,7 @@ from ..entry import Array
 from ..outs import Later
 from ..parameter_server.protocol.failures import raised
 from ..parameter_server.protocol.losses import host_is_gone
-from ..parameter_server.protocol.messages import Slice
+from ..parameter_server.protocol.messages import Failure, Slice
 from ..parameter_server.worker.backend import DistBackend
 from ..parameter_server.worker.client import Client
 from ..parameter_server.worker.key_directory import DistKey
@@ -121,7 +121,9 @@ class HierarchyBackend(Backend):
         self._carrier: HostCarrier | None = None
         try:
             others = HostProcesses(self._client, self._ranks)
-            self._region = HostRegion(config, self._place(), self._ranks, self._check, others)
+            self._region = HostRegion(
+                config, self._place(), self._ranks, self._check, others, self._client.listening
+            )
             self._carrier = HostCarrier(self._client, self._region, self._parts, self._settings)
         except BaseException as error:
             self._leave_at_start(error)
@@ -220,7 +222,7 @@ class HierarchyBackend(Backend):
             if self._region.is_lowest():
                 self._bring([key for key in keys if not all(map(self._region.find, _slice_names(key)))])
             for key in keys:
-                self._handles(key, first=True)
+                self._told(partial(self._handles, key, first=True))
 
     def assign(self, groups: list[Group]) -> None:
         """Overwrite known keys, and initialise others."""
@@ -386,6 +388,10 @@ class HierarchyBackend(Backend):
             if (error.role, error.rank) == ("worker", self.rank):
                 raise FencedError(f"worker {self.rank} was given up after a long silence") from error
             raise
+        except FencedError as error:
+            if not self._client.failed:  # those of the host were sooner: now all others hear of it
+                self._client.leave_as_lost(Failure("FencedError", str(error)))
+            raise
 
     def row_sparse_pull(self, wanted: list[tuple[Key, list[tuple[RowSparseArray, Any]]]]) -> None:
         """Raise: rows of a table are not summed by hosts."""
@@ -524,6 +530,7 @@ class HierarchyBackend(Backend):
             return
         _stores.discard(self)
         assert self._carrier is not None
+        lost = lost or self._region.fenced
         with contextlib.ExitStack() as stack:
             stack.callback(self._flat.abandon if lost else self._flat.close)
             stack.callback(self._region.abandon if lost else self._region.close)

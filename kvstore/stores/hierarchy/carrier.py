@@ -76,6 +76,7 @@ class HostCarrier:
         self._stopping = False
         self._looked = 0.0
         self._error: BaseException | None = None
+        self._summing = threading.Lock()  # while this worker writes to the host's memory it is in the job
         self._thread = threading.Thread(target=self._run, name="kvstore-carrier", daemon=True)
 
     def start(self) -> None:
@@ -91,13 +92,20 @@ class HostCarrier:
     def carry(self, handle: Handle, round: int) -> None:
         """Sum a round that this worker has opened, and have it sent; others open the next ones meanwhile."""
         exchange = Exchange(handle, round)
+        with self._summing:
+            if self._error is None:
+                self._sum(exchange)
+            self._queue.append(exchange)
+            if self._error is not None:
+                self._let_go(self._error)
+        self._client.driver.wake()
+
+    def _sum(self, exchange: Exchange) -> None:
         try:
-            shm.sum_opened(handle, handle.value(other=True))
+            shm.sum_opened(exchange.handle, exchange.handle.value(other=True))
         except BaseException as error:
             exchange.fail(Failure("KVStoreError", f"worker {self._client.rank} could not sum: {error!r}"))
             raise
-        self._queue.append(exchange)
-        self._client.driver.wake()
 
     def check(self) -> None:
         """Raise if this worker carries nothing any more."""
@@ -175,8 +183,7 @@ class HostCarrier:
             self._region.look_after()
 
     def _give_up(self, error: BaseException) -> None:
-        """Let nobody wait for what this worker cannot carry."""
-        self._error = error
+        """Carry no more."""
         expected = isinstance(error, KVStoreError)
         text = "worker %d carries no sums any more: %r"
         log.log(
@@ -186,6 +193,16 @@ class HostCarrier:
             error,
             exc_info=not expected,
         )
-        failure = self._client.driver.failure or Failure(type(error).__name__, str(error))
+        with self._summing:
+            self._error = error
+            self._let_go(error)
+
+    def _let_go(self, error: BaseException) -> None:
+        """Let nobody wait for what this worker cannot carry."""
+        failure = self._client.driver.failure
+        if failure is not None and failure.role != "scheduler":  # its own: the others can carry on
+            self._region.be_lost()
+            return
+        failure = failure or Failure(type(error).__name__, str(error))
         for exchange in [*(one for _, several in self._open for one in several), *self._queue]:
             exchange.fail(failure)

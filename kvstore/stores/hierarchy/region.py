@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 import msgspec
 
 from ...errors import KVStoreError
 from ...settings.options import StoreConfig
+from ...waiting import WaitClock
 from ..entry import Array
 from ..parameter_server.protocol.failures import raised
 from ..parameter_server.protocol.messages import Failure
@@ -66,6 +68,8 @@ class HostWaiter(RoundWaiter):
 
     #: Raises what ends all waits.
     check: Callable[[], None]
+    #: Has it found out, in a long wait, if the scheduler is lost: another may be the carrier.
+    listening: Callable[[], AbstractContextManager[None]]
 
     def check_writing(self) -> None:
         """Raise unless this worker may push."""
@@ -88,6 +92,12 @@ class HostWaiter(RoundWaiter):
 
         super().wait(checked, handle, missing, what, first)
 
+    def _wait_long(
+        self, step: Step, handle: Handle | None, missing: Missing | None, what: str, clock: WaitClock
+    ) -> None:
+        with self.listening():
+            super()._wait_long(step, handle, missing, what, clock)
+
     def look_after(self, handle: Handle) -> None:
         """Open the next round of a key, if all are there and nobody who waits does."""
         self._help(shm.Call(handle, [], False))
@@ -106,8 +116,10 @@ class HostRegion(SharedBackend):
         ranks: Sequence[int],
         check: Callable[[], None],
         others: OtherProcesses,
+        listening: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._place, self._ranks, self._check, self._others = place, ranks, check, others
+        self._listening = listening
         super().__init__(config)
         self._updater.set_updater(self.hand_over)
         self.job = self._job
@@ -122,7 +134,7 @@ class HostRegion(SharedBackend):
         errors = HostWaitErrors(self._job, self._updater, self.rank, self._ranks)
         parts = (self._job, self._keys, self._updater, rows)
         made = HostWaiter(*parts, self.config.timeout, self.rank, errors)
-        made.check = self._check
+        made.check, made.listening = self._check, self._listening
         return made
 
     def hand_over(self, *_: object) -> None:
@@ -191,6 +203,15 @@ class HostRegion(SharedBackend):
         """Let rounds of this host no longer wait for this worker."""
         self._waiter.joined = True
         self._job.stop_taking_part()
+
+    @property
+    def fenced(self) -> bool:
+        """Whether the others of the host take this worker for dead."""
+        return self._job.standing() == shm.FENCED
+
+    def be_lost(self) -> None:
+        """Have the others of the host take this worker for dead: they take over what it has begun."""
+        self._job.be_lost()
 
     def memory(self, like: Array) -> Array:
         """Return a new array that lies in the region."""

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -182,20 +182,34 @@ class Client:
         """Wait for the scheduler's word of a loss of which a server has told: then there are reads again."""
         self._note_told(failure)
         if failure.role in ("worker", "server") and not self.member.broken:
-            with contextlib.suppress(KVStoreError):
+            with contextlib.suppress(KVStoreError), self.listening():
                 self.driver.wait(lambda: self.member.broken or self.failed, "the scheduler's word of a loss")
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Miss the scheduler if it is lost, also while nothing of this worker is under way."""
+        listener = object()
+        self._machine.listeners.add(listener)
+        try:
+            yield
+        finally:
+            self._machine.listeners.discard(listener)
 
     def _give_up(self, operation: PendingOperation, what: str, error: BaseException) -> None:
         """Write to none of the caller's arrays any more, and read none."""
         what += self.driver.where(operation)
         if not self.driver.forget(operation):
-            self._say(partial(m.Leave, lost=True))
             cause = type(error).__name__ + (f": {error}" if str(error) else "")
             text = (
                 f"worker {self.rank} gave up in {what} while its arrays were being sent, and has left the "
                 f"job: close the store, and start the job again. The cause: {cause}"
             )
-            self.driver.fail(Failure("KVStoreError", text))
+            self.leave_as_lost(Failure("KVStoreError", text))
+
+    def leave_as_lost(self, failure: Failure) -> None:
+        """Be out of the job, and tell the scheduler; every call raises this from now on."""
+        self._say(partial(m.Leave, lost=True))
+        self.driver.fail(failure)
 
     def perform(self, requests: Sequence[Request], what: str) -> None:
         """Send requests, and wait until all are answered."""

@@ -190,6 +190,10 @@ cdef class Job:
         """Rounds and barriers no longer wait for this worker."""
         kv_deregister(self.me, KV_JOINED)
 
+    def be_lost(self):
+        """Have the others take this worker for dead, who lives and knows that it is out."""
+        kv_deregister(self.me, KV_LOST)
+
     def leave(self, bint lost):
         """End this process's part; with `lost`, the others are to take it for dead. A second call does nothing."""
         if self.closed:

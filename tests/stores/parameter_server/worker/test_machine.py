@@ -299,6 +299,13 @@ def test_a_silent_scheduler_is_lost_only_to_those_who_wait() -> None:
     assert store.done()[0].error == failed.failure
 
 
+def test_who_waits_elsewhere_can_miss_the_scheduler() -> None:
+    store = Store()
+    store.machine.listeners.add("a wait")
+    [failed] = [one for one in store.pass_time(7.0) if isinstance(one, e.Failed)]
+    assert failed.failure.role == "scheduler"
+
+
 def test_a_fenced_or_refused_worker_is_out() -> None:
     for body, error in (
         (m.Fenced(4, "gone"), "FencedError"),

@@ -29,6 +29,8 @@ class WorkerMachine:
         self.member = StoreMember()
         self.failure: Failure | None = None
         self.missing: m.Missing | None = None
+        #: Those who wait, for what nothing that is under way says, while the scheduler is there.
+        self.listeners: set[object] = set()
         self._scheduler = SchedulerLink(options)
         self._servers = ServerLinks(self.member, hello, options, memory)
         self._held: list[Submit] = []  # pushes, until this worker has reached its join point
@@ -47,8 +49,8 @@ class WorkerMachine:
 
     @property
     def busy(self) -> bool:
-        """Whether something has no answer yet."""
-        return self._servers.busy or self._scheduler.busy or bool(self._held)
+        """Whether something has no answer yet, or somebody waits otherwise."""
+        return self._servers.busy or self._scheduler.busy or bool(self._held or self.listeners)
 
     @property
     def met(self) -> bool:
