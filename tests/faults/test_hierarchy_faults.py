@@ -285,13 +285,13 @@ def test_who_is_fenced_leaves_what_it_carries_to_its_host(faults: Faults) -> Non
     with faults.job(3, 1) as made:
         first, second, other = on_command(made, "continue", KVSTORE_DEAD_AFTER="60")
         answer(second, "push")
-        say(first, "pushpull")  # comes last, so it carries; and waits for the other host
-        say(second, "pull")
-        time.sleep(0.5)
+        answer(first, "push")  # comes last, so it carries
+        for worker in (first, second):
+            say(worker, "pull")  # which waits for the other host
         first.signal(signal.SIGSTOP)
         wait_until_lost(other, 0)
         first.signal(signal.SIGCONT)
-        assert answer(first, "pushpull", begun=True).startswith("FencedError: worker 0 ")
+        assert answer(first, "pull", begun=True).startswith("FencedError: worker 0 ")
         assert answer(other, "pushpull") == "111"
         assert answer(second, "pull", begun=True) == "111"
         say(second, "pushpull")
@@ -304,7 +304,7 @@ def test_who_is_fenced_leaves_what_it_carries_to_its_host(faults: Faults) -> Non
 
 def test_a_wait_for_ones_host_misses_the_scheduler(faults: Faults) -> None:  # noqa: F811
     """Nothing of this worker is under way at servers or scheduler."""
-    with faults.job(3, 1, KVSTORE_TIMEOUT="120") as made:
+    with faults.job(3, 1, KVSTORE_TIMEOUT=pace.variable(100)) as made:
         first, *_ = on_command(made, "raise")
         say(first, "pushpull")
         time.sleep(0.5)
@@ -314,7 +314,7 @@ def test_a_wait_for_ones_host_misses_the_scheduler(faults: Faults) -> None:  # n
 
 def test_reads_after_another_has_missed_the_scheduler(faults: Faults) -> None:  # noqa: F811
     """Who hears of it by the carrier of its round finds out itself before it reads."""
-    with faults.job(3, 1, KVSTORE_TIMEOUT="120") as made:
+    with faults.job(3, 1, KVSTORE_TIMEOUT=pace.variable(100)) as made:
         first, second, _ = on_command(made, "raise")
         answer(first, "push")
         say(second, "pushpull")

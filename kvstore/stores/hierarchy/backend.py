@@ -389,7 +389,7 @@ class HierarchyBackend(Backend):
                 raise FencedError(f"worker {self.rank} was given up after a long silence") from error
             raise
         except FencedError as error:
-            if not self._client.failed:  # those of the host were sooner: now all others hear of it
+            if self._region.fenced and not self._client.failed:  # its host was sooner: tell the job
                 self._client.leave_as_lost(Failure("FencedError", str(error)))
             raise
 

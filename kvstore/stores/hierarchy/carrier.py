@@ -19,7 +19,8 @@ import msgspec
 import numpy as np
 
 from ...arrays.grouping import Key
-from ...errors import KVStoreError
+from ...errors import FencedError, KVStoreError
+from ..parameter_server.protocol.failures import raised
 from ..parameter_server.protocol.messages import Failure, Kind, PayloadLocation, Record, Slice
 from ..parameter_server.protocol.payloads import as_bytes
 from ..parameter_server.worker.client import Client
@@ -172,6 +173,8 @@ class HostCarrier:
         self._open = [one for one in self._open if not one[0].done]
         for operation, exchanges in done:
             if operation.error is not None:
+                if operation.error.error == "FencedError":  # this worker's own
+                    raise raised(operation.error)
                 for exchange in exchanges:
                     exchange.fail(operation.error)
 
@@ -200,7 +203,8 @@ class HostCarrier:
     def _let_go(self, error: BaseException) -> None:
         """Let nobody wait for what this worker cannot carry."""
         failure = self._client.driver.failure
-        if failure is not None and failure.role != "scheduler":  # its own: the others can carry on
+        out = failure is not None and failure.role != "scheduler"
+        if out or isinstance(error, FencedError):  # it alone: the others can carry on
             self._region.be_lost()
             return
         failure = failure or Failure(type(error).__name__, str(error))
