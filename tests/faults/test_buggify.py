@@ -97,6 +97,12 @@ class Buggified:
         return History(events, self.size, kind, self.keeps, self.on_peer_loss, faults, noticed=noticed)
 
 
+def said(run: jobs.Job) -> str:
+    """What scheduler and servers wrote to stderr."""
+    roles = (run.scheduler, *run.servers) if isinstance(run, ServedJob) else ()
+    return "\n".join(one.errors() for one in roles)
+
+
 Made = Callable[..., jobs.Job]
 Served = Callable[..., ServedJob]
 
@@ -108,7 +114,7 @@ def test_what_may_happen_at_any_time_changes_nothing(
 ) -> None:
     made = Buggified(kind, seed, tmp_path, "")
     run = made.run(job, served, interposed.variable(seed, LEGAL))
-    assert run.results() == ["done"] * made.size
+    assert run.results() == ["done"] * made.size, said(run)
     check(made.history())
     if isinstance(run, ServedJob):
         assert run.ended() == [0] * (1 + len(run.servers))
