@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
 
 from ..native._native import Effects, Session
 from ..protocol.events import Action, Attachment, Send
@@ -17,6 +18,7 @@ class WorkerSession(Session):
     def __init__(self, store: int, rank: int, incarnation: int, peer: Hashable) -> None:
         self.peer = peer
         self.failures: dict[int, Failure] = {}
+        self.early: dict[int, tuple[Record, Sequence[Any]]] = {}  # have overtaken others, and wait for these
         self.report_after = 1 << 20  # bytes of its requests, of which it is told if no answer does
         self.replayed = 0  # requests up to here may have come before the server was restarted
 

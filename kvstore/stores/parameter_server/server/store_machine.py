@@ -16,6 +16,7 @@ from .slice_requests import SliceRequests
 from .slice_rounds import Frames, SliceRounds
 
 _FRAME = PayloadLocation.FRAME
+_EARLY = 64  # requests of one worker that have overtaken others
 
 
 class StoreMachine:
@@ -107,6 +108,8 @@ class StoreMachine:
         members, slices = self.members.of_rounds, self.requests.slices
         for record in take_usual(self._effects, members, session, slices, batch):
             self._take(session, record, batch.frames)
+        if session.early:
+            self._take_early(session)
         if session.received - session.reported >= min(self._report, session.report_after):
             self._effects.report(session)
 
@@ -120,9 +123,30 @@ class StoreMachine:
             self.requests.repeat(session, record, frames)
         elif record[FLAGS] == PROBE:
             self._effects.answer(session, Kind.UNKNOWN, record, 0)
+        elif self._overtakes(session, sequence):
+            if len(session.early) < _EARLY:  # else it comes again
+                session.early[sequence] = record, frames
         elif session.take(sequence):
             session.received += nbytes
             self.requests.handle(session, record, frames)
+
+    def _overtakes(self, session: WorkerSession, sequence: int) -> bool:
+        """Whether a request has to wait, since one before it has not come.
+
+        Without rounds only their order tells which of two pushes is the later one, and a message that is
+        lost, or goes another way than the next, comes after it. A server that was started again may wait in
+        vain: of what it had answered since its snapshot nothing comes.
+        """
+        members = self.members
+        return not (members.sync or members.restarted) and sequence > session.low + 1
+
+    def _take_early(self, session: WorkerSession) -> None:
+        """Handle what had overtaken others, as far as those have come."""
+        while session.early:
+            sequence = min(session.early)
+            if sequence > session.low + 1:
+                return
+            self._take(session, *session.early.pop(sequence))
 
     def link(self, rank: int, sums: Sums, job: int) -> Link | None:
         """Make what handles a worker's requests where nothing is special; None: it has not attached."""

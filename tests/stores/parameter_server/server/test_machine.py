@@ -271,6 +271,23 @@ def test_async_pushes_are_applied_one_at_a_time() -> None:
     assert server.answers() == {1: [(K.VALUE, 1)]}
 
 
+def test_an_async_push_waits_for_one_that_it_has_overtaken() -> None:
+    """Else the older one would be the value, or a pull would lack what was pushed before it."""
+    server = Machine(mode="async")
+    server.start()
+    for sequence in (3, 2):
+        server.ask(1, K.PUSHPULL, sequence, sequence=sequence)
+        assert (server.jobs(), server.answers()) == ([], {})
+    server.ask(1, K.PUSHPULL, 2, sequence=2, flags=m.PROBE)
+    assert server.answers() == {1: [(K.UNKNOWN, 2)]}
+    server.ask(1, K.PUSH, 1, sequence=1)
+    assert server.jobs() == [(1, ["1:1"])]
+    server.applied()
+    assert (server.answers(), server.jobs()) == ({1: [(K.DONE, 1)]}, [(2, ["1:2"])])
+    server.applied()
+    assert (server.answers(), server.jobs()) == ({1: [(K.VALUE, 2)]}, [(3, ["1:3"])])
+
+
 def test_the_sum_of_the_living() -> None:
     server = Machine(3)
     server.start()
@@ -444,6 +461,15 @@ def test_an_async_server_does_not_apply_again_what_its_snapshot_has() -> None:
     assert (server.answers(), server.jobs()) == ({0: [(K.DONE, 2)]}, [])
     server.ask(0, K.PUSH, 2, sequence=3)
     assert server.jobs() == [(2, ["0:2"])]
+
+
+def test_an_async_server_that_was_restarted_waits_for_no_request_that_it_had_answered() -> None:
+    first = Machine(1, mode="async")
+    first.start()
+    server = Machine(1, mode="async", restarted=True, snapshot=first.machine.snapshot())
+    server.attach(0, met=True, accepted=())
+    server.ask(0, K.PUSH, 2, sequence=3)  # the second was answered, and is lost
+    assert server.jobs() == [(1, ["0:2"])]
 
 
 def test_who_is_missing() -> None:
