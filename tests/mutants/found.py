@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from .__main__ import copied, run
+from .__main__ import build, copied, run
 from .former import FORMER, Former
 
 
@@ -38,10 +38,15 @@ def without(tree: Path, former: Former) -> str:
     path = tree / former.file
     text = path.read_text()
     path.write_text(text.replace(former.old, former.new))
+    native = path.suffix != ".py"
     try:
+        if native:
+            build(tree)
         return told(tree, former)
     finally:
         path.write_text(text)
+        if native:
+            build(tree)
 
 
 @click.command()
