@@ -7,7 +7,7 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from .errors import ArgumentError, StateFileError
 
@@ -56,9 +56,26 @@ def name_of(path: Any) -> str:
         valid = b"\0" not in os.fsencode(name)
     except UnicodeEncodeError:
         valid = False
-    if not valid:
+    if not valid or not name:
         raise StateFileError(f"no file can be called {name!r}: give it another name")
     return name
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a file to read; a pipe of that name is not waited for.
+
+    Raises
+    ------
+    OSError
+        It cannot be opened, or is a folder, a pipe or a device: then `errno` is EISDIR or EINVAL.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(mode := os.fstat(descriptor).st_mode):
+        return open(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    raise OSError(errno.EINVAL, "this is not a regular file", os.fspath(path))
 
 
 @contextmanager

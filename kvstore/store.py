@@ -155,7 +155,8 @@ class KVStore(KVStoreBase):
         key : int, str, or list of them
         value : array or list of arrays for each key
             Arrays with the shape and element type of the key. They are summed from left to right; 16-bit
-            floats are summed in float32.
+            floats are summed in float32. An empty list does nothing: in a store with rounds, others then
+            wait for this worker.
         priority : int
             With `async_op`, operations with a higher priority run first.
         async_op : bool

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import KeyKindError, KVStoreError, MissingBackendError, StateFileError
-from .files import checksum, replacing, unreadable
+from .files import checksum, open_regular, replacing, unreadable
 
 Array = npt.NDArray[Any]
 Content = TypeVar("Content")
@@ -114,7 +114,7 @@ def read_header(path: str) -> list[tuple[str, list[int], str]]:
 
 def _refuse_what_is_no_file_of_ours(path: str) -> None:
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             head = file.read(9)
     except OSError as error:
         raise unreadable(path, error) from error

@@ -10,6 +10,7 @@ import errno
 import os
 import resource
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -1223,6 +1224,31 @@ def test_a_closed_store_says_so(store_name: str, tmp_path: Path) -> None:
         with pytest.raises(kv.ClosedError, match="closed"):
             call()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_closing_beside_other_threads_tells_them_that_it_is_closed(store_name: str) -> None:
+    for _ in range(5):
+        store = kv.create(store_name)
+        store.init("a", full(0))
+        begun, seen = threading.Barrier(5), []
+
+        def go(store: kv.KVStore = store, begun: threading.Barrier = begun, seen: list[Any] = seen) -> None:
+            begun.wait()
+            try:
+                while True:
+                    store.push("a", full(1))
+                    store.pull("a", out=full(1))
+            except kv.KVStoreError as error:
+                seen.append(error)
+
+        threads = [threading.Thread(target=go) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        begun.wait()
+        store.close()
+        for thread in threads:
+            thread.join()
+        assert [type(one) for one in seen] == [kv.ClosedError] * 4, seen
 
 
 @pytest.mark.parametrize("before", [True, False])

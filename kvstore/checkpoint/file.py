@@ -8,6 +8,7 @@ each array first, and lets no other thread run meanwhile.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from ..errors import KeyKindError, StateFileError
-from ..files import replacing, unreadable
+from ..files import open_regular, replacing, unreadable
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -153,7 +154,7 @@ def _is_at(path: str | os.PathLike[str], descriptor: int) -> bool:
 
 
 def is_whole(path: str) -> bool:
-    """Whether the file ends with the digest of all before it; reads all of it.
+    """Whether this is a file that ends with the digest of all before it; reads all of it.
 
     Raises
     ------
@@ -161,7 +162,7 @@ def is_whole(path: str) -> bool:
         It cannot be read.
     """
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             left = os.fstat(file.fileno()).st_size - _DIGEST_BYTES
             digest = hashlib.sha256()
             while left > 0 and (piece := file.read(min(left, _PIECE))):
@@ -169,6 +170,8 @@ def is_whole(path: str) -> bool:
                 left -= len(piece)
             return left == 0 and file.read() == digest.digest()
     except OSError as error:
+        if error.errno in (errno.EISDIR, errno.EINVAL):
+            return False  # a folder, a pipe: somebody else's
         raise unreadable(path, error) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -25,6 +26,9 @@ class CheckpointFolder:
         try:
             os.makedirs(self.path, exist_ok=True)
             self._remove_abandoned()
+        except FileExistsError as error:
+            told = NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), self.path)
+            raise unreadable(self.path, told) from error
         except OSError as error:
             raise unreadable(self.path, error) from error
 
@@ -61,7 +65,7 @@ class CheckpointFolder:
             return False
         if not whole and step not in self._damaged:
             self._damaged.add(step)
-            log.warning("%s is damaged (its SHA-256 is wrong) and is skipped", path)
+            log.warning("%s is damaged (its SHA-256 is wrong, or it is not a file) and is skipped", path)
         return whole
 
     def check_whole(self, step: int) -> str:
@@ -74,7 +78,9 @@ class CheckpointFolder:
         """
         path = self.file_of(step)
         if not file.is_whole(path):
-            raise StateFileError(f"{path} is damaged: its SHA-256 is wrong. Restore another step")
+            raise StateFileError(
+                f"{path} is damaged: its SHA-256 is wrong, or it is not a file. Restore another step"
+            )
         return path
 
     def check_newest(self, step: int) -> None:

@@ -235,6 +235,8 @@ def wanted(
                 f"--{name} is for parameter servers, but there are none: give their number with -s"
             )
         return None
+    if given.get("scheduler_restarts") and not given.get("journal") and (journal := text_of("journal")):
+        given["journal"] = journal
     if hosts is not None:
         for name, value in (("transport", "ipc"), ("host", given.get("host"))):
             if name in given and given[name] == value:

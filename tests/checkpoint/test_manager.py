@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,28 @@ def test_a_file_that_is_cut_short_is_skipped(tmp_path: Path, size: int) -> None:
     manager = saved(tmp_path, 1, 2)
     os.truncate(manager._folder.file_of(2), size % os.path.getsize(manager._folder.file_of(2)))
     assert manager.latest == 1
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_what_is_no_file_is_skipped(tmp_path: Path, make: Callable[[str], None]) -> None:
+    manager = saved(tmp_path, 1, 2)
+    make(manager._folder.file_of(3))
+    with kv.create() as store:
+        found = manager.restore(store)
+        assert found is not None
+        assert found.step == 2
+        with pytest.raises(kv.StateFileError, match="not a file"):
+            manager.restore(store, step=3)
+        with pytest.raises(kv.StateFileError, match="step-00000003"):
+            store.load(manager._folder.file_of(3))
+
+
+def test_the_folder_is_none(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(kv.StateFileError, match="file cannot be read: Not a directory"):
+        kv.CheckpointManager(tmp_path / "file")
+    with pytest.raises(kv.StateFileError, match="''"):
+        kv.CheckpointManager("")
 
 
 def test_the_only_whole_file_is_never_removed(tmp_path: Path) -> None:

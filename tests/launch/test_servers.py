@@ -19,6 +19,7 @@ import pytest
 from jobs import names_in_memory
 from launched import Job, until
 
+from kvstore.launch import service
 from kvstore.settings import addresses
 
 DRIVER = """
@@ -632,6 +633,19 @@ def test_a_scheduler_is_started_again_at_its_address(servers: Servers) -> None:
     folders = {servers.text(f"journal{count}", "scheduler-0") for count in range(3)}
     assert len(folders) == 1
     assert not Path(folders.pop()).exists()
+
+
+def test_the_variable_names_the_folder_of_a_journal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def journal(**options: Any) -> str:
+        made = service.wanted(1, "", options)
+        assert made is not None
+        return made.journal
+
+    assert journal(scheduler_restarts=1) == ""
+    monkeypatch.setenv("KVSTORE_JOURNAL", "/its/folder")
+    assert journal(scheduler_restarts=1) == "/its/folder"
+    assert journal(scheduler_restarts=1, journal="/another") == "/another"
+    assert journal() == "", "the scheduler reads the variable itself"
 
 
 def test_a_scheduler_that_fails_too_often_ends_the_job(servers: Servers) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from ...arrays.grouping import Key
-from ...errors import FencedError, KVStoreError, PeerLostError, UpdaterError
+from ...errors import ClosedError, FencedError, KVStoreError, PeerLostError, UpdaterError
 from ...observe.log import SLOW
 from .native import _shared as shm
 from .optimizer import JobUpdater
@@ -88,6 +88,8 @@ class WaitErrors:
                 f"{where}. The last complete values can still be read and saved; with "
                 "on_peer_loss='continue' the others would have gone on"
             )
+        if outcome == shm.FENCED and self._job.closed:
+            raise ClosedError(f"worker {self._rank} closed its store in another thread meanwhile{where}")
         if outcome == shm.FENCED:
             raise FencedError(
                 f"worker {self._rank} was taken for dead by the others (stopped for too long, or its rank "
