@@ -67,6 +67,6 @@ def test_a_killed_scheduler_comes_back(faults: Faults, seed: int) -> None:  # no
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("seed", range(1, 26))
-def test_a_hundred_killed_schedulers(faults: Faults, seed: int) -> None:  # noqa: F811
+@pytest.mark.parametrize("seed", range(1, 126))
+def test_a_thousand_killed_schedulers(faults: Faults, seed: int) -> None:  # noqa: F811
     faults.run(come_back, CASES, seed)

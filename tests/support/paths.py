@@ -8,8 +8,6 @@ import shutil
 import sysconfig
 from pathlib import Path
 
-import pytest
-
 TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
 DATA = TESTS / "data"
@@ -24,4 +22,6 @@ def c_compiler() -> list[str]:
         command = shlex.split(text or "")
         if command and shutil.which(command[0]):
             return command
+    import pytest  # not at the top: the programs of benches have none
+
     pytest.skip("there is no C compiler")

@@ -257,7 +257,7 @@ def _shown(mechanism: bytes, credentials: list[bytes]) -> str:
 
 
 class HandshakeMonitor:
-    """Reads what becomes of a client's handshake, until it is done once.
+    """Reads what becomes of a client's handshake, until it is done once, or `always`.
 
     The client's socket is not connected yet; `pair` is a PAIR of the same context to listen at, which
     `release` takes back; `peer` says for messages to whom it will be connected, and where.
@@ -270,9 +270,10 @@ class HandshakeMonitor:
         release: Callable[[zmq.Socket[bytes]], None],
         peer: str,
         keys: bool,
+        always: bool = False,
     ) -> None:
         self._release = release
-        self._peer, self._keys = peer, keys
+        self._peer, self._keys, self._always = peer, keys, always
         self._failures = 0
         self._monitored = socket
         self.error: AuthError | None = None
@@ -287,7 +288,8 @@ class HandshakeMonitor:
             except zmq.Again:
                 return
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self.close()
+                if not self._always:
+                    self.close()
             elif event & _FAILED:
                 self._failed(event)
 
@@ -306,8 +308,8 @@ class HandshakeMonitor:
                 if self._keys
                 else "it belongs to another job: KVSTORE_JOB, or the scheduler's address, must be the same"
             )
-        elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and self._failures < _PATIENCE:
-            return
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and (self._always or self._failures < _PATIENCE):
+            return  # ZeroMQ tries again
         elif self._keys:
             why = "it has no keys, or another key than this process expects"
         else:

@@ -88,16 +88,23 @@ class Dealer(Channel):
 
     Messages that were under way when it broke are lost, without a word. The router knows this end by its
     identity, which no other process may have: 1 to 255 bytes, the first not 0. `role` and `rank` say who the
-    router is: for its key, where the context has keys, and for messages. Raises ConfigError for what cannot
-    be an address, AuthError where there are keys, but none of this peer.
+    router is: for its key, where the context has keys, and for messages. `insists`: who refuses this process
+    is somebody else, in whose place the router will come. Raises ConfigError for what cannot be an address,
+    AuthError where there are keys, but none of this peer.
     """
 
     def __init__(
-        self, context: Context, address: str, identity: bytes, role: str = "scheduler", rank: int = 0
+        self,
+        context: Context,
+        address: str,
+        identity: bytes,
+        role: str = "scheduler",
+        rank: int = 0,
+        insists: bool = False,
     ) -> None:
         addresses.check(f"the address of {role} {rank}", address)
         super().__init__(context, zmq.DEALER, address)
-        self.role, self.rank = role, rank
+        self.role, self.rank, self._insists = role, rank, insists
         self._watch: HandshakeMonitor | None = None
         try:
             self.socket.setsockopt(zmq.IDENTITY, identity)
@@ -161,9 +168,13 @@ class Dealer(Channel):
             use_keys(self.socket, keys, known[self.rank])
         else:
             use_password(self.socket, self._context.job)
+        pair = self._context.socket(zmq.PAIR)
         self._watch = HandshakeMonitor(
-            self.socket, self._context.socket(zmq.PAIR), self._context.drop, self.peer, keys is not None
+            self.socket, pair, self._context.drop, self.peer, keys is not None, self._insists
         )
+        self._knock()
+
+    def _knock(self) -> None:
         try:
             self.socket.connect(self.address)
         except zmq.ZMQError as error:
@@ -172,12 +183,16 @@ class Dealer(Channel):
             ) from None
 
     def _watching(self) -> bool:
-        """Look at the first handshake; whether it is still to come."""
+        """Look at the first handshake, or at all; whether there is more to come."""
         if self._watch is None:
             return False
         self._watch.read()
-        if self._watch.error is not None:
+        if self._watch.error is not None and not self._insists:
             raise AuthError(str(self._watch.error))
+        if self._watch.error is not None:  # ZeroMQ does not come back to who has refused it
+            self._watch.error = None
+            self.socket.disconnect(self.address)
+            self._knock()
         if self._watch.socket is None:
             self._watch = None
         return self._watch is not None

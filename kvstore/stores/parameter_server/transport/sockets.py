@@ -110,7 +110,7 @@ class WorkerSockets(_Sockets):
     def connect_echo(self, address: str) -> None:
         """Open the connection to the scheduler's echo."""
         if self._echo is None:
-            self._echo = Dealer(self._context, address, _identity(f"{self._name}/echo"))
+            self._echo = _echo(self._context, address, self._name)
             self._add(self._echo, ECHO)
 
     def connect(self, server: int, address: str) -> None:
@@ -317,7 +317,7 @@ class ServerSockets(_Sockets):
         What they want may take long: till then, nobody hears signs of life of this server.
         """
         if self._echo is None:
-            self._echo = Dealer(self._context, echo, _identity(f"{self._name}/echo"))
+            self._echo = _echo(self._context, echo, self._name)
             self._poller.add(self._echo)
             self._poller.add(self._workers)
 
@@ -452,6 +452,11 @@ def _address(roles: Roles, name: str) -> str:
     if roles.ipc:
         return f"ipc://@kvstore/{secrets.token_hex(16)}/{name.rpartition('/')[0][-40:]}"
     return addresses.tcp(roles.host, roles.port if roles.role == "server" else 0)
+
+
+def _echo(context: Context, address: str, name: str) -> Dealer:
+    """Connect to the scheduler's echo. While it is away another process may have its port, and refuse."""
+    return Dealer(context, address, _identity(f"{name}/echo"), insists=True)
 
 
 def _identity(name: str) -> bytes:

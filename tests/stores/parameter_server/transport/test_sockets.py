@@ -8,7 +8,14 @@ import pace
 
 from kvstore.settings.roles import Roles
 from kvstore.stores.parameter_server.protocol.messages import Attach, Hello, Ping
-from kvstore.stores.parameter_server.transport.sockets import SchedulerSockets, ServerSockets, WorkerSockets
+from kvstore.stores.parameter_server.transport.channel import Router
+from kvstore.stores.parameter_server.transport.context import Context
+from kvstore.stores.parameter_server.transport.sockets import (
+    ECHO,
+    SchedulerSockets,
+    ServerSockets,
+    WorkerSockets,
+)
 
 JOB = "sockets"
 
@@ -39,6 +46,36 @@ def test_a_server_hears_no_worker_before_it_has_met_the_scheduler() -> None:
         assert heard(server, pace.seconds(20)) == [attach]
         worker.send(0, Ping(1))
         assert heard(server, pace.seconds(20)) == [Ping(1)]
+    finally:
+        for one in (worker, server, scheduler):
+            one.close()
+
+
+def test_a_stranger_that_took_the_port_of_the_echo_meanwhile_is_not_the_scheduler() -> None:
+    scheduler = SchedulerSockets(roles("scheduler", "tcp://127.0.0.1:0"))
+    address, echo = scheduler.address, scheduler.echo
+    server = ServerSockets(roles("server", address), 1, streams=True)
+    worker = WorkerSockets(roles("worker", address), Hello("worker", 0, 1, "worker/0", JOB, 1))
+    try:
+        scheduler.close()
+        other = Context(job="another job")
+        stranger = Router(other, echo)
+        server.meet(echo)
+        worker.connect_echo(echo)
+        for number in range(10):  # the refusals come between them
+            server.send(ECHO, Ping(number))
+            worker.send(ECHO, Ping(number))
+            assert heard(server, 0.05) == []
+            assert [*worker.receive(0.05)] == []
+        stranger.close()
+        other.close()
+        scheduler = SchedulerSockets(roles("scheduler", address), ("", echo))
+        echoed: list[object] = []
+        end = time.monotonic() + pace.seconds(20)
+        while not echoed and time.monotonic() < end:
+            server.send(ECHO, Ping(99))
+            echoed = heard(server, 0.1)
+        assert isinstance(echoed[0], Ping)
     finally:
         for one in (worker, server, scheduler):
             one.close()
