@@ -244,7 +244,7 @@ class Client:
         self._raise_failed()
 
     def _raise_failed(self) -> None:
-        """Raise what became of an operation that was let go, once; not a loss of which the caller was told."""
+        """Raise what became of an operation that was let go, once; no loss that was told already."""
         failed, self._operations.failed = self._operations.failed, None
         if failed is not None and not (self.told_of_loss and failed.role == "worker"):
             self._hear_of(failed)
