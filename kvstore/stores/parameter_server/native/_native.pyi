@@ -13,6 +13,7 @@ class Session:
     peer: Hashable
     epoch: int
     gone: bool
+    overtaken: bool
     received: int
     def __init__(self, store: int, rank: int, incarnation: int, *_args: Any) -> None: ...
     @property

@@ -77,7 +77,7 @@ cdef extern from "links.h" nogil:
         int32_t store, rank, seat
         int of_host
         uint64_t incarnation, epoch
-        int gone, report, touched
+        int gone, report, touched, overtaken
         uint64_t received, reported
         kp_duplicates duplicates
         kp_numbers waiting

@@ -124,7 +124,7 @@ static int kp_is_usual(const kp_link *link, const kp_head *head)
     if (link->effects->jobs || link->effects->touched)
         return 0; /* Python comes first: its answers read values as they are now */
     return head->store == s->store && head->rank == s->rank && head->incarnation == s->incarnation && !s->gone &&
-           head->epoch <= link->members->epoch && (link->members->usual || link->members->at_once);
+           !s->overtaken && head->epoch <= link->members->epoch && (link->members->usual || link->members->at_once);
 }
 
 /* Handle a message. 0: something is left to Python. */

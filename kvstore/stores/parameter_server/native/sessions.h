@@ -74,6 +74,7 @@ typedef struct kp_session {
     int of_host;  /* rounds may go on without this worker, by another of its host */
     uint64_t incarnation, epoch;
     int gone, report, touched;
+    int overtaken; /* Python keeps requests that wait for others, and is to have these */
     uint64_t received, reported; /* bytes of its requests */
     kp_duplicates duplicates;
     kp_numbers waiting; /* sequences without an answer */

@@ -54,6 +54,15 @@ cdef class Session:
         self.s.gone = gone
 
     @property
+    def overtaken(self):
+        """Whether requests have come that wait for others before them."""
+        return bool(self.s.overtaken)
+
+    @overtaken.setter
+    def overtaken(self, bint overtaken):
+        self.s.overtaken = overtaken
+
+    @property
     def received(self):
         """Bytes of its requests that have come."""
         return self.s.received

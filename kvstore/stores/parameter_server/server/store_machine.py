@@ -126,6 +126,7 @@ class StoreMachine:
         elif self._overtakes(session, sequence):
             if len(session.early) < _EARLY:  # else it comes again
                 session.early[sequence] = record, frames
+                session.overtaken = True
         elif session.take(sequence):
             session.received += nbytes
             self.requests.handle(session, record, frames)
@@ -147,6 +148,7 @@ class StoreMachine:
             if sequence > session.low + 1:
                 return
             self._take(session, *session.early.pop(sequence))
+        session.overtaken = False
 
     def link(self, rank: int, sums: Sums, job: int) -> Link | None:
         """Make what handles a worker's requests where nothing is special; None: it has not attached."""

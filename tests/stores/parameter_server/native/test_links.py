@@ -652,6 +652,11 @@ def test_with_links_and_without_the_answers_are_the_same() -> None:
         check(seed, 40)
 
 
+@pytest.mark.parametrize("seed", [606591532, 1736614159])
+def test_what_has_overtaken_others_is_handled_when_a_link_gets_these(seed: int) -> None:
+    check(seed, 40)
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
 def test_with_links_and_without_a_thousand_programs_are_the_same() -> None:
