@@ -226,6 +226,11 @@ def run_pointer():
     return PyCapsule_New(<void *>&kv_run_dense, "kvstore.run", NULL)
 
 
+def run_rows_pointer():
+    """For other compiled modules: a capsule with the function that does rows (`kv_run_rows`)."""
+    return PyCapsule_New(<void *>&kv_run_rows, "kvstore.run_rows", NULL)
+
+
 def threads_pointer():
     """For other compiled modules: a capsule with the address of what `threads` returns."""
     return PyCapsule_New(<void *>&default_threads, "kvstore.threads", NULL)

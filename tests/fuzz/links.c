@@ -273,7 +273,7 @@ static void open_stream(worker *w)
           !kp_open_stream(&w->theirs, both[1], 1 << 28, NULL));
     CHECK(!kp_add_stream(&sender, &w->ours) && !kp_wait_for(poll_set, both[0], &w->ours));
     make_link(w);
-    w->link.replier.outlet = (kp_outlet){&w->ours, kp_send_to};
+    w->link.replier.outlet = (kp_outlet){&w->ours, kp_send_to, kp_stop_sending};
     w->ours.inlet = &w->link.inlet;
     w->open = 1;
     failing = before;

@@ -24,6 +24,7 @@ cdef extern from "links.h" nogil:
     const uint64_t KP_MOST_CLOCK
     enum:
         KP_LATE_ROOM
+        KP_MOST_ROW_PARTS
         KP_SPAN
         KP_SHARED
         KV_MAX_PARAMS
@@ -91,10 +92,16 @@ cdef extern from "links.h" nogil:
     int kp_come(kp_duplicates *d, uint64_t number)
     void kp_forget_answers(kp_session *s)
     void kp_close_session(kp_session *s)
+    ctypedef struct kp_payload:
+        kp_buffer *data
+        kp_buffer *more
+        const char *at
+        const char *rows
     ctypedef struct kp_part:
         int32_t rank
         kp_record request
         kp_buffer *data
+        kp_buffer *more
         const char *at
     ctypedef struct kp_room:
         char *at
@@ -103,6 +110,7 @@ cdef extern from "links.h" nogil:
         uint32_t segment
         uint64_t offset
     ctypedef int (*kp_run)(void *, Py_ssize_t, Py_ssize_t, int)
+    ctypedef void (*kp_run_rows)(const void *, const void *, int)
     ctypedef struct kp_counts:
         int64_t updates, num_update
     ctypedef struct kp_plan:
@@ -125,6 +133,20 @@ cdef extern from "links.h" nogil:
         int64_t kept_after
         kp_counts kept_counts
         kp_run run
+    ctypedef struct kp_table:
+        char *at
+        int dtype
+        int64_t n, first
+        Py_ssize_t cols
+        size_t row_bytes
+        kp_plan plan
+        int most_parts
+        int64_t room, kept_room
+        int64_t *ids
+        int64_t *maps
+        char *kept
+        int64_t kept_after, n_kept
+        uint8_t has_kept, changed
     void kp_turn(kp_value *v, uint64_t round)
     void kp_leave_room(kp_room *room)
     int kp_catch_up(const kp_value *v, kp_room *room)
@@ -147,6 +169,7 @@ cdef extern from "links.h" nogil:
         uint8_t defined, ready, kept, busy, special
         uint64_t round
         kp_value *value
+        kp_table *table
         kp_open *open
         int n_open
         kp_waiters pulls, held
@@ -175,19 +198,21 @@ cdef extern from "links.h" nogil:
     kp_open *kp_find_open(const kp_slice *slice, uint64_t number)
     kp_open *kp_open_round(kp_slice *slice, uint64_t number)
     int kp_part_of(const kp_open *open, int32_t rank)
-    int kp_put_part(kp_open *open, int32_t rank, const kp_record *request, kp_buffer *data, const char *at)
+    int kp_put_part(kp_open *open, int32_t rank, const kp_record *request, const kp_payload *payload)
+    void kp_drop_part(const kp_part *part)
     void kp_note_wait(kp_effects *e, const kp_slice *slice)
     void kp_note_arrival(kp_effects *e, const kp_slice *slice, int32_t rank, const kp_record *r)
     void kp_drop_open(kp_slice *slice, kp_open *open)
     int kp_wait(kp_waiters *w, kp_session *session, const kp_record *request, kp_buffer *data)
     void kp_drop_waiters(kp_waiters *w)
     void kp_close_slice(kp_slice *slice)
-    int kp_request(kp_slice *slice, kp_session *session, const kp_members *members, const kp_record *r, kp_buffer *data, const char *at, kp_effects *e)
+    int kp_request(kp_slice *slice, kp_session *session, const kp_members *members, const kp_record *r, const kp_payload *payload, kp_effects *e)
     void kp_complete(kp_slice *slice)
     int kp_applied(kp_slice *slice, const kp_members *members, kp_effects *e)
     int kp_reply(kp_session *session)
     ctypedef struct kp_sums:
         kp_run run
+        kp_run_rows run_rows
         const int *threads
         int near
         kp_observer observer
@@ -237,5 +262,6 @@ kv_ring_here = <kv_ring *>PyCapsule_GetPointer(ring, "kvstore.events")
 include "records.pxi"
 include "sessions.pxi"
 include "values.pxi"
+include "tables.pxi"
 include "slices.pxi"
 include "links.pxi"

@@ -47,15 +47,15 @@ static int kp_run_alone(kp_sums *sums, kp_slice *slice, const kp_open *open, int
 }
 
 /* 0, or -1: nothing has happened. */
-static int kp_push_at_once(kp_sums *sums, kp_slice *slice, kp_session *session, const kp_record *r, kp_buffer *data,
-                           const char *at, kp_effects *e)
+static int kp_push_at_once(kp_sums *sums, kp_slice *slice, kp_session *session, const kp_record *r,
+                           const kp_payload *payload, kp_effects *e)
 {
     kp_open *open = slice->n_open || !kp_answer_readers(slice, e) ? NULL : kp_open_round(slice, slice->round + 1);
     kp_buffer *own = NULL;
     kp_record request = *r;
     if (!open)
         return -1;
-    int failed = kp_put_part(open, session->rank, r, data, at), is_out = !failed && kp_is_out(&open->parts[0]);
+    int failed = kp_put_part(open, session->rank, r, payload), is_out = !failed && kp_is_out(&open->parts[0]);
     if (failed || kp_run_alone(sums, slice, open, is_out, &own, session)) {
         kp_drop_open(slice, open);
         return -1;
@@ -73,14 +73,14 @@ static int kp_push_at_once(kp_sums *sums, kp_slice *slice, kp_session *session, 
 }
 
 /* As `kp_request`, of a store whose pushes count by themselves. */
-static int kp_request_at_once(kp_sums *sums, kp_slice *slice, kp_session *session, const kp_record *r, kp_buffer *data,
-                              const char *at, kp_effects *e)
+static int kp_request_at_once(kp_sums *sums, kp_slice *slice, kp_session *session, const kp_record *r,
+                              const kp_payload *payload, kp_effects *e)
 {
     if (!kp_is_next(slice, session, r) || slice->busy)
         return 0;
     if (r->kind == KP_PULL)
         kp_answer_value(slice, session, r, NULL, e);
-    else if ((r->kind != KP_PUSH && r->kind != KP_PUSHPULL) || kp_push_at_once(sums, slice, session, r, data, at, e))
+    else if ((r->kind != KP_PUSH && r->kind != KP_PUSHPULL) || kp_push_at_once(sums, slice, session, r, payload, e))
         return 0;
     kp_note_request(session, r);
     return 1;

@@ -7,6 +7,7 @@
 
 #include "at_once.h"
 #include "batches.h"
+#include "row_rounds.h"
 
 enum { KP_LOOKED = 64 }; /* slices that are looked at for whom a server waits */
 
@@ -45,7 +46,13 @@ static size_t kp_sum_rounds(kp_link *link)
     for (kp_slice *following; job; job = following) {
         following = job->next;
         const kp_open *open = kp_find_open(job, job->round + 1);
-        if (!open || !kp_can_sum(job, open)) {
+        if (open && job->table && link->members->usual && kp_can_update_rows(job, open)) {
+            kp_update_rows(sums, job, open);
+            if (kp_applied(job, link->members, e))
+                applied++;
+            else
+                kp_add_job(e, job);
+        } else if (!open || !kp_can_sum(job, open)) {
             kp_add_job(e, job);
         } else if (kp_may_stay_packed(job->value, open) && !kp_keep_packed(job, open)) {
             if (kp_applied(job, link->members, e))
@@ -81,41 +88,61 @@ static int kp_is_finite(double number)
     return number - number == 0;
 }
 
-/* Find a request's payload. 0: Python has to. */
-static int kp_find_payload(const kp_link *link, const kp_batch *batch, kp_record *r, kp_buffer **data, const char **at)
+/* Find ids, and rows behind them if there are any. 0: Python has to. */
+static int kp_find_rows(const kp_batch *batch, kp_record *r, kp_payload *p)
 {
-    *data = NULL;
-    *at = NULL;
+    kp_record ids = *r;
+    ids.nbytes = 8 * (uint64_t)r->rows;
+    if (r->place != KP_FRAME || r->rows > INT64_MAX / 8 || r->nbytes < ids.nbytes || !(p->data = kp_frame_of(batch, &ids)))
+        return 0;
+    p->at = p->data->data + r->offset;
+    if (r->nbytes <= p->data->nbytes - r->offset) {
+        p->rows = p->at + ids.nbytes;
+    } else {
+        kp_record rows = {.frame = r->frame + 1, .nbytes = r->nbytes - ids.nbytes};
+        if (p->data->nbytes != r->offset + ids.nbytes || !rows.frame || !(p->more = kp_frame_of(batch, &rows)))
+            return 0;
+        p->rows = p->more->data;
+    }
+    r->frame = 0; /* Python will know these frames only */
+    return 1;
+}
+
+/* Find a request's payload. 0: Python has to. */
+static int kp_find_payload(const kp_link *link, const kp_batch *batch, kp_record *r, kp_payload *p)
+{
+    *p = (kp_payload){0};
+    if (r->rows != -1)
+        return r->rows >= 0 && (r->kind == KP_PUSH || r->kind == KP_PULL_ROWS) && kp_find_rows(batch, r, p);
     if (r->place == KP_NOWHERE)
         return 1;
     if (r->place == KP_FRAME) {
         kp_buffer *frame = kp_frame_of(batch, r);
         if (!frame)
             return 0;
-        *data = frame;
-        *at = frame->data + r->offset;
+        p->data = frame;
+        p->at = frame->data + r->offset;
         r->frame = 0; /* Python will know that frame only */
         return 1;
     }
     const kp_segment *segment = r->place == KP_SHARED && r->frame < link->n_segments ? &link->segments[r->frame] : NULL;
     if (!segment || !segment->holder || r->offset > segment->nbytes || r->nbytes > segment->nbytes - r->offset)
         return 0;
-    *data = segment->holder;
-    *at = segment->at + r->offset;
+    p->data = segment->holder;
+    p->at = segment->at + r->offset;
     return 1;
 }
 
 static int kp_take_record(kp_link *link, const kp_batch *batch, const kp_record *record)
 {
     kp_record r = *record;
-    kp_buffer *data;
-    const char *at;
-    if (r.rows != -1 || !kp_is_finite(r.threshold) || !kp_find_payload(link, batch, &r, &data, &at))
+    kp_payload payload;
+    if (!kp_is_finite(r.threshold) || !kp_find_payload(link, batch, &r, &payload))
         return 0;
     kp_slice *slice = kp_slice_of(link->slices, r.slice);
     if (link->members->at_once)
-        return kp_request_at_once(link->sums, slice, link->session, &r, data, at, link->effects);
-    return kp_request(slice, link->session, link->members, &r, data, at, link->effects);
+        return r.rows == -1 && kp_request_at_once(link->sums, slice, link->session, &r, &payload, link->effects);
+    return kp_request(slice, link->session, link->members, &r, &payload, link->effects);
 }
 
 static int kp_is_usual(const kp_link *link, const kp_head *head)

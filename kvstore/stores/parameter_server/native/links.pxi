@@ -46,6 +46,7 @@ cdef class Sums:
 
     def __cinit__(self):
         self.s.run = <kp_run>PyCapsule_GetPointer(cpu.run_pointer(), "kvstore.run")
+        self.s.run_rows = <kp_run_rows>PyCapsule_GetPointer(cpu.run_rows_pointer(), "kvstore.run_rows")
         self.s.threads = <const int *>PyCapsule_GetPointer(cpu.threads_pointer(), "kvstore.threads")
 
     def __dealloc__(self):

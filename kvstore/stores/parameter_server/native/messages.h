@@ -37,10 +37,12 @@ static void kp_drop_pieces(kp_piece *pieces, size_t n)
         kp_drop(pieces[i].owner);
 }
 
-/* Where messages to one peer go. `send` queues all pieces, and takes the references to their owners, or returns -1. */
+/* Where messages to one peer go. `send` queues all pieces, and takes the references to their owners, or returns -1. After
+ * `stop` nothing goes any more: half of a message has gone. */
 typedef struct {
     void *stream; /* NULL: there is none any more */
     int (*send)(void *stream, const kp_piece *pieces, size_t n);
+    void (*stop)(void *stream);
 } kp_outlet;
 
 /* What whoever waits for messages waits for. */

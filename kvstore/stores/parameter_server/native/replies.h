@@ -60,11 +60,36 @@ static const kp_value *kp_value_of(const kp_replier *replier, const kp_answer *a
     return slice ? slice->value : NULL;
 }
 
+static int kp_is_of_rows(const kp_answer *a)
+{
+    return a->kind == KP_VALUE && a->request.kind == KP_PULL_ROWS;
+}
+
+static const int64_t *kp_wanted_ids(const kp_answer *a)
+{
+    return (const int64_t *)(a->detail->data + a->request.offset);
+}
+
+/* Whether an answer has rows of a table, in frames of their own. */
+static int kp_has_rows(const kp_replier *replier, const kp_answer *a)
+{
+    const kp_slice *slice = kp_slice_of(replier->slices, a->request.slice);
+    const kp_table *t = slice ? slice->table : NULL;
+    int64_t n = a->request.rows;
+    if (!t || !t->at || a->request.flags == KP_OF_ROUND || !a->detail || !a->detail->data || n <= 0 || n > t->n)
+        return 0;
+    uint64_t nbytes = (uint64_t)n * t->row_bytes;
+    return nbytes > KP_COPIED_BYTES && nbytes <= KP_MOST_BYTES && (uintptr_t)kp_wanted_ids(a) % 8 == 0 &&
+           kp_are_ids(t, kp_wanted_ids(a), n);
+}
+
 /* Whether an answer needs nothing of Python. */
 static int kp_is_plain(const kp_replier *replier, const kp_answer *a)
 {
     if (a->kind == KP_DONE)
         return 1;
+    if (kp_is_of_rows(a))
+        return kp_has_rows(replier, a);
     const kp_value *v = kp_value_of(replier, a);
     if (a->kind != KP_VALUE || !v || !v->rooms[v->current].at || v->nbytes <= 0 || v->nbytes > KP_MOST_BYTES)
         return 0;
@@ -95,7 +120,7 @@ static const kp_packed *kp_packed_of(const kp_value *v, const kp_answer *a)
 /* Have the value of a plain answer where it is read. 0: there is no memory for that. */
 static int kp_make_readable(const kp_replier *replier, const kp_answer *a)
 {
-    if (a->kind != KP_VALUE || a->request.flags == KP_WRITTEN || kp_own_value(a))
+    if (a->kind != KP_VALUE || a->request.kind == KP_PULL_ROWS || a->request.flags == KP_WRITTEN || kp_own_value(a))
         return 1;
     kp_value *v = kp_slice_of(replier->slices, a->request.slice)->value;
     return kp_packed_of(v, a) || !kp_catch_up(v, &v->rooms[v->current]);
@@ -193,6 +218,14 @@ static void kp_copy_value(const kp_value *v, const kp_packed *packed, char *to)
         memcpy(to + i * packed->nbytes, packed->parts[i].at, (size_t)packed->nbytes);
 }
 
+/* The head of a message with the answers of a session. */
+static kp_head kp_head_of(const kp_replier *replier, const kp_session *session, size_t n)
+{
+    return (kp_head){.magic = {'K', 'V', 'S', 'T'}, .version = replier->version, .kind = KP_DATA, .job = replier->job,
+                     .store = session->store, .rank = session->rank, .incarnation = session->incarnation,
+                     .received = session->received, .records = (uint32_t)n};
+}
+
 /* Send one message of answers that are plain. 0, or -1: it cannot be sent. */
 static int kp_send_answers(const kp_replier *replier, const kp_session *session, const kp_answer *answers, size_t n)
 {
@@ -214,10 +247,8 @@ static int kp_send_answers(const kp_replier *replier, const kp_session *session,
     size[1] = first + (inlined ? together : 0);
     if (together && !inlined)
         size[2] = together;
-    kp_head head = {.magic = {'K', 'V', 'S', 'T'}, .version = replier->version, .kind = KP_DATA,
-                    .flags = inlined ? KP_INLINE : 0, .job = replier->job, .store = session->store,
-                    .rank = session->rank, .incarnation = session->incarnation, .received = session->received,
-                    .records = (uint32_t)n};
+    kp_head head = kp_head_of(replier, session, n);
+    head.flags = inlined ? KP_INLINE : 0;
     memcpy(text->data + sizes, &head, sizeof head);
     char *record = text->data + sizes + sizeof head, *behind = text->data + sizes + first, *to = behind;
     memset(behind, 0, (size_t)together);
@@ -255,11 +286,74 @@ static int kp_send_answers(const kp_replier *replier, const kp_session *session,
     return failed ? -1 : 0;
 }
 
+/* Begin the message of one answer that has rows: all but the rows. NULL: there is no memory. */
+static kp_buffer *kp_begin_rows(const kp_replier *replier, const kp_session *session, const kp_answer *a,
+                                const kp_gather *g, kp_record *r)
+{
+    kp_buffer *text = kp_new_buffer(8 + 3 * 8 + sizeof(kp_head) + sizeof *r);
+    if (!text)
+        return NULL;
+    uint64_t *size = (uint64_t *)text->data, ids = 8 * (uint64_t)g->n, rows = (uint64_t)g->n * g->row_bytes;
+    kp_head head = kp_head_of(replier, session, 1);
+    *r = (kp_record){.kind = KP_VALUE, .slice = a->request.slice, .sequence = a->request.sequence, .round = a->round,
+                     .rows = (int64_t)g->n, .place = KP_FRAME, .nbytes = ids + rows};
+    ((uint32_t *)size)[0] = KP_MAGIC;
+    ((uint32_t *)size)[1] = 3;
+    size[1] = sizeof head + sizeof *r;
+    size[2] = ids;
+    size[3] = rows;
+    memcpy(&size[4], &head, sizeof head);
+    memcpy((char *)&size[4] + sizeof head, r, sizeof *r);
+    return text;
+}
+
+/* Send rows while others are gathered. 0, or -1: half of a message may have gone. */
+static int kp_send_gathered(const kp_outlet *outlet, const kp_gather *g)
+{
+    for (size_t from = 0, n; from < g->n; from += n) {
+        kp_piece piece = {.owner = kp_gather_some(g, from, &n)};
+        piece.at = piece.owner ? piece.owner->data : NULL;
+        piece.nbytes = n * g->row_bytes;
+        if (!piece.owner || outlet->send(outlet->stream, &piece, 1)) {
+            kp_drop(piece.owner);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* Send a message of one answer that has rows. As `kp_send_answers`. */
+static int kp_send_rows_of(const kp_replier *replier, const kp_session *session, const kp_answer *a)
+{
+    const kp_table *t = kp_slice_of(replier->slices, a->request.slice)->table;
+    kp_gather g = {t->at, t->row_bytes, kp_wanted_ids(a), t->first, (size_t)a->request.rows};
+    kp_record r;
+    kp_moved moved = {0};
+    kp_buffer *text = kp_begin_rows(replier, session, a, &g, &r);
+    if (!text)
+        return -1;
+    kp_piece pieces[] = {{text->data, text->nbytes, text}, {(const char *)g.rows, 8 * g.n, kp_keep(a->detail)}};
+    if (replier->outlet.send(replier->outlet.stream, pieces, 2)) {
+        kp_drop_pieces(pieces, 2);
+        return -1;
+    }
+    if (kp_send_gathered(&replier->outlet, &g)) {
+        replier->outlet.stop(replier->outlet.stream);
+        return -1;
+    }
+    kp_tally(&moved, &r);
+    if (replier->observer)
+        kp_count_sent(replier->observer, KV_BY_STREAM, &moved);
+    return 0;
+}
+
 /* How many answers from here on go into one message. */
 static size_t kp_portion(const kp_replier *replier, const kp_answer *answers, size_t n)
 {
     uint64_t nbytes = 0;
     for (size_t i = 0; i < n && i < KP_REPLY_RECORDS; i++) {
+        if (kp_is_of_rows(&answers[i]))
+            return i ? i : 1; /* in a message of its own */
         kp_record r;
         uint64_t one = kp_write_record(replier, &answers[i], &r);
         if (nbytes && nbytes + one > KP_REPLY_BYTES)
@@ -280,8 +374,10 @@ static int kp_reply(kp_session *session)
             return 0;
     size_t from = 0, n;
     do { /* what cannot be sent is lost: the worker asks again */
-        n = kp_portion(replier, session->answers + from, session->n_answers - from);
-        if (kp_send_answers(replier, session, session->answers + from, n))
+        const kp_answer *first = session->answers + from;
+        int is_rows = session->n_answers && kp_is_of_rows(first); /* there may be nothing but a report */
+        n = kp_portion(replier, first, session->n_answers - from);
+        if (is_rows ? kp_send_rows_of(replier, session, first) : kp_send_answers(replier, session, first, n))
             break;
         from += n;
     } while (from < session->n_answers);

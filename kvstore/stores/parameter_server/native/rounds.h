@@ -7,6 +7,7 @@
 #define KP_ROUNDS_H
 
 #include "sessions.h"
+#include "tables.h"
 #include "traffic.h"
 #include "values.h"
 
@@ -14,12 +15,18 @@ enum { KP_OPEN_ROUNDS = 2 }; /* as slice_rounds.OPEN */
 enum { KP_LATE_NS = 10 * 1000 * 1000, KP_LATE_ROOM = 1024 };
 enum kp_activity { KP_NOTHING, KP_ROUND }; /* as slice_rounds.SliceActivity, which has one more */
 
+/* What a request brings. Rows: ids, and then the rows, in the same frame or in one more. */
+typedef struct {
+    kp_buffer *data, *more;
+    const char *at, *rows; /* their bytes; NULL: Python knows, or there are none */
+} kp_payload;
+
 /* What one worker has pushed into a round. */
 typedef struct {
     int32_t rank;
     kp_record request;
-    kp_buffer *data;
-    const char *at; /* its bytes; NULL: Python knows */
+    kp_buffer *data, *more;
+    const char *at, *rows; /* as `kp_payload` */
 } kp_part;
 
 /* A round that is not complete: its parts by rank. */
@@ -51,6 +58,7 @@ typedef struct kp_slice {
     uint8_t special; /* Python keeps state of the slice that this file does not know */
     uint64_t round;  /* the last one that is complete */
     kp_value *value; /* NULL: only Python knows it */
+    kp_table *table; /* where it is row-sparse, as `value` */
     kp_open *open;
     int n_open, open_room;
     kp_waiters pulls, held;
@@ -178,8 +186,14 @@ static int kp_part_of(const kp_open *open, int32_t rank)
     return -1;
 }
 
-/* Keep a part, and a reference to its data. 0, or -1 where there is no memory. */
-static int kp_put_part(kp_open *open, int32_t rank, const kp_record *request, kp_buffer *data, const char *at)
+static void kp_drop_part(const kp_part *part)
+{
+    kp_drop(part->data);
+    kp_drop(part->more);
+}
+
+/* Keep a part, and references to its data. 0, or -1 where there is no memory. */
+static int kp_put_part(kp_open *open, int32_t rank, const kp_record *request, const kp_payload *p)
 {
     if (open->n == open->room) {
         int room = open->room ? 2 * open->room : 2;
@@ -192,7 +206,7 @@ static int kp_put_part(kp_open *open, int32_t rank, const kp_record *request, kp
     int i = open->n++;
     for (; i > 0 && open->parts[i - 1].rank > rank; i--)
         open->parts[i] = open->parts[i - 1];
-    open->parts[i] = (kp_part){rank, *request, kp_keep(data), at};
+    open->parts[i] = (kp_part){rank, *request, kp_keep(p->data), kp_keep(p->more), p->at, p->rows};
     return 0;
 }
 
@@ -200,7 +214,7 @@ static int kp_put_part(kp_open *open, int32_t rank, const kp_record *request, kp
 static void kp_drop_open(kp_slice *slice, kp_open *open)
 {
     for (int i = 0; i < open->n; i++)
-        kp_drop(open->parts[i].data);
+        kp_drop_part(&open->parts[i]);
     open->n = 0;
     kp_open *last = &slice->open[--slice->n_open], kept = *open;
     *open = *last;
@@ -346,12 +360,12 @@ static int kp_usual_push(const kp_slice *slice, const kp_session *session, const
 }
 
 static int kp_push(kp_slice *slice, kp_session *session, const kp_members *members, const kp_record *r,
-                   kp_buffer *data, const char *at, kp_effects *e)
+                   const kp_payload *payload, kp_effects *e)
 {
     kp_open *open = kp_open_round(slice, r->round);
     if (!open || (r->kind == KP_PUSHPULL && kp_wait(&slice->pulls, session, r, NULL)))
         return -1;
-    if (kp_put_part(open, session->seat, r, data, at)) {
+    if (kp_put_part(open, session->seat, r, payload)) {
         if (r->kind == KP_PUSHPULL) {
             slice->pulls.n--;
             kp_erase(&session->waiting, r->sequence);
@@ -366,11 +380,12 @@ static int kp_push(kp_slice *slice, kp_session *session, const kp_members *membe
     return 0;
 }
 
-static int kp_pull(kp_slice *slice, kp_session *session, const kp_record *r, kp_effects *e)
+/* `ids`: of the rows that are asked for; NULL: all is. */
+static int kp_pull(kp_slice *slice, kp_session *session, const kp_record *r, kp_buffer *ids, kp_effects *e)
 {
     if (slice->busy || r->round > slice->round)
-        return kp_wait(&slice->pulls, session, r, NULL);
-    kp_answer_request(e, session, KP_VALUE, r, slice->round, NULL);
+        return kp_wait(&slice->pulls, session, r, ids);
+    kp_answer_request(e, session, KP_VALUE, r, slice->round, kp_keep(ids));
     return 0;
 }
 
@@ -390,15 +405,19 @@ static void kp_note_request(kp_session *session, const kp_record *r)
 
 /* Handle a request. 0: nothing has happened, since it needs something special, came before, or there is no memory. */
 static int kp_request(kp_slice *slice, kp_session *session, const kp_members *members, const kp_record *r,
-                      kp_buffer *data, const char *at, kp_effects *e)
+                      const kp_payload *payload, kp_effects *e)
 {
     if (!members->usual || !kp_is_next(slice, session, r))
         return 0;
     if (r->kind == KP_PUSH || r->kind == KP_PUSHPULL) {
-        if (!kp_usual_push(slice, session, r) || kp_push(slice, session, members, r, data, at, e))
+        if (!kp_usual_push(slice, session, r) || kp_push(slice, session, members, r, payload, e))
             return 0;
-    } else if (r->kind != KP_PULL || kp_pull(slice, session, r, e))
+    } else if (r->kind == KP_PULL_ROWS) {
+        if (!payload->data || kp_pull(slice, session, r, payload->data, e))
+            return 0;
+    } else if (r->kind != KP_PULL || kp_pull(slice, session, r, NULL, e)) {
         return 0;
+    }
     kp_note_request(session, r);
     return 1;
 }

@@ -4,7 +4,7 @@ cdef class SliceState:
     """One slice on its server: rounds, parts, and who waits for them."""
 
     cdef kp_slice s
-    cdef SliceValue held
+    cdef object held
 
     def __cinit__(self, int store, uint32_t id, *_args, **_named):
         self.s.owner = <void *>self
@@ -72,10 +72,13 @@ cdef class SliceState:
     def special(self, bint special):
         self.s.special = special
 
-    def hold(self, SliceValue value not None):
-        """Know where the value is, so that rounds can be summed without Python."""
+    def hold(self, value not None):
+        """Know where the value is, a `SliceValue` or a `TableRows`, so that rounds can be summed without Python."""
+        if isinstance(value, TableRows):
+            self.s.table = &(<TableRows>value).t
+        else:
+            self.s.value = &(<SliceValue?>value).v
         self.held = value
-        self.s.value = &value.v
 
     # ------------------------------------------------------------------------------------------------ parts
 
@@ -92,7 +95,7 @@ cdef class SliceState:
         """Keep a part; False if there is one of that rank."""
         cdef kp_record r
         cdef kp_open *open
-        cdef kp_buffer *data
+        cdef kp_payload payload
         cdef int failed
         to_record(record, &r)
         open = kp_open_round(&self.s, round)
@@ -100,9 +103,9 @@ cdef class SliceState:
             raise MemoryError()
         if kp_part_of(open, rank) >= 0:
             return False
-        data = buffer_of(frames)
-        failed = kp_put_part(open, rank, &r, data, NULL)
-        kp_drop(data)
+        payload = kp_payload(buffer_of(frames), NULL, NULL, NULL)
+        failed = kp_put_part(open, rank, &r, &payload)
+        kp_drop(payload.data)
         if failed:
             raise MemoryError()
         return True
@@ -122,7 +125,7 @@ cdef class SliceState:
             return
         for at in range(open.n):
             if ranks is None or open.parts[at].rank in ranks:
-                kp_drop(open.parts[at].data)
+                kp_drop_part(&open.parts[at])
             else:
                 open.parts[left] = open.parts[at]
                 left += 1
@@ -174,7 +177,8 @@ cdef class SliceState:
 
 cdef tuple part_of(const kp_part *part):
     cdef bint mapped = part.at != NULL and part.request.place == KP_SHARED  # its data is a segment's
-    return request_of(&part.request, NULL if mapped else part.data)
+    record, frames = request_of(&part.request, NULL if mapped else part.data)
+    return record, frames if part.more == NULL else (*frames, *payload_of(part.more))
 
 
 cdef int wait_in(kp_waiters *waiters, Session session, object record, frames) except -1:
@@ -254,6 +258,7 @@ def take_usual(Effects effects not None, Members members not None, Session sessi
     """
     cdef kp_record r
     cdef kp_buffer *data = NULL
+    cdef kp_payload payload
     cdef SliceState slice
     cdef Py_ssize_t done = 0
     try:
@@ -264,7 +269,10 @@ def take_usual(Effects effects not None, Members members not None, Session sessi
             to_record(record, &r)
             if data == NULL and r.place:
                 data = buffer_of(batch.frames)
-            if not kp_request(&slice.s, &session.s, &members.m, &r, data if r.place else NULL, NULL, &effects.e):
+            payload = kp_payload(NULL, NULL, NULL, NULL)
+            if r.place:
+                payload.data = data
+            if not kp_request(&slice.s, &session.s, &members.m, &r, &payload, &effects.e):
                 break
             done += 1
     finally:

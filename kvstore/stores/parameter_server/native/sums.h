@@ -12,9 +12,12 @@ enum {
 };
 #define KP_MOST_CLOCK ((uint64_t)1 << 61) /* twice as much has room in Python's counts */
 
+typedef void (*kp_run_rows)(const kv_rows *rows, const kv_group *group, int threads); /* as kv_run_rows */
+
 /* Sums of one call. */
 typedef struct {
     kp_run run;
+    kp_run_rows run_rows;
     const int *threads;
     int near; /* workers of this host that have streams */
     kv_item *items;
@@ -217,12 +220,12 @@ static kp_room *kp_target_of(const kp_slice *slice)
 }
 
 /* Count an update, as `Optimizer._update_count` with the settings of a round does. */
-static void kp_count(const kp_value *v, const kp_open *open)
+static void kp_count(const kp_plan *plan, const kp_open *open)
 {
-    kp_counts *counts = v->plan.counts;
-    int64_t time = v->plan.base;
+    kp_counts *counts = plan->counts;
+    int64_t time = plan->base;
     for (int i = 0; i < open->n; i++) {
-        int64_t one = v->plan.base + (int64_t)open->parts[i].request.clock;
+        int64_t one = plan->base + (int64_t)open->parts[i].request.clock;
         time = one > time ? one : time;
     }
     counts->updates++;
@@ -287,7 +290,7 @@ static int kp_run_sums(kp_sums *sums)
         kp_note_outs(slice, open);
         if (!slice->value->sums) {
             kp_note_kept(slice->value, slice->round + 1, slice->value->plan.keeps && open->n > 1);
-            kp_count(slice->value, open);
+            kp_count(&slice->value->plan, open);
         }
         if (open->n > 1)
             kp_turn(slice->value, slice->round + 1);

@@ -253,7 +253,7 @@ class ServerLoop:
         with self.counters.during(phase):
             applied = self._storage.apply(action)
         for job in action.jobs:
-            value = self._storage.dense(action.store, job.slice)
+            value = self._storage.held(action.store, job.slice)
             if value is not None:
                 self._machine.hold(action.store, job.slice, value)
         return applied

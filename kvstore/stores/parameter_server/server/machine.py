@@ -8,7 +8,7 @@ from typing import Any
 
 from ....observe.native._observe import Counters
 from ....settings.definitions import DEFAULTS
-from ..native._native import Link, SliceValue, Sums
+from ..native._native import Link, SliceValue, Sums, TableRows
 from ..protocol import events
 from ..protocol import messages as m
 from ..protocol.events import ECHO, Action, Send
@@ -138,7 +138,7 @@ class Server:
         """Return how many rounds were complete since the last call, and those that waited for one worker."""
         return self._effects.take_late()
 
-    def hold(self, store: int, slice_: int, value: SliceValue) -> None:
+    def hold(self, store: int, slice_: int, value: SliceValue | TableRows) -> None:
         """Know where a slice has its value, so that its rounds can be summed outside of this class."""
         found = self._stores.get(store)
         if found is not None:

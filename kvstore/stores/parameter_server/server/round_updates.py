@@ -83,7 +83,7 @@ class RoundUpdates:
                 if not job.parts:
                     continue
                 if isinstance(held, Table):
-                    _apply_table(held, job, settings)
+                    _apply_table(held, job._replace(version=self.versions[job.slice]), settings)
                 elif needs_whole_keys(settings.optimizer):
                     whole.setdefault((held.of, job.round), []).append(number)
                 else:
@@ -133,9 +133,10 @@ class RoundUpdates:
         version = max(job.version, self.versions.get(job.slice, 0))
         self.versions[job.slice] = version
         held = self._slices.held.get(job.slice)
+        if held is not None:
+            held.withdraw_plan()
         if isinstance(held, DenseSlice):
             held.sums = not version  # `native/sums.h` knows no settings but those of a plan
-            held.withdraw_plan()
         return self._optimizers.at(version)
 
     def _explained(self, error: Exception, job: SliceUpdate) -> Exception:
@@ -153,7 +154,8 @@ def _apply_table(table: Table, job: SliceUpdate, settings: OptimizerVersion) -> 
         else plain(payload, table.dtype, math.prod(table.shape)).reshape(table.shape)
         for _, payload in job.parts
     ]
-    table.apply(sources, settings, job.clock, job.round - 1 if _may_be_undone(job) else -1)
+    before = job.round - 1 if _may_be_undone(job) else -1
+    table.apply(sources, settings, job.clock, before, job.version)
 
 
 def _may_be_undone(job: SliceUpdate) -> bool:

@@ -66,14 +66,11 @@ class ShardSlices:
     def withdraw_plans(self) -> None:
         """Have the next round of each slice look at the settings again."""
         for held in self.held.values():
-            if isinstance(held, DenseSlice):
-                held.withdraw_plan()
+            held.withdraw_plan()
 
     def note_changed(self) -> None:
         """Note the slices that rounds have changed without this class."""
-        self.changed.update(
-            slice for slice, held in self.held.items() if isinstance(held, DenseSlice) and held.take_changed()
-        )
+        self.changed.update(slice for slice, held in self.held.items() if held.take_changed())
 
     def forget(self, slices: Iterable[int]) -> None:
         """Drop slices; unknown ones are no error."""

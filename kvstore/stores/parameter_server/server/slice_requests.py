@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from ..native._native import SliceTable, SliceValue, applied_usual
+from ..native._native import SliceTable, SliceValue, TableRows, applied_usual
 from ..protocol.events import Abort, Forget, SliceRound, Write
 from ..protocol.messages import FLAGS, KIND, PROBE, ROUND, SEQUENCE, SLICE, Failure, Kind, LeftOut, Record
 from .round_members import RoundMembers
@@ -301,7 +301,7 @@ class SliceRequests:
             rounds.defined = True
             self._settle(rounds)
 
-    def hold(self, slice_: int, value: SliceValue) -> None:
+    def hold(self, slice_: int, value: SliceValue | TableRows) -> None:
         """Know where a slice has its value."""
         rounds = self.slices.get(slice_)
         if rounds is not None:

@@ -21,12 +21,13 @@ from ....arrays.sparse import RowSparseArray, trusted_rows
 from ....errors import StateFileError
 from ....kernels import cpu
 from ....optimizer import SGLD, Updater
-from ....optimizer.builtin import arrays_of
+from ....optimizer.builtin import Elementwise, arrays_of
 from ....optimizer.optimizer import Optimizer
 from ....optimizer.optimizer import State as Tree
 from ....optimizer.updater import Plan
 from ...entry import Array
 from ...rows import Ids, merge, merged
+from ..native._native import TableRows
 from ..protocol.optimizer_states import NOTHING, PartState, works_by_rows
 from ..protocol.payloads import as_bytes
 from ..transport.native._streams import GatheredRows
@@ -52,7 +53,7 @@ class _Kept(NamedTuple):
 _NOTHING_KEPT = _Kept(-1, np.empty(0, np.int64), np.empty(0), None)
 
 
-class Table:
+class Table(TableRows):
     """A slice of a row-sparse key, which begins with row `start` of the whole table; `shape` is the slice's.
 
     `whole`: the slice is all of the key. Row ids count from the slice's first row.
@@ -75,6 +76,8 @@ class Table:
         self._keeps = -1  # round before the one that is being done, if what it left is to be kept
         self._before = _NOTHING_KEPT
         self._kept_room: Array = self._block  # for the rows that an update changes, as they were
+        self._ids_room: Ids = np.empty(0, np.int64)  # for their ids, where `row_rounds.h` does the round,
+        self._maps_room: Ids = np.empty((0, 0), np.int64)  # and where they are in each part
 
     @property
     def held(self) -> Array:
@@ -90,6 +93,7 @@ class Table:
 
     def assign(self, value: RowSparseArray) -> None:
         """Become `value`; states of rows stay."""
+        self.hide()
         if self.tree() is None:
             self._take_over(value.indices.copy(), pages.copy(value.data))
             return
@@ -124,6 +128,7 @@ class Table:
 
     def past(self, round: int, ids: Ids | None) -> tuple[Ids, Array]:
         """Do the same as `read` with the table as it was after a round; KVStoreError: that is not kept."""
+        self._note_rounds()
         kept = self._before
         if kept.round != round or self._keeps != round:
             raise not_kept(self.key, round)
@@ -136,6 +141,21 @@ class Table:
         _, there, where = np.intersect1d(ids, kept.ids, assume_unique=True, return_indices=True)
         rows[there] = kept.rows[where]
         return ids, rows
+
+    def hide(self) -> None:
+        """Leave reads and updates to this class."""
+        self._note_rounds()
+        super().hide()
+
+    def _note_rounds(self) -> None:
+        """Know what rounds have kept that were done without Python."""
+        found = self.take_kept()
+        if found is None:
+            return
+        self._keeps, n = found
+        self._before = _NOTHING_KEPT
+        if self._keeps >= 0:
+            self._before = _Kept(self._keeps, self._ids_room[:n], self._kept_room[:n], None)
 
     def _keep(self, ids: Ids | None) -> None:
         """Keep these rows as they are before a round, or all; without memory for them there is nothing."""
@@ -156,6 +176,7 @@ class Table:
 
     def fill(self) -> None:
         """Hold every row, in their order."""
+        self.hide()
         if self.index is None:
             return
         before, tree, order = self.held, self.tree(), self.index.all()
@@ -255,6 +276,7 @@ class Table:
 
     def put_state(self, given: PartState, settings: OptimizerVersion) -> None:
         """Take over the state of a generation; every row that it is of is held from now on."""
+        self.hide()
         state, optimizer = self.state, settings.optimizer
         assert optimizer is not None
         if given.known and given.ids is not None and not cpu.ascending_ids(np.sort(given.ids), self.shape[0]):
@@ -294,6 +316,7 @@ class Table:
 
     def take_back(self, ids: Ids | None, rows: Array, blank: Array, blank_tree: Tree) -> None:
         """Become what a snapshot told of; `ids` are those of `rows`, as they lie."""
+        self.hide()
         self._block, self.count = pages.copy(rows), len(rows)
         np.copyto(self.blank, blank)
         self.blank_tree, self._blank_generation = blank_tree, self.state.generation
@@ -332,12 +355,19 @@ class Table:
     # ------------------------------------------------------------------------------------------ rounds
 
     def apply(
-        self, sources: list[RowSparseArray | Array], settings: OptimizerVersion, clock: int, keeps: int = -1
+        self,
+        sources: list[RowSparseArray | Array],
+        settings: OptimizerVersion,
+        clock: int,
+        keeps: int = -1,
+        version: int = 0,
     ) -> None:
         """Replace by the sum of sources, or update with it; if that fails the table is as before.
 
-        `keeps` is the round before this one, if what it left is to be kept for `past`.
+        `keeps` is the round before this one, if what it left is to be kept for `past`. `version` of the
+        settings is the newest that a round of the slice has had.
         """
+        self.hide()
         self._keeps = keeps
         by_rows = settings.optimizer is not None and settings.optimizer.fused and _lazy(settings.optimizer)
         if not by_rows or not all(isinstance(source, RowSparseArray) for source in sources):
@@ -350,7 +380,7 @@ class Table:
         elif not settings.optimizer.fused:
             self._call(merged(sparse), settings, clock)
         else:
-            self._update(sparse, settings, clock)
+            self._update(sparse, settings, clock, version)
 
     def _replace(self, sources: list[RowSparseArray]) -> None:
         ids, maps, datas = merge(sources)
@@ -360,7 +390,9 @@ class Table:
         self._take_over(ids, room)
         self.state.updater = None
 
-    def _update(self, sources: list[RowSparseArray], settings: OptimizerVersion, clock: int) -> None:
+    def _update(
+        self, sources: list[RowSparseArray], settings: OptimizerVersion, clock: int, version: int
+    ) -> None:
         assert settings.optimizer is not None
         if isinstance(settings.optimizer, SGLD):
             self.fill()  # every element has its own noise
@@ -368,7 +400,8 @@ class Table:
             self._update_all(merged(sources), settings, clock)
             return
         ids, maps, datas = merge(sources)
-        before = self._room_to_keep(len(ids))
+        before = self._room_to_keep(sum(len(source.indices) for source in sources))
+        before = None if before is None else before[: len(ids)]
         try:
             with self._unless_it_fails(), self.state.counting(settings, self.key, clock) as updater:
                 positions = self._hold(ids)
@@ -379,6 +412,34 @@ class Table:
             raise
         if before is not None:
             self._before = _Kept(self._keeps, ids, before, None)
+        if master is None:
+            self._show(sources, settings, version, (kind, params, states))
+
+    def _show(
+        self,
+        sources: list[RowSparseArray],
+        settings: OptimizerVersion,
+        version: int,
+        plan: tuple[int, tuple[float, ...], tuple[Array, ...]],
+    ) -> None:
+        """Have rounds like this one done without Python, where all rows are held."""
+        optimizer = settings.optimizer
+        if self.index is not None or self.state.updates < 1:
+            return
+        if not isinstance(optimizer, Elementwise) or not optimizer.is_repeated():
+            return
+        n = sum(len(source.indices) for source in sources)
+        if len(self._ids_room) < n or len(self._maps_room) < len(sources):
+            with suppress(MemoryError):
+                room = max(len(self._ids_room), int(_ROOM * n))
+                self._maps_room = np.empty((len(sources), room), np.int64)
+                self._ids_room = np.empty(room, np.int64)
+        kept = self._kept_room if len(self._kept_room) else None
+        number = cpu.dtype_number(self.dtype)
+        self.show(
+            self.held, number, self.start, *plan, self.state, version, settings.base,
+            self._ids_room, self._maps_room, kept,
+        )  # fmt: skip
 
     def _update_all(self, gradient: RowSparseArray, settings: OptimizerVersion, clock: int) -> None:
         with self._unless_it_fails(), self.state.counting(settings, self.key, clock) as updater:

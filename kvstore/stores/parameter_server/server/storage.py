@@ -15,7 +15,7 @@ import numpy as np
 from ....errors import KVStoreError, ProtocolError, StateFileError
 from ....kernels import cpu
 from ....settings.parameter_server import PsConfig
-from ..native._native import SliceValue
+from ..native._native import SliceValue, TableRows
 from ..protocol import events
 from ..protocol.messages import (
     BY_FRAME,
@@ -118,9 +118,9 @@ class ServerStorage:
         """Whether a worker reads this process's memory."""
         return (store, rank) in self._worker_buffers
 
-    def dense(self, store: int, slice: int) -> SliceValue | None:
-        """Return the value of a dense slice; None: it is row-sparse, or not here."""
-        return self.shard(store).dense(slice)
+    def held(self, store: int, slice: int) -> SliceValue | TableRows | None:
+        """Return the value of a slice; None: it is not here."""
+        return self.shard(store).held(slice)
 
     def _shared(self, store: int, rank: int, record: Record) -> Any:
         buffers = self._worker_buffers.get((store, rank))

@@ -104,10 +104,9 @@ class StoreShard:
             raise DTypeError(f"key {held.key!r} is row-sparse; it is read by rows")
         return held.live()
 
-    def dense(self, slice: int) -> DenseSlice | None:
-        """Return a dense slice; None: it is row-sparse, or not here."""
-        held = self._slices.held.get(slice)
-        return held if isinstance(held, DenseSlice) else None
+    def held(self, slice: int) -> DenseSlice | Table | None:
+        """Return a slice; None: it is not here."""
+        return self._slices.held.get(slice)
 
     def past(self, slice: int, round: int, ids: Ids | None = None) -> Array | tuple[Ids, Array]:
         """Return what `read` or `rows` gave after a round; KVStoreError: that is not kept."""

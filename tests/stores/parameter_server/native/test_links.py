@@ -177,6 +177,9 @@ class Worker:
             self.answers.setdefault(record.sequence, []).append(found)
 
     def _payload(self, record: Record, frames: tuple[Any, ...]) -> bytes | None:
+        if record.place == P.FRAME and record.rows >= 0:
+            both = b"".join(bytes(one) for one in frames[record.frame : record.frame + 2])
+            return both[record.offset : record.offset + record.nbytes]
         if record.place == P.FRAME:
             frame = memoryview(frames[record.frame]).cast("B")
             assert len(frame) >= record.offset + record.nbytes
@@ -594,6 +597,130 @@ class Program:
         }
 
 
+# --------------------------------------------------------------------------------------- programs with tables
+
+#: Row-sparse slices, by number: rows of the table, the first one of the slice, what follows it in a row, type.
+TABLES = [
+    (40, 0, (3,), "float32"), (300, 0, (70,), "float32"), (400, 100, (24,), "float32"),
+    (300, 0, (9, 2), "float64"), (200, 50, (5,), "float16"), (60, 0, (0,), "float32"),
+]  # fmt: skip
+
+
+class TableServer(Server):
+    """A server of which all slices are row-sparse."""
+
+    def define(self, shapes: list[Any]) -> None:
+        entries = []
+        for i, (n, start, rest, dtype) in enumerate(shapes):
+            slices = [m.Slice(i, 0, start, n)]
+            if start:
+                slices.insert(0, m.Slice(100 + i, 1, 0, start))
+            spec = m.KeySpec(str(i), (n, *rest), dtype, sparse=True)
+            entries.append(m.KeyEntry(spec, slices[0].id, tuple(slices), False))
+        self.tell(m.Slices(0, tuple(entries)))
+
+    def values(self) -> dict[int, Any]:
+        store = self.loop._machine._stores[0]
+        shard = self.loop._storage.shard(0)
+        ready = {i: one for i, one in store.requests.slices.items() if one.ready}
+        rows = {i: [a.tobytes() for a in shard.rows(i)] for i in ready}
+        return {i: (one.round, rows[i]) for i, one in sorted(ready.items())}
+
+    def past(self) -> dict[int, Any]:
+        """What each table was before its last round, all of it and some rows."""
+        found: dict[int, Any] = {}
+        shard = self.loop._storage.shard(0)
+        for i, (round, _) in self.values().items():
+            n, start = TABLES[i][:2]
+            if not round:
+                continue
+            try:
+                some = np.arange(start, n, 3)
+                both = [*shard.past(i, round - 1), *shard.past(i, round - 1, some)]
+                found[i] = [array.tobytes() for array in both]
+            except KVStoreError as error:
+                found[i] = str(error)
+        return found
+
+
+class TableProgram(Program):
+    """Drives a server of tables by a seed."""
+
+    def __init__(self, server: Server, seed: int) -> None:
+        self.server, self.chance = server, random.Random(seed)
+        self.data = np.random.default_rng(seed)
+        workers = self.chance.choice([1, 2, 2, 3])
+        self.slices = sorted(self.chance.sample(range(len(TABLES)), self.chance.randint(1, 3)))
+        self.crowded = self.shares = self.packs = self.rests = False
+        server.mode = "sync" if self.chance.random() < 0.85 else "async"
+        self.pushed = {(rank, i): 0 for rank in range(workers) for i in self.slices}
+        self.sequence = dict.fromkeys(range(workers), 0)
+        self.sent: dict[int, list[tuple[Record, Any]]] = {rank: [] for rank in range(workers)}
+        self.later: list[tuple[int, list[Record], list[Any]]] = []
+        self.version = self.clock = 0
+        self.rule = None
+        self.kept: dict[int, bytes] = {}
+        self.changed: list[list[int]] = []
+        self.pasts: list[Any] = []
+        server.define(TABLES)  # type: ignore[arg-type]
+        server.start(workers)
+        for i in self.slices:
+            self.send(0, [self.request(0, K.INIT, i)])
+        if self.chance.random() < 0.9:
+            self.change_settings("optimizer")
+
+    def filled(self, rank: int, record: Record) -> tuple[Record, Any]:
+        n, start, rest, dtype = TABLES[record.slice]
+        chance, all_rows = self.chance, record.kind == K.ASSIGN or chance_of(self.chance, 0.8)
+        if record.kind != K.PUSH and all_rows:
+            data = self.data.standard_normal((n - start, *rest)).astype(dtype)
+            return record._replace(place=P.FRAME, nbytes=data.nbytes), data
+        if chance.random() < 0.03:
+            data = self.data.standard_normal((n - start, *rest)).astype(dtype)  # a dense gradient
+            return record._replace(place=P.FRAME, nbytes=data.nbytes), data
+        ids = self.ids(record.slice)
+        data = (4 * self.data.standard_normal((len(ids), *rest))).astype(dtype)
+        if chance.random() < 0.02:
+            data = data[:-1]
+        made = record._replace(place=P.FRAME, nbytes=ids.nbytes + data.nbytes, rows=len(ids))
+        return made, (ids, data)
+
+    def ids(self, slice_: int) -> Any:
+        """Draw ids of a slice, some of which are not as they should be."""
+        n, start = TABLES[slice_][:2]
+        count = self.chance.choice([0, 1, (n - start) // 3, (n - start) // 2, n - start])
+        ids = np.sort(self.data.choice(np.arange(start, n, dtype=np.int64), count, replace=False))
+        if count and self.chance.random() < 0.04:
+            ids[self.chance.randrange(count)] = self.chance.choice([-1, 0, start, n - 1, n, 1 << 62])
+        return ids
+
+    def usual(self, rank: int, i: int) -> tuple[Record, Any]:
+        chance, count = self.chance, self.pushed[rank, i]
+        behind = min(self.pushed[other, i] for other in self.ranks)
+        if count - behind > 1 or chance.random() < 0.4:
+            ids, round_ = self.ids(i), min(count, behind + 1)
+            if chance.random() < 0.1:
+                return self.request(rank, K.PULL, i, round_)
+            flags = m.OF_ROUND if chance.random() < 0.05 else 0
+            more = {"rows": len(ids), "nbytes": ids.nbytes, "place": P.FRAME, "flags": flags}
+            return self.request(rank, K.PULL_ROWS, i, round_, **more)[0], ids
+        self.pushed[rank, i] = count + 1
+        return self.request(rank, K.PUSH, i, count + 1)
+
+    def special(self) -> None:
+        if self.chance.random() < 0.3:
+            self.pasts.append(self.server.past())  # type: ignore[attr-defined]
+        super().special()
+
+    def run(self, steps: int) -> dict[str, Any]:
+        found = super().run(steps)
+        return {**found, "pasts": [*self.pasts, self.server.past()]}  # type: ignore[attr-defined]
+
+
+def chance_of(chance: random.Random, share: float) -> bool:
+    return chance.random() < share
+
+
 def unpacked(data: bytes) -> Any:
     """Rule, counts and arrays of a state; the order of what is packed may differ."""
     if not data:
@@ -607,11 +734,11 @@ def server_loop_size(n: int) -> int:
     return cpu.encoded_bytes(TWO_BIT, n)
 
 
-def ran(seed: int, links: bool, steps: int) -> tuple[dict[str, Any], int]:
+def ran(seed: int, links: bool, steps: int, tables: bool = False) -> tuple[dict[str, Any], int]:
     with pytest.MonkeyPatch.context() as patch:
-        server = Server(patch, links)
+        server = (TableServer if tables else Server)(patch, links)
         try:
-            found = Program(server, seed).run(steps)
+            found = (TableProgram if tables else Program)(server, seed).run(steps)
             return found, server.sockets.seen
         finally:
             server.close()
@@ -629,8 +756,8 @@ def alike(one: list[Answer] | None, other: list[Answer] | None) -> bool:
     return one == other if not unread else one[0].kind == other[0].kind
 
 
-def check(seed: int, steps: int) -> None:
-    (ours, _), (theirs, _) = ran(seed, True, steps), ran(seed, False, steps)
+def check(seed: int, steps: int, tables: bool = False) -> None:
+    (ours, _), (theirs, _) = ran(seed, True, steps, tables), ran(seed, False, steps, tables)
     told = f"KVSTORE_LINKS_SEED={seed}"
     for name, expected in theirs.items():
         if name != "answers":
@@ -657,12 +784,19 @@ def test_what_has_overtaken_others_is_handled_when_a_link_gets_these(seed: int) 
     check(seed, 40)
 
 
+def test_tables_with_links_and_without_are_the_same() -> None:
+    first = first_seed()
+    for seed in range(first, first + 50):  # a thousand at night
+        check(seed, 40, tables=True)
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
-def test_with_links_and_without_a_thousand_programs_are_the_same() -> None:
+@pytest.mark.parametrize("tables", [False, True])
+def test_with_links_and_without_a_thousand_programs_are_the_same(tables: bool) -> None:
     first = first_seed()
     for seed in range(first, first + 1000):
-        check(seed, 200)
+        check(seed, 200, tables)
 
 
 def test_links_handle_most_requests() -> None:

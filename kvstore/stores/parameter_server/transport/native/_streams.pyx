@@ -89,6 +89,7 @@ cdef extern from "serve.h" nogil:
     void kp_remove_stream(kp_stream *s)
     int kp_send(kp_stream *s, const kp_piece *pieces, size_t n)
     int kp_send_to(void *stream, const kp_piece *pieces, size_t n)
+    void kp_stop_sending(void *stream)
     int kp_is_sent(kp_stream *s)
     int kp_wait_for(int epoll, int descriptor, kp_stream *stream)
     ctypedef struct kp_second:
@@ -394,7 +395,7 @@ cdef class Stream:
         """Have a `Link` handle what comes from now on, as far as it can, and answer over this stream."""
         if self.link is not None:
             self.link.close()
-        self.outlet = kp_outlet(&self.s, kp_send_to)
+        self.outlet = kp_outlet(&self.s, kp_send_to, kp_stop_sending)
         link.connect(PyCapsule_New(&self.outlet, "kvstore.outlet", NULL))
         self.s.inlet = <const kp_inlet *>PyCapsule_GetPointer(link.inlet, "kvstore.inlet")
         self.link = link

@@ -1,0 +1,34 @@
+/* The rows of a row-sparse slice, where all of them are held, in their order, and rounds update some of them. */
+#ifndef KP_TABLES_H
+#define KP_TABLES_H
+
+#include "gathering.h"
+#include "values.h"
+
+typedef struct {
+    char *at; /* NULL: only Python knows the rows */
+    int dtype;
+    int64_t n, first; /* rows, and the id of the first one */
+    ptrdiff_t cols;
+    size_t row_bytes;
+    kp_plan plan;
+    /* Memory for a round of so many parts, with so many rows in all. */
+    int most_parts;
+    int64_t room, kept_room;
+    int64_t *ids, *maps; /* the rows that are updated; for each part, which of its rows is for each of them */
+    char *kept;          /* these rows as they were; of rounds of several parts */
+    /* Since Python has last asked: */
+    int64_t kept_after, n_kept; /* the round after which the rows were what was kept of them, or -1: of none; and how many */
+    uint8_t has_kept, changed;
+} kp_table;
+
+/* Whether ids ascend, none twice, all of rows of the table. */
+static int kp_are_ids(const kp_table *t, const int64_t *ids, int64_t n)
+{
+    int wrong = n > 0 && (ids[0] < t->first || ids[n - 1] - t->first >= t->n);
+    for (int64_t i = 1; i < n; i++)
+        wrong |= ids[i] <= ids[i - 1];
+    return !wrong;
+}
+
+#endif
