@@ -29,10 +29,11 @@ static int try_memalign(void **p, size_t to, size_t n) { return fails() ? 1 : po
 #undef realloc
 #undef posix_memalign
 
-enum { WORKERS = 3, SLICES = 6, SEGMENT = 1 << 16, JOB = 77, VERSION = 3 };
+enum { WORKERS = 3, SLICES = 7, TABLE = 6, ROWS = 64, FIRST = 3, COLUMNS = 128, SEGMENT = 1 << 16, JOB = 77, VERSION = 3 };
 
 static const struct { int dtype; int64_t n; } shapes[SLICES] = {
-    {KV_F32, 8}, {KV_F32, 5000}, {KV_F64, 3}, {KV_F32, 9000}, {KV_F32, 0}, {KV_F32, 1}};
+    {KV_F32, 8}, {KV_F32, 5000}, {KV_F64, 3}, {KV_F32, 9000}, {KV_F32, 0}, {KV_F32, 1},
+    {KV_F32, 0}}; /* the last is a table */
 
 typedef struct {
     kp_session session;
@@ -49,13 +50,14 @@ static kp_slice slices[SLICES];
 static kp_value values[SLICES];
 static kp_counts counts[SLICES];
 static char *moments[SLICES];
+static kp_table rows;
 static kp_slice *numbered[SLICES];
 static kp_slices table = {numbered, SLICES};
 static worker workers[WORKERS];
 static kp_sender sender;
 static int poll_set, threads = 1;
 static pthread_t ours;
-static uint64_t state, sent, handled, left_over, answered, ended, rounds_done, summed, updated, packed;
+static uint64_t state, sent, handled, left_over, answered, ended, rounds_done, summed, updated, packed, rows_updated, rows_answered;
 static int failing;
 
 static uint64_t any(uint64_t n) /* below n */
@@ -115,7 +117,27 @@ static int run(kv_item *items, ptrdiff_t n, ptrdiff_t bytes, int most)
     return fails() ? -1 : kv_run_dense(items, n, bytes, most);
 }
 
+static void run_rows(const kv_rows *job, const kv_group *group, int most)
+{
+    rows_updated++;
+    kv_run_rows(job, group, most);
+}
+
 /* ------------------------------------------------------------------------------------------- Python's part */
+
+/* Show the table, and plan its updates; or leave both to Python. */
+static void show(void)
+{
+    enum { MOST = WORKERS * ROWS };
+    static int64_t ids[MOST], maps[WORKERS * MOST];
+    static float all[ROWS * COLUMNS], kept[MOST * COLUMNS];
+    rows = (kp_table){.dtype = KV_F32, .n = ROWS, .first = FIRST, .cols = COLUMNS, .row_bytes = sizeof(float) * COLUMNS,
+                      .most_parts = any(4) ? WORKERS : 1, .room = any(4) ? MOST : ROWS, .kept_room = any(4) ? MOST : 9,
+                      .ids = ids, .maps = maps, .kept = (char *)kept, .kept_after = -1};
+    rows.at = any(8) ? (char *)all : NULL;
+    rows.plan = (kp_plan){.rule = 0, .version = (uint32_t)any(3), .base = (int64_t)any(9) - 4, .p = {0.1, 0.01, 1, 10},
+                          .counts = any(8) ? &counts[TABLE] : NULL};
+}
 
 static void furnish(int i)
 {
@@ -153,10 +175,12 @@ static void plan(int i)
 static void make_slice(int i)
 {
     slices[i] = (kp_slice){.owner = &slices[i], .id = (uint32_t)i, .defined = 1, .ready = 1};
-    slices[i].value = any(8) ? &values[i] : NULL;
+    slices[i].value = i != TABLE && any(8) ? &values[i] : NULL;
+    slices[i].table = i == TABLE ? &rows : NULL;
     numbered[i] = &slices[i];
     furnish(i);
     plan(i);
+    show();
 }
 
 static void answer_all(void)
@@ -220,6 +244,15 @@ static void leave(kp_waiters *w, kp_session *s)
 
 /* ------------------------------------------------------------------------------------------------- workers */
 
+/* Ids, and rows in the same frame or in the next one. */
+static void check_rows(const kp_part *part)
+{
+    const kp_buffer *of_rows = part->more ? part->more : part->data;
+    uint64_t ids = 8 * (uint64_t)part->request.rows, nbytes = part->request.nbytes - ids;
+    CHECK(part->at >= part->data->data && ids <= part->data->nbytes - (uint64_t)(part->at - part->data->data));
+    CHECK(part->rows >= of_rows->data && nbytes <= of_rows->nbytes - (uint64_t)(part->rows - of_rows->data));
+}
+
 /* The sanitizers see only what is read, and not that it is another's. */
 static void check_parts(void)
 {
@@ -228,7 +261,9 @@ static void check_parts(void)
             for (int k = 0; k < slices[i].open[j].n; k++) {
                 const kp_part *part = &slices[i].open[j].parts[k];
                 const kp_buffer *data = part->data;
-                if (!part->at)
+                if (part->at && part->rows)
+                    check_rows(part);
+                if (!part->at || part->rows)
                     continue;
                 uint64_t room = data->owner ? SEGMENT : data->nbytes;
                 const char *from = data->owner ? (const char *)data->owner : data->data;
@@ -345,6 +380,13 @@ static void check_answers(worker *w)
             CHECK(r.kind == KP_DONE || r.kind == KP_VALUE);
             CHECK(!r.coding || kp_count_packed(r.coding, (uint64_t)shapes[r.slice].n, r.nbytes));
             packed += r.coding != 0;
+            rows_answered += r.rows >= 0;
+            if (r.rows >= 0) { /* ids and rows, each in a frame */
+                kp_record of_rows = {.frame = r.frame + 1, .nbytes = r.nbytes - 8 * (uint64_t)r.rows};
+                CHECK(r.slice == TABLE && r.rows && of_rows.nbytes == (uint64_t)r.rows * sizeof(float) * COLUMNS);
+                r.nbytes = 8 * (uint64_t)r.rows;
+                CHECK(kp_frame_of(&batch, &of_rows));
+            }
             CHECK(r.place != KP_FRAME || kp_frame_of(&batch, &r));
         }
         answered++;
@@ -372,11 +414,17 @@ typedef struct {
     char *bytes;
 } draft;
 
-static void add_frame(draft *d, const void *data, uint64_t nbytes)
+static uint64_t used_bytes(const draft *d)
 {
     uint64_t used = 0;
     for (uint32_t i = 0; i < d->n; i++)
         used += d->sizes[i];
+    return used;
+}
+
+static void add_frame(draft *d, const void *data, uint64_t nbytes)
+{
+    uint64_t used = used_bytes(d);
     CHECK(used + nbytes <= d->room && d->n < 8);
     if (data)
         memcpy(d->bytes + used, data, nbytes);
@@ -385,13 +433,25 @@ static void add_frame(draft *d, const void *data, uint64_t nbytes)
     d->sizes[d->n++] = nbytes;
 }
 
+/* Fill in a request for rows; where there is no room for its frames, it asks for all. Bytes of its first frame. */
+static uint64_t write_rows(kp_record *r, uint32_t frames, int inlined, uint64_t *more)
+{
+    uint64_t n = 1 + any(ROWS), size = r->kind == KP_PUSH ? n * sizeof(float) * COLUMNS : 0;
+    r->rows = (int64_t)n;
+    r->place = KP_FRAME;
+    r->nbytes = 8 * n + size;
+    r->frame = frames + (uint32_t)inlined;
+    *more = any(2) ? size : 0;
+    return r->nbytes - *more;
+}
+
 static void write_batch(draft *d, worker *w)
 {
     static char first[sizeof(kp_head) + 8 * sizeof(kp_record) + KP_INLINE_BYTES];
     kp_head head = {.magic = {'K', 'V', 'S', 'T'}, .version = VERSION, .kind = KP_DATA, .job = JOB,
                     .rank = w->session.rank, .incarnation = w->session.incarnation, .epoch = any(2)};
     uint32_t n = (uint32_t)any(8) + 1, frames = 0;
-    uint64_t inlined = any(2) ? 64 : 0, large[3];
+    uint64_t inlined = any(2) ? 64 : 0, large[3], ids[3] = {0};
     uint64_t sequence = w->session.duplicates.low;
     d->n = 0;
     for (uint32_t i = 0; i < n; i++) {
@@ -402,6 +462,17 @@ static void write_batch(draft *d, worker *w)
         kp_record r = {.kind = (uint8_t)(KP_PUSH + any(3)), .slice = (uint32_t)slice, .sequence = ++sequence, .rows = -1,
                        .version = any(8) ? 0 : (uint32_t)any(4), .clock = any(20)};
         r.round = s->round + (r.kind != KP_PULL) + (open && kp_part_of(open, w->session.rank) >= 0);
+        if (slice == TABLE && r.kind != KP_PULL && frames < 2) {
+            if (r.kind == KP_PUSHPULL) {
+                r.kind = KP_PULL_ROWS;
+                r.round = s->round + any(2);
+            }
+            ids[frames] = 1;
+            large[frames++] = write_rows(&r, frames, !!inlined, &large[frames + 1]);
+            frames += large[frames] > 0;
+            memcpy(first + sizeof head + i * sizeof r, &r, sizeof r);
+            continue;
+        }
         if (r.kind != KP_PULL && shapes[slice].dtype == KV_F32 && (r.round % 2 || any(5) == 0)) {
             r.coding = (uint8_t)(1 + (any(20) ? r.round / 2 : any(99)) % (KV_N_CODES - 1)); /* mostly all parts of a round */
             r.threshold = 0.5;
@@ -435,8 +506,14 @@ static void write_batch(draft *d, worker *w)
     memcpy(first, &head, sizeof head);
     memset(first + sizeof head + n * sizeof(kp_record), 1, inlined);
     add_frame(d, first, sizeof head + n * sizeof(kp_record) + inlined);
-    for (uint32_t i = 0; i < frames; i++)
+    for (uint32_t i = 0, slip = any(9) ? 0 : (uint32_t)any(ROWS); i < frames; i++) {
+        int64_t *at = (int64_t *)(d->bytes + used_bytes(d));
         add_frame(d, NULL, large[i]);
+        for (uint64_t j = 0; ids[i] && j < ROWS && 8 * j + 8 <= large[i]; j++) {
+            int64_t id = FIRST + (int64_t)j + slip; /* beyond the table, now and then */
+            memcpy(&at[j], &id, sizeof id);
+        }
+    }
 }
 
 /* Where a record has numbers, and how many bytes. */
@@ -584,6 +661,7 @@ static void change(void)
     case 8:
     case 9:
         plan(i);
+        show();
         break;
     default:
         for (i = 0; i < SLICES; i++)
@@ -604,6 +682,7 @@ int main(int argc, char **argv)
     kv_run_init();
     kp_no_effects(&effects);
     sums.run = run;
+    sums.run_rows = run_rows;
     sums.threads = &threads;
     members = (kp_members){1, 1, WORKERS, needed};
     d.bytes = (char *)got(malloc(d.room));
@@ -657,10 +736,11 @@ int main(int argc, char **argv)
         free(kp_own_pool.free[i]);
     kp_free_sums(&sums);
     free(d.bytes);
-    printf("{\"sent\": %llu, \"left\": %llu, \"handled\": %llu, \"answered\": %llu, \"ended\": %llu, \"rounds\": %llu, \"summed\": %llu, \"updated\": %llu, \"packed\": %llu}\n",
+    printf("{\"sent\": %llu, \"left\": %llu, \"handled\": %llu, \"answered\": %llu, \"ended\": %llu, \"rounds\": %llu, \"summed\": %llu, \"updated\": %llu, \"packed\": %llu, \"rows_updated\": %llu, \"rows_answered\": %llu}\n",
            (unsigned long long)sent, (unsigned long long)left_over, (unsigned long long)handled,
            (unsigned long long)answered,
            (unsigned long long)ended, (unsigned long long)rounds_done,
-           (unsigned long long)summed, (unsigned long long)updated, (unsigned long long)packed);
+           (unsigned long long)summed, (unsigned long long)updated, (unsigned long long)packed,
+           (unsigned long long)rows_updated, (unsigned long long)rows_answered);
     return 0;
 }

@@ -662,7 +662,7 @@ class TableProgram(Program):
         self.kept: dict[int, bytes] = {}
         self.changed: list[list[int]] = []
         self.pasts: list[Any] = []
-        server.define(TABLES)  # type: ignore[arg-type]
+        server.define(TABLES)
         server.start(workers)
         for i in self.slices:
             self.send(0, [self.request(0, K.INIT, i)])
@@ -802,6 +802,45 @@ def test_with_links_and_without_a_thousand_programs_are_the_same(tables: bool) -
 def test_links_handle_most_requests() -> None:
     seen, all_seen = (sum(ran(seed, links, 40)[1] for seed in range(20)) for links in (True, False))
     assert seen < 0.7 * all_seen
+
+
+def test_links_update_and_answer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    table, seen = 2, []
+    n, start, rest, dtype = TABLES[table]
+    server = TableServer(monkeypatch, True)
+    try:
+        server.define(TABLES)
+        server.start(2)
+        first = np.ones((n - start, *rest), dtype)
+        init = Record(K.INIT, table, 1, 0, place=P.FRAME, nbytes=first.nbytes)
+        server.send(0, [init], [first])
+        server.pump()
+        text = json.dumps({"name": "sgd", "config": {"learning_rate": 0.5}})
+        server.tell(m.Install(0, 1, "optimizer", text))
+        ids = np.arange(start, n - 10, dtype=np.int64)
+        gradient = np.full((len(ids), *rest), 0.25, dtype)
+        for round_ in range(1, 5):
+            for rank in range(2):
+                number = 2 * round_ - (rank == 1)  # rank 0 has sent one more, the value
+                nbytes = ids.nbytes + gradient.nbytes
+                push = Record(
+                    K.PUSH, table, number, round_, 1, round_, rows=len(ids), place=P.FRAME, nbytes=nbytes
+                )
+                server.send(rank, [push], [(ids, gradient)])
+                server.pump()
+                pull = Record(
+                    K.PULL_ROWS, table, number + 1, round_, rows=len(ids), place=P.FRAME, nbytes=ids.nbytes
+                )
+                server.send(rank, [pull], [ids])
+                server.pump()
+            seen.append(server.sockets.seen)
+            expected = np.full_like(gradient, 1 - 0.25 * round_)
+            for rank, worker in server.workers.items():
+                answer = worker.answers[2 * round_ + (rank == 0)][0]
+                assert answer == (K.VALUE, round_, ids.tobytes() + expected.tobytes())
+    finally:
+        server.close()
+    assert seen[1] == seen[-1], "rounds after the first one need no Python"
 
 
 def test_links_send_sums_packed(monkeypatch: pytest.MonkeyPatch) -> None:
