@@ -599,7 +599,7 @@ class Program:
 
 # --------------------------------------------------------------------------------------- programs with tables
 
-#: Row-sparse slices, by number: rows of the table, the first one of the slice, what follows it in a row, type.
+#: Row-sparse slices, by number: rows of the table, the first one of the slice, the shape of a row, type.
 TABLES = [
     (40, 0, (3,), "float32"), (300, 0, (70,), "float32"), (400, 100, (24,), "float32"),
     (300, 0, (9, 2), "float64"), (200, 50, (5,), "float16"), (60, 0, (0,), "float32"),
