@@ -132,9 +132,9 @@ static void show(void)
     static int64_t ids[MOST], maps[WORKERS * MOST];
     static float all[ROWS * COLUMNS], kept[MOST * COLUMNS];
     rows = (kp_table){.dtype = KV_F32, .n = ROWS, .first = FIRST, .cols = COLUMNS, .row_bytes = sizeof(float) * COLUMNS,
-                      .most_parts = any(4) ? WORKERS : 1, .room = any(4) ? MOST : ROWS, .kept_room = any(4) ? MOST : 9,
+                      .most_parts = any(16) ? WORKERS : 1, .room = any(16) ? MOST : ROWS, .kept_room = any(16) ? MOST : 9,
                       .ids = ids, .maps = maps, .kept = (char *)kept, .kept_after = -1};
-    rows.at = any(8) ? (char *)all : NULL;
+    rows.at = any(16) ? (char *)all : NULL;
     rows.plan = (kp_plan){.rule = 0, .version = (uint32_t)any(3), .base = (int64_t)any(9) - 4, .p = {0.1, 0.01, 1, 10},
                           .counts = any(8) ? &counts[TABLE] : NULL};
 }
@@ -436,7 +436,7 @@ static void add_frame(draft *d, const void *data, uint64_t nbytes)
 /* Fill in a request for rows; where there is no room for its frames, it asks for all. Bytes of its first frame. */
 static uint64_t write_rows(kp_record *r, uint32_t frames, int inlined, uint64_t *more)
 {
-    uint64_t n = 1 + any(ROWS), size = r->kind == KP_PUSH ? n * sizeof(float) * COLUMNS : 0;
+    uint64_t n = ROWS - any(any(3) ? 8 : ROWS), size = r->kind == KP_PUSH ? n * sizeof(float) * COLUMNS : 0;
     r->rows = (int64_t)n;
     r->place = KP_FRAME;
     r->nbytes = 8 * n + size;
@@ -455,7 +455,7 @@ static void write_batch(draft *d, worker *w)
     uint64_t sequence = w->session.duplicates.low;
     d->n = 0;
     for (uint32_t i = 0; i < n; i++) {
-        int slice = (int)any(SLICES);
+        int slice = any(3) ? (int)any(SLICES) : TABLE;
         const kp_slice *s = &slices[slice];
         const kp_open *open = kp_find_open(s, s->round + 1);
         uint64_t nbytes = (uint64_t)(shapes[slice].n * kv_itemsize[shapes[slice].dtype]);
