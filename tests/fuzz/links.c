@@ -455,7 +455,7 @@ static void write_batch(draft *d, worker *w)
     uint64_t sequence = w->session.duplicates.low;
     d->n = 0;
     for (uint32_t i = 0; i < n; i++) {
-        int slice = any(3) ? (int)any(SLICES) : TABLE;
+        int slice = any(10) ? (int)any(SLICES) : TABLE;
         const kp_slice *s = &slices[slice];
         const kp_open *open = kp_find_open(s, s->round + 1);
         uint64_t nbytes = (uint64_t)(shapes[slice].n * kv_itemsize[shapes[slice].dtype]);
@@ -463,7 +463,8 @@ static void write_batch(draft *d, worker *w)
                        .version = any(8) ? 0 : (uint32_t)any(4), .clock = any(20)};
         r.round = s->round + (r.kind != KP_PULL) + (open && kp_part_of(open, w->session.rank) >= 0);
         if (slice == TABLE && r.kind != KP_PULL && frames < 2) {
-            if (r.kind == KP_PUSHPULL) {
+            r.kind = KP_PUSH;
+            if (any(3) == 0) {
                 r.kind = KP_PULL_ROWS;
                 r.round = s->round + any(2);
             }
@@ -506,7 +507,7 @@ static void write_batch(draft *d, worker *w)
     memcpy(first, &head, sizeof head);
     memset(first + sizeof head + n * sizeof(kp_record), 1, inlined);
     add_frame(d, first, sizeof head + n * sizeof(kp_record) + inlined);
-    for (uint32_t i = 0, slip = any(9) ? 0 : (uint32_t)any(ROWS); i < frames; i++) {
+    for (uint32_t i = 0, slip = any(40) ? 0 : (uint32_t)any(ROWS); i < frames; i++) {
         int64_t *at = (int64_t *)(d->bytes + used_bytes(d));
         add_frame(d, NULL, large[i]);
         for (uint64_t j = 0; ids[i] && j < ROWS && 8 * j + 8 <= large[i]; j++) {
