@@ -23,16 +23,22 @@ static int try_memalign(void **p, size_t to, size_t n) { return fails() ? 1 : po
 #define realloc try_realloc
 #define posix_memalign try_memalign
 #include "links.h"
+#include "numbers.h"
 #include "serve.h"
 #undef malloc
 #undef calloc
 #undef realloc
 #undef posix_memalign
 
-enum { WORKERS = 3, SLICES = 7, TABLE = 6, ROWS = 64, FIRST = 3, COLUMNS = 128, SEGMENT = 1 << 16, JOB = 77, VERSION = 3 };
+#ifndef SEGMENT_BYTES
+#define SEGMENT_BYTES (1 << 16)
+#define MANY 9000
+#endif
+
+enum { WORKERS = 3, SLICES = 7, TABLE = 6, ROWS = 64, FIRST = 3, COLUMNS = 128, SEGMENT = SEGMENT_BYTES, JOB = 77, VERSION = 3 };
 
 static const struct { int dtype; int64_t n; } shapes[SLICES] = {
-    {KV_F32, 8}, {KV_F32, 5000}, {KV_F64, 3}, {KV_F32, 9000}, {KV_F32, 0}, {KV_F32, 1},
+    {KV_F32, 8}, {KV_F32, 5000}, {KV_F64, 3}, {KV_F32, MANY}, {KV_F32, 0}, {KV_F32, 1},
     {KV_F32, 0}}; /* the last is a table */
 
 typedef struct {
@@ -399,10 +405,6 @@ static void check_answers(worker *w)
 
 /* ------------------------------------------------------------------------------------------------ messages */
 
-static const uint64_t limits[] = {0, 1, 2, 3, 4, 31, 32, 33, 127, 128, 255, 256, 4096, 65535, 65536, SEGMENT - 4,
-                                  0x7fffffff, 0x80000000, 0xffffffff, 0x7fffffffffffffff, 0x8000000000000000,
-                                  0xfffffffffffff000, 0xffffffffffffff00, 0xffffffffffffffe0, 0xffffffffffffffff};
-
 static uint64_t limit(void)
 {
     return limits[any(sizeof limits / sizeof *limits)];
@@ -516,10 +518,6 @@ static void write_batch(draft *d, worker *w)
         }
     }
 }
-
-/* Where a record has numbers, and how many bytes. */
-static const struct { uint8_t at, size; } fields[] = {{0, 1}, {1, 4}, {5, 8}, {13, 8}, {21, 4}, {33, 1}, {34, 8}, {42, 8},
-                                                     {50, 1}, {51, 4}, {55, 8}, {63, 8}, {71, 8}};
 
 static void spoil(draft *d)
 {

@@ -374,8 +374,8 @@ static int kp_reply(kp_session *session)
             return 0;
     size_t from = 0, n;
     do { /* what cannot be sent is lost: the worker asks again */
-        const kp_answer *first = session->answers + from;
-        int is_rows = session->n_answers && kp_is_of_rows(first); /* there may be nothing but a report */
+        const kp_answer *first = from ? &session->answers[from] : session->answers; /* NULL: only bytes are told */
+        int is_rows = session->n_answers && kp_is_of_rows(first);
         n = kp_portion(replier, first, session->n_answers - from);
         if (is_rows ? kp_send_rows_of(replier, session, first) : kp_send_answers(replier, session, first, n))
             break;
