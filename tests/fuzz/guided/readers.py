@@ -1,7 +1,7 @@
-"""Fuzz what reads bytes in Python, guided by coverage: python -m fuzz.guided.readers READER [OPTION...], in `tests`.
+"""Fuzz what reads bytes in Python: python -m fuzz.guided.readers READER [OPTION...], in `tests`.
 
-Run it in an environment that has Atheris and the project, with `tests/support` on the path. Options are those of
-libFuzzer. A reader takes the bytes, or raises an error of ours.
+Run it in an environment that has Atheris and the project, with `tests/support` on the path. Options are
+those of libFuzzer. A reader takes the bytes, or raises an error of ours.
 """
 
 from __future__ import annotations
