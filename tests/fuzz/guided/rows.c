@@ -30,7 +30,7 @@ static void gather(fuzz_input *in)
     int64_t rows[8];
     size_t n = in->left / sizeof *rows < 8 ? in->left / sizeof *rows : 8;
     fuzz_take(in, rows, n * sizeof *rows);
-    kp_gather g = {table, 9, rows, n};
+    kp_gather g = {.table = table, .row_bytes = 9, .rows = rows, .n = n};
     if (!kp_is_within(&g, TABLE))
         return;
     char *into = (char *)malloc(n * 9 + !n);
