@@ -2,7 +2,6 @@
 #ifndef KP_GATHERING_H
 #define KP_GATHERING_H
 
-#include <stddef.h>
 #include <string.h>
 
 #include "buffers.h"
