@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ast
+import shutil
+import subprocess
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 FILES = [path for folder in ("kvstore", "kernels") for path in ROOT.glob(f"{folder}/**/*.py")]
@@ -145,3 +149,13 @@ def test_asserts_only_narrow_types() -> None:
         if isinstance(node, ast.Assert) and not narrows(node.test)
     ]
     assert checks == []
+
+
+def test_no_link_is_tracked() -> None:
+    """One that leads out of a folder and back in has each file twice."""
+    if not (ROOT / ".git").exists() or not shutil.which("git"):
+        pytest.skip("this is no clone")
+    command = ["git", "-c", f"safe.directory={ROOT}", "ls-files", "--stage"]
+    tracked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert [line for line in tracked.splitlines() if line.startswith("120000")] == []
+    assert "tests/packaging/test_house.py" in tracked
