@@ -257,10 +257,11 @@ def _shown(mechanism: bytes, credentials: list[bytes]) -> str:
 
 
 class HandshakeMonitor:
-    """Reads what becomes of a client's handshake, until it is done once, or `always`.
+    """Reads what becomes of a client's handshake, until it is done once.
 
     The client's socket is not connected yet; `pair` is a PAIR of the same context to listen at, which
-    `release` takes back; `peer` says for messages to whom it will be connected, and where.
+    `release` takes back; `peer` says for messages to whom it will be connected, and where. With `patient`
+    a connection that breaks meanwhile is no failure, however often it does.
     """
 
     def __init__(
@@ -270,10 +271,10 @@ class HandshakeMonitor:
         release: Callable[[zmq.Socket[bytes]], None],
         peer: str,
         keys: bool,
-        always: bool = False,
+        patient: bool = False,
     ) -> None:
         self._release = release
-        self._peer, self._keys, self._always = peer, keys, always
+        self._peer, self._keys, self._patient = peer, keys, patient
         self._failures = 0
         self._monitored = socket
         self.error: AuthError | None = None
@@ -288,8 +289,7 @@ class HandshakeMonitor:
             except zmq.Again:
                 return
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                if not self._always:
-                    self.close()
+                self.close()
             elif event & _FAILED:
                 self._failed(event)
 
@@ -308,7 +308,7 @@ class HandshakeMonitor:
                 if self._keys
                 else "it belongs to another job: KVSTORE_JOB, or the scheduler's address, must be the same"
             )
-        elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and (self._always or self._failures < _PATIENCE):
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and (self._patient or self._failures < _PATIENCE):
             return  # ZeroMQ tries again
         elif self._keys:
             why = "it has no keys, or another key than this process expects"

@@ -89,8 +89,8 @@ class Dealer(Channel):
     Messages that were under way when it broke are lost, without a word. The router knows this end by its
     identity, which no other process may have: 1 to 255 bytes, the first not 0. `role` and `rank` say who the
     router is: for its key, where the context has keys, and for messages. `insists`: who refuses this process
-    is somebody else, in whose place the router will come. Raises ConfigError for what cannot be an address,
-    AuthError where there are keys, but none of this peer.
+    before its first handshake is done is somebody else, in whose place the router will come. Raises
+    ConfigError for what cannot be an address, AuthError where there are keys, but none of this peer.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class Dealer(Channel):
             ) from None
 
     def _watching(self) -> bool:
-        """Look at the first handshake, or at all; whether there is more to come."""
+        """Look at the first handshake; whether it is still to come."""
         if self._watch is None:
             return False
         self._watch.read()
