@@ -13,6 +13,7 @@ import pace
 import pytest
 from faults.test_dist_faults import (
     BODIES,
+    UNTIL_TOLD,
     Faults,
     FaultyJob,
     faults,  # noqa: F401 - a fixture
@@ -277,7 +278,7 @@ def answer(worker: jobs.Worker, word: str, begun: bool = False) -> str:
     """Have a worker make a call, unless it has begun; return what it came to."""
     if not begun:
         say(worker, word)
-    return worker.expect_some(f"{word}: ", 20).removeprefix(f"{word}: ")
+    return worker.expect_some(f"{word}: ", UNTIL_TOLD).removeprefix(f"{word}: ")
 
 
 def test_who_is_fenced_leaves_what_it_carries_to_its_host(faults: Faults) -> None:  # noqa: F811
