@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pace
 import pytest
+from nightly import nightly_unless
 
 from kvstore.kernels.cuda import Spec, all_specs
 from kvstore.kernels.cuda.spec import most_registers
@@ -53,13 +54,19 @@ def check(found: Sequence[Facts]) -> None:
 
 
 @pytest.mark.timeout(1800)
-def test_every_61st_kernel_on_hopper() -> None:
-    check(all_facts(all_specs()[::61], ["sm_90"]))
+def test_every_127th_kernel_on_hopper() -> None:
+    check(all_facts(all_specs()[::127], ["sm_90"]))
 
 
-def test_some_kernels_elsewhere() -> None:
-    places = itertools.cycle([["sm_80"], ["sm_100"]])
-    check([fact for spec, archs in zip(SOME, places, strict=False) for fact in facts(spec, archs)])
+ELSEWHERE = zip(SOME, itertools.cycle(["sm_80", "sm_100"]), strict=False)
+
+
+@pytest.mark.parametrize(
+    ("spec", "arch"),
+    nightly_unless(lambda spec, _: spec.rule == "adam" or spec.op == "reduce_1bit", ELSEWHERE),
+)
+def test_some_kernels_elsewhere(spec: Spec, arch: str) -> None:
+    check(facts(spec, [arch]))
 
 
 @pytest.mark.nightly
@@ -97,19 +104,22 @@ def test_a_numpy_without_row_stack_will_do() -> None:
     subprocess.run(command, check=True, timeout=pace.seconds(100))
 
 
-def test_products_and_sums_are_rounded_each(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    nightly_unless(lambda dtype, _: dtype == "float32", [("float32", "f32"), ("float64", "f64")]),
+)
+def test_products_and_sums_are_rounded_each(dtype: str, name: str) -> None:
     from kvstore.kernels.cuda.compile import compile_ptx
 
-    for dtype, name in (("float32", "f32"), ("float64", "f64")):
-        spec = Spec("update", dtype, 0, "adam")
-        code = compile_ptx(spec, ["sm_90"])["sm_90"]
-        for operation in ("mul.rn", "add.rn", "div.rn", "sqrt.rn"):
-            assert f"{operation}.{name}" in code
-        assert not re.search(rf"\b(mul|add|sub)\.{name}", code), "the assembler may contract these"
+    spec = Spec("update", dtype, 0, "adam")
+    code = compile_ptx(spec, ["sm_90"])["sm_90"]
+    for operation in ("mul.rn", "add.rn", "div.rn", "sqrt.rn"):
+        assert f"{operation}.{name}" in code
+    assert not re.search(rf"\b(mul|add|sub)\.{name}", code), "the assembler may contract these"
 
 
 def test_kernels_are_built_ahead_of_time(tmp_path: Path) -> None:
-    names = ["sum_float32_k2", "cast_float32_bfloat16"]
+    names = ["cast_bfloat16_float32", "cast_float32_bfloat16"]
     command = [
         sys.executable,
         "-m",
