@@ -56,7 +56,7 @@ def helpers(folder: Path, headers: Path, calls: int) -> subprocess.CompletedProc
     return ended
 
 
-@pytest.mark.parametrize("rounds", nightly_unless(lambda rounds: rounds == 40, [40, 100]))
+@pytest.mark.parametrize("rounds", nightly_unless(lambda rounds: rounds == 20, [20, 100]))
 def test_helpers_have_no_races(tmp_path: Path, rounds: int) -> None:
     ended = helpers(tmp_path, KERNELS, rounds)
     assert ended.returncode == 0, ended.stderr

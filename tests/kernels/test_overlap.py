@@ -63,8 +63,10 @@ def share(one: tuple[Array, bool], other: tuple[Array, bool], alike: bool) -> bo
     return (one[1] or other[1]) and not same and np.may_share_memory(one[0], other[0])
 
 
+@portions(3)
+@settings(max_examples=35)
 @given(items(most=3))
-def test_whether_arrays_are_independent(keys: list[tuple[list[int], list[int], int]]) -> None:
+def test_whether_arrays_are_independent(portion: int, keys: list[tuple[list[int], list[int], int]]) -> None:
     buffer = np.zeros(SIZE, np.float32)
     views = [([buffer[a : a + n] for a in srcs], [buffer[a : a + n] for a in outs]) for srcs, outs, n in keys]
     flat = [(i, (a, w)) for i, pair in enumerate(views) for w, some in enumerate(pair) for a in some]
@@ -72,8 +74,8 @@ def test_whether_arrays_are_independent(keys: list[tuple[list[int], list[int], i
     assert cpu.independent(views) is not clash
 
 
-@portions(2)
-@settings(max_examples=60)
+@portions(6)
+@settings(max_examples=20)
 @given(items(most=4), st.sampled_from([0, 2**62]))
 def test_overlaps_of_a_few_keys(
     portion: int, keys: list[tuple[list[int], list[int], int]], stream: int
@@ -82,8 +84,8 @@ def test_overlaps_of_a_few_keys(
         check(keys)
 
 
-@portions(2)
-@settings(max_examples=50)
+@portions(6)
+@settings(max_examples=16)
 @given(items(most=24))
 def test_overlaps_of_many_keys(portion: int, keys: list[tuple[list[int], list[int], int]]) -> None:
     check(keys)
