@@ -6,6 +6,7 @@ own that needs no GPU; the tests marked `gpu` use a real one.
 
 from __future__ import annotations
 
+import itertools
 import random
 import signal
 import time
@@ -46,15 +47,17 @@ def start(made: Job, function: str, *arguments: object) -> list[Worker]:
 # ------------------------------------------------------------------------------------------------------ bits
 
 
-@pytest.mark.parametrize(
-    "name", nightly_unless(lambda name: name in ("float32", "float16", "int64", "int8"), DTYPES)
-)
+@pytest.mark.parametrize("name", nightly_unless(lambda name: name in ("float16", "int64"), DTYPES))
 def test_every_verb_gives_the_bits_of_host_arrays(job: MakeJob, name: str) -> None:
     same(job(2), "sums", name, ["gpu", "gpu"])
 
 
 @pytest.mark.parametrize(
-    "places", [["gpu", "host"], ["host", "gpu", "any"], ["any", "any"], ["host", "host"], ["gpu"]]
+    "places",
+    nightly_unless(
+        lambda places: len(places) != 2,
+        [["gpu", "host"], ["host", "gpu", "any"], ["any", "any"], ["host", "host"], ["gpu"]],
+    ),
 )
 def test_arrays_on_gpus_beside_arrays_of_the_host(job: MakeJob, places: list[str]) -> None:
     same(job(len(places)), "sums", "float32", places)
@@ -89,7 +92,7 @@ def test_compressed_gradients(job: MakeJob, codec: dict[str, Any], verb: str) ->
     same(job(2), "compressed", codec, verb)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", nightly_unless(lambda seed: seed < 1, range(3)))
 def test_tensors_on_the_caller_s_stream(job: MakeJob, seed: int) -> None:
     same(job(2), "tensors", seed)
 
@@ -142,7 +145,12 @@ def test_a_process_without_arrays_on_gpus_imports_nothing_of_cuda(job: MakeJob) 
 # --------------------------------------------------------------------------------------------------- deaths
 
 
-@pytest.mark.parametrize(("seed", "rule"), each_once(range(4), [None, "sgd"]))
+@pytest.mark.parametrize(
+    ("seed", "rule"),
+    nightly_unless(
+        lambda seed, rule: (seed, rule) in ((0, None), (1, "sgd")), itertools.product(range(4), [None, "sgd"])
+    ),
+)
 def test_a_killed_worker(job: MakeJob, seed: int, rule: str | None) -> None:
     draw = random.Random(seed)
     made = job(draw.choice([2, 3]))
