@@ -55,7 +55,10 @@ def test_sums_are_those_of_local_bit_for_bit(served: Served, workers: int, serve
     same(served(workers, servers, **SMALL), "sums", "float32", 1)
 
 
-@pytest.mark.parametrize("name", ["float16", "bfloat16", "float64", "int8"])
+@pytest.mark.parametrize(
+    "name",
+    nightly_unless(lambda name: name in ("bfloat16", "int8"), ["float16", "bfloat16", "float64", "int8"]),
+)
 def test_sums_of_other_types(served: Served, name: str) -> None:
     same(served(2, 2, **SMALL), "sums", name, 1)
 
@@ -88,15 +91,20 @@ def test_arrays_that_overlap_end_as_in_local(served: Served, workers: int, serve
     same(served(workers, servers, **SMALL), "overlaps")
 
 
+@pytest.mark.nightly
 def test_arrays_that_overlap_and_go_by_frames(served: Served) -> None:
     same(served(2, 2, **BY_FRAME), "overlaps")
 
 
 @pytest.mark.parametrize(
-    ("workers", "servers"), nightly_unless(lambda *layout: layout == (2, 2), LAYOUTS[1:])
+    ("workers", "servers", "every"),
+    nightly_unless(lambda *case: case[2] > 1, [(2, 2, 3), *((*layout, 1) for layout in LAYOUTS[1:])]),
 )
-def test_every_optimizer_gives_the_weights_of_local(served: Served, workers: int, servers: int) -> None:
-    same(served(workers, servers, **SMALL), "optimizers")
+def test_every_optimizer_gives_the_weights_of_local(
+    served: Served, workers: int, servers: int, every: int
+) -> None:
+    """Every time every third, at night all, as `shared` does every time."""
+    same(served(workers, servers, **SMALL), "optimizers", 3, every)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +114,12 @@ def test_rows_are_those_of_local(served: Served, workers: int, servers: int) -> 
     same(served(workers, servers, **{**SYNC, "KVSTORE_SLICE_BYTES": "4096"}), "rows")
 
 
-@pytest.mark.parametrize(("servers", "streams"), [(1, "1"), (2, "1"), (1, "0")])
+@pytest.mark.parametrize(
+    ("servers", "streams"),
+    nightly_unless(
+        lambda servers, streams: (servers == 2) == (streams == "1"), [(1, "1"), (2, "1"), (1, "0")]
+    ),
+)
 def test_large_rows_are_those_of_local(served: Served, servers: int, streams: str) -> None:
     run(served(2, servers, **SYNC, KVSTORE_STREAMS=streams), OWN, "large_rows")
 
@@ -116,6 +129,7 @@ def test_recorded_sums_of_mxnet(served: Served, function: str) -> None:
     same(served(2, 2, **SYNC), function, str(TESTS / "data" / "aggregate.npz"))
 
 
+@pytest.mark.nightly
 def test_recorded_optimizers_of_mxnet(served: Served) -> None:
     same(served(2, 2, **SYNC), "golden_optimizers", str(TESTS / "optimizer"))
 
@@ -128,7 +142,10 @@ def test_threads_wait_side_by_side(served: Served) -> None:
 ONCE = {**BY_FRAME, "KVSTORE_RESEND": "600"}
 
 
-@pytest.mark.parametrize(("size", "credit"), [(40_000, 65_536), (1_000_000, 1 << 20)])
+@pytest.mark.parametrize(
+    ("size", "credit"),
+    nightly_unless(lambda size, _: size < 1_000_000, [(40_000, 65_536), (1_000_000, 1 << 20)]),
+)
 def test_threads_do_not_hold_up_each_other_by_the_credit(served: Served, size: int, credit: int) -> None:
     """The server tells what has come also where no round of it is complete."""
     run(served(2, 1, **ONCE), OWN, "threads_in_opposite_order", size, credit)
@@ -221,7 +238,9 @@ def test_who_has_not_pushed_reads_at_once(served: Served) -> None:
     made.results()
 
 
-@pytest.mark.parametrize(("workers", "servers"), [(2, 1), (4, 2)])
+@pytest.mark.parametrize(
+    ("workers", "servers"), nightly_unless(lambda workers, _: workers == 4, [(2, 1), (4, 2)])
+)
 def test_workers_with_fewer_batches_join(served: Served, workers: int, servers: int) -> None:
     made = served(workers, servers, **SMALL)
     started = made.start_all(ROUNDS, "uneven")
@@ -279,6 +298,18 @@ COMPRESSION = "procs_shared_compression"
 TWO, ONE = {"type": "2bit", "threshold": 0.3}, {"type": "1bit", "threshold": 0.0}
 HALF, BELOW = {"type": "fp16"}, {"type": "1bit", "threshold": -0.25}
 
+#: Others of these codecs and verbs.
+AT_NIGHT = nightly_unless(
+    lambda *_: False,
+    [
+        ([TWO, TWO], None, "pushpull"),
+        ([TWO, TWO, TWO], None, "push, then pull"),
+        ([TWO, TWO], None, "one at a time"),
+        ([TWO] * 4, None, "in place"),
+        ([ONE] * 3, None, "push, then pull"),
+    ],
+)
+
 
 @pytest.mark.parametrize(
     ("codecs", "rule", "verb"),
@@ -290,12 +321,8 @@ HALF, BELOW = {"type": "fp16"}, {"type": "1bit", "threshold": -0.25}
         ([TWO, TWO], "lamb", "one at a time"),
         ([TWO, None, ONE, HALF], None, "from the store"),
         ([TWO], None, "push, then pull"),
-        ([TWO, TWO], None, "pushpull"),
-        ([TWO, TWO, TWO], None, "push, then pull"),
-        ([TWO, TWO], None, "one at a time"),
-        ([TWO] * 4, None, "in place"),
         ([TWO, {"type": "2bit", "threshold": 0.2}], None, "push, then pull"),
-        ([ONE] * 3, None, "push, then pull"),
+        *AT_NIGHT,
     ],
 )
 def test_compression(
@@ -341,9 +368,9 @@ def test_residuals_in_files(served: Served, tmp_path: Path) -> None:
 VERBS = ["push", "pushpull", "out", "home", "home push", "async", "rows", "rate", "barrier", "pause"]
 
 
-@portions(2)
+@portions(4)
 @settings(
-    max_examples=4,
+    max_examples=2,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # to shrink takes minutes: each example is a job
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -430,8 +457,7 @@ def test_two_jobs_at_once(served: Served) -> None:
 ASYNC = {tested_store.NAME: "dist_async", "KVSTORE_SLICE_BYTES": "131072"}
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("function", ["at_once", "async_failure"])
+@pytest.mark.parametrize(("workers", "function"), each_once([1, 2], ["async_failure", "at_once"]))
 def test_without_rounds(served: Served, workers: int, function: str) -> None:
     run(served(workers, 2, **ASYNC), OWN, function)
 
