@@ -232,7 +232,7 @@ def _waiting(page: CounterPage) -> dict[str, Any]:
 
 
 def test_a_loss_is_counted_by_all_and_recorded(observed: Served) -> None:
-    job = observed(2, 1, **SYNC)
+    job = observed(2, 1, **SYNC, KVSTORE_DEAD_AFTER=pace.variable(1.5))
     workers = job.start_all(BODIES, "survives")
     workers[1].expect("trains")
     workers[1].signal(signal.SIGKILL)

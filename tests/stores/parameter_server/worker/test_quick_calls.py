@@ -112,8 +112,7 @@ def test_values_of_all_shapes_and_types(
     assert (out == filled(shape, kind, calls)).all()
 
 
-@pytest.mark.parametrize("size", [100, 100_000])
-@pytest.mark.parametrize("slice_bytes", [0, 4096, 40_000])
+@pytest.mark.parametrize(("size", "slice_bytes"), each_once([100, 100_000], [0, 4096, 40_000]))
 def test_outs_that_are_values_and_lists_of_one(
     quick: Quick, create: Callable[..., kv.KVStore], size: int, slice_bytes: int
 ) -> None:
@@ -205,9 +204,10 @@ def test_a_key_on_two_servers(quick: Quick, create: Callable[..., kv.KVStore], s
     quick.call(lambda: store.pushpull("small", value[:10], out=out[:10]))
 
 
-@pytest.mark.parametrize("shm", [False, True])
-@pytest.mark.parametrize("servers", [1, 2])
-@pytest.mark.parametrize("names", [[3, 1, 2, 70_000], ["d", "a", "c", "b"]])
+@pytest.mark.parametrize(
+    ("names", "servers", "shm"),
+    each_once([[3, 1, 2, 70_000], ["d", "a", "c", "b"]], [1, 2], [False, True]),
+)
 def test_lists_of_keys(
     quick: Quick, create: Callable[..., kv.KVStore], names: list[Any], servers: int, shm: bool
 ) -> None:
@@ -685,7 +685,7 @@ def test_an_interrupted_wait(
     assert (out == found + 1).all()
 
 
-@pytest.mark.parametrize("size", [1000, 400_000])
+@pytest.mark.parametrize("size", nightly_unless(lambda size: size > 1000, [1000, 400_000]))
 def test_a_server_that_dies_meanwhile(served: Callable[..., ServedJob], size: int) -> None:
     job = served(2, 1, KVSTORE_SAME_HOST_SHM="0", KVSTORE_DEAD_AFTER=pace.variable(2))
     workers = job.start_all("procs_dist", "until_the_server_dies", size)
