@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from click.testing import CliRunner
 from launched import Job
 
+from kvstore.launch.cli import main
 from kvstore.observe.bench import run
 from kvstore.observe.bench.key_lists import BenchKey, KeyList
 from kvstore.observe.bench.worker_group import WorkerGroup
@@ -123,6 +126,21 @@ def test_the_table_and_the_files(bench: Callable[..., Any], job: Job) -> None:
     ("arguments", "words"),
     [
         (("--store", "shard"), "did you mean 'shared'"),
+        (("--store", "local", "--compression", "2bit"), "CapabilityError: store 'local' does not compress"),
+        (("--compression", "2bit", "--dtype", "float64"), "DTypeError"),
+    ],
+)
+def test_an_error_is_one_line(bench: Callable[..., Any], arguments: tuple[str, ...], words: str) -> None:
+    command = bench("--peers", "none", *arguments)
+    assert command.finish() == 1
+    assert words in command.error
+    assert command.shown.count("\n") == 1, command.shown
+    assert command.out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
         (("--store", "mpi"), "--peers mpi"),
         (("--store", "device", "-n", "2"), "for one process"),
         (("-s", "2"), "--servers"),
@@ -135,16 +153,18 @@ def test_the_table_and_the_files(bench: Callable[..., Any], job: Job) -> None:
         (("--keys", "no-such-file"), "neither a file nor one of resnet50"),
         (("--json", "no-such-folder/found.json"), "no-such-folder"),
         (("--keys", "llama-1b-shapes", "-n", "64"), "of memory"),
-        (("--store", "local", "--compression", "2bit"), "CapabilityError: store 'local' does not compress"),
-        (("--compression", "2bit", "--dtype", "float64"), "DTypeError"),
     ],
 )
-def test_an_error_is_one_line(bench: Callable[..., Any], arguments: tuple[str, ...], words: str) -> None:
-    command = bench("--peers", "none", *arguments)
-    assert command.finish() == 1
-    assert words in command.error
-    assert command.shown.count("\n") == 1, command.shown
-    assert command.out == ""
+def test_what_cannot_be_measured_is_refused_in_one_line(
+    tmp_path: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    (tmp_path / "keys").write_text("w 2\n")
+    command = ["bench", "--keys", str(tmp_path / "keys"), "--peers", "none", *arguments]
+    done = CliRunner().invoke(main, command)
+    assert done.exit_code == 1
+    (line,) = done.output.splitlines()
+    assert line.startswith("Error: ")
+    assert words in line
 
 
 def test_a_wrong_sum_is_an_error() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -11,12 +12,18 @@ from typing import Any
 
 import pytest
 from launched import until
+from nightly import nightly_unless
 
 LONG = ("--rounds", "10000")
 
 
-@pytest.mark.parametrize("store", ["shared", "dist_sync"])
-@pytest.mark.parametrize("moment", [pytest.param("starting", marks=pytest.mark.nightly), "measuring"])
+@pytest.mark.parametrize(
+    ("store", "moment"),
+    nightly_unless(
+        lambda *case: case == ("shared", "measuring"),
+        itertools.product(["shared", "dist_sync"], ["starting", "measuring"]),
+    ),
+)
 def test_a_worker_that_is_killed_is_named(bench: Callable[..., Any], store: str, moment: str) -> None:
     command = bench("--store", store, "--peers", "none", *LONG)
     if moment == "measuring":
@@ -54,8 +61,13 @@ def test_a_worker_of_mpi_that_is_killed(bench: Callable[..., Any], mpi: None) ->
     assert [name for name in files if os.path.exists(name)] == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("moment", [pytest.param("starting", marks=pytest.mark.nightly), "measuring"])
+@pytest.mark.parametrize(
+    ("number", "moment"),
+    nightly_unless(
+        lambda *case: case == (signal.SIGTERM, "measuring"),
+        itertools.product([signal.SIGINT, signal.SIGTERM], ["starting", "measuring"]),
+    ),
+)
 def test_a_signal_ends_everything(
     bench: Callable[..., Any], mpi: None, number: signal.Signals, moment: str
 ) -> None:
