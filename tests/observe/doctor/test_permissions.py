@@ -19,21 +19,25 @@ LIMIT = (
 
 
 @pytest.mark.parametrize(
-    ("name", "soft", "subject", "text", "cure"),
+    "limits",
     [
-        ("RLIMIT_MEMLOCK", 64 << 10, "locked memory", "64 KB", "ulimit -l"),
-        ("RLIMIT_NOFILE", 200, "open files", "200", "ulimit -n"),
-        ("RLIMIT_AS", 64 << 30, "address space", "RLIMIT_AS 64 GB", "ulimit -v"),
-        ("RLIMIT_FSIZE", 1 << 30, "address space", "RLIMIT_FSIZE 1 GB", "-f unlimited"),
+        [
+            ("RLIMIT_MEMLOCK", 64 << 10, "locked memory", "64 KB", "ulimit -l"),
+            ("RLIMIT_NOFILE", 200, "open files", "200", "ulimit -n"),
+            ("RLIMIT_AS", 64 << 30, "address space", "RLIMIT_AS 64 GB", "ulimit -v"),
+        ],
+        [("RLIMIT_FSIZE", 1 << 30, "address space", "RLIMIT_FSIZE 1 GB", "-f unlimited")],
     ],
 )
 def test_a_limit_is_a_warning(
-    doctor: Callable[..., Any], name: str, soft: int, subject: str, text: str, cure: str
+    doctor: Callable[..., Any], limits: list[tuple[str, int, str, str, str]]
 ) -> None:
-    found = doctor("--no-tests", before=LIMIT.format(name=name, soft=soft)).found[subject]
-    assert found["level"] == "warning"
-    assert text in found["text"]
-    assert cure in found["cure"]
+    before = "\n".join(LIMIT.format(name=name, soft=soft) for name, soft, *_ in limits)
+    found = doctor("--no-tests", before=before).found
+    for _, _, subject, text, cure in limits:
+        assert found[subject]["level"] == "warning"
+        assert text in found[subject]["text"]
+        assert cure in found[subject]["cure"]
 
 
 def limits(monkeypatch: pytest.MonkeyPatch, soft: int, hard: int = resource.RLIM_INFINITY) -> None:
