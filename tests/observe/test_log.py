@@ -12,7 +12,7 @@ from pathlib import Path
 import pace
 import pytest
 from launched import Job, until
-from nightly import each_once
+from nightly import each_once, nightly_unless
 
 from kvstore.observe.log import LOGGERS
 
@@ -96,7 +96,7 @@ def test_servers_and_scheduler_tell_theirs(job: Job) -> None:
     assert any(text.startswith("the job is over after ") for text in scheduler)
 
 
-@pytest.mark.parametrize("value", [None, ""])
+@pytest.mark.parametrize("value", nightly_unless(lambda value: value is None, [None, ""]))
 def test_nothing_is_told_without_the_variable(job: Job, value: str | None) -> None:
     job.environment |= {"STORE": "dist_sync"} | ({} if value is None else {"KVSTORE_LOG": value})
     assert finish(job.run("-n", "2", "-s", "1", text=TRAIN)) == (0, b"")
@@ -124,6 +124,10 @@ def test_a_wrong_value_says_what_is_allowed(job: Job, value: str, words: bytes) 
     assert err.startswith(b"Error: KVSTORE_LOG=")
     assert words in err
     assert err.count(b"\n") == 1
+
+
+def test_a_wrong_value_is_an_error_of_create(job: Job) -> None:
+    job.environment["KVSTORE_LOG"] = "verbose"
     code, err = finish(job.start("-c", "import kvstore as kv; kv.create('local')"))
     assert code == 1
     assert b"kvstore.errors.ConfigError: KVSTORE_LOG=" in err
@@ -188,7 +192,7 @@ forever()
 
 @pytest.mark.parametrize("kind", ["shared", "dist_sync"])
 def test_a_worker_that_is_killed_is_told_of(job: Job, kind: str) -> None:
-    job.environment |= {"KVSTORE_LOG": "info", "STORE": kind, "KVSTORE_DEAD_AFTER": pace.variable(2)}
+    job.environment |= {"KVSTORE_LOG": "info", "STORE": kind, "KVSTORE_DEAD_AFTER": pace.variable(1.5)}
     job.environment["PROGRAM"] = job.script(LOSS)
     servers = ["-s", "1"] if kind == "dist_sync" else []
     # A launcher ends a job that has lost a worker, unless the worker is no child of its own.

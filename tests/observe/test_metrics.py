@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pace
 import pytest
-from launched import Job, until
+from launched import Job, gone_after, until
 from observation.prometheus import Query, addresses, program, scraping, with_prometheus
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parsed_openmetrics
@@ -264,19 +264,21 @@ def test_a_child_that_is_forked_has_no_metrics(job: Job) -> None:
     os.kill(child, signal.SIGKILL)
 
 
-@pytest.fixture
-def job_with_metrics(job: Job) -> Iterator[Job]:
-    job.environment |= {"STORE": "dist_sync", "KVSTORE_METRICS": ":0"}
-    process, _ = run(job, "-n", "2", "-s", "1")
-    until(lambda: job.said("trained", 0, 1))
-    yield job
-    end(job, process)
+@pytest.fixture(scope="module")
+def job_with_metrics(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    """One job for all that looks at it from outside."""
+    with gone_after(tmp_path_factory.mktemp("metrics")) as job:
+        job.environment |= {"STORE": "dist_sync", "KVSTORE_METRICS": ":0"}
+        process, _ = run(job, "-n", "2", "-s", "1")
+        until(lambda: job.said("trained", 0, 1))
+        yield job
+        end(job, process)
 
 
-@pytest.fixture
-def query(job_with_metrics: Job, tmp_path: Path) -> Iterator[Query]:
+@pytest.fixture(scope="module")
+def query(job_with_metrics: Job) -> Iterator[Query]:
     """Scrape the job each second, and answer expressions."""
-    with scraping(job_with_metrics, addresses(tmp_path / "stderr"), "1s") as ask:
+    with scraping(job_with_metrics, addresses(job_with_metrics.folder / "stderr"), "1s") as ask:
         yield ask
 
 
@@ -300,8 +302,8 @@ def test_prometheus_understands_the_expressions_of_the_dashboard(query: Query) -
 
 
 @with_prometheus
-def test_promtool_finds_nothing_wrong(job_with_metrics: Job, tmp_path: Path) -> None:
-    for address in addresses(tmp_path / "stderr"):
+def test_promtool_finds_nothing_wrong(job_with_metrics: Job) -> None:
+    for address in addresses(job_with_metrics.folder / "stderr"):
         with urllib.request.urlopen(address, timeout=pace.seconds(30)) as answer:
             page = answer.read()
         done = subprocess.run(

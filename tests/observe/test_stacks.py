@@ -41,7 +41,9 @@ def asked_until(process: int, number: int, file: Path, pattern: bytes) -> bytes:
     while not re.search(pattern, file.read_bytes(), re.DOTALL):
         assert time.monotonic() < end, file.read_bytes()
         os.kill(process, number)
-        time.sleep(0.5)
+        again = time.monotonic() + 0.5
+        while time.monotonic() < again and not re.search(pattern, file.read_bytes(), re.DOTALL):
+            time.sleep(0.02)
     return file.read_bytes()
 
 
