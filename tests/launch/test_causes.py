@@ -98,6 +98,7 @@ while True:
 
 
 def test_a_stopped_worker_is_not_waited_for(job: Job) -> None:
+    job.environment["KVSTORE_DEAD_AFTER"] = pace.variable(1.5)
     process = job.run("-n", "2", text=STOPPED)
     until(lambda: job.said("ready", 0, 1))
     os.kill(job.pid("ready", 1), signal.SIGSTOP)
@@ -129,7 +130,7 @@ while True:
 
 
 def test_a_worker_that_never_ends_is_waited_for_no_longer_than_the_deadline(job: Job) -> None:
-    job.environment["KVSTORE_TIMEOUT"] = "5"
+    job.environment["KVSTORE_TIMEOUT"] = pace.variable(2)
     process = job.run("-n", "2", text=HANG)
     until(lambda: job.said("hangs", 0))
     _, err = process.communicate(timeout=pace.seconds(100))

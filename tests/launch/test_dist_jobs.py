@@ -102,7 +102,11 @@ for _ in range(2):
 """
 
 
-@pytest.mark.parametrize("options", [["-n", "2"], ["-n", "2", "-s", "1"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "options",
+    nightly_unless(lambda options: len(options) == 2, [["-n", "2"], ["-n", "2", "-s", "1"]]),
+    ids=" ".join,
+)
 def test_a_store_apart_from_the_other_workers_warns_once(job: Job, options: list[str]) -> None:
     code, _, err = finish(job.run(*options, text=APART.format("device", "")))
     assert code == 0
@@ -115,7 +119,10 @@ def test_a_store_apart_from_the_other_workers_warns_once(job: Job, options: list
 
 @pytest.mark.parametrize(
     ("size", "name", "option"),
-    [("2", "device", ", processes=1"), ("2", "shared", ""), ("2", "local", ""), ("1", "device", "")],
+    nightly_unless(
+        lambda size, name, _: size == "2" and name != "local",
+        [("2", "device", ", processes=1"), ("2", "shared", ""), ("2", "local", ""), ("1", "device", "")],
+    ),
 )
 def test_a_store_of_all_workers_or_one_that_is_meant_to_be_apart_does_not_warn(
     job: Job, size: str, name: str, option: str
@@ -199,7 +206,7 @@ def parts(job: Job) -> Iterator[Parts]:
         process.communicate()
 
 
-@pytest.mark.parametrize("keys", [True, False])
+@pytest.mark.parametrize("keys", nightly_unless(lambda keys: keys, [True, False]))
 def test_scheduler_servers_and_workers_one_by_one(parts: Parts, script: str, keys: bool) -> None:
     if keys:
         assert parts.command("keys", "-n", "2", "-s", "2", "keys").wait(60) == 0
@@ -232,7 +239,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@pytest.mark.parametrize("local", ["0", "1"])
+@pytest.mark.parametrize("local", nightly_unless(lambda local: local == "0", ["0", "1"]))
 def test_one_script_for_all_roles_as_with_mxnet(parts: Parts, script: str, local: str) -> None:
     variables = {
         "DMLC_PS_ROOT_URI": "127.0.0.1",
@@ -297,7 +304,9 @@ def test_the_launcher_s_servers_are_gone_when_it_is_killed(job: Job, script: str
     until(lambda: not job.alive())
 
 
-@pytest.mark.parametrize("folder", ["file", "file/shots", "/proc/nothing"])
+@pytest.mark.parametrize(
+    "folder", nightly_unless(lambda folder: folder == "file/shots", ["file", "file/shots", "/proc/nothing"])
+)
 def test_a_folder_for_snapshots_that_cannot_be_written_ends_the_job_at_its_start(
     job: Job, script: str, folder: str
 ) -> None:

@@ -21,11 +21,13 @@ from typing import Any
 
 import pace
 import pytest
+from click.testing import CliRunner
 from launched import MARK, Job, until
 
 from kvstore import ConfigError
 from kvstore.errors import ProtocolError
 from kvstore.launch.child_process import ProcessRole
+from kvstore.launch.cli import main
 from kvstore.launch.hosts import messages as m
 from kvstore.launch.hosts import remote_hosts
 from kvstore.launch.hosts.host_list import Host, Layout, of_file, of_list, shares
@@ -152,20 +154,20 @@ def test_variables_that_are_carried() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--python", "x"], b"--python is for other hosts"),
-        (["--export", "X=1"], b"--export is for other hosts"),
-        ([*BOTH, "--hostfile", "x"], b"contradict each other"),
-        ([*BOTH, "-s", "1", "--host", "10.0.0.1"], b"--host 10.0.0.1 is for one machine"),
-        ([*BOTH, "-s", "1", "--transport", "ipc"], b"--transport ipc is for one machine"),
-        (["--hosts", ONE + ":1"], b"2 workers do not fit"),
+        (["--python", "x"], "--python is for other hosts"),
+        (["--export", "X=1"], "--export is for other hosts"),
+        ([*BOTH, "--hostfile", "x"], "contradict each other"),
+        ([*BOTH, "-s", "1", "--host", "10.0.0.1"], "--host 10.0.0.1 is for one machine"),
+        ([*BOTH, "-s", "1", "--transport", "ipc"], "--transport ipc is for one machine"),
+        (["--hosts", ONE + ":1"], "2 workers do not fit"),
     ],
 )
-def test_options_that_do_not_go_together(job: Job, arguments: list[str], words: bytes) -> None:
-    process = job.run("-n", "2", *arguments, "x.py")
-    _, err = process.communicate(timeout=pace.seconds(60))
-    assert process.returncode == 1
-    assert err.startswith(b"Error: ")
-    assert words in err
+def test_options_that_do_not_go_together(arguments: list[str], words: str) -> None:
+    done = CliRunner().invoke(main, ["run", "-n", "2", *arguments, "x.py"])
+    assert done.exit_code == 1
+    (line,) = done.output.splitlines()
+    assert line.startswith("Error: ")
+    assert words in line
 
 
 # --------------------------------------------------------------------------------------------------- messages

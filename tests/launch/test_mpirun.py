@@ -17,6 +17,7 @@ from pathlib import Path
 import pace
 import pytest
 from launched import Job, until
+from nightly import nightly_unless
 
 from kvstore import ConfigError
 from kvstore.launch.child_process import ProcessRole
@@ -285,7 +286,7 @@ def ranks(job: Job) -> Ranks:
 
 
 @BOTH
-@pytest.mark.parametrize(("n", "servers"), [(1, 1), (3, 2)])
+@pytest.mark.parametrize(("n", "servers"), nightly_unless(lambda n, _: n > 1, [(1, 1), (3, 2)]))
 def test_ranks_train_with_servers(ranks: Ranks, launcher: Launcher, n: int, servers: int) -> None:
     ranks.check(ranks.start(launcher, n, "-s", str(servers)), n)
 
