@@ -917,7 +917,7 @@ def test_garbage_while_a_job_trains(faults: Faults) -> None:
 
 def test_nothing_grows_over_many_stores(faults: Faults) -> None:
     with faults.job(2, 1) as made:
-        made.start_all(BODIES, "many_stores", 200)
+        made.start_all(BODIES, "many_stores", 100)
         marks = [one["marks"] for one in finish(*made.workers, timeout=60)]
         assert all(first == last for first, last in marks), marks
         assert made.ended(10) == [0, 0]
@@ -1065,7 +1065,7 @@ def test_wrong_keys(faults: Faults) -> None:
 
 @pytest.mark.parametrize("secured", [False, True])
 @pytest.mark.parametrize(
-    "seconds", [4, pytest.param(600, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)])]
+    "seconds", [2, pytest.param(600, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)])]
 )
 def test_floods_of_strangers(faults: Faults, seconds: int, secured: bool) -> None:
     """Ten senders of what never ends, at every port: little memory, few words, and right sums."""

@@ -87,7 +87,7 @@ def test_threads_of_a_local_store(
     check(History(events_of(tmp_path), 4, "local", keeps))
 
 
-@pytest.mark.parametrize("seed", seeds(4))
+@pytest.mark.parametrize("seed", seeds(2))
 def test_shared(job: Callable[..., jobs.Job], tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
     size, keeps, on_peer_loss = draw.choice([2, 3, 4]), draw.choice(["all", "last"]), draw.choice(PEER_LOSS)
@@ -105,7 +105,7 @@ def test_shared(job: Callable[..., jobs.Job], tmp_path: Path, seed: int) -> None
 PEER_LOSS = ["raise", "continue"]
 
 
-@pytest.mark.parametrize("seed", seeds(2))
+@pytest.mark.parametrize("seed", seeds(1))
 @pytest.mark.parametrize("name", ["dist_sync", "dist_async", "hierarchy"])
 def test_on_servers(served: Callable[..., ServedJob], tmp_path: Path, name: str, seed: int) -> None:
     draw = random.Random(f"{name} {seed}")

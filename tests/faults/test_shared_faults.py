@@ -47,7 +47,7 @@ def kill_one(job: MakeJob, folder: Path, seed: int) -> None:
     made.close()
 
 
-@pytest.mark.parametrize("seed", nightly_unless(lambda seed: seed < 6, range(20)))
+@pytest.mark.parametrize("seed", nightly_unless(lambda seed: seed < 3, range(20)))
 def test_a_killed_worker(job: MakeJob, tmp_path: Path, seed: int) -> None:
     kill_one(job, tmp_path, seed)
 
@@ -181,7 +181,7 @@ def test_nobody_is_named_at_an_ordinary_end(job: MakeJob, seed: int) -> None:
 # ------------------------------------------------------------------------------- going on without
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", nightly_unless(lambda seed: seed < 2, range(4)))
 def test_the_living_go_on_where_that_was_asked_for(job: MakeJob, seed: int) -> None:
     draw = random.Random(seed)
     made = job(draw.choice([2, 3, 4]))
@@ -200,7 +200,7 @@ def test_the_living_go_on_where_that_was_asked_for(job: MakeJob, seed: int) -> N
     assert set(results[0]["last"].values()) == {rest}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", nightly_unless(lambda seed: seed < 2, range(4)))
 def test_a_worker_that_is_started_again_joins_in(job: MakeJob, seed: int) -> None:
     draw = random.Random(100 + seed)
     made = job(draw.choice([2, 3, 4]))
@@ -433,7 +433,7 @@ def test_nobody_is_lost_if_all_stand_still(job: MakeJob, size: int) -> None:
     assert made.results() == [size] * size
 
 
-@pytest.mark.parametrize("size", [40_000, 3_000_000])
+@pytest.mark.parametrize("size", nightly_unless(lambda size: size < 100_000, [40_000, 3_000_000]))
 def test_memory_that_was_pushed_in_vain_is_the_callers_again(job: MakeJob, size: int) -> None:
     made = job(2)
     waiting, late = made.start_all(BODIES, "gives_up", size)
