@@ -24,6 +24,7 @@ import jobs
 import pace
 import pytest
 from launched import Job, until
+from nightly import nightly_unless
 
 from kvstore.launch.cli import main
 
@@ -222,7 +223,7 @@ def killed(place: Place, folder: Path, victim: Callable[[int], int]) -> str:
 
 
 @pytest.mark.parametrize(
-    "whom", ["a worker", pytest.param("a server", marks=pytest.mark.nightly), "kvstore run"]
+    "whom", nightly_unless(lambda whom: whom == "kvstore run", ["a worker", "a server", "kvstore run"])
 )
 def test_recommender_goes_on_from_its_checkpoint(place: Place, undisturbed: str, whom: str) -> None:
     folder = place.folder / "checkpoints"
