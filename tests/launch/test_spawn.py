@@ -10,6 +10,7 @@ from typing import Any
 import pace
 import pytest
 from launched import Job, until
+from nightly import nightly_unless
 
 import kvstore as kv
 
@@ -140,7 +141,7 @@ except TimeoutError as error:
     assert out.startswith(f"kvstore.errors not finished after {limit} s: rank 1;")
 
 
-@pytest.mark.parametrize("group", [True, False])
+@pytest.mark.parametrize("group", nightly_unless(lambda group: group, [True, False]))
 def test_ctrl_c_ends_all(job: Job, group: bool) -> None:
     (job.folder / "main.py").write_text(
         f"{HEAD}\ndef fn():\n    say('ready')\n    forever()\n"
