@@ -12,6 +12,7 @@ import numpy as np
 import pace
 import pytest
 from launched import MARK, Job, until
+from nightly import nightly_unless
 
 from kvstore.observe.doctor import children, self_tests, workers
 from kvstore.observe.doctor.self_tests import StoreTest, judged, outcome, store_tests
@@ -27,7 +28,12 @@ def marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     return job
 
 
-@pytest.mark.parametrize("test", store_tests(pace.seconds(60)), ids=lambda test: test.store)
+# test_report.py has all of them every time.
+@pytest.mark.parametrize(
+    "test",
+    nightly_unless(lambda test: test.store == "dist_sync", store_tests(pace.seconds(60))),
+    ids=lambda test: test.store,
+)
 def test_every_store_passes_and_leaves_nothing(test: StoreTest, marked: Job) -> None:
     found = outcome(test, pace.seconds(60))
     assert (found.level, found.subject) == ("ok", f"test {test.store}"), found
