@@ -9,6 +9,7 @@ from .variables import text_of
 
 #: A region is found by an abstract socket and opened by /proc: both are of a namespace.
 _NAMESPACES = ("net", "pid")
+_NO_ADDRESS = "None"
 
 
 def host_identity() -> str:
@@ -19,4 +20,13 @@ def host_identity() -> str:
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     namespaces = (os.readlink(f"/proc/self/ns/{name}") for name in _NAMESPACES)
-    return " ".join((boot, *namespaces, str(os.geteuid()), text_of("host") or ""))
+    return " ".join((boot, *namespaces, str(os.geteuid()), text_of("host")))
+
+
+def is_beside(one: str, other: str) -> bool:
+    """Whether processes with these identities can share memory: an address counts if both have one.
+
+    A launcher gives addresses to servers and not to workers.
+    """
+    (where, _, address), (there, _, another) = one.rpartition(" "), other.rpartition(" ")
+    return where == there and (address == another or _NO_ADDRESS in (address, another))

@@ -253,6 +253,26 @@ def counted(rounds: int) -> dict[str, Any]:
         }
 
 
+def by_way(rounds: int) -> dict[str, Any]:
+    """Push and pull a key of four slices; return what went which way, and the memory of sums that stays."""
+    n = 4 * 32768
+    with create() as store:
+        store.init("w", np.zeros(n, F))
+        store.barrier()
+        before = store.statistics()
+        for t in range(rounds):
+            store.pushpull("w", out := np.full(n, t, F))
+            assert (out == t * store.num_workers).all()
+        after = store.statistics()
+        store.barrier()
+        pool = store._backend._client.host_pool
+        found = {
+            name: [now - then for now, then in zip(getattr(after, name), getattr(before, name), strict=True)]
+            for name in ("sent", "received")
+        }
+        return {**found, "kept": 0 if pool is None else pool.nbytes}
+
+
 def set_again(times: int) -> None:
     """Set codecs, of which a slow worker hears late: that is no disagreement."""
     with create() as store:

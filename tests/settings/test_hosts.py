@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from kvstore.errors import ConfigError
-from kvstore.settings.hosts import host_identity
+from kvstore.settings.hosts import host_identity, is_beside
 from kvstore.settings.options import store_config
 
 CODE = "from kvstore.settings.hosts import host_identity; print(host_identity())"
@@ -32,6 +32,27 @@ def test_another_network_namespace_is_another_host() -> None:
         pytest.skip("no network namespaces here")
     found = subprocess.run([*unshare, sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
     assert found.stdout.strip() != host_identity()
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "beside"),
+    [
+        ("", "", True),
+        ("127.0.0.2", "127.0.0.2", True),
+        ("127.0.0.2", "", True),
+        ("", "127.0.0.2", True),
+        ("127.0.0.2", "127.0.0.3", False),
+    ],
+)
+def test_who_shares_memory(monkeypatch: pytest.MonkeyPatch, one: str, other: str, beside: bool) -> None:
+    found = []
+    for address in (one, other):
+        monkeypatch.setenv("KVSTORE_HOST", address)
+        found.append(host_identity())
+    assert is_beside(*found) is beside
+    boot, *rest = found[0].split(" ")
+    assert not is_beside(" ".join((boot + "0", *rest)), found[1])
+    assert not is_beside(found[0], "")
 
 
 @pytest.mark.parametrize("value", ["auto", "host", "flat"])

@@ -78,6 +78,8 @@ class ServedJob(jobs.Job):
         }
         if role == "scheduler":
             environment.setdefault("KVSTORE_SCHEDULER", "tcp://127.0.0.1:0")
+        else:  # beside the workers of the host with this number, see `start_on`
+            environment.setdefault("KVSTORE_HOST", _address(rank))
         request = {
             "module": module, "function": function or role, "arguments": [], "variables": environment
         }  # fmt: skip
@@ -109,8 +111,12 @@ def start_on(
     job: ServedJob, host: int, rank: int, module: str, function: str, *arguments: Any, **variables: str
 ) -> jobs.Worker:
     """Start one worker, or one in the place of another."""
-    settings = {"KVSTORE_HIERARCHY": "host", "KVSTORE_HOST": f"127.0.0.{host + 1}", **variables}
+    settings = {"KVSTORE_HIERARCHY": "host", "KVSTORE_HOST": _address(host), **variables}
     return job.start(module, function, *arguments, rank=rank, **settings)
+
+
+def _address(host: int) -> str:
+    return f"127.0.0.{host + 1}"
 
 
 def scheduler() -> None:

@@ -13,12 +13,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from ...arrays.grouping import Key
+from ...compression import Codec
 from ...errors import FencedError, KVStoreError
 from ..parameter_server.protocol.failures import raised
 from ..parameter_server.protocol.messages import Failure, Kind, PayloadLocation, Record, Slice
@@ -29,6 +31,7 @@ from ..parameter_server.worker.replies import elements
 from ..shared.native import _shared as shm
 from .packing import HostPacking
 from .region import Handle, HostRegion
+from .shared_parts import SharedParts
 
 log = logging.getLogger("kvstore.ps")
 
@@ -49,14 +52,6 @@ class Exchange(NamedTuple):
         """Whether it is still this worker's to complete."""
         return shm.holds(self.handle, self.round)
 
-    def take(self, part: Slice, record: Record, frames: Sequence[Any]) -> bool:
-        """Put what the servers answer where all workers of the host read it."""
-        if self.held:  # else another has taken it over, and the memory is that of a later round
-            value = elements(frames[record.frame], record.offset, self.handle.dtype, part.stop - part.start)
-            np.copyto(self.handle.value(other=True), value)
-            shm.close_held(self.handle, self.round, True)
-        return True
-
     def fail(self, failure: Failure) -> None:
         """Have all workers of the host told why the round came to nothing."""
         if self.held:
@@ -71,7 +66,7 @@ class HostCarrier:
         self, client: Client, region: HostRegion, parts: dict[Key, Slice], settings: Settings
     ) -> None:
         self._client, self._region, self._parts, self._settings = client, region, parts, settings
-        self._packing = HostPacking(region.job)
+        self._packing, self._shared = HostPacking(region.job), SharedParts(client)
         self._queue: deque[Exchange] = deque()
         self._open: list[tuple[PendingOperation, list[Exchange]]] = []
         self._stopping = False
@@ -103,7 +98,11 @@ class HostCarrier:
 
     def _sum(self, exchange: Exchange) -> None:
         try:
-            shm.sum_opened(exchange.handle, exchange.handle.value(other=True))
+            total = exchange.handle.value(other=True)
+            if self._codec(exchange.handle) is None:
+                near = self._shared.place(*exchange, self._parts[exchange.handle.key].server)
+                total = total if near is None else near
+            shm.sum_opened(exchange.handle, total)
         except BaseException as error:
             exchange.fail(Failure("KVStoreError", f"worker {self._client.rank} could not sum: {error!r}"))
             raise
@@ -126,6 +125,7 @@ class HostCarrier:
         if patiently and left and not (self._client.failed or self._client.member.broken):
             requests = [self._request(one, Kind.PUSH) for one in left]
             self._client.perform(requests, "the last sums of a host to be taken in")
+        self._shared.close()
 
     # ------------------------------------------------------------------------------------- in the thread
 
@@ -158,14 +158,35 @@ class HostCarrier:
         handle, round = exchange
         part = self._parts[handle.key]
         version, clock = self._settings(handle, round)
-        codec, coding = self._packing.codec(), (0, 0.0)
-        if codec is not None and codec.compiled is not None and handle.dtype == np.float32:
-            data, coding = as_bytes(self._packing.pack(handle, round, codec)), codec.compiled
+        head, take = (kind, part.id, 0, round, version, clock), partial(self._take, exchange)
+        if (there := self._shared.payload(handle, round)) is not None:
+            return Request(part.server, Record(*head, **there), (), take, part)
+        if (codec := self._codec(handle)) is not None:
+            data, coding = as_bytes(self._packing.pack(handle, round, codec)), codec.compiled or (0, 0.0)
         else:
-            data = as_bytes(handle.value(other=True))
-        place = PayloadLocation.FRAME
-        record = Record(kind, part.id, 0, round, version, clock, *coding, place=place, nbytes=len(data))
-        return Request(part.server, record, (data,), exchange.take, part)
+            data, coding = as_bytes(handle.value(other=True)), (0, 0.0)
+        record = Record(*head, *coding, place=PayloadLocation.FRAME, nbytes=len(data))
+        return Request(part.server, record, (data,), take, part)
+
+    def _codec(self, handle: Handle) -> Codec | None:
+        """Return what packs the sums of a key; None: nothing does."""
+        codec = self._packing.codec()
+        packs = codec is not None and codec.compiled is not None and handle.dtype == np.float32
+        return codec if packs else None
+
+    def _take(self, exchange: Exchange, part: Slice, record: Record, frames: Sequence[Any]) -> bool:
+        """Put what a server answers where all workers of the host read it; False: ask for it once more."""
+        handle, round = exchange
+        if exchange.held:  # else another has taken it over, and the memory is that of a later round
+            value = handle.value(other=True)
+            if record.place != PayloadLocation.SHARED:
+                count = part.stop - part.start
+                np.copyto(value, elements(frames[record.frame], record.offset, handle.dtype, count))
+            elif not self._shared.copy(part.server, record, value):
+                return False
+            shm.close_held(handle, round, True)
+        self._shared.give_back(handle, round)
+        return True
 
     def _end_all(self) -> None:
         """Tell of exchanges that came to nothing."""
@@ -177,6 +198,8 @@ class HostCarrier:
                     raise raised(operation.error)
                 for exchange in exchanges:
                     exchange.fail(operation.error)
+                    if not (self._client.failed or self._client.member.broken):
+                        self._shared.give_back(*exchange)  # else a server may yet read it
 
     def _look_after(self) -> None:
         """See now and then that no round waits for somebody to open it."""

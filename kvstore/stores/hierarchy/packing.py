@@ -74,8 +74,9 @@ class HostPacking:
         version = shm.settings_version(self._job)
         if version != self._version:
             with shm.Lock(self._job):
-                self._version, found = shm.settings_version(self._job), self._read()
+                version, found = shm.settings_version(self._job), self._read()
             self._codec = create(found["codec"]) if found["codec"] else None
+            self._version = version  # last: two threads come here
         return self._codec
 
     def pack(self, handle: Handle, round: int, codec: Codec) -> Array:

@@ -17,6 +17,8 @@ from procs_hierarchy import SHAPES, VERBS
 from references import DTYPES, dtype_of, is_float
 from servers import ServedJob, start_on_hosts
 
+from kvstore.observe.counters import SHARED, STREAM
+
 SUMS, ROUNDS, OWN, HOSTS = "procs_shared", "procs_shared_rounds", "procs_dist", "procs_hierarchy"
 
 Served = Callable[..., ServedJob]
@@ -244,6 +246,19 @@ def test_each_worker_counts_rounds_and_each_host_its_bytes_once(served: Served, 
         of_host = [one for one, there in zip(counted, hosts, strict=True) if there == host]
         for way in ("sent", "received"):
             assert size <= sum(one[way] for one in of_host) <= 1.02 * size, (way, of_host)
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_what_a_host_has_for_its_own_server_goes_through_memory(served: Served, shares: bool) -> None:
+    """Each of two hosts has a server, and that has half of the slices."""
+    found = run(served, TWO_BY_TWO, HOSTS, "by_way", 40, KVSTORE_SAME_HOST_SHM=str(int(shares)))
+    half = 2 * 131072 * 40
+    for host in (found[:2], found[2:]):
+        for way in ("sent", "received"):
+            ways = [sum(several) for several in zip(*(one[way] for one in host), strict=True)]
+            expected = {SHARED: half, STREAM: half} if shares else {STREAM: 2 * half}
+            assert {number: nbytes for number, nbytes in enumerate(ways) if nbytes} == expected
+    assert all(one["kept"] <= 4 << 20 for one in found)  # 10 MB, if memory were not used again
 
 
 def test_stores_side_by_side(served: Served) -> None:

@@ -176,8 +176,11 @@ cdef class SliceState:
 
 
 cdef tuple part_of(const kp_part *part):
-    cdef bint mapped = part.at != NULL and part.request.place == KP_SHARED  # its data is a segment's
-    record, frames = request_of(&part.request, NULL if mapped else part.data)
+    cdef kp_record r = part.request
+    if part.at != NULL and r.place == KP_SHARED:  # its data is a segment, and no message's
+        r.frame = 0
+        return from_record(&r), (<object>part.data.owner,)
+    record, frames = request_of(&r, part.data)
     return record, frames if part.more == NULL else (*frames, *payload_of(part.more))
 
 

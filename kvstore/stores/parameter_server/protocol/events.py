@@ -298,6 +298,8 @@ class Attachment(NamedTuple):
     rank: int
     incarnation: int
     memory: str | None
+    #: Identity of the worker's host, where the server shares memory with workers of its own host only.
+    host: str = ""
 
 
 class End(NamedTuple):

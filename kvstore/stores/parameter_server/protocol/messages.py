@@ -31,7 +31,7 @@ COPIED = 16 * 1024
 SPAN = 65536
 
 #: Version of everything in this file; processes of another version are refused.
-PROTOCOL = 5
+PROTOCOL = 6
 
 
 class Kind(enum.IntEnum):
@@ -477,6 +477,8 @@ class Attach(msgspec.Struct, frozen=True, tag=True):
     """Where this process's shared memory is, if it offers any; see `transport.shared_buffers`."""
     report: int = 1 << 20
     """Bytes of requests after which it is told that they have come, if no answer tells it."""
+    host: str = ""
+    """Of a worker that pushes for its host: its identity. Servers of other hosts share no memory with it."""
 
 
 class Attached(msgspec.Struct, frozen=True, tag=True):

@@ -12,7 +12,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -163,10 +163,10 @@ class ServerLoop:
             if type(message) is m.Attach:
                 self._attaching[peer] = message.store, message.rank
                 log.debug("worker %d attaches to store %d", message.rank, message.store)
-            segments = self._storage.reach(message) if isinstance(message, Batch) else {}
-            self._step(events.Received(peer, message))
             if isinstance(message, Batch):
-                self._link(peer, message, segments)
+                self._take(peer, *self._storage.reach(message))
+            else:
+                self._step(events.Received(peer, message))
         now = time.monotonic()
         if now - self._ticked >= _TICK:
             self._ticked = now
@@ -174,6 +174,11 @@ class ServerLoop:
             self._compare_clocks()
             self._stragglers.look(now)
         self._look_after_snapshots(now)
+
+    def _take(self, peer: Hashable, batch: Batch, segments: Mapping[int, Any]) -> None:
+        """Handle requests of a worker, whose shared memory has these segments."""
+        self._step(events.Received(peer, batch))
+        self._link(peer, batch, segments)
 
     def _compare_clocks(self) -> None:
         """Ask the scheduler for its time, if a timeline is recorded."""
@@ -225,7 +230,7 @@ class ServerLoop:
         handler = self._handlers.get(type(action))
         return None if handler is None else handler(action)
 
-    def _link(self, peer: Hashable, batch: Batch, segments: dict[int, Any]) -> None:
+    def _link(self, peer: Hashable, batch: Batch, segments: Mapping[int, Any]) -> None:
         """Have the next requests of a worker's stream handled without Python, as far as that goes."""
         link = self._sockets.link_of(peer)
         if link is None or link.session.gone:

@@ -73,7 +73,7 @@ class StoreSessions:
                 session.push_for_host(seat)
             self.by_rank[attach.rank] = session
             self._effects.actions.append(
-                Attachment(self._store, attach.rank, attach.incarnation, attach.memory)
+                Attachment(self._store, attach.rank, attach.incarnation, attach.memory, attach.host)
             )
         session.peer = peer
         session.report_after = max(1, attach.report)

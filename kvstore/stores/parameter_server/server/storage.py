@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 
 from ....errors import KVStoreError, ProtocolError, StateFileError
 from ....kernels import cpu
+from ....settings.hosts import host_identity, is_beside
 from ....settings.parameter_server import PsConfig
 from ..native._native import SliceValue, TableRows
 from ..protocol import events
@@ -81,7 +81,7 @@ class ServerStorage:
         return events.Applied(action.store, [], self.shard(action.store).rounds.abort())
 
     def _job(self, store: int, job: events.SliceRound, shard: StoreShard) -> SliceUpdate:
-        parts = [(rank, self._payload(store, rank, record, frames)) for rank, record, frames in job.parts]
+        parts = [(rank, _payload(record, frames)) for rank, record, frames in job.parts]
         outs: list[Any] = []
         written = set()
         for (rank, payload), (_, record, _) in zip(parts, job.parts, strict=True):
@@ -91,28 +91,37 @@ class ServerStorage:
         self._in_place[store, job.slice] = written
         return SliceUpdate(job.slice, job.round, parts, job.version, job.clock, tuple(outs))
 
-    def _payload(self, store: int, rank: int, record: Record, frames: Sequence[Any]) -> Payload:
-        """Find a payload; an error in its place fails whoever looks at it."""
-        data: Any = b""
-        if record.place == PayloadLocation.SHARED:
-            data = self._shared(store, rank, record)
-        elif record.place == PayloadLocation.FRAME:
-            data = _of_frames(record, frames)
-        return Payload(data, record.coding, record.threshold, record.rows)
+    def reach(self, batch: Batch) -> tuple[Batch, Mapping[int, Any]]:
+        """Put what lies in shared memory beside the frames; return the segments by number, too.
 
-    def reach(self, batch: Batch) -> dict[int, Any]:
-        """Map the segments that requests lie in, and return them: their worker may die before they are read.
-
-        What is wrong with one is said when it is read.
+        Their worker may die before they are read. Requests of one that is gone already are left out, as what
+        has not come.
         """
+        if not any(record.place == PayloadLocation.SHARED for record in batch.records):
+            return batch, {}
         buffers = self._worker_buffers.get((batch.store, batch.rank))
-        found: dict[int, Any] = {}
+        records, frames = [], list(batch.frames)
+        for record in batch.records:
+            if record.place == PayloadLocation.SHARED:
+                memory = self._shared(buffers, batch.rank, record)
+                if memory is None:
+                    continue
+                frames.append(memory)
+                record = record._replace(frame=len(frames) - 1, offset=0)
+            records.append(record)
+        there = {} if buffers is None else buffers.segments
+        return batch._replace(records=records, frames=tuple(frames)), there
+
+    def _shared(self, buffers: PeerBuffers | None, rank: int, record: Record) -> Any:
+        """View a payload; an error in its place fails whoever looks at it. None: its worker is gone."""
         if buffers is None:
-            return found
-        for segment in {record.frame for record in batch.records if record.place == PayloadLocation.SHARED}:
-            with contextlib.suppress(ProtocolError):
-                found[segment] = buffers.segment(segment)
-        return found
+            return ProtocolError(f"worker {rank} speaks of memory that server {self._server} cannot read")
+        try:
+            return buffers.view(record.frame, record.offset, record.nbytes)
+        except ProtocolError as error:
+            if isinstance(error.__cause__, FileNotFoundError | ProcessLookupError):
+                return None
+            return ProtocolError(f"server {self._server}, memory of worker {rank}: {error}")
 
     def reads_here(self, store: int, rank: int) -> bool:
         """Whether a worker reads this process's memory."""
@@ -122,15 +131,6 @@ class ServerStorage:
         """Return the value of a slice; None: it is not here."""
         return self.shard(store).held(slice)
 
-    def _shared(self, store: int, rank: int, record: Record) -> Any:
-        buffers = self._worker_buffers.get((store, rank))
-        if buffers is None:
-            return ProtocolError(f"worker {rank} speaks of memory that server {self._server} cannot read")
-        try:
-            return buffers.view(record.frame, record.offset, record.nbytes)
-        except ProtocolError as error:
-            return ProtocolError(f"server {self._server}, memory of worker {rank}: {error}")
-
     # ------------------------------------------------------------------------------------------- values
 
     def write(self, action: events.Write) -> events.Applied:
@@ -138,7 +138,7 @@ class ServerStorage:
         shard, record = self.shard(action.store), action.record
         failure = None
         try:
-            payload = self._payload(action.store, action.rank, record, action.frames)
+            payload = _payload(record, action.frames)
             if record.kind == Kind.PUT_STATE:
                 shard.put_state(action.slice, bytes(payload.data))
             else:
@@ -254,7 +254,8 @@ class ServerStorage:
         old = self._worker_buffers.pop(key, None)
         if old is not None:
             old.close()
-        buffers = PeerBuffers.open(action.memory, writes=True) if action.memory else None
+        beside = not action.host or is_beside(action.host, host_identity())
+        buffers = PeerBuffers.open(action.memory, writes=True) if action.memory and beside else None
         if buffers is None:
             return ""
         self._worker_buffers[key] = buffers
@@ -341,6 +342,18 @@ def _rows_found(ids: Any, rows: Any) -> tuple[Record, list[Any]]:
 def _one(record: Record, frames: Sequence[Any]) -> memoryview:
     view = memoryview(frames[record.frame]).cast("B")
     return view[record.offset : record.offset + record.nbytes]
+
+
+def _payload(record: Record, frames: Sequence[Any]) -> Payload:
+    """Find a payload; an error in its place fails whoever looks at it."""
+    data: Any = b""
+    if record.place == PayloadLocation.SHARED:
+        memory = frames[record.frame]
+        wrong = isinstance(memory, ProtocolError)
+        data = memory if wrong else memory[record.offset : record.offset + record.nbytes]
+    elif record.place == PayloadLocation.FRAME:
+        data = _of_frames(record, frames)
+    return Payload(data, record.coding, record.threshold, record.rows)
 
 
 def _of_frames(record: Record, frames: Sequence[Any]) -> Any:

@@ -95,8 +95,10 @@ class Client:
         assert welcome is not None
         self.rank, self.size = welcome.rank, welcome.size
         self.local_rank, self.local_size = self._process.place(self.rank, self.size)
-        if self.member.seats:  # what lies in memory of one worker cannot be the part of a host
-            self.pool = None
+        #: Memory of what this worker pushes for its host; its own pushes have none then.
+        self.host_pool: SharedBufferPool | None = None
+        if self.member.seats:
+            self.pool, self.host_pool = None, self.pool
         self._process.opened(self)
 
     @property

@@ -26,6 +26,7 @@ from kvstore.kernels import cpu
 from kvstore.observe.native._observe import Counters
 from kvstore.optimizer import states
 from kvstore.optimizer.builtin import arrays_of
+from kvstore.settings.hosts import host_identity
 from kvstore.settings.parameter_server import PsConfig
 from kvstore.settings.roles import Roles
 from kvstore.stores.parameter_server.native._native import Link
@@ -163,9 +164,9 @@ class Worker:
             self.stream.close()
         self.stream = None
 
-    def attach(self, epoch: int) -> None:
+    def attach(self, epoch: int, host: str = "") -> None:
         handle = self.pool.handle()
-        attach = m.Attach(0, self.rank, self.incarnation, epoch, JOB, memory=handle)
+        attach = m.Attach(0, self.rank, self.incarnation, epoch, JOB, memory=handle, host=host)
         self.server.sockets.inbox.append((self.peer, attach))
         self.server.pump()
 
@@ -929,6 +930,85 @@ def test_an_answer_is_read_before_a_sum_of_the_same_message(server: Server) -> N
     server.pump()
     assert server.workers[0].answers[3] == [Answer(K.VALUE, 1, ones(1).tobytes())]
     assert server.values()[0] == (2, ones(9).tobytes())
+
+
+# ------------------------------------------------------------------------------------------ parts of hosts
+
+#: Workers 0 and 1 are of one host, worker 2 is of another.
+SEATS = ((0, 0), (1, 0), (2, 2))
+
+
+def begun_by_hosts(server: Server, host: str = "") -> None:
+    """Have a value in slice 0, and workers that push for their hosts."""
+    for rank in range(3):
+        server.workers[rank] = Worker(server, rank, 100 + rank)
+    server.view(seats=SEATS)
+    for worker in server.workers.values():
+        worker.attach(server.epoch, host)
+        worker.open()
+    server.send(0, [push(1, 0, kind=K.INIT)], [ones(7)])
+    server.pump()
+
+
+def put(server: Server, rank: int, sequence: int, round_: int, value: float) -> Record:
+    """Put a part into memory of a worker, and ask for what comes of it."""
+    block = server.workers[rank].pool.take(32)
+    assert block is not None
+    block.array[:] = ones(value).view(np.uint8)
+    record = push(sequence, round_, kind=K.PUSHPULL)
+    return record._replace(place=P.SHARED, frame=block.segment, offset=block.offset)
+
+
+@pytest.mark.parametrize("dies", [False, True])
+@pytest.mark.parametrize("packed", [False, True])  # a sum of both kinds of parts is Python's
+def test_a_part_of_a_host_lies_in_memory_of_who_has_sent_it(server: Server, packed: bool, dies: bool) -> None:
+    begun_by_hosts(server)
+    put(server, 0, 0, 0, 100)  # at the same place of another worker's memory
+    for round_ in (1, 2):
+        server.send(1, [put(server, 1, round_, round_, round_)], [])
+        server.pump()
+        if dies and round_ == 2:
+            server.workers.pop(1).close()
+            server.view(seats=SEATS, losses=(m.Loss("worker", 1, 5.0),))
+        if packed:
+            record = push(round_, round_)._replace(coding=TWO_BIT, threshold=0.5, nbytes=4)
+            server.send(2, [record], [bytes([PARTS[0]] * 2 + [0, 0])])
+        else:
+            server.send(2, [push(round_, round_)], [ones(0.5)])
+        server.pump()
+    other = np.array([0.5, -0.5, 0, 0.5] * 2, np.float32) if packed else ones(0.5)
+    assert server.values()[0] == (2, (ones(2) + other).tobytes())
+
+
+def test_a_part_whose_worker_died_before_it_was_found_has_not_come(server: Server) -> None:
+    begun_by_hosts(server)
+    record = put(server, 1, 1, 1, 5)
+    server.workers[1].pool.close()
+    server.send(1, [record], [])
+    server.pump()
+    server.send(2, [push(1, 1, kind=K.PUSHPULL)], [ones(1)])
+    server.pump()
+    assert server.workers[2].answers == {}
+    server.send(0, [push(2, 1, kind=K.PUSHPULL)], [ones(5)])  # the same sum, as another of its host sends it
+    server.pump()
+    assert server.workers[2].answers[1] == [Answer(K.VALUE, 1, ones(6).tobytes())]
+
+
+def test_only_a_server_of_the_host_shares_memory_with_who_pushes_for_it(server: Server) -> None:
+    here = host_identity()
+    begun_by_hosts(server, here)
+    assert all(worker.memory is not None for worker in server.workers.values())
+    worker = server.workers[1] = Worker(server, 1, 500)
+    server.view(seats=SEATS)
+    worker.attach(server.epoch, f"0{here}")
+    assert server.session(1) is not None
+    assert worker.memory is None
+    server.send(1, [put(server, 1, 1, 1, 5)], [])  # says that it does, all the same
+    server.send(2, [push(1, 1, kind=K.PUSHPULL)], [ones(1)])
+    worker.open()
+    server.send(1, [put(server, 1, 1, 1, 5)], [])
+    server.pump()
+    assert [one.kind for one in server.workers[2].answers[1]] == [K.FAILED]
 
 
 # -------------------------------------------------------------------------------------------- packed sums

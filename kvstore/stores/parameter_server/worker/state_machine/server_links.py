@@ -253,9 +253,9 @@ class ServerLinks:
             known = {} if link.attached else dict(member.first_rounds) | link.requests.accepted
             who = (member.welcome.store, member.welcome.rank, self._hello.incarnation, member.epoch)
             met = link.met and link.join_epoch >= member.join_epoch
-            memory = "" if member.seats else self._memory  # parts are those of hosts, whose memory is none
-            how = met, member.rejoining, memory, self._options.report
-            attach = m.Attach(*who, self._hello.job, tuple(known.items()), *how)
+            host = self._hello.host if member.seats else ""
+            how = met, member.rejoining, self._memory, self._options.report
+            attach = m.Attach(*who, self._hello.job, tuple(known.items()), *how, host=host)
             actions.append(Send(server, attach))
 
     def attached(self, server: int, message: m.Attached, now: float, actions: list[Action]) -> None:
