@@ -198,6 +198,8 @@ def unique_ids(ids, int64_t rows):
     """
     cdef int64_t *p = <int64_t *>pointer(ids, KV_I64, cnp.PyArray_SIZE(<cnp.ndarray?>ids), True)
     cdef ptrdiff_t n = cnp.PyArray_SIZE(<cnp.ndarray>ids), kept
+    if do_ascend(p, n, rows):
+        return ids
     if rows > 256 * <int64_t>n:  # a map of a huge table costs more than a sort of a few ids
         check_ids(p, n, 0, rows)
         ids.sort()
@@ -215,8 +217,11 @@ def unique_ids(ids, int64_t rows):
 
 def ascending_ids(ids, int64_t rows):
     """Whether the int64 `ids` ascend, none twice, within ``0 <= id < rows``."""
-    cdef const int64_t *p = ids_of(ids)
-    cdef ptrdiff_t i, n = cnp.PyArray_SIZE(<cnp.ndarray>ids)
+    return bool(do_ascend(ids_of(ids), cnp.PyArray_SIZE(<cnp.ndarray>ids), rows))
+
+
+cdef bint do_ascend(const int64_t *p, ptrdiff_t n, int64_t rows) noexcept:
+    cdef ptrdiff_t i
     cdef bint wrong = n > 0 and (p[0] < 0 or p[n - 1] >= rows)
     with nogil:
         for i in range(1, n):

@@ -330,6 +330,9 @@ class KVStore(KVStoreBase):
         ShapeError
             The numbers of outputs and `row_ids` differ, or the shapes do not match.
         """
+        quick = self._backend.has_quick_row_sparse_pull and type(priority) is int and not async_op
+        if quick and not self._steps and self._quickly(key, row_ids, out, "row_sparse_pull"):
+            return None
         wanted, rank = pair_rows(key, out, row_ids), _whole(priority)
         keys: list[Group] = [(name, []) for name, _ in wanted]
         if self._steps and (step := self._own_step(async_op)) and step.has_any(keys):
@@ -938,6 +941,8 @@ class KVStore(KVStoreBase):
                     done = self._backend.quick_pushpull(key, value, out)
                 elif verb == "push":
                     done = self._backend.quick_push(key, value)
+                elif verb == "row_sparse_pull":
+                    done = self._backend.quick_row_sparse_pull(key, out, value)
                 else:
                     done = self._backend.quick_pull(key, out)
                 if not done:

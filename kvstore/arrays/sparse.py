@@ -177,8 +177,13 @@ def _canonical(
 
 def checked(value: RowSparseArray) -> RowSparseArray:
     """Return `value`, or what its constructor makes of it, or raises, where its parts were changed since."""
+    return value if is_canonical(value) else RowSparseArray(value.data, value.indices, value.shape)
+
+
+def is_canonical(value: RowSparseArray) -> bool:
+    """Whether the parts of `value` are still as its constructor makes them."""
     data, ids = value.data, value.indices
-    if (
+    return (
         cpu.is_plain(data)
         and cpu.is_plain(ids)
         and ids.dtype == np.int64
@@ -186,9 +191,7 @@ def checked(value: RowSparseArray) -> RowSparseArray:
         and data.shape[1:] == value.shape[1:]
         and ids.shape == data.shape[:1]
         and cpu.ascending_ids(ids, value.shape[0])
-    ):
-        return value
-    return RowSparseArray(data, ids, value.shape)
+    )
 
 
 def kind_of(value: Any) -> tuple[str, str, tuple[int, ...]]:

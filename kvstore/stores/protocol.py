@@ -50,6 +50,8 @@ class Backend(Protocol):
     quick_lists: bool = False
     #: Whether there are `quick_push` and `quick_pull`.
     has_quick_push_and_pull: bool = False
+    #: Whether there is `quick_row_sparse_pull`.
+    has_quick_row_sparse_pull: bool = False
     #: Whether the store supports `bind`.
     can_bind: bool = False
     #: Whether the store sends gradients, so that they can be compressed.
@@ -151,6 +153,10 @@ class Backend(Protocol):
 
     def quick_pull(self, key: Any, out: Any) -> bool | Callable[[], None]:
         """With `has_quick_push_and_pull`: as `quick_pushpull`."""
+        return False
+
+    def quick_row_sparse_pull(self, key: Any, out: Any, ids: Any) -> bool | Callable[[], None]:
+        """With `has_quick_row_sparse_pull`: as `quick_pushpull`, of one key."""
         return False
 
     def row_sparse_pull(self, wanted: list[tuple[Key, list[tuple[RowSparseArray, Any]]]]) -> None:

@@ -39,6 +39,7 @@ from .optimizer import WorkerOptimizer
 from .pulls import Pulls, delivering
 from .pushes import Pushes
 from .quick_calls import QuickCalls
+from .quick_rows import QuickRowCalls
 from .reads import ConsistentReads
 from .replies import CollectStates
 from .request_builder import RequestBuilder, read_requests, state_requests
@@ -55,7 +56,7 @@ class DistBackend(Backend):
     waits_concurrently = True
     can_compress = True
     logger = "kvstore.ps"
-    quick_lists = has_quick_push_and_pull = True
+    quick_lists = has_quick_push_and_pull = has_quick_row_sparse_pull = True
     #: Whether pushes count in rounds, or each as it comes.
     synchronous = True
 
@@ -81,6 +82,7 @@ class DistBackend(Backend):
         reads = ConsistentReads(client, keys, self._pushes.calls, config.timeout)
         self._pulls = Pulls(client, keys, self._memory, self._gpus, reads if self.synchronous else None)
         self._quick = QuickCalls(client, keys, self._pushes, self._pulls, slices, self._memory)
+        self._quick_rows = QuickRowCalls(client, keys, self._quick)
         self._values = InitialValues(self._pushes, self._pulls)
         if config.threads:
             cpu.set_threads(config.threads)
@@ -168,12 +170,18 @@ class DistBackend(Backend):
         return self._quick.pushpull(key, value, out)
 
     def quick_push(self, key: Any, value: Any) -> bool | Finish:
-        """As `quick_pushpull`."""
+        """As `quick_pushpull`; or rows of a table."""
+        if isinstance(value, RowSparseArray):
+            return self._quick_rows.push(key, value)
         return self._quick.push(key, value)
 
     def quick_pull(self, key: Any, out: Any) -> bool | Finish:
         """As `quick_pushpull`."""
         return self._quick.pull(key, out)
+
+    def quick_row_sparse_pull(self, key: Any, out: Any, ids: Any) -> bool | Finish:
+        """One table, one out, and its ids in one array of integers."""
+        return self._quick_rows.pull(key, out, ids)
 
     def row_sparse_pull(self, wanted: list[tuple[Key, list[tuple[RowSparseArray, Any]]]]) -> None:
         """Gather rows."""

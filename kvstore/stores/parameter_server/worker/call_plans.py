@@ -85,7 +85,7 @@ class CallPlan:
         self.integral = any(key.dtype.kind in "iu" for key in keys)
         self.is_float32 = all(key.dtype == _F32 for key in keys)
         #: Keys whose values may go through memory that the servers read.
-        self.large = [at for at, key in enumerate(keys) if key.nbytes >= SHARED_BYTES]
+        self.large = [at for at, key in enumerate(keys) if key.nbytes >= SHARED_BYTES and not key.sparse]
         self.nbytes = sum(key.nbytes for key in keys)
         servers = sorted({part.server for key in keys for part in key.parts})
         self.server_numbers = servers
@@ -112,10 +112,10 @@ class CallPlan:
 
 
 class CallPlans:
-    """The plans of one store for calls of one kind."""
+    """The plans of one store for calls of one kind, with dense keys or with tables."""
 
-    def __init__(self, kind: Kind, client: Client, keys: KeyDirectory) -> None:
-        self._kind, self._client, self._directory = kind, client, keys
+    def __init__(self, kind: Kind, client: Client, keys: KeyDirectory, tables: bool = False) -> None:
+        self._kind, self._client, self._directory, self._tables = kind, client, keys, tables
         self._single: dict[Key, CallPlan] = {}
         self._lists: dict[tuple[Key, ...], tuple[list[Key], CallPlan | None]] = {}
         self._changes = -1
@@ -144,7 +144,7 @@ class CallPlans:
 
     def _made(self, names: list[Key]) -> CallPlan | None:
         found = [self._directory.get(name) for name in names]
-        keys = [key for key in found if key is not None and key.nbytes and not key.sparse]
+        keys = [key for key in found if key is not None and key.nbytes and key.sparse == self._tables]
         if len(keys) != len(names) or len(set(names)) != len(names):
             return None
         if sum(len(key.parts) for key in keys) > SPAN // 2:  # a push may be under way before it

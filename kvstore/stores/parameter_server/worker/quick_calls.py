@@ -32,7 +32,8 @@ from .request_builder import PushHeader, RequestBuilder, read_requests
 from .shared_payloads import SharedPayload, SharedPayloads
 from .state_machine.machine import WorkerMachine
 
-_WHAT = {Kind.PUSHPULL: "a pushpull", Kind.PUSH: "a push", Kind.PULL: "a pull"}
+_DENSE = (Kind.PUSHPULL, Kind.PUSH, Kind.PULL)
+_WHAT = dict(zip((*_DENSE, Kind.PULL_ROWS), ("a pushpull", "a push", "a pull", "a row_sparse_pull"), strict=True))
 
 
 class QuickCalls:
@@ -50,24 +51,24 @@ class QuickCalls:
         self._client = client
         self.pushes, self.pulls, self.slices, self.memory = pushes, pulls, slices, memory
         self.counters = client.counters
-        self._plans = {kind: CallPlans(kind, client, keys) for kind in _WHAT}
+        self._plans = {kind: CallPlans(kind, client, keys) for kind in _DENSE}
 
     def pushpull(self, names: Any, value: Any, out: Any) -> bool | Finish:
         """Send; what is left to do is to receive. False: nothing has happened."""
         plan = self._plan(Kind.PUSHPULL, names)
-        if plan is None or not self._may_push(plan):
+        if plan is None or not self.may_push(plan):
             return False
         many, same = type(names) is list, out is None or out is value
         values = plan.found(value, many, same)
         outs = values if same or values is None else plan.found(out, many, True)
         if values is None or outs is None:
             return False
-        return self._begun(QuickCall(self, plan, values, outs))
+        return self.begun(QuickCall(self, plan, values, outs))
 
     def push(self, names: Any, value: Any) -> bool | Finish:
         """As `pushpull`; True: it was small, and is waited for by nobody."""
         plan = self._plan(Kind.PUSH, names)
-        if plan is None or not self._may_push(plan):
+        if plan is None or not self.may_push(plan):
             return False
         values = plan.found(value, type(names) is list, False)
         if values is None:
@@ -77,7 +78,7 @@ class QuickCalls:
             values = cpu.plain_arrays([one.copy() for one in values[0]], plan.likes)
             assert values is not None
         call = QuickCall(self, plan, values, None, small)
-        begun = self._begun(call)
+        begun = self.begun(call)
         return begun and (call.let_go or begun)
 
     def pull(self, names: Any, out: Any) -> bool | Finish:
@@ -86,18 +87,20 @@ class QuickCalls:
         outs = None if plan is None else plan.found(out, type(names) is list, True)
         if plan is None or outs is None:
             return False
-        return self._begun(QuickCall(self, plan, None, outs))
+        return self.begun(QuickCall(self, plan, None, outs))
 
     def _plan(self, kind: Kind, names: Any) -> CallPlan | None:
         return None if self._client.joined else self._plans[kind].find(names)
 
-    def _may_push(self, plan: CallPlan) -> bool:
+    def may_push(self, plan: CallPlan) -> bool:
+        """Whether pushes can be quick, as far as it does not depend on the values."""
         feedback = self.pushes.feedback
         if feedback is not None and (feedback.codec.compiled is None or not plan.is_float32):
             return False
         return not plan.integral or self.pushes.optimizer.updater is None
 
-    def _begun(self, call: QuickCall) -> bool | Finish:
+    def begun(self, call: QuickCall) -> bool | Finish:
+        """Begin a call; what is left to do is to wait. False: nothing has happened."""
         client = self._client
         return partial(client.end, call) if client.driver.begin(call) else False
 
@@ -106,7 +109,7 @@ class QuickCalls:
         return self._client.server_memory(server)
 
 
-class _Way:
+class Way:
     """What goes to one server, and has no answer yet."""
 
     __slots__ = ("base", "first", "plan", "pushed", "stream")
@@ -140,7 +143,7 @@ class QuickCall:
         self._calls, self._plan = calls, plan
         self._values, self._outs = values, outs
         self._pushes = values is not None
-        self._ways: list[_Way] = []
+        self._ways: list[Way] = []
         self._clocks: list[int] = []
         self._shared: dict[int, SharedPayload] = {}
         self._version = 0
@@ -176,7 +179,7 @@ class QuickCall:
             stream = sockets.stream(plan.server)
             if stream is None:
                 return False
-            ways.append(_Way(plan, stream))
+            ways.append(Way(plan, stream))
         if not machine.allows_exchange(self._plan.server_numbers) or not self._set(ways):
             return False
         if self._pushes:
@@ -193,7 +196,7 @@ class QuickCall:
         self._send(machine.member.epoch)
         return True
 
-    def _set(self, ways: list[_Way]) -> bool:
+    def _set(self, ways: list[Way]) -> bool:
         values, outs = self._values, self._outs
         arrays = values and values[0], outs and outs[0]
         found = values and values[1], outs and outs[1]
@@ -203,7 +206,7 @@ class QuickCall:
                 return False
         return True
 
-    def _pack(self, ways: list[_Way]) -> None:
+    def _pack(self, ways: list[Way]) -> None:
         """Pack what is pushed, if so set."""
         feedback = self._calls.pushes.feedback
         self._codec = None if feedback is None else feedback.codec.compiled
@@ -223,7 +226,7 @@ class QuickCall:
         pushes, keys = self._calls.pushes, self._plan.keys
         self._clocks, self._version = pushes.counted(keys), pushes.optimizer.version
         self.let_go = self.small and pushes.are_few_open(keys)
-        if self._packed is None and self._calls.memory.shares:
+        if self._values is not None and self._packed is None and self._calls.memory.shares:
             self._share()
 
     def _share(self) -> None:
@@ -288,7 +291,7 @@ class QuickCall:
         self._before = None
 
     def _end(
-        self, machine: WorkerMachine, way: _Way, slices: list[int], pushed: list[int], rounds: list[int]
+        self, machine: WorkerMachine, way: Way, slices: list[int], pushed: list[int], rounds: list[int]
     ) -> None:
         exchange = way.plan.exchange
         counts = (exchange.answered_bytes, exchange.received)
@@ -347,6 +350,6 @@ class QuickCall:
                 yield from read_requests(key, Kind.PULL, take)
 
 
-def _clear(ways: list[_Way]) -> None:
+def _clear(ways: list[Way]) -> None:
     for way in ways:
         way.plan.exchange.clear()

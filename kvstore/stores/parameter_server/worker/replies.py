@@ -64,14 +64,15 @@ class CollectRows:
         self._key, self._out, self.ids = key, out, ids
         #: Memory of `out` for the rows.
         self.block = reserve_rows(out, len(ids))
-        self._rows = self.block
+        #: Where rows are written as they come.
+        self.rows = self.block
         self._direct = True
 
     def begin(self, direct: bool) -> None:
         """Take in rows from now on; `direct`: no other out has a part of the memory of this one."""
         self._direct = direct and self.block.dtype == self._key.dtype
         if not self._direct:
-            self._rows = np.empty(self.block.shape, self._key.dtype)
+            self.rows = np.empty(self.block.shape, self._key.dtype)
 
     def __call__(self, part: Slice, record: Record, frames: Frames) -> bool:
         """Take in the rows of one slice."""
@@ -91,7 +92,7 @@ class CollectRows:
 
     def _part(self, part: Slice, n: int) -> Array:
         low = self._first(part)
-        return self._rows[low : low + n]
+        return self.rows[low : low + n]
 
     def _first(self, part: Slice) -> int:
         """Where the rows of a slice begin."""
@@ -100,9 +101,9 @@ class CollectRows:
     def deliver(self) -> None:
         """Hand all rows over."""
         if self._direct:
-            self._out.data, self._out.indices = self._rows, self.ids.copy()
+            self._out.data, self._out.indices = self.rows, self.ids.copy()
         else:
-            hand_over(self._out, self._rows, self.ids)
+            hand_over(self._out, self.rows, self.ids)
 
 
 class CollectTable:

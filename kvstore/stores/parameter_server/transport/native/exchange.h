@@ -1,9 +1,10 @@
-/* Pushes into slices of one server, pulls of them, or both at once: requests are written, and replies read, without the
- * interpreter.
+/* Pushes into slices of one server, pulls of them, or both at once, and pushes and pulls of rows: requests are written, and
+ * replies read, without the interpreter.
  *
  * What goes over the stream is what transport/frames.py says, byte by byte. Only a reply that is as expected is taken: each
  * of its records answers a part of this exchange, or of the one before, that has no answer yet: a push by a word, others by
- * a value of the right size, in a frame or in the server's shared memory, or by the packed parts whose sum it is. Any other message is left to the usual way, and
+ * a value of the right size, in a frame or in the server's shared memory, by the packed parts whose sum it is, or by the ids and
+ * rows that were asked for. Any other message is left to the usual way, and
  * so are all after it. Nothing is written before the whole head of a reply is checked. */
 #ifndef KP_EXCHANGE_H
 #define KP_EXCHANGE_H
@@ -39,6 +40,9 @@ typedef struct {
     uint64_t clock, pushed, complete; /* rounds, as the server counts: of this push, and the last that is complete */
     const char *from;
     char *into;
+    int64_t rows;           /* of a table; -1: elements of an array */
+    const char *ids;        /* of these rows */
+    uint64_t ids_bytes;
     int is_shared, in_place; /* it is pushed in shared memory; and the sum may be written there */
     uint32_t segment;
     uint64_t offset;
@@ -54,7 +58,7 @@ typedef struct {
 
 typedef struct kp_exchange {
     kp_head head;
-    uint8_t kind; /* KP_PUSHPULL, KP_PUSH or KP_PULL */
+    uint8_t kind; /* KP_PUSHPULL, KP_PUSH, KP_PULL or KP_PULL_ROWS */
     uint64_t batch_bytes, frame_limit, credit;
     uint64_t report; /* bytes that the server may have taken in without a word of it */
     uint64_t window; /* bytes without an answer, there or back */
@@ -116,15 +120,29 @@ static size_t kp_packed_size(uint64_t nbytes)
     return (size_t)(nbytes + KP_PACKED_ALIGNED - 1) / KP_PACKED_ALIGNED * KP_PACKED_ALIGNED;
 }
 
+/* Bytes of the ids that go before the rows of a part, in a frame of their own where they are not packed. */
+static uint64_t kp_ids_before(const kp_exchange *x, const kp_part *part)
+{
+    return x->kind == KP_PUSH ? part->ids_bytes : 0;
+}
+
+static void kp_measure_payload(uint64_t nbytes, size_t *room, size_t *pieces)
+{
+    if (nbytes <= KP_COPIED_BYTES)
+        *room += kp_packed_size(nbytes);
+    else
+        *pieces += 2;
+}
+
 /* How much there is to write for a batch at most: bytes that are copied, and pieces. */
 static void kp_measure(const kp_exchange *x, uint32_t from, uint32_t to, size_t *room, size_t *pieces)
 {
     *room += 8 + sizeof(kp_head) + 16; /* with the sizes of two frames: the head, and what is packed */
     for (uint32_t i = from; i < to; i++) {
-        uint64_t nbytes = x->parts[i].carried;
-        int copied = nbytes <= KP_COPIED_BYTES;
-        *room += 8 + sizeof(kp_record) + (copied ? kp_packed_size(nbytes) : 0);
-        *pieces += copied ? 0 : 2;
+        uint64_t ids = kp_ids_before(x, &x->parts[i]);
+        *room += 16 + sizeof(kp_record);
+        kp_measure_payload(ids, room, pieces);
+        kp_measure_payload(x->parts[i].carried - ids, room, pieces);
     }
 }
 
@@ -158,6 +176,14 @@ static void kp_write_large(kp_writer *w, const char *data, uint64_t nbytes)
     w->pieces[w->n++] = (kp_piece){data, (size_t)nbytes, kp_keep(w->owner)};
 }
 
+static void kp_write_payload(kp_writer *w, const kp_exchange *x, const kp_part *part)
+{
+    uint64_t ids = kp_ids_before(x, part);
+    if (ids)
+        kp_write_large(w, part->ids, ids);
+    kp_write_large(w, part->from, part->carried - ids);
+}
+
 static int kp_is_packed(const kp_part *part)
 {
     return part->carried && part->carried <= KP_PACKED_BYTES;
@@ -168,13 +194,25 @@ static int kp_has_frame(const kp_part *part)
     return part->carried > KP_PACKED_BYTES;
 }
 
+static uint32_t kp_count_frames(const kp_exchange *x, const kp_part *part)
+{
+    return !kp_has_frame(part) ? 0 : kp_ids_before(x, part) ? 2 : 1;
+}
+
+/* Bytes of the first frame of a part that has one. */
+static uint64_t kp_first_size(const kp_exchange *x, const kp_part *part)
+{
+    uint64_t ids = kp_ids_before(x, part);
+    return ids ? ids : part->carried;
+}
+
 static void kp_write_packed(kp_writer *w, const kp_exchange *x, uint32_t from, uint32_t to)
 {
     for (uint32_t i = from; i < to; i++) {
         size_t nbytes = (size_t)x->parts[i].carried;
         if (!kp_is_packed(&x->parts[i]))
             continue;
-        kp_write(w, x->parts[i].from, nbytes);
+        kp_write_payload(w, x, &x->parts[i]);
         memset(w->end, 0, kp_packed_size(nbytes) - nbytes);
         w->end += kp_packed_size(nbytes) - nbytes;
     }
@@ -185,7 +223,7 @@ static kp_record kp_request_of(const kp_exchange *x, uint32_t at, uint32_t *fram
     const kp_part *part = &x->parts[at];
     kp_record record = {.kind = x->kind, .slice = part->slice, .sequence = x->first + at, .round = part->pushed,
                         .version = x->version, .clock = part->clock, .coding = x->coding, .threshold = x->threshold,
-                        .rows = -1, .place = part->carried ? KP_FRAME : KP_NOWHERE, .nbytes = part->carried};
+                        .rows = part->rows, .place = part->carried ? KP_FRAME : KP_NOWHERE, .nbytes = part->carried};
     if (part->is_shared) {
         record.place = KP_SHARED;
         record.nbytes = part->nbytes;
@@ -196,14 +234,25 @@ static kp_record kp_request_of(const kp_exchange *x, uint32_t at, uint32_t *fram
         record.offset = *packed;
         *packed += kp_packed_size(part->carried);
     } else if (part->carried) {
-        record.frame = (*frame)++;
+        record.frame = *frame;
+        *frame += kp_count_frames(x, part);
     }
     if (kp_takes_packed(x))
         record.flags = KP_PACKED;
     return record;
 }
 
-/* One message. Its payloads: what is packed, in one frame, and each of the others in one of its own. */
+/* The sizes of a part's frames; of the first one not if it is `inlined`. */
+static void kp_write_sizes(kp_writer *w, const kp_exchange *x, const kp_part *part, int inlined)
+{
+    uint64_t ids = kp_ids_before(x, part), rest = part->carried - ids;
+    if (ids && !inlined)
+        kp_write(w, &ids, sizeof ids);
+    if (ids || !inlined)
+        kp_write(w, &rest, sizeof rest);
+}
+
+/* One message. Its payloads: what is packed, in one frame, and each of the others in one of its own, or its ids and its rows each in one. */
 static void kp_write_batch(kp_writer *w, const kp_exchange *x, uint32_t from, uint32_t to)
 {
     uint64_t packed = 0, size;
@@ -214,10 +263,10 @@ static void kp_write_batch(kp_writer *w, const kp_exchange *x, uint32_t from, ui
             packed += kp_packed_size(x->parts[i].carried);
             packs = 1;
         } else if (kp_has_frame(&x->parts[i])) {
-            others++;
+            others += kp_count_frames(x, &x->parts[i]);
             at_first = at_first == to ? i : at_first;
         }
-    uint64_t first = packs ? packed : others ? x->parts[at_first].carried : 0;
+    uint64_t first = packs ? packed : others ? kp_first_size(x, &x->parts[at_first]) : 0;
     int is_inline = first > 0 && first <= KP_INLINE_BYTES;
     uint32_t head[2] = {KP_MAGIC, 1 + others + (uint32_t)packs - (uint32_t)is_inline};
     kp_write(w, head, sizeof head);
@@ -226,8 +275,8 @@ static void kp_write_batch(kp_writer *w, const kp_exchange *x, uint32_t from, ui
     if (packs && !is_inline)
         kp_write(w, &packed, sizeof packed);
     for (uint32_t i = from; i < to; i++)
-        if (kp_has_frame(&x->parts[i]) && (packs || i != at_first || !is_inline))
-            kp_write(w, &x->parts[i].carried, sizeof size);
+        if (kp_has_frame(&x->parts[i]))
+            kp_write_sizes(w, x, &x->parts[i], is_inline && !packs && i == at_first);
 
     kp_head begins = x->head;
     begins.flags = is_inline ? KP_INLINE : 0;
@@ -243,7 +292,7 @@ static void kp_write_batch(kp_writer *w, const kp_exchange *x, uint32_t from, ui
         kp_write_packed(w, x, from, to);
     for (uint32_t i = from; i < to; i++)
         if (kp_has_frame(&x->parts[i]))
-            kp_write_large(w, x->parts[i].from, x->parts[i].carried);
+            kp_write_payload(w, x, &x->parts[i]);
 }
 
 static void kp_count_parts(const kp_exchange *x, uint32_t from, uint32_t to)
@@ -406,7 +455,8 @@ static kp_part *kp_part_of(kp_exchange *x, const kp_record *record)
     if (!x)
         return NULL;
     kp_part *part = &x->parts[record->sequence - x->first];
-    int usual = record->kind == (x->kind == KP_PUSH ? KP_DONE : KP_VALUE) && record->rows == -1 &&
+    int64_t rows = x->kind == KP_PULL_ROWS ? part->rows : -1;
+    int usual = record->kind == (x->kind == KP_PUSH ? KP_DONE : KP_VALUE) && record->rows == rows &&
                 (!record->coding || kp_takes_packed(x)) && isfinite(record->threshold);
     return usual && record->slice == part->slice && !part->answered ? part : NULL;
 }
@@ -433,23 +483,42 @@ static int kp_parts_of_sum(const kp_record *record, const kp_part *part)
     return (part->nbytes | (uintptr_t)part->into) % 4 ? 0 : kp_count_packed(record->coding, part->nbytes / 4, record->nbytes);
 }
 
+/* Bytes of a frame that follow a record's offset, or 0. `frame` is that of the record, or one after it. */
+static uint64_t kp_payload_left(const kp_reply *r, const kp_record *record, uint64_t frame)
+{
+    if (frame >= r->frames - !r->is_inline)
+        return 0;
+    uint64_t there = kp_frame_size(r, (uint32_t)frame + !r->is_inline), offset = frame == record->frame ? record->offset : 0;
+    if (r->is_inline && !frame)
+        there -= (uint64_t)(r->payload - r->message->frames[0]->data);
+    return offset <= there ? there - offset : 0;
+}
+
+/* Whether a value is the ids and the rows of a part, together or in two frames. */
+static int kp_has_rows(const kp_reply *r, const kp_record *record, const kp_part *part)
+{
+    uint64_t nbytes = part->ids_bytes + part->nbytes, there = kp_payload_left(r, record, record->frame);
+    if (record->place != KP_FRAME || record->coding || record->nbytes != nbytes)
+        return 0;
+    return there >= nbytes || (there == part->ids_bytes && !record->offset &&
+                               kp_payload_left(r, record, (uint64_t)record->frame + 1) == part->nbytes);
+}
+
 /* Whether a record's value, if it has to have one, can be had. */
 static int kp_is_there(const kp_exchange *x, const kp_reply *r, const kp_record *record, const kp_part *part)
 {
     if (record->kind == KP_DONE)
         return record->place == KP_NOWHERE && !record->flags;
+    if (record->rows >= 0)
+        return kp_has_rows(r, record, part);
     if (record->place == KP_NOWHERE)
         return record->flags == KP_IN_PLACE && part->in_place && !record->coding;
     if (record->coding ? !kp_parts_of_sum(record, part) : record->nbytes != part->nbytes)
         return 0;
     if (record->place == KP_SHARED && !record->coding)
         return kp_shared_value(x, record) != NULL;
-    if (record->place != KP_FRAME || record->frame >= r->frames - !r->is_inline)
-        return 0;
-    uint64_t there = kp_frame_size(r, record->frame + !r->is_inline);
-    if (r->is_inline && !record->frame)
-        there -= (uint64_t)(r->payload - r->message->frames[0]->data);
-    return record->offset <= there && record->nbytes <= there - record->offset;
+    uint64_t there = kp_payload_left(r, record, record->frame);
+    return record->place == KP_FRAME && there && record->nbytes <= there;
 }
 
 /* Whether a reply is as expected. `r` has message, sizes, frames; the rest is filled in. */
@@ -496,6 +565,30 @@ static const char *kp_value_at(const kp_exchange *x, const kp_reply *r, const kp
         return kp_shared_value(x, record);
     const char *frame = r->is_inline && !record->frame ? r->payload : r->message->frames[record->frame + !r->is_inline]->data;
     return frame + record->offset;
+}
+
+/* Whether the ids of a value are those that were asked for; they have come. */
+static int kp_has_ids(const kp_exchange *x, const kp_reply *r, const kp_record *record, const kp_part *part)
+{
+    return record->rows < 0 || !memcmp(kp_value_at(x, r, record), part->ids, part->ids_bytes);
+}
+
+static int kp_all_have_ids(kp_exchange *x, const kp_reply *r)
+{
+    for (uint32_t i = 0; i < r->head->records; i++) {
+        kp_record record = kp_record_of(r, i);
+        if (!kp_has_ids(x, r, &record, kp_part_of(x, &record)))
+            return 0;
+    }
+    return 1;
+}
+
+/* Where the rows of a value are, which follow its ids. */
+static const char *kp_rows_at(const kp_exchange *x, const kp_reply *r, const kp_record *record, const kp_part *part)
+{
+    if (kp_payload_left(r, record, record->frame) > part->ids_bytes)
+        return kp_value_at(x, r, record) + part->ids_bytes;
+    return r->message->frames[record->frame + 1 + !r->is_inline]->data;
 }
 
 /* Copy values out of the server's memory. 0: one has changed meanwhile, or there is no memory. */
@@ -586,12 +679,14 @@ static int kp_take_reply(kp_exchange *x, const kp_message *message)
 {
     kp_reply r = {.message = message, .frames = message->n};
     kp_moved moved = {0};
-    if (!kp_is_expected(x, &r) || !kp_copy_shared(x, &r) || !kp_unpack(x, &r))
+    if (!kp_is_expected(x, &r) || !kp_all_have_ids(x, &r) || !kp_copy_shared(x, &r) || !kp_unpack(x, &r))
         return 0;
     for (uint32_t i = 0; i < r.head->records; i++) {
         kp_record record = kp_record_of(&r, i);
         kp_part *part = kp_part_of(x, &record);
         const char *value = record.place == KP_FRAME && !record.coding ? kp_value_at(x, &r, &record) : NULL;
+        if (value && record.rows >= 0)
+            value = kp_rows_at(x, &r, &record, part);
         if (value && value != part->into)
             memmove(part->into, value, (size_t)part->nbytes);
         part->complete = record.round;
@@ -609,6 +704,17 @@ static int kp_take_reply(kp_exchange *x, const kp_message *message)
     return 1;
 }
 
+/* Whether frame `s->at`, which is about to come, is all that a record has for its part: a value, or the rows after its ids. */
+static int kp_is_whole(const kp_exchange *x, const kp_reply *r, const kp_record *record, const kp_part *part, uint32_t frame)
+{
+    uint64_t first = (uint64_t)record->frame + !r->is_inline;
+    if (record->place != KP_FRAME || record->coding || record->offset)
+        return 0;
+    if (record->rows < 0)
+        return first == frame && record->nbytes == r->sizes[frame];
+    return first + 1 == frame && kp_payload_left(r, record, record->frame) == part->ids_bytes && kp_has_ids(x, r, record, part);
+}
+
 /* Memory of a frame that is about to come: where it belongs, if it is the whole value of a part. */
 static kp_buffer *kp_place(kp_stream *s)
 {
@@ -620,16 +726,15 @@ static kp_buffer *kp_place(kp_stream *s)
         return kp_new_buffer((size_t)s->sizes[frame]);
     for (uint32_t i = 0; i < r.head->records && !made; i++) {
         kp_record record = kp_record_of(&r, i);
-        if (record.place != KP_FRAME || record.coding || record.frame + !r.is_inline != frame || record.offset ||
-            record.nbytes != s->sizes[frame])
-            continue;
         const kp_part *part = kp_part_of(x, &record);
+        if (!kp_is_whole(x, &r, &record, part, frame))
+            continue;
         if (part->into == part->from) /* it may have to be sent again */
             break;
         if (!(made = kp_new_buffer(0)))
             return NULL;
         made->data = part->into;
-        made->nbytes = (size_t)record.nbytes;
+        made->nbytes = (size_t)part->nbytes;
     }
     return made ? made : kp_new_buffer((size_t)s->sizes[frame]);
 }

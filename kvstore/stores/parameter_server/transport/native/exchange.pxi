@@ -1,7 +1,7 @@
 # An exchange with a server; see exchange.h. Part of _streams.pyx.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-from libc.stdint cimport int32_t, uint8_t, uint16_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t
 from libc.stdlib cimport calloc, qsort, realloc
 
 from .....kernels import cpu
@@ -16,6 +16,7 @@ cdef extern from "exchange.h" nogil:
         KP_PUSH
         KP_PULL
         KP_PUSHPULL
+        KP_PULL_ROWS
         KV_PLAIN
         KV_N_CODES
     const int *kv_code_bits
@@ -37,6 +38,9 @@ cdef extern from "exchange.h" nogil:
         uint64_t start, nbytes, carried, clock, pushed, complete
         const char *from_ "from"
         char *into
+        int64_t rows
+        const char *ids
+        uint64_t ids_bytes
         int is_shared, in_place
         uint32_t segment
         uint64_t offset
@@ -88,7 +92,7 @@ cdef int by_begin(const void *one, const void *other) noexcept nogil:
 
 @cython.final
 cdef class Exchange:
-    """Pushes into slices of one server, pulls of them, or both; one call at a time.
+    """Pushes into slices of one server, pulls of them, or both, or pulls of rows; one call at a time.
 
     Parameters
     ----------
@@ -107,7 +111,7 @@ cdef class Exchange:
     report : int
         Bytes that the server may have taken in without telling.
     kind : int
-        `KP_PUSHPULL`, `KP_PUSH` or `KP_PULL`.
+        `KP_PUSHPULL`, `KP_PUSH`, `KP_PULL` or `KP_PULL_ROWS`.
     """
 
     cdef kp_exchange x
@@ -123,7 +127,7 @@ cdef class Exchange:
     ):
         cdef uint32_t at
         cdef kp_part *part
-        if kind not in (KP_PUSHPULL, KP_PUSH, KP_PULL):
+        if kind not in (KP_PUSHPULL, KP_PUSH, KP_PULL, KP_PULL_ROWS):
             raise ValueError(f"an exchange pushes, pulls or does both, which {kind} does not say")
         self.x.kind = kind
         for at in range(4):
@@ -143,6 +147,7 @@ cdef class Exchange:
         for at in range(self.x.n):
             part = &self.x.parts[at]
             part.slice, part.key, part.start, part.nbytes = parts[at]
+            part.rows = -1
             if part.key >= <uint32_t>len(sizes) or part.start + part.nbytes > <uint64_t>sizes[part.key]:
                 raise ValueError("a slice is not within its array")
 
@@ -199,7 +204,8 @@ cdef class Exchange:
         cdef uint32_t at
         cdef kp_part *part
         self.clear()
-        if (values is None) != (self.x.kind == KP_PULL) or (outs is None) != (self.x.kind == KP_PUSH):
+        self.check_dense()
+        if self.x.kind == KP_PULL_ROWS or (values is None) != (self.x.kind == KP_PULL) or (outs is None) != (self.x.kind == KP_PUSH):
             raise ValueError("a pull has no values, and a push no outs")
         if values is not None:
             from_ = self.addresses(values)
@@ -217,6 +223,60 @@ cdef class Exchange:
             if into != NULL:
                 part.into = <char *>into[part.key] + part.start
             part.is_shared = part.in_place = part.answered = 0
+        self.start_call(arrays)
+        return True
+
+    def set_rows(self, list places not None, const int64_t[::1] ids not None, rows not None):
+        """Take the memory of a call about rows of a table, in place of `set`; both buffers are kept.
+
+        Parameters
+        ----------
+        places : list of (int, int)
+            For each part, which of the ids are of rows in it: the first one, and the first one after them.
+        ids : contiguous int64 array
+            Ids of the whole table, as they are sent.
+        rows : contiguous buffer of bytes
+            The rows of these ids, which are pushed, or are written as they come.
+        """
+        cdef const unsigned char[::1] pushed = None
+        cdef unsigned char[::1] pulled = None
+        cdef char *data
+        cdef Py_ssize_t low, high, n = ids.shape[0]
+        cdef uint64_t each
+        cdef uint32_t at
+        cdef kp_part *part
+        self.clear()
+        if self.x.kind not in (KP_PUSH, KP_PULL_ROWS) or <Py_ssize_t>self.x.n != len(places) or not n:
+            raise ValueError("no exchange of rows, or no place for each part, or no ids")
+        if self.x.kind == KP_PUSH:
+            pushed = rows
+            data, each = <char *>&pushed[0], pushed.shape[0]
+        else:
+            pulled = rows
+            data, each = <char *>&pulled[0], pulled.shape[0]
+        if each % <uint64_t>n or each < <uint64_t>n:
+            raise ValueError(f"{each} bytes are not {n} rows")
+        each //= n
+        for at in range(self.x.n):
+            low, high = places[at]
+            if not 0 <= low < high <= n:
+                raise ValueError(f"rows {low} to {high} are not some of {n}")
+            part = &self.x.parts[at]
+            part.ids, part.rows = <const char *>&ids[low], high - low
+            part.ids_bytes, part.nbytes = 8 * part.rows, each * part.rows
+            part.from_, part.into, part.carried = part.ids, data + each * low, part.ids_bytes
+            if self.x.kind == KP_PUSH:
+                part.from_, part.into, part.carried = part.into, NULL, part.ids_bytes + part.nbytes
+            part.is_shared = part.in_place = part.answered = 0
+        self.start_call((ids, rows))
+
+    cdef int check_dense(self) except -1:
+        if self.x.n and self.x.parts[0].rows >= 0:
+            raise ValueError("an exchange of rows has no arrays")
+        return 0
+
+    cdef void start_call(self, object arrays):
+        """Have sent nothing of a call, whose memory `arrays` keep."""
         self.x.next, self.x.left, self.x.received = 0, self.x.n, 0
         self.x.gone = self.x.back = 0
         if not self.x.is_held:
@@ -224,7 +284,6 @@ cdef class Exchange:
         self.x.is_held = 0
         self.x.coding, self.x.threshold = KV_PLAIN, 0
         self.arrays = arrays
-        return True
 
     cdef const uint64_t *addresses(self, bytes numbers) except NULL:
         if PyBytes_GET_SIZE(numbers) != 8 * <Py_ssize_t>len(self.sizes):
@@ -247,6 +306,7 @@ cdef class Exchange:
         cdef uint32_t at
         cdef uint64_t begin, end
         cdef kp_part *part
+        self.check_dense()
         if self.arrays is None or self.x.kind == KP_PULL or not KV_PLAIN < code < KV_N_CODES:
             raise ValueError("no values are pushed, or no codec has this number")
         self.arrays = (self.arrays, memory)
@@ -275,6 +335,7 @@ cdef class Exchange:
         """
         cdef uint32_t at
         cdef kp_part *part
+        self.check_dense()
         for at in range(self.x.n):
             part = &self.x.parts[at]
             place = places.get(part.key)
