@@ -16,6 +16,7 @@ from kvstore.stores.parameter_server.protocol.messages import (
     PayloadLocation,
     Record,
 )
+from kvstore.stores.parameter_server.transport.frames import Codec
 from kvstore.stores.parameter_server.worker.state_machine.options import WorkerOptions
 from kvstore.stores.parameter_server.worker.state_machine.request_table import (
     OperationProgress,
@@ -147,6 +148,22 @@ def test_large_requests_are_probed_and_small_ones_repeated() -> None:
     assert frames == ["payload 1"]
     assert requests.overdue(1.5) == []
     assert len(requests.overdue(2.5)) == 2
+
+
+def test_a_probe_of_rows_can_be_read() -> None:
+    """It has none of them; a record that counts rows without bytes would be refused, and fail the request."""
+    requests = table()
+    record = Record(Kind.PUSH, 5, 0, 1, rows=3000, place=PayloadLocation.FRAME, nbytes=3000 * 12)
+    frames = (bytes(3000 * 8), bytes(3000 * 4))
+    requests.add(RequestInFlight(OperationProgress(1, 1), 0, record, frames), 0)
+    pump(requests)
+    [(records, payloads)] = requests.probes(requests.overdue(1.0))
+    codec = Codec("job", marks=True)
+    found = codec.decode([bytes(one) for one in codec.encode(Batch(0, 0, 1, 1, records, tuple(payloads)))])
+    assert isinstance(found, Batch)
+    assert [(one.kind, one.slice, one.flags, one.nbytes) for one in found.records] == [
+        (Kind.PUSH, 5, PROBE, 0)
+    ]
 
 
 def test_a_slow_server_is_not_buried_under_repetitions_and_a_lost_batch_is_found_at_once() -> None:

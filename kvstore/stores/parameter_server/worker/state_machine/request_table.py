@@ -401,7 +401,7 @@ class RequestTable:
 
     def _head(self, request: RequestInFlight) -> Record:
         record = self._written(request, [])
-        return record._replace(place=m.PayloadLocation.NONE, frame=0, nbytes=0, flags=m.PROBE)
+        return record._replace(rows=-1, place=m.PayloadLocation.NONE, frame=0, nbytes=0, flags=m.PROBE)
 
 
 def _operation(request: RequestInFlight) -> OperationProgress | None:
