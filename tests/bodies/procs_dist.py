@@ -539,6 +539,24 @@ def until_the_server_dies(size: int) -> int:
     return calls
 
 
+def rows_until_the_server_dies(rows: int) -> int:
+    """Push and pull rows quickly until the server is lost; the number of calls."""
+    store, shape = kv.create("dist_sync"), (2 * rows, 16)
+    store.init("t", kv.RowSparseArray(np.zeros(shape, F), np.arange(2 * rows), shape))
+    store.set_optimizer(kv.optimizer.SGD(learning_rate=1.0))
+    ids, out, calls = np.arange(store.rank, 2 * rows, 2), kv.RowSparseArray.zeros(shape), 0
+    value = kv.RowSparseArray(np.ones((rows, 16), F), ids, shape)
+    with pytest.raises(kv.PeerLostError, match="server 0"):
+        while True:
+            store.push("t", value)
+            store.row_sparse_pull("t", out=out, row_ids=ids)
+            calls += 1
+            assert (out.data == -calls).all() and (out.indices == ids).all()
+            if calls == 20:
+                tell("ready")
+    return calls
+
+
 def by_encrypted_streams(altered: bool) -> tuple[str, str]:
     """Sums are those of `local`, over streams with ciphers; where these are altered, over ZeroMQ."""
     if altered:

@@ -33,7 +33,9 @@ from .shared_payloads import SharedPayload, SharedPayloads
 from .state_machine.machine import WorkerMachine
 
 _DENSE = (Kind.PUSHPULL, Kind.PUSH, Kind.PULL)
-_WHAT = dict(zip((*_DENSE, Kind.PULL_ROWS), ("a pushpull", "a push", "a pull", "a row_sparse_pull"), strict=True))
+_WHAT = dict(
+    zip((*_DENSE, Kind.PULL_ROWS), ("a pushpull", "a push", "a pull", "a row_sparse_pull"), strict=True)
+)
 
 
 class QuickCalls:

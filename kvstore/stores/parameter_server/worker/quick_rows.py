@@ -68,7 +68,7 @@ class QuickRowCalls:
             return False
         asked = trusted_rows(rows.rows, ids, out.shape)
         begun = self._calls.begun(QuickRows(self._calls, plan, asked, places, rows))
-        return begun and partial(self._received, begun, rows)
+        return partial(self._received, begun, rows) if callable(begun) else begun
 
     def _plan(self, plans: CallPlans, name: Any) -> CallPlan | None:
         if type(name) is list or self._client.joined:
@@ -87,7 +87,12 @@ class QuickRows(QuickCall):
     __slots__ = ("_places", "_rows", "_take")
 
     def __init__(
-        self, calls: QuickCalls, plan: CallPlan, rows: RowSparseArray, places: Places, take: CollectRows | None
+        self,
+        calls: QuickCalls,
+        plan: CallPlan,
+        rows: RowSparseArray,
+        places: Places,
+        take: CollectRows | None,
     ) -> None:
         super().__init__(calls, plan, None, None)
         self._pushes = take is None

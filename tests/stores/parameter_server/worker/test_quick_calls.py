@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,65 +17,15 @@ import own_rules
 import pace
 import pytest
 from nightly import each_once, nightly_unless
+from quick_counter import Quick
 from servers import ServedJob
 
 import kvstore as kv
 from kvstore.arrays.host import dtype_named
 from kvstore.stores.parameter_server.worker import backend
-from kvstore.stores.parameter_server.worker.driver import MachineDriver
 from kvstore.stores.parameter_server.worker.quick_calls import QuickCall
 
 F = np.float32
-
-
-class Quick:
-    """Counts what becomes of quick calls."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.asked = self.begun = self.adopted = 0
-        begin, adopt = MachineDriver.begin, QuickCall.adopt
-
-        def began(driver: MachineDriver, call: QuickCall) -> bool:
-            self.asked += 1
-            done = begin(driver, call)
-            self.begun += done
-            return done
-
-        def adopted(call: QuickCall, *arguments: Any) -> Any:
-            self.adopted += 1
-            return adopt(call, *arguments)
-
-        monkeypatch.setattr(MachineDriver, "begin", began)
-        monkeypatch.setattr(QuickCall, "adopt", adopted)
-
-    def call(self, call: Callable[[], object], adopted: bool | None = False) -> None:
-        """Repeat a call until it was quick: when it is time to look at the clock, it is a usual one."""
-        end = pace.deadline(20)
-        while True:
-            begun, before = self.begun, self.adopted
-            call()
-            if self.begun > begun and adopted in (None, self.adopted > before):
-                return
-            assert time.monotonic() < end, f"{self.asked} asked, {self.begun} begun, {self.adopted} adopted"
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> Quick:
-    return Quick(monkeypatch)
-
-
-@pytest.fixture
-def create(on_servers: Callable[[str], str]) -> Iterator[Callable[..., kv.KVStore]]:
-    stores: list[kv.KVStore] = []
-
-    def make(servers: int = 1, **options: Any) -> kv.KVStore:
-        options = {"same_host_shm": False, **options}
-        stores.append(kv.create(on_servers(f"dist_sync:{servers}"), **options))
-        return stores[-1]
-
-    yield make
-    for store in stores:
-        store.close()
 
 
 def filled(shape: Any, dtype: Any, start: int) -> Any:
