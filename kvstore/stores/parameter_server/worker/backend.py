@@ -39,7 +39,7 @@ from .optimizer import WorkerOptimizer
 from .pulls import Pulls, delivering
 from .pushes import Pushes
 from .quick_calls import QuickCalls
-from .quick_rows import QuickRowCalls
+from .quick_rows import QuickRowCalls, sole
 from .reads import ConsistentReads
 from .replies import CollectStates
 from .request_builder import RequestBuilder, read_requests, state_requests
@@ -171,8 +171,9 @@ class DistBackend(Backend):
 
     def quick_push(self, key: Any, value: Any) -> bool | Finish:
         """As `quick_pushpull`; or rows of a table."""
-        if isinstance(value, RowSparseArray):
-            return self._quick_rows.push(key, value)
+        rows = sole(value)
+        if isinstance(rows, RowSparseArray):
+            return self._quick_rows.push(key, rows)
         return self._quick.push(key, value)
 
     def quick_pull(self, key: Any, out: Any) -> bool | Finish:
@@ -181,7 +182,7 @@ class DistBackend(Backend):
 
     def quick_row_sparse_pull(self, key: Any, out: Any, ids: Any) -> bool | Finish:
         """One table, one out, and its ids in one array of integers."""
-        return self._quick_rows.pull(key, out, ids)
+        return self._quick_rows.pull(key, sole(out), sole(ids))
 
     def row_sparse_pull(self, wanted: list[tuple[Key, list[tuple[RowSparseArray, Any]]]]) -> None:
         """Gather rows."""

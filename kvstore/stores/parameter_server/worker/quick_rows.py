@@ -113,6 +113,11 @@ class QuickRows(QuickCall):
         return self._calls.slices.rows(key, [self._rows], head)
 
 
+def sole(given: Any) -> Any:
+    """Return what is alone in a list, or is given without one."""
+    return given[0] if type(given) is list and len(given) == 1 else given
+
+
 def _plain_ids(plan: CallPlan, wanted: Any) -> Ids | None:
     """Sorted, unique ids of a copy; None: they are of another kind, or out of range."""
     if type(wanted) is not np.ndarray or wanted.dtype.kind not in "iu":

@@ -129,6 +129,20 @@ def test_random_programs_as_in_the_usual_way(
     assert found[0] == found[1]
 
 
+def test_lists_of_one(quick: Quick, create: Callable[..., kv.KVStore]) -> None:
+    store = create()
+    store.init("t", table())
+    out, value = kv.RowSparseArray.zeros(SHAPE), table()
+    quick.call(lambda: store.push("t", [value]))
+    for ids, outs in (([np.array([3, 1])], [out]), (np.array([3, 1]), [out]), ([np.array([3, 1])], out)):
+        out.data[...] = 0
+        quick.call(lambda ids=ids, outs=outs: store.row_sparse_pull("t", out=outs, row_ids=ids))  # type: ignore[misc]
+        assert (out.data == value.data[[1, 3]]).all()
+    begun = quick.begun
+    store.row_sparse_pull("t", out=[out], row_ids=[7])
+    assert (out.data == value.data[7]).all() and quick.begun == begun
+
+
 @pytest.mark.parametrize("servers", [1, 2])
 def test_large_rows(quick: Quick, create: Callable[..., kv.KVStore], servers: int) -> None:
     """They are received where they belong, in memory that is used again."""
