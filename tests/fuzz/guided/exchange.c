@@ -1,10 +1,10 @@
-/* Replies to a worker's exchange: what is not as expected writes nothing, and what is writes its own value only. */
+/* Replies to a worker's exchange, also of rows: what is not as expected writes nothing, and what is its own value only. */
 #include "input.h"
 #include <pthread.h>
 #include "run.h"
 #include "exchange.h"
 
-enum { N = 4, PAGES = 8, JOB = 77, VERSION = 3 };
+enum { N = 4, ROWS = 4, PAGES = 8, JOB = 77, VERSION = 3 };
 
 typedef struct __attribute__((packed)) {
     uint8_t kind, coding, flags, mask;
@@ -30,9 +30,22 @@ static int run(kv_item *items, ptrdiff_t n, ptrdiff_t bytes, int threads)
     return kv_run_dense(items, n, bytes, threads);
 }
 
+/* Rows are asked for by their ids, all 0. */
+static void make_rows(kp_part *part)
+{
+    part->rows = ROWS;
+    part->ids_bytes = part->carried = 8 * ROWS;
+    part->ids = part->from = (char *)calloc(ROWS, 8);
+    part->into = (char *)malloc(part->nbytes);
+}
+
 static void make_part(kp_part *part, uint32_t i)
 {
-    *part = (kp_part){.slice = i, .nbytes = sizes[i], .clock = 1, .pushed = 1, .complete = 0};
+    *part = (kp_part){.slice = i, .nbytes = sizes[i], .clock = 1, .pushed = 1, .complete = 0, .rows = -1};
+    if (asked.kind == KP_PULL_ROWS) {
+        make_rows(part);
+        return;
+    }
     part->from = (char *)calloc(1, sizes[i]);
     part->into = asked.flags & SAME ? (char *)part->from : (char *)malloc(sizes[i]);
     part->is_shared = asked.flags & SHARED && asked.mask >> i & 1 && asked.kind != KP_PULL;
@@ -86,7 +99,7 @@ static void drop_messages(kp_stream *s)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static const uint8_t kinds[] = {KP_PUSHPULL, KP_PUSH, KP_PULL};
+    static const uint8_t kinds[] = {KP_PUSHPULL, KP_PUSH, KP_PULL, KP_PULL_ROWS};
     fuzz_input in = {data, size};
     fuzz_event event = {0};
     kp_stream s;
@@ -95,8 +108,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         kv_run_init();
     if (!fuzz_take(&in, &asked, sizeof asked))
         return 0;
-    asked.kind = kinds[asked.kind % 3];
-    asked.coding = asked.kind == KP_PULL ? 0 : asked.coding % KV_N_CODES;
+    asked.kind = kinds[asked.kind % 4];
+    asked.coding = asked.kind == KP_PULL || asked.kind == KP_PULL_ROWS ? 0 : asked.coding % KV_N_CODES;
     segment = asked.flags & SEGMENT ? (char *)aligned_alloc(KP_PAGE, PAGES * KP_PAGE) : NULL;
     kp_mapped segments[2] = {{NULL, 0}, {segment, PAGES * KP_PAGE}};
     if (segment)

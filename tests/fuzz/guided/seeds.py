@@ -82,9 +82,9 @@ def requests(kind: Kind, code: int, rank: int, step: int) -> Batch:
 
 
 def exchange() -> Iterator[bytes]:
-    """Replies to every kind of exchange: alone and together, packed, in frames and in shared memory."""
+    """Replies to every kind of exchange: alone and together, packed, in frames, in shared memory, of rows."""
     ways = (0, 1 | 2 | 8, 4, 16, 8 | 32, 64)  # flags of exchange.c
-    for kind, code, flags, alone in product(range(3), _CODES, ways, (False, True)):
+    for kind, code, flags, alone in product(range(4), _CODES, ways, (False, True)):
         own = struct.pack("<BBBB", kind, code, flags, 0b1010)
         firsts = (1, 5) if flags & 16 else (1,)
         yield own + b"".join(replies(kind, code, flags, first, alone) for first in firsts)
@@ -106,6 +106,10 @@ def reply(kind: int, code: int, flags: int, first: int, at: int) -> tuple[Record
     record = Record(Kind.DONE if kind == 1 else Kind.VALUE, at, first + at, 7)
     if kind == 1:
         return record, []
+    if kind == 3:
+        ids, rows = bytes(32), bytes(PARTS[at])
+        payloads = [ids, rows] if len(rows) > 1000 else [ids + rows]
+        return carrying(record._replace(rows=4), 32 + len(rows), 0), payloads
     if flags & 8:
         return record._replace(place=SHARED, frame=1, offset=4096, nbytes=PARTS[at], flags=0), []
     narrow = code in (1, 2) and PARTS[at] % 4 == 0 and kind == 0
