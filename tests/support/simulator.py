@@ -44,11 +44,13 @@ from kvstore.stores.parameter_server.worker.state_machine.options import WorkerO
 from kvstore.stores.parameter_server.worker.state_machine.server_links import failure_of
 
 TICK, LETTER, RESEND, DEAD, GRACE = 0.25, 0.4, 0.6, 3.0, 10.0
+APART = 12.0  # seconds at most, in which others compute while one pushes ahead
 TOGETHER = 8.0  # seconds for slices to come to one round
 PATIENCE = 90.0  # seconds after the last fault within which everything has to end
 MESSAGES = 50_000  # no job needs nearly as many
 STALL = 0.5  # seconds at most, where nothing fails
 JOB = "simulated"
+HALF = 0  # number of a push of which a half is in a value
 
 
 class Broken(AssertionError):
@@ -100,6 +102,9 @@ class Faults(NamedTuple):
     stop: float = 0.0
     busy: float = 0.0  # with one step; its echo answers meanwhile
     bad: bool = False
+    ahead: bool = False  # who is killed has pushed ahead of the others, who compute, or rest
+    mute: bool = False  # between the last two snapshots of a server that dies, its answers are lost
+    tardy: float = 0.0  # seconds by which workers are told later than servers who is there
     points: bool = False  # small delays wherever time passes, by the seed: none of them is a fault
 
     @property
@@ -369,6 +374,8 @@ class ServerHost(Host):
             self.job.echo(self.name, (e.ECHO, -1), action.message)
         else:
             host, store = action.peer
+            if self.job.plan.faults.mute and self.saves == 1:
+                return
             self.job.send(self.name, host, (self.machine.rank, self.incarnation, store), action.message)
 
     def _later(self, at: tuple[int, int], work: Callable[..., Any], *arguments: Any) -> None:
@@ -476,7 +483,7 @@ class ServerHost(Host):
                 at = (action.batch.store, request.slice)
                 self.job.check(at not in self.busy, f"{at} is read while it is written")
                 place, nbytes = m.PayloadLocation.FRAME, 1
-                value = self.values[at]
+                value = self._torn(at) if at in self.busy else self.values[at]
                 if request.flags == m.OF_ROUND and request.round < round_:
                     value, round_ = self._past(value, request.round), request.round
                 frames.append(value)
@@ -502,6 +509,14 @@ class ServerHost(Host):
             )
         batch = action.batch._replace(records=records, frames=tuple(frames))
         self._send(e.Send(action.peer, batch))
+
+    def _torn(self, at: tuple[int, int]) -> Value:
+        """Return what a slice is while it is written: a half of what is done to it is there."""
+        value, job = self.values[at], self.jobs.get(at)
+        if job is None:
+            return value
+        _, record, frames = job.parts[0]
+        return Value(value, value.round, (frames[record.frame]._replace(number=HALF),))
 
     def _past(self, value: Value, round_: int) -> Value:
         """Return what a slice was after a round: it is kept for one round longer."""
@@ -1142,6 +1157,7 @@ class Job:
         self.last_fault = 0.0
         self.over = False
         self.incarnations: list[WorkerHost] = []
+        self.ahead = f"worker{self.plan.workers - 1}"  # who is killed, where `Faults.ahead`
         self.straggling = 0.7 + 3 * STALL * self.plan.faults.points
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
@@ -1174,6 +1190,8 @@ class Job:
         """One worker's way through the script: which verbs, where it stops, where it starts if it is late."""
         rng = self.rng
         steps = list(script)
+        if self.plan.faults.ahead and not cut:
+            return self._apart(host, steps)
         if cut:
             starts = [at for at, step in enumerate(steps) if step[0] == "pass" or not self.plan.passes]
             steps = steps[:1] + steps[max(1, rng.choice([*starts, len(steps)])) :]
@@ -1189,6 +1207,18 @@ class Job:
         if self.plan.faults.kill_worker and rng.random() < 0.3:
             program.insert(rng.randint(1, len(program)), ("pause",))
         return [*program, ("close",)]
+
+    def _apart(self, host: WorkerHost, steps: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        """Return the way of who pushes ahead until it is killed; of another, who computes long, or rests."""
+        rng = self.rng
+        if host.name == self.ahead:
+            return [("push", step[1]) if step[0] == "round" else step for step in steps if step[0] != "pass"]
+        if rng.random() < 0.2:
+            look = ("look", tuple(key for key, _ in self.plan.keys))
+            return [steps[0], ("join",), look, ("nap", rng.random() * APART), look, ("close",)]
+        program = self._calls(steps)
+        program.insert(rng.randint(1, len(program)), ("nap", rng.random() * APART))
+        return [*program, ("pull", tuple(key for key, _ in self.plan.keys)), ("close",)]
 
     def _calls(self, steps: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
         """Verbs for the steps of a script."""
@@ -1221,6 +1251,9 @@ class Job:
             delay = 0.001 + rng.random() * 0.01
             if rng.random() < faults.late:
                 delay += rng.random() * 0.6
+            told = type(message) is m.ReliableMessage and type(message.body) is m.View
+            if told and target.startswith("worker"):
+                delay += faults.tardy
             self.at(self.now + delay, self._deliver, source, target, where, message)
 
     def echo(self, source: str, where: Any, message: Any) -> None:
@@ -1269,10 +1302,11 @@ class Job:
         when = rng.random() ** 2 * 1.5
         self.last_fault = when
         if faults.kill_worker:
-            self.at(when, self._kill_worker, rng.randrange(self.plan.workers))
+            victim = int(self.ahead[6:]) if faults.ahead else rng.randrange(self.plan.workers)
+            self.at(when, self._kill_worker, victim)
         for _ in range(faults.kill_more):
             self.at(when + rng.random() * 6.0, self._kill_one_more)
-        if faults.kill_server and faults.return_server and rng.random() < 0.5:
+        if faults.kill_server and faults.return_server and (faults.mute or rng.random() < 0.5):
             self.servers[rng.randrange(self.plan.servers)].saves = rng.choice((2, 3, 4))
         elif faults.kill_server:
             when += rng.random() * 5.0 * faults.kill_worker

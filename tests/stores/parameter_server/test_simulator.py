@@ -64,10 +64,29 @@ def test_faults_are_drawn() -> None:
     assert len(kinds) > 10
 
 
-@pytest.mark.parametrize(
-    "first",
-    [pytest.param(first, marks=() if not first else pytest.mark.nightly) for first in range(0, 5_000, 50)],
-)
+EACH = [pytest.param(first, marks=() if not first else pytest.mark.nightly) for first in range(0, 5_000, 50)]
+
+
+@pytest.mark.parametrize("first", EACH)
+def test_nothing_of_who_dies_ahead_of_the_others_stays(first: int) -> None:
+    for seed in range(first, first + 50):
+        draw = random.Random(seed)
+        back, tardy = draw.random() < 0.3, draw.choice((0.0, 2.0, 4.0))
+        noisy = Faults(late=draw.choice((0.0, 0.4)), drop=draw.choice((0.0, 0.1)))
+        run(seed, noisy._replace(kill_worker=True, return_worker=back, ahead=True, tardy=tardy))
+
+
+@pytest.mark.parametrize("first", EACH)
+def test_a_server_whose_last_answers_are_lost_comes_back(first: int) -> None:
+    for seed in range(first, first + 50):
+        draw = random.Random(seed)
+        noisy = Faults(
+            late=draw.choice((0.0, 0.4)), drop=draw.choice((0.0, 0.1)), double=draw.choice((0.0, 0.3))
+        )
+        run(seed, noisy._replace(kill_server=True, return_server=True, mute=True))
+
+
+@pytest.mark.parametrize("first", EACH)
 def test_a_scheduler_that_comes_back_changes_nothing(first: int) -> None:
     for seed in range(first, first + 50):
         draw = random.Random(seed)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Hashable
 from typing import Any
 
-from .events import ABANDONED, Event, Fault, History, Key, Push, Read
+from .events import ABANDONED, Contents, Event, Fault, History, Key, Push, Read
 
 NOTICED = 5.0  # seconds: heartbeats that come no more, and a view that is sent again
 
@@ -118,6 +118,8 @@ class SimulatedCalls:
             if len(parts) == len(store.entries[key].slices)
         }
 
-    def _contents(self, value: Any) -> tuple[Push, ...]:
+    def _contents(self, value: Any) -> Contents:
         payloads = value.payloads()
+        if not all(one.number for one in payloads):
+            return None  # of one there is a half
         return tuple(sorted(Push(self._slots[one.incarnation], one.number) for one in payloads))

@@ -27,8 +27,10 @@ from kvstore.stores.parameter_server.protocol.messages import (
     PayloadLocation,
     Record,
 )
+from kvstore.stores.parameter_server.server.slice_rounds import SliceActivity
 
 K = Kind
+ROUND = SliceActivity.ROUND
 
 
 class Server:
@@ -93,6 +95,18 @@ def test_a_pull_waits_for_its_round() -> None:
     assert server.sessions[0].waits(2)
 
 
+def test_who_has_been_answered_waits_no_more() -> None:
+    server = Server()
+    assert server.ask(0, K.PULL, 1) == []
+    for round_ in (1, 2):
+        for rank in range(2):
+            assert server.ask(rank, K.PUSH, round_) == []
+        assert len(server.jobs()) == 1
+        server.told()
+        assert applied_usual(server.effects, server.members, server.slice)
+        assert server.told() == ([(0, K.VALUE, 1)] if round_ == 1 else [])
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -102,7 +116,9 @@ def test_a_pull_waits_for_its_round() -> None:
         lambda server: server.members.set([0, 1], False),
         lambda server: server.slice.wait_to_push(server.sessions[1], Record(K.PUSH, 5, 9, 4)),
         lambda server: server.slice.put(1, 0, Record(K.PUSH, 5, 9, 1), ()),
+        lambda server: setattr(server.slice, "busy", ROUND),
     ],
+    ids=["no-value", "special", "old-round", "loss", "waiting-push", "is-in-it", "being-summed"],
 )
 def test_what_needs_more_is_left_to_python_and_changes_nothing(change: Any) -> None:
     server = Server()

@@ -327,6 +327,49 @@ def test_a_broken_store_reads_and_does_not_write() -> None:
     assert any(isinstance(one, e.Write) for one in server.actions)
 
 
+def test_an_older_view_changes_nothing() -> None:
+    server = Machine(3)
+    server.start()
+    lost = server.members.pop(2)
+    server.view(3, losses=(m.Loss("worker", 2, 5.0),))
+    server.members[2] = lost
+    server.view(2)
+    server.ask(0, K.PUSH, 1)
+    server.ask(1, K.PUSH, 1)
+    assert server.jobs() == [(1, ["0:1", "1:1"])]
+
+
+def test_a_request_too_far_ahead_is_not_taken() -> None:
+    server = Machine()
+    server.start()
+    server.ask(1, K.PUSH, 1, sequence=70_000)
+    assert (server.answers(), server.jobs()) == ({}, [])
+    server.ask(0, K.PUSH, 1)
+    assert server.jobs() == []
+    server.ask(1, K.PUSH, 1)
+    assert server.jobs() == [(1, ["0:1", "1:1"])]
+
+
+def test_what_one_that_has_left_pushed_is_in_no_round_of_who_has_its_rank_now() -> None:
+    server = Machine()
+    server.start()
+    for round_ in (1, 2):
+        server.ask(1, K.PUSH, round_)
+    del server.members[1]
+    server.view(2)
+    server.members[1] = 201
+    server.view(3, late=(1,))
+    server.view(4, begun=1, bases=((0, 1),))
+    assert isinstance(server.attach(1, 4), m.Attached)
+    server.ask(0, K.PUSH, 1, epoch=4)
+    assert server.jobs() == [(1, ["0:1", "1:1"])]
+    server.applied()
+    server.ask(0, K.PUSH, 2, epoch=4)
+    assert server.jobs() == []
+    server.ask(1, K.PUSH, 2, epoch=4, sequence=1)
+    assert server.jobs() == [(2, ["0:2", "1:2"])]
+
+
 def test_an_old_process_is_fenced() -> None:
     server = Machine()
     server.start()
