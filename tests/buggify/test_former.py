@@ -11,7 +11,7 @@ import paths
 import pytest
 from buggify import simulated
 from mutants import found
-from mutants.__main__ import copied
+from mutants.building import copied
 from mutants.former import FORMER, Former
 
 IDS = [f"{one.commit}: {one.fault}" for one in FORMER]

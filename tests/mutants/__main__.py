@@ -1,105 +1,161 @@
-"""Apply each mutant to a copy of the tree, build it if it is C, and run jobs until their histories break.
+"""Apply each mutant to a copy of the tree, and see what it is caught by.
 
-    python -m mutants [--only WORD] [--python] [--seconds 20] > table.md
+    python -m mutants [--only WORD] [--python] [--seconds 60] [--side-by-side 2] [--write]
 
-Run it in `tests`. It takes a minute for each mutant in C, and some seconds for each in Python.
+Run it in `tests`. It takes some seconds for each: what is in C is built alone, without optimization. Ends
+with 1 if one survives.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
+import re
 import sys
 import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 
 import click
 
+from .building import ROOT, Extension, copied, run
 from .table import MUTANTS, Mutant
+from .table.mutant import PROCESSES, SIMULATED
 
-ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/reference/mutants.md"
+HEAD = """# Mutants
 
-FOLDERS = ["kvstore", "kernels", "tests", "build"]
-FILES = ["setup.py", "pyproject.toml", "README.md", "LICENSE"]
+What tests are worth shows when the code is wrong. Each row is a small change of the code that breaks a
+promise of [Stores](../stores.md), and what sees it: the history of a job in the simulator, whose own checks
+are off, or of real processes, judged by a model that knows nothing of the code
+([decision 0029](../decisions/0029-histories.md)); or, where histories do not show it, a test. Written by
+`python -m mutants --write`, run in `tests`.
 
-
-def copied(folder: Path) -> Path:
-    """Copy what is needed."""
-    for name in FOLDERS:
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, folder / name, symlinks=True)
-    for name in FILES:
-        shutil.copy2(ROOT / name, folder / name)
-    return folder
-
-
-def run(tree: Path, *arguments: str, seconds: float) -> tuple[int, str]:
-    """Run Python in the copy; return its exit code, 124 if it hangs, and its last line."""
-    where = os.pathsep.join([str(tree), str(tree / "tests"), str(tree / "tests/support")])
-    environment = {**os.environ, "PYTHONPATH": where, "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, *arguments]
-    try:
-        ended = subprocess.run(
-            command, cwd=tree, env=environment, capture_output=True, text=True, timeout=seconds, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return 124, "it hangs"
-    return ended.returncode, (ended.stdout.strip() or ended.stderr.strip()).rpartition("\n")[2][:110]
-
-
-def build(tree: Path) -> None:
-    """Build the extensions of the copy anew."""
-    code, told = run(tree, "setup.py", "build_ext", "--inplace", "-j2", seconds=600)
-    if code:
-        raise RuntimeError(told)
+"""
+PYTEST = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+TABLE = "| group | file | what is broken | caught by |\n|---|---|---|---|"
 
 
 def caught(tree: Path, mutant: Mutant, seconds: float) -> str:
     """Return how a mutant is caught; empty: it survives."""
-    if mutant.group != "phases":
-        jobs = ("mutants.simulations", str(seconds), mutant.group)
-        code, told = run(tree, "-m", *jobs, seconds=seconds + 60)
-        if code:
-            return told
-    which = "shared" if mutant.group == "phases" else "servers"
-    pytest = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", which]
-    code, told = run(tree, *pytest, "tests/faults/test_histories.py", seconds=300)
-    return told if code else ""
+    if mutant.by == SIMULATED:
+        jobs = ("-m", "mutants.simulations", str(seconds), mutant.group)
+        code, told = run(tree, *jobs, seconds=2 * seconds + 60)
+        return told.rpartition("\n")[2] if code else ""
+    code, told = run(tree, *PYTEST, test_of(mutant), seconds=300)
+    return judged(told, mutant.by.startswith(PROCESSES)) if code else ""
+
+
+def test_of(mutant: Mutant) -> str:
+    """Return the test that a row names."""
+    return mutant.by.replace(PROCESSES + " ", "tests/faults/test_histories.py::test_")
+
+
+def judged(told: str, history: bool) -> str:
+    """Return which test has failed, and, if it is of a history, what that breaks."""
+    failed = re.search(r"^(?:FAILED|ERROR) tests/(\S+)", told, re.MULTILINE)
+    if failed is None:
+        return "tests that hang" if told == "it hangs" else f"pytest: {told[-100:]!r}"
+    kind = re.search(r"^E +AssertionError: ([a-z ]+): ", told, re.MULTILINE)
+    what = f"history of processes: {kind[1]}, " if history and kind else "test "
+    return f"{what}`{failed[1]}`"
 
 
 def tried(tree: Path, mutant: Mutant, seconds: float) -> str:
     """Apply a mutant, see whether it is caught, and take it back."""
     path = tree / mutant.file
     text = path.read_text()
+    extension = Extension(tree, path) if path.suffix == ".h" else None
     path.write_text(text.replace(mutant.old, mutant.new))
     try:
-        if path.suffix == ".h":
-            build(tree)
+        if extension:
+            extension.build()
         return caught(tree, mutant, seconds)
     finally:
         path.write_text(text)
+        if extension:
+            extension.restore()
+
+
+def row(mutant: Mutant, told: str) -> str:
+    """Return a line of the table."""
+    told = told.replace("|", "/") or "**survives**"
+    return f"| {mutant.group} | {Path(mutant.file).name} | {mutant.why} | {told} |"
+
+
+def results(chosen: list[Mutant], seconds: float, side_by_side: int) -> list[str]:
+    """Try all, some at a time, each in a tree of its own."""
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(side_by_side) as pool:
+        trees: SimpleQueue[Path] = SimpleQueue()
+        for at in range(side_by_side):
+            trees.put(copied(Path(folder) / str(at)))
+
+        def one(mutant: Mutant) -> str:
+            tree = trees.get()
+            try:
+                told = tried(tree, mutant, seconds)
+            finally:
+                trees.put(tree)
+            click.echo(row(mutant, told))
+            sys.stdout.flush()
+            return told
+
+        return list(pool.map(one, chosen))
+
+
+def broken_without(chosen: list[Mutant], told: list[str]) -> Iterator[str]:
+    """Return simulated jobs and tests that caught a mutant, and are broken in the code as it is, too."""
+    with tempfile.TemporaryDirectory() as folder:
+        tree = copied(Path(folder))
+        for header in {Path(one.file).parent: one.file for one in chosen if one.file.endswith(".h")}.values():
+            Extension(tree, tree / header).build()
+        for group, seeds in caught_by_seeds(chosen, told).items():
+            code, text = run(tree, "-m", "mutants.simulations", "600", group, *seeds, seconds=660)
+            if code:
+                yield f"{group}: {text.rpartition(chr(10))[2]}"
+        tests = sorted({test_of(one) for one in chosen if one.by != SIMULATED})
+        code, text = run(tree, *PYTEST, *tests, seconds=600) if tests else (0, "")
+        if code:
+            yield text[-2000:]
+
+
+def caught_by_seeds(chosen: list[Mutant], told: list[str]) -> dict[str, set[str]]:
+    """Return the simulated jobs that caught mutants of each group."""
+    seeds: dict[str, set[str]] = {}
+    for mutant, one in zip(chosen, told, strict=True):
+        if found := re.search(r"\(seed (\d+)\)$", one):
+            seeds.setdefault(mutant.group, set()).add(found[1])
+    return seeds
+
+
+def summary(chosen: list[Mutant], told: list[str]) -> str:
+    """Return how many there are, by what catches them."""
+    how = Counter(one.split(":")[0].split(" `")[0] for one in told)
+    names = {"": "survive", "history of a simulated job": "histories of simulated jobs"}
+    names |= {"history of processes": "histories of processes", "test": "tests"}
+    counts = ", ".join(f"{names.get(name, name)} {how[name]}" for name in sorted(how, reverse=True))
+    return f"{len(chosen)} mutants: {counts}."
 
 
 @click.command()
 @click.option("--only", default="", help="a part of the group, the file, or what is broken")
 @click.option("--python", is_flag=True, help="only those that need no build")
-@click.option("--seconds", default=20.0, help="for the jobs of the simulator")
-def main(only: str, python: bool, seconds: float) -> None:
+@click.option("--seconds", default=60.0, help="at most, for the jobs of the simulator")
+@click.option("--side-by-side", default=1, help="how many at a time")
+@click.option("--write", is_flag=True, help="write the page")
+def main(only: str, python: bool, seconds: float, side_by_side: int, write: bool) -> None:
     """Write a table of the mutants, and of how each is caught."""
     chosen = [one for one in MUTANTS if only in f"{one.group} {one.file} {one.why}"]
     chosen = [one for one in chosen if one.file.endswith(".py") or not python]
-    click.echo("| group | file | what is broken | caught by |\n|---|---|---|---|")
-    left = 0
-    with tempfile.TemporaryDirectory() as folder:
-        tree = copied(Path(folder))
-        for one in chosen:
-            told = tried(tree, one, seconds)
-            left += not told
-            name = Path(one.file).name
-            click.echo(f"| {one.group} | {name} | {one.why} | {told.replace('|', '/') or '**survives**'} |")
-            sys.stdout.flush()
-    click.echo(f"\n{len(chosen)} mutants, {left} survive")
+    told = results(chosen, seconds, side_by_side)
+    for one in broken_without(chosen, told):
+        raise click.ClickException(f"it is broken without a mutant, too: {one}")
+    if write:
+        rows = [TABLE, *map(row, chosen, told)]
+        PAGE.write_text(f"{HEAD}{summary(chosen, told)}\n\n" + "\n".join(rows) + "\n")
+    click.echo(summary(chosen, told))
+    sys.exit("" in told)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from .__main__ import build, copied, run
+from .building import build, copied, run
 from .former import FORMER, Former
 
 
@@ -26,11 +26,16 @@ def told(tree: Path, former: Former) -> str:
                 tree, "-m", "pytest", "-q", "-m", "", "-p", "no:cacheprovider", where, seconds=300
             )
             if code:
-                return f"seed {seed}: {text}"
+                return f"seed {seed}: {last_line(text)}"
         return ""
     seeds = map(str, former.seeds)
     code, text = run(tree, "-m", "buggify.again", former.kind, *seeds, seconds=600)
-    return text if code else ""
+    return last_line(text) if code else ""
+
+
+def last_line(text: str) -> str:
+    """Return what a program has written last."""
+    return text.rpartition("\n")[2][:110]
 
 
 def without(tree: Path, former: Former) -> str:

@@ -1,0 +1,28 @@
+"""One small change of the code, and the files in which there are some."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+_SERVER = "kvstore/stores/parameter_server/server/"
+_NATIVE = "kvstore/stores/parameter_server/native/"
+REQUESTS, ROUNDS = _SERVER + "slice_requests.py", _SERVER + "slice_rounds.py"
+MEMBERS = _SERVER + "round_members.py"
+STORE, SESSIONS = _SERVER + "store_machine.py", _SERVER + "sessions.py"
+C_ROUNDS, C_SESSIONS = _NATIVE + "rounds.h", _NATIVE + "sessions.h"
+READS = "kvstore/stores/parameter_server/worker/consistent_rounds.py"
+PHASES = "kvstore/stores/shared/native/round.h"
+
+#: What judges: histories of jobs in the simulator, or of real processes. All else is the name of a test.
+SIMULATED, PROCESSES = "simulated", "processes"
+
+
+class Mutant(NamedTuple):
+    """A text that is replaced by another, the promise that this breaks, and what sees it."""
+
+    group: str
+    file: str
+    old: str
+    new: str
+    why: str
+    by: str = SIMULATED

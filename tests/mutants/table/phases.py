@@ -1,0 +1,124 @@
+"""Rounds in shared memory."""
+
+from __future__ import annotations
+
+from .mutant import PHASES as FILE
+from .mutant import PROCESSES, Mutant
+
+SHARED = f"{PROCESSES} shared"
+INTERLEAVED = "tests/stores/shared/native/test_interleave.py::test_the_protocol_holds"
+
+PHASES = [
+    Mutant(
+        "phases",
+        FILE,
+        "            arrived |= kv_bit(w);\n        } else if",
+        "            arrived |= kv_bit(w & ~1);\n        } else if",
+        "who has arrived is mistaken",
+        SHARED,
+    ),
+    Mutant(
+        "phases",
+        FILE,
+        "members & kv_bit(w) && kv_get(&part[w].first) <= round)",
+        "0)",
+        "a round waits for nobody",
+        SHARED,
+    ),
+    Mutant(
+        "phases",
+        FILE,
+        ">= round) {\n            if (members & kv_bit(w) && !kv_whole",
+        ">= round - 1) {\n            if (members & kv_bit(w) && !kv_whole",
+        "a push two rounds ago counts",
+        SHARED,
+    ),
+    Mutant(
+        "phases",
+        FILE,
+        "return kv_version_of(phase) & 1; }",
+        "return 0; }",
+        "the value in use is never changed",
+        SHARED,
+    ),
+    Mutant(
+        "phases",
+        FILE,
+        "kv_round_of(phase) : kv_round_of(phase) - 1;",
+        "kv_round_of(phase) : kv_round_of(phase);",
+        "an open round counts as complete",
+        SHARED,
+    ),
+    Mutant(
+        "phases",
+        FILE,
+        "    uint64_t round = atomic_load_explicit(&part->arrived, memory_order_relaxed) + 1, in;",
+        "    uint64_t round = atomic_load_explicit(&part->arrived, memory_order_relaxed) + 2, in;",
+        "a push skips a round",
+        SHARED,
+    ),
+    Mutant(
+        "phases",
+        FILE,
+        "    part->source[round & 1] = source;\n",
+        "    part->source[1] = source;\n",
+        "sources of two rounds are mixed up",
+        SHARED,
+    ),
+    Mutant(
+        "phases",
+        FILE,
+        "    if (arrived < 2 || kv_complete_round(kv_get(&e->phase)) + 1 >= arrived)\n",
+        "    if (1)\n",
+        "a third push does not wait",
+        SHARED,
+    ),
+    Mutant(
+        "phases",
+        FILE,
+        "return now >> 16 < round && kv_swap",
+        "return now >> 16 <= round && kv_swap",
+        "a chunk is done twice",
+        INTERLEAVED,
+    ),
+    Mutant(
+        "phases",
+        FILE,
+        "if (word >> 16 != round || (word & 0xff) != KV_DONE)\n            return 0;",
+        "if (word >> 16 != round)\n            return 0;",
+        "a round ends while a chunk is being done",
+        INTERLEAVED,
+    ),
+    Mutant(
+        "phases",
+        FILE,
+        "        if (in >> w & 1 && kv_get(&part[w].filling) > round + 1)\n            return 0;",
+        "        (void)w, (void)part, (void)in;",
+        "a slot that is filled anew is summed",
+        SHARED,
+    ),
+    Mutant(
+        "phases",
+        FILE,
+        "return !(part->kind[parity] & KV_OF_CALL) || part",
+        "return 1 || part",
+        "a call is in some of its rounds only",
+        INTERLEAVED,
+    ),
+    Mutant(
+        "phases",
+        FILE,
+        "uint64_t version = kv_version_of(phase) + (current != kv_current_of(phase));",
+        "uint64_t version = kv_version_of(phase);",
+        "a sum is not put in use",
+        SHARED,
+    ),
+    Mutant(
+        "phases",
+        FILE,
+        "        if (word >> 16 != round || (word & 0xff) != KV_TAKEN || kv_state",
+        "        if (word >> 16 != round || (word & 0xff) == KV_TAKEN || kv_state",
+        "a chunk of a dead worker is left",
+        INTERLEAVED,
+    ),
+]
