@@ -95,7 +95,7 @@ PHASES = [
         "        if (in >> w & 1 && kv_get(&part[w].filling) > round + 1)\n            return 0;",
         "        (void)w, (void)part, (void)in;",
         "a slot that is filled anew is summed",
-        SHARED,
+        INTERLEAVED,
     ),
     Mutant(
         "phases",
