@@ -562,10 +562,10 @@ def until_fenced(phase: str = "pushpull", stays: bool = False) -> dict[str, Any]
     return {"error": type(error).__name__, "noticed": noticed, "text": str(error)}
 
 
-def on_command(loss: str) -> None:
+def on_command(loss: str, size: int = 3) -> None:
     """Push, pull, or both, as the test says; tell what each came to."""
     store = kv.create("dist_sync", on_peer_loss=loss)
-    own, out = np.full(3, 10.0**store.rank, F), np.zeros(3, F)
+    own, out = np.full(size, 10.0**store.rank, F), np.zeros(size, F)
     store.init("w", out)
     calls: dict[str, Callable[[], Any]] = {
         "push": lambda: store.push("w", own),

@@ -575,6 +575,26 @@ def restart_a_server(faults: Faults, draw: random.Random, same_host: bool) -> No
     restart_under(faults, draw, same_host, 2, lambda made: made.start_all(BODIES, "going_through_restarts"))
 
 
+def test_a_worker_killed_before_its_memory_is_found(faults: Faults) -> None:
+    """What it has pushed can be read by nobody: it has not come, and its round is not complete."""
+    with faults.job(2, 1, KVSTORE_SAME_HOST_SHM="1", KVSTORE_DEAD_AFTER=silence(4)) as made:
+        first, second = made.start_all(BODIES, "on_command", "raise", 20_000)
+        ready(first, second)
+        made.servers[0].signal(signal.SIGSTOP)
+        say(second, "push")
+        time.sleep(0.5)
+        kill(second)
+        second.finish(pace.deadline(20))
+        made.servers[0].signal(signal.SIGCONT)
+        say(first, "pushpull")
+        assert first.expect_some("pushpull: ", UNTIL_TOLD).startswith("pushpull: PeerLostError: worker 1 ")
+        say(first, "pull")
+        assert first.expect_some("pull: ", UNTIL_TOLD) == "pull: 0"
+        say(first, "close")
+        finish(first)
+        assert made.ended(15) == [0, 0]
+
+
 def restart_under(
     faults: Faults,
     draw: random.Random,
