@@ -11,7 +11,7 @@ from typing import Any
 
 import jobs
 import pytest
-from burners import busy_machine
+from faults.burners import busy_machine
 from nightly import nightly_unless
 from servers import ServedJob
 

@@ -111,7 +111,7 @@ class QuickCalls:
         return self._client.server_memory(server)
 
 
-class Way:
+class ServerWay:
     """What goes to one server, and has no answer yet."""
 
     __slots__ = ("base", "first", "plan", "pushed", "stream")
@@ -145,7 +145,7 @@ class QuickCall:
         self._calls, self._plan = calls, plan
         self._values, self._outs = values, outs
         self._pushes = values is not None
-        self._ways: list[Way] = []
+        self._ways: list[ServerWay] = []
         self._clocks: list[int] = []
         self._shared: dict[int, SharedPayload] = {}
         self._version = 0
@@ -181,7 +181,7 @@ class QuickCall:
             stream = sockets.stream(plan.server)
             if stream is None:
                 return False
-            ways.append(Way(plan, stream))
+            ways.append(ServerWay(plan, stream))
         if not machine.allows_exchange(self._plan.server_numbers) or not self._set(ways):
             return False
         if self._pushes:
@@ -198,7 +198,7 @@ class QuickCall:
         self._send(machine.member.epoch)
         return True
 
-    def _set(self, ways: list[Way]) -> bool:
+    def _set(self, ways: list[ServerWay]) -> bool:
         values, outs = self._values, self._outs
         arrays = values and values[0], outs and outs[0]
         found = values and values[1], outs and outs[1]
@@ -208,7 +208,7 @@ class QuickCall:
                 return False
         return True
 
-    def _pack(self, ways: list[Way]) -> None:
+    def _pack(self, ways: list[ServerWay]) -> None:
         """Pack what is pushed, if so set."""
         feedback = self._calls.pushes.feedback
         self._codec = None if feedback is None else feedback.codec.compiled
@@ -293,7 +293,7 @@ class QuickCall:
         self._before = None
 
     def _end(
-        self, machine: WorkerMachine, way: Way, slices: list[int], pushed: list[int], rounds: list[int]
+        self, machine: WorkerMachine, way: ServerWay, slices: list[int], pushed: list[int], rounds: list[int]
     ) -> None:
         exchange = way.plan.exchange
         counts = (exchange.answered_bytes, exchange.received)
@@ -352,6 +352,6 @@ class QuickCall:
                 yield from read_requests(key, Kind.PULL, take)
 
 
-def _clear(ways: list[Way]) -> None:
+def _clear(ways: list[ServerWay]) -> None:
     for way in ways:
         way.plan.exchange.clear()

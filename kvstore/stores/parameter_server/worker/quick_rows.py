@@ -24,7 +24,7 @@ from .call_plans import CallPlan, CallPlans
 from .client import Client
 from .key_directory import KeyDirectory
 from .operations import Finish, Request
-from .quick_calls import QuickCall, QuickCalls, Way
+from .quick_calls import QuickCall, QuickCalls, ServerWay
 from .replies import CollectRows
 from .request_builder import PushHeader, row_requests, split_rows
 
@@ -98,7 +98,7 @@ class QuickRows(QuickCall):
         self._pushes = take is None
         self._rows, self._places, self._take = rows, places, take
 
-    def _set(self, ways: list[Way]) -> bool:
+    def _set(self, ways: list[ServerWay]) -> bool:
         data = as_bytes(self._rows.data)
         for way in ways:
             places = [self._places[slice_] for slice_ in way.plan.slices]
