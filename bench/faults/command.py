@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-from burners import busy_machine
+from faults.burners import busy_machine
 
 import bench
 from bench.runner import machine
