@@ -9,7 +9,7 @@ from .variables import text_of
 
 #: A region is found by an abstract socket and opened by /proc: both are of a namespace.
 _NAMESPACES = ("net", "pid")
-_NO_ADDRESS = "None"
+_NO_ADDRESS = "None"  # as `text_of` says that there is no default
 
 
 def host_identity() -> str:

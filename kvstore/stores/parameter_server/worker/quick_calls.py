@@ -33,9 +33,12 @@ from .shared_payloads import SharedPayload, SharedPayloads
 from .state_machine.machine import WorkerMachine
 
 _DENSE = (Kind.PUSHPULL, Kind.PUSH, Kind.PULL)
-_WHAT = dict(
-    zip((*_DENSE, Kind.PULL_ROWS), ("a pushpull", "a push", "a pull", "a row_sparse_pull"), strict=True)
-)
+_WHAT = {
+    Kind.PUSHPULL: "a pushpull",
+    Kind.PUSH: "a push",
+    Kind.PULL: "a pull",
+    Kind.PULL_ROWS: "a row_sparse_pull",
+}
 
 
 class QuickCalls:

@@ -635,10 +635,14 @@ def test_an_interrupted_wait(
     assert (out == found + 1).all()
 
 
-@pytest.mark.parametrize("size", nightly_unless(lambda size: size > 1000, [1000, 400_000]))
-def test_a_server_that_dies_meanwhile(served: Callable[..., ServedJob], size: int) -> None:
+DYING = [("until_the_server_dies", 1000), ("until_the_server_dies", 400_000),
+         ("rows_until_the_server_dies", 50), ("rows_until_the_server_dies", 20_000)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "size"), nightly_unless(lambda _, size: size > 1000, DYING))
+def test_a_server_that_dies_meanwhile(served: Callable[..., ServedJob], body: str, size: int) -> None:
     job = served(2, 1, KVSTORE_SAME_HOST_SHM="0", KVSTORE_DEAD_AFTER=pace.variable(2))
-    workers = job.start_all("procs_dist", "until_the_server_dies", size)
+    workers = job.start_all("procs_dist", body, size)
     for worker in workers:
         worker.expect("ready")
     job.servers[0].signal(signal.SIGKILL)

@@ -17,7 +17,6 @@ import pace
 import pytest
 from nightly import each_once, nightly_unless
 from quick_counter import Quick
-from servers import ServedJob
 
 import kvstore as kv
 from kvstore.arrays.host import dtype_named
@@ -305,13 +304,3 @@ def test_an_interrupted_wait(
     store.row_sparse_pull("t", out=other, row_ids=ids)
     assert not out.nnz_rows, "nothing is delivered later"
     assert (other.data == table().data[:50]).all()
-
-
-@pytest.mark.parametrize("rows", nightly_unless(lambda rows: rows > 1000, [50, 20_000]))
-def test_a_server_that_dies_meanwhile(served: Callable[..., ServedJob], rows: int) -> None:
-    job = served(2, 1, KVSTORE_SAME_HOST_SHM="0", KVSTORE_DEAD_AFTER=pace.variable(2))
-    workers = job.start_all("procs_dist", "rows_until_the_server_dies", rows)
-    for worker in workers:
-        worker.expect("ready")
-    job.servers[0].signal(signal.SIGKILL)
-    assert min(job.results()) > 0

@@ -18,6 +18,7 @@ import pace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stores.parameter_server.transport.native.messages import CODEC, raw, read, written
 
 from kvstore.kernels import cpu
 from kvstore.stores.parameter_server.protocol.messages import (
@@ -29,7 +30,6 @@ from kvstore.stores.parameter_server.protocol.messages import (
     PayloadLocation,
     Record,
 )
-from kvstore.stores.parameter_server.transport import sockets
 from kvstore.stores.parameter_server.transport.frames import Codec, Limits
 from kvstore.stores.parameter_server.transport.native._streams import (
     Exchange,
@@ -51,15 +51,7 @@ GUARD = 256
 SIZES = st.sampled_from([1, 2, 63, 64, 65, 4096, 16384, 16385, 32768, 32769, 70_000])
 SHAPES = st.lists(SIZES, min_size=1, max_size=6)
 KINDS = (Kind.PUSHPULL, Kind.PUSH, Kind.PULL)
-CODEC = Codec("job")
 Bytes = npt.NDArray[np.uint8]
-
-
-@pytest.fixture(scope="module")
-def sender() -> Iterator[Sender]:
-    made = Sender()
-    yield made
-    made.close()
 
 
 class Pair:
@@ -170,16 +162,6 @@ def pair(sender: Sender) -> Iterator[Callable[..., Pair]]:
         one.close()
 
 
-def raw(frames: Sequence[Any]) -> bytes:
-    flat = [bytes(memoryview(frame)) for frame in frames]
-    sizes = b"".join(struct.pack("<Q", len(frame)) for frame in flat)
-    return b"KVST" + struct.pack("<I", len(flat)) + sizes + b"".join(flat)
-
-
-def written(batch: Batch) -> bytes:
-    return raw(CODEC.encode(sockets._packed(batch)))
-
-
 def usual(pair: Pair, batch_bytes: int) -> bytes:
     """Write the requests as the state machine, the sockets and the codec do."""
     table = RequestTable(WorkerOptions(1 << 30, batch_bytes, 1.0))
@@ -193,13 +175,6 @@ def usual(pair: Pair, batch_bytes: int) -> bytes:
             record, payload = Record(Kind.PULL, slice_, 0, at + 4, flags=PACKED), ()
         table.add(RequestInFlight(operation, at, record, payload), 0)
     return b"".join(written(Batch(*HEAD, records, tuple(frames))) for records, frames in table.pump(0.0))
-
-
-def read(server: socket.socket, nbytes: int) -> bytes:
-    found = bytearray()
-    while len(found) < nbytes:
-        found += server.recv(nbytes - len(found))
-    return bytes(found)
 
 
 @given(SHAPES, st.sampled_from([1, 5000, 40_000, 1 << 20]), st.sampled_from(KINDS))

@@ -9,7 +9,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ import pace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stores.parameter_server.transport.native.messages import CODEC, raw, read, written
 
 from kvstore.stores.parameter_server.protocol.messages import (
     PACKED,
@@ -28,7 +29,7 @@ from kvstore.stores.parameter_server.protocol.messages import (
     Record,
 )
 from kvstore.stores.parameter_server.transport import sockets
-from kvstore.stores.parameter_server.transport.frames import Codec, Limits
+from kvstore.stores.parameter_server.transport.frames import Limits
 from kvstore.stores.parameter_server.transport.native._streams import (
     Exchange,
     Sender,
@@ -43,20 +44,12 @@ from kvstore.stores.parameter_server.worker.state_machine.request_table import (
 )
 
 FRAME = PayloadLocation.FRAME
-CODEC = Codec("job")
 HEAD = (3, 7, 1 << 60, 5)  # store, rank, incarnation, epoch
 VERSION, CLOCK, GUARD = 2, 11, 256
 #: Around the sizes at which ids, or ids and rows, are packed, inlined, copied, or received where they belong.
 COUNTS = st.lists(st.sampled_from([1, 2, 60, 80, 2048, 2049, 4096, 4097, 5000]), min_size=1, max_size=3)
 WIDTHS = st.sampled_from([1, 8, 200])
 Bytes = npt.NDArray[np.uint8]
-
-
-@pytest.fixture(scope="module")
-def sender() -> Iterator[Sender]:
-    made = Sender()
-    yield made
-    made.close()
 
 
 class Pair:
@@ -138,23 +131,6 @@ class Pair:
         self.exchange.clear()
         self.stream.close()
         self.server.close()
-
-
-def raw(frames: Sequence[Any]) -> bytes:
-    flat = [bytes(memoryview(frame)) for frame in frames]
-    sizes = b"".join(struct.pack("<Q", len(frame)) for frame in flat)
-    return b"KVST" + struct.pack("<I", len(flat)) + sizes + b"".join(flat)
-
-
-def written(batch: Batch) -> bytes:
-    return raw(CODEC.encode(sockets._packed(batch)))
-
-
-def read(server: socket.socket, nbytes: int) -> bytes:
-    found = bytearray()
-    while len(found) < nbytes:
-        found += server.recv(nbytes - len(found))
-    return bytes(found)
 
 
 @given(COUNTS, WIDTHS, st.sampled_from([Kind.PUSH, Kind.PULL_ROWS]))
