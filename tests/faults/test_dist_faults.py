@@ -580,6 +580,8 @@ def test_a_worker_killed_before_its_memory_is_found(faults: Faults) -> None:
     with faults.job(2, 1, KVSTORE_SAME_HOST_SHM="1", KVSTORE_DEAD_AFTER=silence(4)) as made:
         first, second = made.start_all(BODIES, "on_command", "raise", 20_000)
         ready(first, second)
+        say(second, "pull")  # when this is answered, the server reads its memory: what it pushes lies there
+        assert second.expect_some("pull: ") == "pull: 0"
         made.servers[0].signal(signal.SIGSTOP)
         say(second, "push")
         time.sleep(0.5)
