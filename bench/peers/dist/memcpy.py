@@ -11,7 +11,7 @@ from bench.cases.common import KB, MB
 from bench.cases.dist import DistCase
 
 from bench.peers.base import Array
-from bench.peers.dist.base import DistPeer
+from bench.peers.dist.base import PAIR, DistPeer
 
 BLOCKS = {"whole": 0, "by 256 KB": 256 * KB, "by 1 MB": MB}
 
@@ -31,6 +31,7 @@ class Memcpy(DistPeer):
                     for at in range(0, data.flat.size, cut)
                 ]
                 self.variants[label] = partial(_copy, triples)
+        self.variants[PAIR] = self.variants["whole"]
         return []
 
 

@@ -12,7 +12,7 @@ from bench.cases.dist import DistCase
 from bench.peers.shared.limit import common
 
 from bench.peers.base import Array
-from bench.peers.dist.base import DistPeer
+from bench.peers.dist.base import PAIR, DistPeer
 from bench.peers.group.link import Place
 
 GATE = 1024  # its place in the group's shared page, behind the barrier
@@ -52,7 +52,10 @@ class MemorySum(DistPeer):
                 for waiting in ("spinning", "futex"):
                     for stores in ("", ", streamed"):
                         trip = self._trip(block // 4 or data.flat.size, waiting == "futex", bool(stores))
-                        self.variants[f"{label}, {waiting}{stores}"] = partial(self._call, trip)
+                        call = partial(self._call, trip)
+                        self.variants[f"{label}, {waiting}{stores}"] = call
+                        if not block:  # the limit of two calls as well: when the first ends, all is there
+                            self.variants[f"{PAIR}, {waiting}{stores}"] = call
         self.first()
         found = data.flat_outs.copy()
         for call in self.variants.values():
