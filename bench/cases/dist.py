@@ -100,6 +100,7 @@ ENTRIES = {
     "cross reno": Entry("cross", "limit: bare sockets, what must cross, reno", unpaced=True),
     "memcpy": Entry("memcpy", "memcpy in and out"),
     "memcpy-sum": Entry("memcpy-c", "memcpy in, sum, memcpy out"),
+    "memcpy-server": Entry("memcpy-c", "bare C in shared memory, a server sums"),
 }
 
 
@@ -286,9 +287,9 @@ _OURS = ("ours", "ours shm")
 _WIRE = ("ours", "mxnet", "gloo", "zmq", "zmq-c", "sum", "floor", "floor reno")
 _IPC = ("ours ipc", "mxnet ipc", "zmq ipc", "floor ipc")
 _CURVE = ("ours curve", "zmq curve")
-_SHM = ("ours shm", "ours home", "memcpy", "memcpy-sum")
-#: Beside a limit that only moves the bytes, the one that sums them, too.
-_SUMMING = {"floor": "sum", "memcpy": "memcpy-sum"}
+_SHM = ("ours shm", "ours home", "memcpy", "memcpy-sum", "memcpy-server")
+#: Beside a limit that only moves the bytes, those that sum them, too.
+_SUMMING = {"floor": ("sum",), "memcpy": ("memcpy-sum", "memcpy-server")}
 
 #: Two workers, one server: the limit, its share to be reached, how many times as long MXNet and gloo take.
 _WIRE_GOALS = {
@@ -311,8 +312,7 @@ def _goals(size: str) -> tuple[Goal, ...]:
     for own, goals in (("ours", _WIRE_GOALS), ("ours shm", _SHM_GOALS)):
         if size in goals:
             limit, share, mxnet, gloo = goals[size]
-            limits = [limit, *([_SUMMING[limit]] if limit in _SUMMING else [])]
-            found += [Goal(own, one, share) for one in limits]
+            found += [Goal(own, one, share) for one in (limit, *_SUMMING.get(limit, ()))]
             found += [Goal(own, "mxnet", mxnet), Goal(own, "gloo", gloo), _no_more_cpu(own)]
     if size == "64 MB":
         found.append(Goal("ours curve", "ours", most=2.5))

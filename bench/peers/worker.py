@@ -62,6 +62,7 @@ PEERS = {
         "rows": "row_update:RowUpdate",
         "memcpy": "memcpy:Memcpy",
         "memcpy-sum": "memory_sum:MemorySum",
+        "memcpy-server": "memory_sum:MemoryServer",
     },
     "hosts": {
         "ours": "ours:Ours",

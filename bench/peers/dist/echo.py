@@ -8,10 +8,10 @@ from collections.abc import Callable
 from bench.peers.worker import die_with_parent
 
 
-def fork(serve: Callable[[], object]) -> None:
-    """Run `serve` in a process of its own, which ends when this one does."""
-    if os.fork():
-        return
+def fork(serve: Callable[[], object]) -> int:
+    """Run `serve` in a process of its own, which ends when this one does; return its number."""
+    if pid := os.fork():
+        return pid
     try:
         die_with_parent()
         serve()

@@ -2,10 +2,14 @@
  *
  * Block by block: in one step workers copy block k in, sum their shares of block k - 1, and copy block k - 2 out; so
  * they wait for each other once a block, and what the others need is still in a cache. The whole sum stays in memory,
- * as a server needs it for the next pull. */
+ * as a server needs it for the next pull.
+ *
+ * With a server, a process of its own sums, with two threads: whole arrays, as soon as all workers have copied theirs
+ * in. Its sums lie in two places by turns, as somebody may still read the one before. */
 #include "../group/gate.h"
 #include <limits.h>
 #include <linux/futex.h>
+#include <pthread.h>
 #include <stddef.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -81,16 +85,27 @@ static void sum_share(const trip *t, ptrdiff_t k)
         add(sum + from, (rank == 1 ? part(t, 0, k) : sum) + from, part(t, rank, k) + from, end - from);
 }
 
-static void copy_out(const trip *t, ptrdiff_t k)
+static void copy(float *target, const float *sum, ptrdiff_t n, int streams)
 {
-    const float *sum = t->sum + k * t->block;
-    float *target = t->target + k * t->block;
-    ptrdiff_t n = size_of(t, k), i = 0;
+    ptrdiff_t i = 0;
 #if defined(__AVX__)
-    for (; t->streams && i + 8 <= n; i += 8)
+    for (; streams && i + 8 <= n; i += 8)
         _mm256_stream_ps(target + i, _mm256_load_ps(sum + i));
 #endif
     memcpy(target + i, sum + i, (size_t)(n - i) * sizeof *sum);
+}
+
+static void end_of_copies(int streams)
+{
+#if defined(__AVX__)
+    if (streams)
+        _mm_sfence();
+#endif
+}
+
+static void copy_out(const trip *t, ptrdiff_t k)
+{
+    copy(t->target + k * t->block, t->sum + k * t->block, size_of(t, k), t->streams);
 }
 
 /* Push n numbers and pull their sum over all workers; 0 if it went well. */
@@ -107,9 +122,131 @@ int memory_sum_trip(const trip *t)
         if (k <= blocks && meet(t))
             return -1;
     }
-#if defined(__AVX__)
-    if (t->streams)
-        _mm_sfence();
-#endif
+    end_of_copies(t->streams);
+    return 0;
+}
+
+/* ------------------------------------------------------------------------------------------------ a server */
+
+enum { CHUNK = 32 * 1024 /* numbers that a thread of the server sums at a time */ };
+
+/* What workers and the server tell each other, in shared memory. */
+typedef struct {
+    _Alignas(64) atomic_uint arrived;  /* pushes, of all workers */
+    _Alignas(64) atomic_uint answered; /* sums */
+    atomic_int looks;                  /* how often who waits looks before it sleeps */
+} bell;
+
+typedef struct {
+    bell *bell;
+    int rank, workers;
+    float *parts[MAX_WORKERS];
+    float *sums[2];
+    const float *source;
+    float *target;
+    ptrdiff_t n;
+    int looks, streams;
+} visit;
+
+/* What the threads of a server share: chunks are numbered over all sums. */
+typedef struct {
+    const visit *v;
+    ptrdiff_t chunks;
+    _Alignas(64) atomic_long next;
+    _Alignas(64) atomic_long until;
+    _Alignas(64) atomic_long done;
+    _Alignas(64) atomic_uint calls;
+} work;
+
+static void wake(atomic_uint *word)
+{
+    syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+/* Wait until a count has come so far; -1 if it never does, where there is a deadline. */
+static int await(atomic_uint *word, unsigned count, int looks, int for_ever)
+{
+    double end = gate_clock() + DEADLINE;
+    for (int i = 0; (int)(atomic_load(word) - count) < 0; i++) {
+        unsigned seen = atomic_load(word);
+        struct timespec second = {1, 0};
+        if (i < looks)
+            sched_yield();
+        else if ((int)(seen - count) < 0)
+            syscall(SYS_futex, word, FUTEX_WAIT, seen, &second, NULL, 0);
+        if (!for_ever && i >= looks && gate_clock() > end)
+            return -1;
+    }
+    return 0;
+}
+
+static void sum_chunk(const work *w, long number)
+{
+    const visit *v = w->v;
+    ptrdiff_t from = number % w->chunks * CHUNK, left = v->n - from, n = left < CHUNK ? left : CHUNK;
+    float *sum = v->sums[number / w->chunks % 2] + from;
+    if (v->workers == 1)
+        memcpy(sum, v->parts[0] + from, (size_t)n * sizeof *sum);
+    for (int rank = 1; rank < v->workers; rank++)
+        add(sum, (rank == 1 ? v->parts[0] + from : sum), v->parts[rank] + from, n);
+}
+
+static void sum_chunks(work *w)
+{
+    for (;;) {
+        long number = atomic_load(&w->next);
+        do
+            if (number >= atomic_load(&w->until))
+                return;
+        while (!atomic_compare_exchange_weak(&w->next, &number, number + 1));
+        sum_chunk(w, number);
+        atomic_fetch_add(&w->done, 1);
+    }
+}
+
+static void *help(void *context)
+{
+    work *w = context;
+    for (unsigned calls = 1;; calls = atomic_load(&w->calls) + 1) {
+        for (int i = 0; i < SPINS && atomic_load(&w->calls) < calls; i++)
+            relax();
+        await(&w->calls, calls, 0, 1);
+        sum_chunks(w);
+    }
+    return NULL;
+}
+
+/* Be the server, until the process ends. */
+int memory_sum_serve(const visit *v)
+{
+    work w = {.v = v, .chunks = (v->n + CHUNK - 1) / CHUNK};
+    pthread_t helper;
+    if (pthread_create(&helper, NULL, help, &w))
+        return -1;
+    for (unsigned sums = 1;; sums++) {
+        await(&v->bell->arrived, sums * (unsigned)v->workers, atomic_load(&v->bell->looks), 1);
+        atomic_fetch_add(&w.until, w.chunks);
+        atomic_fetch_add(&w.calls, 1);
+        wake(&w.calls);
+        sum_chunks(&w);
+        while (atomic_load(&w.done) < atomic_load(&w.until))
+            relax();
+        atomic_store(&v->bell->answered, sums);
+        wake(&v->bell->answered);
+    }
+}
+
+/* Push n numbers to the server and pull their sum; 0 if it went well. */
+int memory_sum_visit(const visit *v)
+{
+    unsigned sums = atomic_load(&v->bell->answered) + 1; /* this worker has not pushed yet */
+    atomic_store(&v->bell->looks, v->looks);
+    memcpy(v->parts[v->rank], v->source, (size_t)v->n * sizeof(float));
+    if ((atomic_fetch_add(&v->bell->arrived, 1) + 1) % (unsigned)v->workers == 0)
+        wake(&v->bell->arrived);
+    if (await(&v->bell->answered, sums, v->looks, 0))
+        return -1;
+    copy(v->target, v->sums[(sums - 1) % 2], v->n, v->streams);
+    end_of_copies(v->streams);
     return 0;
 }

@@ -1,8 +1,10 @@
-"""The limit of a server that sums and has its payloads in shared memory: copied in, summed, copied out, in C."""
+"""Limits of a server that sums and has its payloads in shared memory: copied in, summed, copied out, in C."""
 
 from __future__ import annotations
 
 import ctypes
+import os
+import signal
 from functools import partial
 
 import numpy as np
@@ -12,11 +14,13 @@ from bench.cases.dist import DistCase
 from bench.peers.shared.limit import common
 
 from bench.peers.base import Array
+from bench.peers.dist import echo
 from bench.peers.dist.base import PAIR, DistPeer
 from bench.peers.group.link import Place
 
 GATE = 1024  # its place in the group's shared page, behind the barrier
 BLOCKS = {"whole": 0, "by 256 KB": 256 * KB, "by 1 MB": MB}
+LOOKS = {"asleep": 0, "looking": 400}  # how who waits begins
 MAX_WORKERS = 64
 
 
@@ -36,13 +40,48 @@ class _Trip(ctypes.Structure):
     )
 
 
-class MemorySum(DistPeer):
-    """Each worker sums a share: no server could do it sooner than all workers together."""
+class _Visit(ctypes.Structure):
+    _fields_ = (
+        ("bell", ctypes.c_void_p),
+        ("rank", ctypes.c_int),
+        ("workers", ctypes.c_int),
+        ("parts", ctypes.c_void_p * MAX_WORKERS),
+        ("sums", ctypes.c_void_p * 2),
+        ("source", ctypes.c_void_p),
+        ("target", ctypes.c_void_p),
+        ("n", ctypes.c_ssize_t),
+        ("looks", ctypes.c_int),
+        ("streams", ctypes.c_int),
+    )
+
+
+class InMemory(DistPeer):
+    """Arrays in memory that all workers have mapped, and C that sums them."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
         self.code = ctypes.CDLL(place.limits)
         self.kept: list[Array] = []
+
+    def _same_sums(self) -> None:
+        """Make the first call, and see that all ways have its result."""
+        assert self.data is not None
+        outs = self.data.flat_outs
+        self.first()
+        found = outs.copy()
+        for call in self.variants.values():
+            outs.fill(-1)
+            call()
+            if not np.array_equal(outs, found):
+                raise RuntimeError("the sums depend on the way")
+
+    def release(self) -> None:
+        super().release()
+        self.kept = []
+
+
+class MemorySum(InMemory):
+    """Each worker sums a share: no server could do it sooner than all workers together."""
 
     def prepare(self, case: DistCase) -> list[Array]:
         data = self.dense(case)
@@ -56,13 +95,7 @@ class MemorySum(DistPeer):
                         self.variants[f"{label}, {waiting}{stores}"] = call
                         if not block:  # the limit of two calls as well: when the first ends, all is there
                             self.variants[f"{PAIR}, {waiting}{stores}"] = call
-        self.first()
-        found = data.flat_outs.copy()
-        for call in self.variants.values():
-            data.flat_outs.fill(-1)
-            call()
-            if not np.array_equal(data.flat_outs, found):
-                raise RuntimeError("the sums depend on the way")
+        self._same_sums()
         return data.outs
 
     def _trip(self, block: int, sleeps: bool, streams: bool) -> _Trip:
@@ -79,6 +112,42 @@ class MemorySum(DistPeer):
         if self.code.memory_sum_trip(ctypes.byref(trip)):
             raise TimeoutError("another worker has gone")
 
+
+class MemoryServer(InMemory):
+    """A server of its own sums whole arrays: two calls cost as much as one."""
+
+    _server = 0
+
+    def prepare(self, case: DistCase) -> list[Array]:
+        data = self.dense(case)
+        self.kept = common(self.place, self.place.workers + 3, data.flat.size)
+        self.kept[-1].fill(0)  # before anybody's barrier
+        self.place.link.gather(None)
+        if self.place.rank == 0:
+            self._server = echo.fork(partial(self.code.memory_sum_serve, ctypes.byref(self._visit(0, False))))
+        for waiting, looks in LOOKS.items():
+            for stores in ("", ", streamed"):
+                call = partial(self._call, self._visit(looks, bool(stores)))
+                self.variants[f"{waiting}{stores}"] = self.variants[f"{PAIR}, {waiting}{stores}"] = call
+        self._same_sums()
+        return data.outs
+
+    def _visit(self, looks: int, streams: bool) -> _Visit:
+        assert self.data is not None
+        *parts, first, second, bell = (array.ctypes.data for array in self.kept)
+        visit = _Visit(bell, self.place.rank, self.place.workers)
+        visit.parts[: len(parts)], visit.sums[:] = parts, (first, second)
+        visit.source, visit.target = self.data.flat.ctypes.data, self.data.flat_outs.ctypes.data
+        visit.n, visit.looks, visit.streams = self.data.flat.size, looks, streams
+        return visit
+
+    def _call(self, visit: _Visit) -> None:
+        if self.code.memory_sum_visit(ctypes.byref(visit)):
+            raise TimeoutError("the server has gone")
+
     def release(self) -> None:
+        if self._server:
+            os.kill(self._server, signal.SIGKILL)
+            os.waitpid(self._server, 0)
+            self._server = 0
         super().release()
-        self.kept = []

@@ -43,7 +43,7 @@ Array = npt.NDArray[np.float64]
 
 ODD = ((1003,), (5, 7, 11), (1,), (70_001,), (64,))
 LIMITS = [name for name, entry in ENTRIES.items() if entry.engine in ("zmq", "sockets", "memcpy")]
-SUMMING = ["zmq-c", "sum", "memcpy-sum", "gloo"]
+SUMMING = ["zmq-c", "sum", "memcpy-sum", "memcpy-server", "gloo"]
 STORES = [name for name, entry in ENTRIES.items() if entry.engine in ("ours", "mxnet")]
 #: By hosts the sum of a host is packed, which has other bits, and rows are refused.
 FLAT = [name for name in STORES if ENTRIES[name].hierarchy == "flat"]
@@ -229,7 +229,7 @@ def test_slices_of_two_servers_are_summed_in_rank_order() -> None:
         check(peer, case, expected(case))
 
 
-@pytest.mark.parametrize("name", ["sum", "memcpy-sum"])
+@pytest.mark.parametrize("name", ["sum", "memcpy-sum", "memcpy-server"])
 def test_blocks_are_summed_in_rank_order(name: str) -> None:
     """More blocks than are on the way at a time; the last one is short. Every way must give the same bits."""
     shapes = ((1_200_016,),)
