@@ -40,7 +40,8 @@ class RoundMembers:
         """Take a newer view; return ranks whose parts of rounds that are not complete are lost."""
         self.epoch, self.sync, self.seats = view.epoch, view.mode == "sync", dict(view.seats)
         members = {member.rank: member.incarnation for member in view.members}
-        dead = {loss.rank for loss in view.losses if loss.role == "worker"}
+        dead = {loss.rank for loss in view.losses if loss.role == "worker"} & self.incarnations.keys()
+        left = self.incarnations.keys() - members.keys() - dead
         replaced = {rank for rank, old in self.incarnations.items() if members.get(rank, old) != old}
         if self.sync:
             self._note_left(map(self.seat, members.keys() | dead | set(view.resting)), slices)
@@ -51,7 +52,7 @@ class RoundMembers:
         self.needed = frozenset(map(self.seat, waited_for))
         self.collecting_join_point = view.begin >= 0
         self._note()
-        return self.without_members(dead | replaced, replaced)
+        return self.without_members(dead | replaced, replaced) - set(map(self.seat, left))
 
     def without_members(self, gone: set[int], replaced: Iterable[int] = ()) -> set[int]:
         """Return the seats that are left with nobody but who was replaced and begins anew."""

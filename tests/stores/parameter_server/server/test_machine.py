@@ -310,6 +310,29 @@ def test_whoever_has_left_or_rests_counts_but_is_not_waited_for() -> None:
     assert server.jobs() == [(1, ["1:1", "2:1"])]
 
 
+SEATS = ((0, 0), (1, 1), (2, 1))
+LOST = m.Loss("worker", 2, 0.0)
+
+
+@pytest.mark.parametrize("both", [True, False])
+@pytest.mark.parametrize("lost", [True, False])
+def test_what_a_host_has_pushed_counts_where_its_last_worker_has_left(lost: bool, both: bool) -> None:
+    """`lost`: the last worker is lost, too; `both`: the server is told of both at once."""
+    server = Machine(3)
+    server.view(2, seats=SEATS)
+    server.start()
+    losses = (LOST, m.Loss("worker", 1, 0.0)) if lost else (LOST,)
+    server.ask(1, K.PUSH, 1)
+    del server.members[2]
+    if not both:
+        server.view(3, losses=(LOST,), seats=SEATS)
+    del server.members[1]
+    for epoch in (4, 5):
+        server.view(epoch, losses=losses, seats=SEATS)
+    server.ask(0, K.PUSH, 1)
+    assert server.jobs() == [(1, ["0:1"] if lost else ["0:1", "1:1"])]
+
+
 def test_a_broken_store_reads_and_does_not_write() -> None:
     server = Machine()
     server.start()
