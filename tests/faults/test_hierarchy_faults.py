@@ -343,7 +343,7 @@ CASES: list[tuple[Callable[..., None], list[tuple[Any, ...]]]] = [
     (kill_a_worker, [(phase,) for phase in PHASES]),
     (kill_a_server, [("push",), ("pushpull",), ("barrier",)]),
     (go_on, [(phase, False) for phase in ("pushpull", "push", "barrier", "close")]),
-    (go_on, [("pushpull", True), ("barrier", True), ("push", True, "fp16")]),
+    (go_on, [("pushpull", True), ("barrier", True), ("barrier", True, "fp16")]),  # one push of a key in a pass
     (come_back_into_a_pass, PASSES),
     (lose_a_host, [()]),
     (lose_a_host_and_raise, [(phase,) for phase in ("push", "pushpull", "barrier", "pull")]),
