@@ -273,6 +273,27 @@ def by_way(rounds: int) -> dict[str, Any]:
         return {**found, "kept": 0 if pool is None else pool.nbytes}
 
 
+def close_ahead(pushes: list[int], codec: dict[str, Any]) -> None:
+    """Push so often, and close; the last worker begins when the others have closed, and reads each round."""
+    keys = {"small": 5, "large": 40_000}
+    with create() as store:
+        store.init(list(keys), [np.zeros(n, F) for n in keys.values()])
+        if codec:
+            store.set_gradient_compression(codec)
+        store.barrier()
+        last = store.rank == store.num_workers - 1
+        if last:
+            tell("waits")
+            hear()
+        for t in range(1, pushes[store.rank] + 1):
+            store.push(list(keys), [np.full(n, t * 10**store.rank, F) for n in keys.values()])
+            outs = [np.empty(n, F) for n in keys.values()]
+            if last:
+                store.pull(list(keys), out=outs)
+            want = sum(t * 10**rank for rank, often in enumerate(pushes) if often >= t)
+            assert not last or all((out == want).all() for out in outs), (t, want, list(map(np.unique, outs)))
+
+
 def set_again(times: int) -> None:
     """Set codecs, of which a slow worker hears late: that is no disagreement."""
     with create() as store:

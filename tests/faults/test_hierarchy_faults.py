@@ -339,11 +339,12 @@ def test_the_job_says_how_long_a_worker_may_stand_still(faults: Faults) -> None:
         assert made.ended(20) == [0, 0]
 
 
+#: Who comes back does so in phases with one push of each key in a pass.
 CASES: list[tuple[Callable[..., None], list[tuple[Any, ...]]]] = [
     (kill_a_worker, [(phase,) for phase in PHASES]),
     (kill_a_server, [("push",), ("pushpull",), ("barrier",)]),
     (go_on, [(phase, False) for phase in ("pushpull", "push", "barrier", "close")]),
-    (go_on, [("pushpull", True), ("barrier", True), ("barrier", True, "fp16")]),  # one push of a key in a pass
+    (go_on, [("pushpull", True), ("barrier", True), ("barrier", True, "fp16")]),
     (come_back_into_a_pass, PASSES),
     (lose_a_host, [()]),
     (lose_a_host_and_raise, [(phase,) for phase in ("push", "pushpull", "barrier", "pull")]),

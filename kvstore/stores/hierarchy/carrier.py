@@ -22,6 +22,7 @@ import numpy as np
 from ...arrays.grouping import Key
 from ...compression import Codec
 from ...errors import FencedError, KVStoreError
+from ..entry import Array
 from ..parameter_server.protocol.failures import raised
 from ..parameter_server.protocol.messages import Failure, Kind, PayloadLocation, Record, Slice
 from ..parameter_server.protocol.payloads import as_bytes
@@ -121,11 +122,24 @@ class HostCarrier:
         if self._thread.is_alive():
             self._client.driver.wake()
             self._thread.join(self._client.driver.timeout)
-        left = [one for _, exchanges in self._open for one in exchanges if one.held]
-        if patiently and left and not (self._client.failed or self._client.member.broken):
-            requests = [self._request(one, Kind.PUSH) for one in left]
+        runs = self._thread.ident is not None and not (self._client.failed or self._client.member.broken)
+        if patiently and runs and (requests := self._last_requests()):
             self._client.perform(requests, "the last sums of a host to be taken in")
         self._shared.close()
+
+    def _last_requests(self) -> list[Request]:
+        """Push what has no answer yet; and, from who is the last of its host, what nobody has opened."""
+        last = self._region.rest()
+        opened = [one for _, several in self._open for one in several]
+        requests = [self._request(one, Kind.PUSH) for one in opened if one.held]
+        if last:
+            self._client.driver.forget_reads()  # else a push would wait for the value of the round before it
+            requests += [
+                self._request(Exchange(handle, round), Kind.PUSH, total)
+                for handle, round, total in self._region.unopened()
+                if handle.key in self._parts
+            ]
+        return requests
 
     # ------------------------------------------------------------------------------------- in the thread
 
@@ -154,17 +168,19 @@ class HostCarrier:
             self._open.append((PendingOperation(), exchanges))  # known to `_give_up` from here on
             self._open[-1] = (self._client.submit(requests), exchanges)
 
-    def _request(self, exchange: Exchange, kind: Kind) -> Request:
+    def _request(self, exchange: Exchange, kind: Kind, total: Array | None = None) -> Request:
+        """Ask a server to take a sum in: this one, or what was summed when the round was opened."""
         handle, round = exchange
         part = self._parts[handle.key]
         version, clock = self._settings(handle, round)
         head, take = (kind, part.id, 0, round, version, clock), partial(self._take, exchange)
         if (there := self._shared.payload(handle, round)) is not None:
             return Request(part.server, Record(*head, **there), (), take, part)
+        total = handle.value(other=True) if total is None else total
+        coding: tuple[int, float] = (0, 0.0)
         if (codec := self._codec(handle)) is not None:
-            data, coding = as_bytes(self._packing.pack(handle, round, codec)), codec.compiled or (0, 0.0)
-        else:
-            data, coding = as_bytes(handle.value(other=True)), (0, 0.0)
+            total, coding = self._packing.pack(handle, round, total, codec), codec.compiled or coding
+        data = as_bytes(total)
         record = Record(*head, *coding, place=PayloadLocation.FRAME, nbytes=len(data))
         return Request(part.server, record, (data,), take, part)
 

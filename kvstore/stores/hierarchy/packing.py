@@ -79,10 +79,10 @@ class HostPacking:
             self._version = version  # last: two threads come here
         return self._codec
 
-    def pack(self, handle: Handle, round: int, codec: Codec) -> Array:
-        """Pack the sum of a round, which this worker has opened."""
+    def pack(self, handle: Handle, round: int, total: Array, codec: Codec) -> Array:
+        """Pack the sum of a round, which this worker has opened; or of the next one."""
         assert codec.compiled is not None
-        total, residual = handle.value(other=True), None
+        residual = None
         if codec.feedback:
             before, residual = self._residuals(handle, codec, round)
             np.copyto(residual, before)

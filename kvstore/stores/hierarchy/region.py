@@ -6,8 +6,9 @@ complete is not the sum but what the servers answer to it: whoever opens a round
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
 import msgspec
@@ -203,6 +204,21 @@ class HostRegion(SharedBackend):
         """Let rounds of this host no longer wait for this worker."""
         self._waiter.joined = True
         self._job.stop_taking_part()
+
+    def rest(self) -> bool:
+        """Be waited for no longer, before leaving; return whether nobody of the host is left."""
+        with contextlib.suppress(InterruptedError):  # fenced: then others are left
+            self._job.rest()
+            return not self._job.members()
+        return False
+
+    def unopened(self) -> Iterator[tuple[Handle, int, Array]]:
+        """Sum what whoever of the host has pushed, and nobody has opened: keys, rounds and sums."""
+        for handle in self._keys.all():
+            first = handle.complete + 1
+            for round in (first, first + 1):  # a push waits for the round before the last
+                if (total := shm.sum_unopened(handle, round)) is not None:
+                    yield handle, round, total
 
     @property
     def fenced(self) -> bool:

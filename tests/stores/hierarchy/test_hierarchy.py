@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pace
 import pytest
 import tested_store
 from hypothesis import HealthCheck, Phase, given, settings
@@ -116,6 +117,20 @@ def test_workers_with_fewer_batches_join(served: Served, hosts: list[int]) -> No
         worker.expect("joined")
     for worker in started:
         worker.say("go")
+    job.results()
+
+
+@pytest.mark.parametrize("pushes", [[2, 2, 2], [2, 1, 2], [1, 2, 2]])
+@pytest.mark.parametrize("codec", [{}, {"type": "fp16"}])
+def test_who_closes_ahead_of_other_hosts_counts(
+    served: Served, pushes: list[int], codec: dict[str, Any]
+) -> None:
+    job = served(3, 2, **SMALL)
+    *ahead, last = start_on_hosts(job, [0, 0, 1], HOSTS, "close_ahead", pushes, codec)
+    last.expect("waits")
+    for worker in ahead:
+        worker.finish(pace.deadline(30))
+    last.say("go")
     job.results()
 
 

@@ -285,6 +285,11 @@ class MachineDriver:
                 del self._operations.open[name]
             return all(self._machine.keep(name) for name in names)
 
+    def forget_reads(self) -> None:
+        """Let pushes go before values that were asked for, and that nobody reads any more."""
+        with self._turn():
+            self._machine.forget_reads()
+
     def compare_clocks(self) -> None:
         """Compare the clock of this process with the scheduler's, if a timeline is recorded; in some ms."""
         if not self._clocks.wanted or self.closed or self.failure is not None:

@@ -135,6 +135,7 @@ cdef extern from "region.h" nogil:
     int kv_start_heartbeat(kv_self *me)
     void kv_stop_heartbeat(kv_self *me)
     void kv_deregister(kv_self *me, int state)
+    int kv_rest(kv_self *me)
     ctypedef int (*kv_attempt)(kv_self *me)
     int kv_enlist(kv_self *me)
     void kv_fence()
@@ -199,6 +200,7 @@ cdef extern from "region.h" nogil:
     int kv_at_rest(kv_self *me, kv_entry *e)
     uint64_t kv_pushed_round(kv_self *me, kv_entry *e)
     uint64_t kv_next_behind(kv_self *me, uint64_t start, uint64_t n)
+    int kv_is_unopened(kv_self *me, kv_entry *e, uint64_t round, uint64_t *within)
     uint64_t kv_left_out(kv_self *me, kv_entry *e, uint64_t round)
     int kv_deliver(kv_self *me, kv_call *call)
     int kv_has_kind(kv_self *me, kv_entry *e, uint64_t round, uint64_t mask, int kind)
@@ -216,6 +218,7 @@ cdef extern from "region.h" nogil:
         uint64_t n
     int kv_has_grown(void *context)
     void kv_sum_private(kv_self *me, kv_entry *e, uint64_t round, char *to)
+    void kv_sum_of(kv_self *me, kv_entry *e, uint64_t round, uint64_t mask, char *to)
     uint64_t KV_HEADER_BYTES
 
 READY, TICK, PEER_LOST, FENCED = KV_READY, KV_TICK, KV_PEER_LOST, KV_FENCED

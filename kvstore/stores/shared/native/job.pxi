@@ -190,6 +190,10 @@ cdef class Job:
         """Rounds and barriers no longer wait for this worker."""
         kv_deregister(self.me, KV_JOINED)
 
+    def rest(self):
+        """As `stop_taking_part`, of a worker that is about to leave; who has left before is known to be out by then."""
+        self.insist(kv_rest)
+
     def be_lost(self):
         """Have the others take this worker for dead, who lives and knows that it is out."""
         kv_deregister(self.me, KV_LOST)

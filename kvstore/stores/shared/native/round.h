@@ -309,14 +309,14 @@ static int kv_sum_chunk(kv_self *me, const kv_call *call, uint64_t round, uint64
     return kv_sum_gathered(me, call, &s, (char *)kv_at(me, call->entry->value[1 - current]), from, end);
 }
 
-/* The sum of an opened round, into memory of this process. */
-static void kv_sum_private(kv_self *me, kv_entry *e, uint64_t round, char *to)
+/* The sum of what these have pushed into a round, into memory of this process. */
+static void kv_sum_of(kv_self *me, kv_entry *e, uint64_t round, uint64_t mask, char *to)
 {
     kv_call call = {.entry = e};
     kv_sources s;
     pthread_mutex_lock(&me->busy);
     kv_enter_round(me, KV_SUMMING, e->number, round, e->nbytes);
-    kv_gather(me, &call, round, e->mask, &s);
+    kv_gather(me, &call, round, mask, &s);
     s.m = 0;
     for (ptrdiff_t at = 0, size = kv_chunk_size(e); at < (ptrdiff_t)e->n && kv_get(&e->failed) != round; at += size) {
         ptrdiff_t end = at + size < (ptrdiff_t)e->n ? at + size : (ptrdiff_t)e->n;
@@ -324,6 +324,12 @@ static void kv_sum_private(kv_self *me, kv_entry *e, uint64_t round, char *to)
             kv_put(&e->failed, round);
     }
     pthread_mutex_unlock(&me->busy);
+}
+
+/* The sum of an opened round. */
+static void kv_sum_private(kv_self *me, kv_entry *e, uint64_t round, char *to)
+{
+    kv_sum_of(me, e, round, e->mask, to);
 }
 
 /* What an update works on: weight, float32 copy, states. */
@@ -919,6 +925,16 @@ static uint64_t kv_next_behind(kv_self *me, uint64_t from, uint64_t n)
             break;
     }
     return from;
+}
+
+/* Whether a round that is not complete has all its parts, and has been opened by nobody who is here; `in`: who is in it. */
+static int kv_is_unopened(kv_self *me, const kv_entry *e, uint64_t round, uint64_t *in)
+{
+    uint64_t phase = kv_get(&e->phase);
+    if (kv_step_of(phase) != KV_CLOSED && kv_round_of(phase) == round &&
+        kv_here(kv_get(&me->head->worker[kv_opener_of(phase)].state)))
+        return 0;
+    return round > kv_complete_round(phase) && kv_everyone(me, e, round, in);
 }
 
 /* Whether nobody is at work on the key's value: what is left is the round of a value that stays, or a dead worker's. */

@@ -319,6 +319,21 @@ def sum_opened(Handle handle, cnp.ndarray to):
         kv_sum_private(handle.job.me, handle.e, kv_round_of(phase), data)
 
 
+def sum_unopened(Handle handle, uint64_t round):
+    """The sum of a round that has all its parts, and that nobody who is here has opened; None: it is not such a one."""
+    cdef kv_self *me = handle.job.me
+    cdef uint64_t within = 0
+    cdef char *data
+    if not kv_is_unopened(me, handle.e, round, &within):
+        return None
+    total = np.empty(handle.shape, handle.dtype)
+    data = <char *>cnp.PyArray_DATA(total)
+    with nogil:
+        kv_sum_of(me, handle.e, round, within, data)
+        kv_leave()
+    return None if kv_get(&handle.e.failed) == round else total
+
+
 def close_opened(Handle handle, bint other, updates=None):
     """Complete the round that this worker has opened; with `other`, the other value is in use from now on."""
     cdef uint64_t phase = kv_get(&handle.e.phase), current = kv_current_of(phase)

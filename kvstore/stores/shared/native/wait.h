@@ -178,6 +178,19 @@ static void kv_see_gone(kv_self *me, uint64_t *lost, uint64_t *out)
         *out = 0;
 }
 
+/* The lock is held. */
+static void kv_note_gone(kv_self *me)
+{
+    kv_header *head = me->head;
+    uint64_t lost, out;
+    kv_see_gone(me, &lost, &out);
+    if (lost && !kv_get(&head->lost)) /* others may fail because of it */
+        kv_put(&head->first_lost, (uint64_t)__builtin_ctzll(lost) + 1);
+    kv_set_bits(&head->lost, lost);
+    kv_clear_bits(&head->members, out);
+    kv_add(&head->epoch, 1);
+}
+
 /* Rounds stop waiting for the lost and for who has left. Everybody who looks around does this, for who has marked a
  * worker, or left, may have died before it could; and under the lock, so that nobody does it who slept while the rank
  * came back, and that a loss is either known before a worker leaves or after. */
@@ -190,12 +203,7 @@ static void kv_write_off(kv_self *me)
         return;
     if (!kv_try_lock(me))
         return; /* there is a next time */
-    kv_see_gone(me, &lost, &out);
-    if (lost && !kv_get(&head->lost)) /* others may fail because of it */
-        kv_put(&head->first_lost, (uint64_t)__builtin_ctzll(lost) + 1);
-    kv_set_bits(&head->lost, lost);
-    kv_clear_bits(&head->members, out);
-    kv_add(&head->epoch, 1);
+    kv_note_gone(me);
     kv_unlock_region(me);
 }
 

@@ -94,6 +94,10 @@ class WorkerMachine:
         """Read an operation's memory no more, and go on with it all the same; False: that cannot be."""
         return self._servers.keep(op)
 
+    def forget_reads(self) -> None:
+        """Let pushes go before values that were asked for, and that nobody reads any more."""
+        self._servers.forget_reads()
+
     def complete(self, server: int, slice: int) -> int:
         """How many of this worker's pushes into a slice are in rounds that are known to be complete."""
         requests = self._servers[server].requests

@@ -307,6 +307,12 @@ class RequestTable:
         for slice_ in list(self._held):
             self._release(slice_)
 
+    def forget_reads(self) -> None:
+        """Let pushes into later rounds go before values that nobody reads any more."""
+        self._reads.clear()
+        for slice_ in list(self._held):
+            self._release(slice_)
+
     def disown(self) -> list[OperationProgress]:
         """Give up all requests: those sent stay until they are answered, since the server counts on them."""
         operations = {id(one): one for one in map(_operation, self._all()) if one is not None}

@@ -210,6 +210,11 @@ class ServerLinks:
             link.requests.keep(op)
         return True
 
+    def forget_reads(self) -> None:
+        """Let pushes go before values that were asked for, and that nobody reads any more."""
+        for link in self._links.values():
+            link.requests.forget_reads()
+
     def tick(self, now: float, actions: list[Action]) -> None:
         """Ask again who has not let this worker in, and for what is not answered for too long."""
         for server, link in self._links.items():
