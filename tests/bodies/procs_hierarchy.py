@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -292,6 +293,27 @@ def close_ahead(pushes: list[int], codec: dict[str, Any]) -> None:
                 store.pull(list(keys), out=outs)
             want = sum(t * 10**rank for rank, often in enumerate(pushes) if often >= t)
             assert not last or all((out == want).all() for out in outs), (t, want, list(map(np.unique, outs)))
+
+
+def waits_alone() -> list[str]:
+    """Meet the others, who come late; return which threads were at the sockets, each turn."""
+    with create() as store:
+        store.init("w", np.zeros(5, F))
+        store.barrier()
+        driver, turns = store._backend._client.driver, []
+        handle = driver._handle
+
+        def noted(timeout: float) -> None:
+            turns.append(threading.current_thread().name)
+            handle(timeout)
+
+        driver._handle = noted
+        tell("waits")
+        if store.rank:
+            hear()
+        store.barrier()
+        driver._handle = handle
+    return turns
 
 
 def set_again(times: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,20 @@ def test_who_closes_ahead_of_other_hosts_counts(
 def test_nobody_passes_a_barrier_before_all_have_come(served: Served) -> None:
     for times in zip(*run(served, TWO_BY_TWO, ROUNDS, "barriers", 20), strict=True):
         assert max(came for came, _ in times) <= min(went for _, went in times)
+
+
+def test_who_waits_at_a_barrier_is_alone_at_the_sockets(served: Served) -> None:
+    """Its carrier would wake it, and be woken by it, all the time."""
+    job = served(3, 1, **SMALL)
+    first, *others = start_on_hosts(job, [0, 1, 1], HOSTS, "waits_alone")
+    for worker in (first, *others):
+        worker.expect("waits")
+    time.sleep(0.5)  # the wait itself
+    for worker in others:
+        worker.say("go")
+    turns = [one == "MainThread" for one in job.results()[0]]
+    assert turns.count(True) > 1
+    assert all(turns[turns.index(True) : len(turns) - turns[::-1].index(True)]), turns
 
 
 @pytest.mark.parametrize(

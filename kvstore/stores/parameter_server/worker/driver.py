@@ -114,6 +114,8 @@ class MachineDriver:
         self.name_of: Callable[[int], str] = "slice {}".format
         self._lock = threading.Lock()
         self._waiters: deque[None] = deque()  # threads that want the sockets
+        self._driving: deque[None] = deque()  # waits that go on, each at the sockets again and again
+        self._called = threading.Event()  # who serves is to look again
         self._actions: deque[events.Action] = deque()  # of the machine, yet to be carried out
         self._ticked = 0.0
         self._quick: QuickCall | None = None  # has been sent, and not yet received; it may have one before it
@@ -160,11 +162,14 @@ class MachineDriver:
         """Drive until it is ready; TimeoutError, after the deadline, says for whom this worker has waited."""
         clock = WaitClock(self.timeout)
         clock.read()
+        self._driving.append(None)
         try:
             if not self._driven(ready):
                 with clock.described_by(partial(self._described, what, operation)):
                     self._wait_on(ready, what, operation, clock)
         finally:
+            self._driving.pop()
+            self._called.set()
             self._counters.leave()
 
     def _wait_on(
@@ -246,11 +251,18 @@ class MachineDriver:
             self.end(call)
 
     def serve(self, ready: Callable[[], bool]) -> None:
-        """Handle what comes for a while, or until it is ready; for a thread that does nothing else."""
+        """Handle what comes for a while, or until it is ready; for a thread that does nothing else.
+
+        While another waits at the sockets, that one does it: two would wake each other all the time.
+        """
+        if self._driving and not ready():
+            self._called.wait(_TICK)
+            self._called.clear()
+            return
         if self._waiters:
             time.sleep(50e-6)  # a lock that is given back and taken at once lets nobody in
         with self._turn():
-            if ready():
+            if ready() or self._driving:
                 return
             self.check_alive()
             if self._tick():
@@ -258,7 +270,8 @@ class MachineDriver:
             self._handle(_TICK)
 
     def wake(self) -> None:
-        """Have the thread that is at the sockets look whether it is ready."""
+        """Have the thread that serves look whether it is ready."""
+        self._called.set()
         self._sockets.wake()
 
     def glance(self) -> None:
