@@ -94,7 +94,8 @@ class SharedPayloads:
     def place(self, key: DistKey, values: list[Array], copies: list[cpu.ReduceItem]) -> SharedPayload | None:
         """As `put`, of a large key where memory is shared; what is to be summed is added to `copies`."""
         assert self._pool is not None
-        if len(values) == 1 and (there := self._handed_out.get(values[0].ctypes.data)) is not None:
+        there = self._handed_out.get(values[0].ctypes.data) if self._handed_out and len(values) == 1 else None
+        if there is not None:
             if self._synchronous:
                 self._keep(key, there)
             return SharedPayload(there.block.segment, there.block.offset, own=True, lease=there)
