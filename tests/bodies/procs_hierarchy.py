@@ -274,8 +274,11 @@ def by_way(rounds: int) -> dict[str, Any]:
         return {**found, "kept": 0 if pool is None else pool.nbytes}
 
 
-def close_ahead(pushes: list[int], codec: dict[str, Any]) -> None:
-    """Push so often, and close; the last worker begins when the others have closed, and reads each round."""
+def close_ahead(pushes: list[int], codec: dict[str, Any], joins: bool = False) -> None:
+    """Push so often, and close; the last worker begins when the others have closed, and reads each round.
+
+    If one `joins`, it is the second worker, which begins when the first has closed.
+    """
     keys = {"small": 5, "large": 40_000}
     with create() as store:
         store.init(list(keys), [np.zeros(n, F) for n in keys.values()])
@@ -283,7 +286,7 @@ def close_ahead(pushes: list[int], codec: dict[str, Any]) -> None:
             store.set_gradient_compression(codec)
         store.barrier()
         last = store.rank == store.num_workers - 1
-        if last:
+        if last or (joins and store.rank == 1):
             tell("waits")
             hear()
         for t in range(1, pushes[store.rank] + 1):
@@ -293,6 +296,8 @@ def close_ahead(pushes: list[int], codec: dict[str, Any]) -> None:
                 store.pull(list(keys), out=outs)
             want = sum(t * 10**rank for rank, often in enumerate(pushes) if often >= t)
             assert not last or all((out == want).all() for out in outs), (t, want, list(map(np.unique, outs)))
+        if joins and store.rank:
+            store.join()
 
 
 def waits_alone() -> list[str]:

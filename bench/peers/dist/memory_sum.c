@@ -5,7 +5,7 @@
  * as a server needs it for the next pull.
  *
  * With a server, a process of its own sums, with two threads: whole arrays, as soon as all workers have copied theirs
- * in. Its sums lie in two places by turns, as somebody may still read the one before. */
+ * in. Its sums lie in two places by turns: a server that survives losses keeps the value before. */
 #include "../group/gate.h"
 #include <limits.h>
 #include <linux/futex.h>

@@ -510,6 +510,8 @@ class HierarchyBackend(Backend):
         """Let rounds and barriers no longer wait for this worker."""
         self._check_writing()
         self._settle(None)
+        if self._carrier is not None:
+            self._carrier.hand_in_rest()
         self._region.stop_taking_part()
         self._flat.join()
 

@@ -37,6 +37,7 @@ from .shared_parts import SharedParts
 log = logging.getLogger("kvstore.ps")
 
 _LOOKS = 0.5  # seconds between two looks for rounds that nobody has opened
+_PORTION = 8 * 1024 * 1024  # bytes of sums that whoever leaves last has in memory beside the region's
 
 #: Of the push into a round of a key: the version of the optimizer's settings, and the schedule's time.
 Settings = Callable[[Handle, int], tuple[int, int]]
@@ -122,24 +123,39 @@ class HostCarrier:
         if self._thread.is_alive():
             self._client.driver.wake()
             self._thread.join(self._client.driver.timeout)
-        runs = self._thread.ident is not None and not (self._client.failed or self._client.member.broken)
-        if patiently and runs and (requests := self._last_requests()):
-            self._client.perform(requests, "the last sums of a host to be taken in")
-        self._shared.close()
+        try:
+            if patiently and self._thread.ident is not None:
+                # First: once this worker rests, another may pack the next rounds, from these residuals.
+                opened = [one for _, several in self._open for one in several]
+                self._hand_in([self._request(one, Kind.PUSH) for one in opened if one.held])
+                self.hand_in_rest()
+        finally:
+            self._shared.close()
 
-    def _last_requests(self) -> list[Request]:
-        """Push what has no answer yet; and, from who is the last of its host, what nobody has opened."""
-        last = self._region.rest()
-        opened = [one for _, several in self._open for one in several]
-        requests = [self._request(one, Kind.PUSH) for one in opened if one.held]
-        if last:
-            self._client.driver.forget_reads()  # else a push would wait for the value of the round before it
-            requests += [
-                self._request(Exchange(handle, round), Kind.PUSH, total)
-                for handle, round, total in self._region.unopened()
-                if handle.key in self._parts
-            ]
-        return requests
+    def hand_in_rest(self) -> None:
+        """Be waited for no longer by the host; its last worker pushes what nobody has opened."""
+        if not self._region.rest() or not self._pushes:
+            return
+        self._client.driver.forget_reads()  # else a push would wait for the value of the round before it
+        requests, nbytes = [], 0
+        for handle, round, total in self._region.unopened():
+            if handle.key not in self._parts:
+                log.warning("worker %d leaves what others pushed into %r", self._client.rank, handle.key)
+                continue
+            requests.append(self._request(Exchange(handle, round), Kind.PUSH, total))
+            nbytes += total.nbytes
+            if nbytes > _PORTION:
+                self._hand_in(requests)
+                requests, nbytes = [], 0
+        self._hand_in(requests)
+
+    def _hand_in(self, requests: list[Request]) -> None:
+        if requests and self._pushes:
+            self._client.perform(requests, "the last sums of a host to be taken in")
+
+    @property
+    def _pushes(self) -> bool:
+        return not (self._client.failed or self._client.member.broken)
 
     # ------------------------------------------------------------------------------------- in the thread
 

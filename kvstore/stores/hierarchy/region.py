@@ -206,10 +206,10 @@ class HostRegion(SharedBackend):
         self._job.stop_taking_part()
 
     def rest(self) -> bool:
-        """Be waited for no longer, before leaving; return whether nobody of the host is left."""
+        """Be waited for no longer; return whether this was the last for whom rounds of the host waited."""
+        self._job.look_around()  # who has died is not left
         with contextlib.suppress(InterruptedError):  # fenced: then others are left
-            self._job.rest()
-            return not self._job.members()
+            return self._job.rest()
         return False
 
     def unopened(self) -> Iterator[tuple[Handle, int, Array]]:

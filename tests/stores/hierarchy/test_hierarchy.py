@@ -135,6 +135,17 @@ def test_who_closes_ahead_of_other_hosts_counts(
     job.results()
 
 
+def test_what_a_worker_has_pushed_ahead_counts_though_the_rest_of_its_host_joins(served: Served) -> None:
+    job = served(3, 2, **SMALL)
+    ahead, joining, last = start_on_hosts(job, [0, 0, 1], HOSTS, "close_ahead", [2, 1, 2], {}, True)
+    for worker in (joining, last):
+        worker.expect("waits")
+    ahead.finish(pace.deadline(30))
+    for worker in (joining, last):
+        worker.say("go")
+    job.results()
+
+
 def test_nobody_passes_a_barrier_before_all_have_come(served: Served) -> None:
     for times in zip(*run(served, TWO_BY_TWO, ROUNDS, "barriers", 20), strict=True):
         assert max(came for came, _ in times) <= min(went for _, went in times)

@@ -101,6 +101,12 @@ class StoodStill(NamedTuple):
     seconds: float
 
 
+class StreamLost(NamedTuple):
+    """Worker: a stream to a server has ended, and what was on its way with it, perhaps."""
+
+    server: int
+
+
 class SchedulerRequest(NamedTuple):
     """Worker, after `Welcome`: a request to the scheduler; `Done` comes with the answer.
 
@@ -139,7 +145,7 @@ class Configured(NamedTuple):
     error: Failure | None = None
 
 
-_OfWorker = Submit | RetrySlice | SchedulerLost | StoodStill | SchedulerRequest
+_OfWorker = Submit | RetrySlice | SchedulerLost | StoodStill | StreamLost | SchedulerRequest
 Event = Start | Tick | Received | Heard | Resumed | _OfWorker | Applied | Saved | Configured
 
 # ------------------------------------------------------------------------------------------------- actions

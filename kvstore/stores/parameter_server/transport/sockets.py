@@ -238,6 +238,13 @@ class WorkerSockets(_Sockets):
         client = self._streams.get(server)
         return None if client is None or not self._poller.descriptors else client.stream
 
+    def lost_streams(self) -> list[int]:
+        """Return the servers to which a stream has ended since the last call."""
+        lost = [server for server, client in self._streams.items() if client.has_lost]
+        for server in lost:
+            self._streams[server].has_lost = False
+        return lost
+
     def expect(self, server: int, rows: ExpectedRows) -> Stream | None:
         """Receive rows where they belong; return the stream that does, if there is one."""
         client = self._streams.get(server)

@@ -32,7 +32,7 @@ log = logging.getLogger("kvstore.ps")
 
 _AGAIN, _AGAIN_MOST = 0.05, 1.0  # seconds between two attempts to connect
 # And after an encrypted stream that lasted no longer: somebody may alter what goes over it. What an altered
-# stream loses is missed until it is sent again, so each attempt that ends so doubles the pause.
+# stream loses has to be asked for, and sent again, so each attempt that ends so doubles the pause.
 _MISTRUST, _MISTRUST_MOST = 30.0, 3600.0
 
 
@@ -60,6 +60,8 @@ class StreamClient:
         self._mistrusts = 0  # streams one after the other that did not last
         self._stream: Stream | None = None
         self._counters: Counters | None = None
+        #: Whether a stream has ended since this was set to False.
+        self.has_lost = False
 
     def observe(self, counters: Counters) -> None:
         """Take times in `counters` from now on."""
@@ -114,7 +116,7 @@ class StreamClient:
         if self._stream is not None:
             self._poller.unwatch(self._stream.fileno())
             self._stream.close()
-            self._stream = None
+            self._stream, self.has_lost = None, True
             log.debug("stream closed")
             if self._cipher is not None:
                 self._choose_pause(time.monotonic())

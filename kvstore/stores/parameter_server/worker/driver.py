@@ -162,8 +162,8 @@ class MachineDriver:
         """Drive until it is ready; TimeoutError, after the deadline, says for whom this worker has waited."""
         clock = WaitClock(self.timeout)
         clock.read()
-        self._driving.append(None)
         try:
+            self._driving.append(None)
             if not self._driven(ready):
                 with clock.described_by(partial(self._described, what, operation)):
                     self._wait_on(ready, what, operation, clock)
@@ -438,6 +438,8 @@ class MachineDriver:
             if (stopped := self._standstill.stopped_for(now)) is not None:
                 self._stood_still(stopped, now)
             self._carry_out(self._machine.step(events.Received(peer, message), now))
+        for server in self._sockets.lost_streams():
+            self._carry_out(self._machine.step(events.StreamLost(server), time.monotonic()))
 
     def _stood_still(self, seconds: float, now: float) -> None:
         self._carry_out(self._machine.step(events.StoodStill(seconds), now))

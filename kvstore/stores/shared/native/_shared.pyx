@@ -108,7 +108,7 @@ cdef extern from "region.h" nogil:
         kv_header *head
         kv_worker *worker
         uint64_t window, mode, tried, incarnation, spin, looked, silence, word, left_told
-        int rank, size, fd, forked, go_on, crowded
+        int rank, size, fd, forked, is_last, go_on, crowded
         int *pidfd
         const kv_level *const *level
         const ptrdiff_t *stream_bytes

@@ -191,8 +191,9 @@ cdef class Job:
         kv_deregister(self.me, KV_JOINED)
 
     def rest(self):
-        """As `stop_taking_part`, of a worker that is about to leave; who has left before is known to be out by then."""
+        """As `stop_taking_part`, before that; return whether nobody is waited for any more, of all workers to one only."""
         self.insist(kv_rest)
+        return bool(self.me.is_last)
 
     def be_lost(self):
         """Have the others take this worker for dead, who lives and knows that it is out."""

@@ -353,15 +353,16 @@ static void kv_deregister(kv_self *me, enum kv_state state)
     }
 }
 
-/* Be waited for no longer, and still be here: the last step before leaving. Under the lock, so that of two that leave
- * the later one sees that the other is out, and what nobody else will open. */
+/* Be waited for no longer, and still be here: the last step before leaving. `is_last`: now nobody is waited for. Under
+ * the lock, so that one of all who leave is the last, and sees what nobody else will open. */
 static int kv_rest(kv_self *me)
 {
     int outcome = kv_lock_region(me);
     if (outcome != KV_READY)
         return outcome;
-    kv_swap(&me->worker->state, kv_life(me, KV_ALIVE), kv_life(me, KV_JOINED));
+    int was = kv_swap(&me->worker->state, kv_life(me, KV_ALIVE), kv_life(me, KV_JOINED));
     kv_note_gone(me);
+    me->is_last = was && !kv_get(&me->head->members);
     kv_unlock_region(me);
     return KV_READY;
 }

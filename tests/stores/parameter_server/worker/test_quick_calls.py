@@ -22,6 +22,7 @@ from servers import ServedJob
 
 import kvstore as kv
 from kvstore.arrays.host import dtype_named
+from kvstore.stores.parameter_server.protocol.events import StreamLost
 from kvstore.stores.parameter_server.worker import backend
 from kvstore.stores.parameter_server.worker.quick_calls import QuickCall
 
@@ -405,8 +406,9 @@ def test_an_error_after_a_push_that_is_not_waited_for(
 
 @pytest.mark.parametrize("closed", [False, True])
 def test_a_stream_that_breaks_before_a_push_is_answered(
-    quick: Quick, create: Callable[..., kv.KVStore], closed: bool
+    quick: Quick, create: Callable[..., kv.KVStore], closed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("KVSTORE_RESEND", "1000")  # what went with the stream is asked for sooner
     store = create()
     store.init("a", np.zeros(10, F))
     store.set_optimizer(own_rules.Added())
@@ -418,6 +420,13 @@ def test_a_stream_that_breaks_before_a_push_is_answered(
         store.push("a", np.ones(10, F))
 
     driver: Any = store._backend._client.driver  # type: ignore[attr-defined]
+    step, ended = driver._machine.step, []
+
+    def noted(event: Any, now: float) -> Any:
+        ended.extend([event] if type(event) is StreamLost else [])
+        return step(event, now)
+
+    monkeypatch.setattr(driver._machine, "step", noted)
     for after in (lambda: None, push, store.barrier):
         end = pace.deadline(20)
         while True:
@@ -434,6 +443,8 @@ def test_a_stream_that_breaks_before_a_push_is_answered(
         after()
         store.pull("a", out=out)
         assert (out == pushes).all()
+        assert ended
+        ended.clear()
 
 
 def test_codecs_that_are_not_usual(quick: Quick, create: Callable[..., kv.KVStore]) -> None:

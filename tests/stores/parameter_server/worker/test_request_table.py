@@ -150,6 +150,16 @@ def test_large_requests_are_probed_and_small_ones_repeated() -> None:
     assert len(requests.overdue(2.5)) == 2
 
 
+def test_what_may_have_gone_with_a_stream_is_overdue_at_once() -> None:
+    requests = table()
+    add(requests, 0, BIG)
+    pump(requests)
+    assert requests.overdue(0.1) == []
+    requests.suspect()
+    assert len(requests.overdue(0.2)) == 1
+    assert requests.overdue(0.9) == []
+
+
 def test_a_probe_of_rows_can_be_read() -> None:
     """It has none of them; a record that counts rows without bytes would be refused, and fail the request."""
     requests = table()

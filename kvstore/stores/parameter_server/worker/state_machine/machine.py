@@ -74,6 +74,8 @@ class WorkerMachine:
             self._scheduler.stood_still(event.seconds, now)  # type: ignore[union-attr]
         elif kind is events.SchedulerRequest:
             self._request(event, now, actions)  # type: ignore[arg-type]
+        elif kind is events.StreamLost:
+            self._servers.suspect(event.server)  # type: ignore[union-attr]
         elif kind is events.RetrySlice:
             self._servers.retry(event, now, actions)  # type: ignore[arg-type]
         elif kind is events.Start:

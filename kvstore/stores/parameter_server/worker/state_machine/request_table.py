@@ -7,6 +7,7 @@ with it again before the server has said that it does not know it: the answer ma
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
@@ -286,6 +287,12 @@ class RequestTable:
         for request in overdue:
             request.sent, request.asked = now, True
         return overdue
+
+    def suspect(self) -> None:
+        """Take all requests for overdue, and for lost rather than slow."""
+        self._looked, self._lossy = -math.inf, True
+        for request in self._open.values():
+            request.sent = -math.inf
 
     def probes(self, requests: Sequence[RequestInFlight]) -> list[RecordBatch]:
         """Ask for the answers again: a few small requests are repeated, of others only the heads are."""

@@ -215,6 +215,11 @@ class ServerLinks:
         for link in self._links.values():
             link.requests.forget_reads()
 
+    def suspect(self, server: int) -> None:
+        """Ask at the next tick for whatever has no answer: some of it was lost, perhaps."""
+        if (link := self._links.get(server)) is not None:
+            link.requests.suspect()
+
     def tick(self, now: float, actions: list[Action]) -> None:
         """Ask again who has not let this worker in, and for what is not answered for too long."""
         for server, link in self._links.items():
