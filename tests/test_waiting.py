@@ -75,7 +75,8 @@ class StoppedDriver(MachineDriver):
     def __init__(self, clock: Clock) -> None:
         self.timeout = 20.0
         self._lock = threading.Lock()
-        self._waiters = deque()
+        self._waiters, self._driving = deque(), deque()
+        self._called = threading.Event()
         self._quick = None
         self._counters = Counters("dist_sync", "", 3, 4)
         member = SimpleNamespace(welcome=SimpleNamespace(rank=3))

@@ -162,8 +162,8 @@ class MachineDriver:
         """Drive until it is ready; TimeoutError, after the deadline, says for whom this worker has waited."""
         clock = WaitClock(self.timeout)
         clock.read()
+        self._driving.append(None)
         try:
-            self._driving.append(None)
             if not self._driven(ready):
                 with clock.described_by(partial(self._described, what, operation)):
                     self._wait_on(ready, what, operation, clock)
