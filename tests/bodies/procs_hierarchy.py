@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -230,23 +231,33 @@ def program(
         store.barrier()
 
 
-def counted(rounds: int) -> dict[str, Any]:
-    """Push and pull a key of four slices; return what this worker has counted of it."""
+def pushed_and_pulled(store: kv.KVStore, rounds: int, call: Callable[[int, Any], None]) -> tuple[Any, Any]:
+    """Do so often what pushes and pulls a key of four slices; return the statistics before and after."""
     n = 4 * 32768
+    store.init("w", np.zeros(n, F))
+    store.barrier()
+    before = store.statistics()
+    for t in range(rounds):
+        out = np.full(n, t, F)
+        call(t, out)
+        assert (out == t * store.num_workers).all()
+    after = store.statistics()
+    store.barrier()
+    return before, after
+
+
+def counted(rounds: int) -> dict[str, Any]:
+    """Push and pull; return what this worker has counted of it."""
     with create() as store:
-        store.init("w", np.zeros(n, F))
-        store.barrier()
-        before = store.statistics()
-        for t in range(rounds):
-            out = np.full(n, t, F)
+
+        def call(t: int, out: Any) -> None:
             if t % 3:
                 store.pushpull("w", out)
             else:
                 store.push("w", out)
                 store.pull("w", out=out)
-            assert (out == t * store.num_workers).all()
-        after = store.statistics()
-        store.barrier()
+
+        before, after = pushed_and_pulled(store, rounds, call)
         return {
             "rounds": after.rounds - before.rounds,
             "sent": sum(after.sent) - sum(before.sent),
@@ -255,17 +266,9 @@ def counted(rounds: int) -> dict[str, Any]:
 
 
 def by_way(rounds: int) -> dict[str, Any]:
-    """Push and pull a key of four slices; return what went which way, and the memory of sums that stays."""
-    n = 4 * 32768
+    """Push and pull; return what went which way, and the memory of sums that stays."""
     with create() as store:
-        store.init("w", np.zeros(n, F))
-        store.barrier()
-        before = store.statistics()
-        for t in range(rounds):
-            store.pushpull("w", out := np.full(n, t, F))
-            assert (out == t * store.num_workers).all()
-        after = store.statistics()
-        store.barrier()
+        before, after = pushed_and_pulled(store, rounds, lambda t, out: store.pushpull("w", out))
         pool = store._backend._client.host_pool
         found = {
             name: [now - then for now, then in zip(getattr(after, name), getattr(before, name), strict=True)]

@@ -134,7 +134,7 @@ class HostCarrier:
 
     def hand_in_rest(self) -> None:
         """Be waited for no longer by the host; its last worker pushes what nobody has opened."""
-        if not self._region.rest() or not self._pushes:
+        if not self._region.rest() or not self._can_push:
             return
         self._client.driver.forget_reads()  # else a push would wait for the value of the round before it
         requests, nbytes = [], 0
@@ -150,11 +150,12 @@ class HostCarrier:
         self._hand_in(requests)
 
     def _hand_in(self, requests: list[Request]) -> None:
-        if requests and self._pushes:
+        if requests and self._can_push:
             self._client.perform(requests, "the last sums of a host to be taken in")
 
     @property
-    def _pushes(self) -> bool:
+    def _can_push(self) -> bool:
+        """Whether this worker still has a part in the job."""
         return not (self._client.failed or self._client.member.broken)
 
     # ------------------------------------------------------------------------------------- in the thread

@@ -191,7 +191,7 @@ cdef class Job:
         kv_deregister(self.me, KV_JOINED)
 
     def rest(self):
-        """As `stop_taking_part`, before that; return whether nobody is waited for any more, of all workers to one only."""
+        """Be waited for no longer; return whether now nobody is, which is so for one worker only."""
         self.insist(kv_rest)
         return bool(self.me.is_last)
 
