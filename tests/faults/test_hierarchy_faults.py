@@ -304,6 +304,20 @@ def test_who_is_fenced_leaves_what_it_carries_to_its_host(faults: Faults) -> Non
         assert made.ended(10) == [0, 0]
 
 
+def test_the_last_push_of_a_host_counts_though_another_of_it_is_found_dead_later(faults: Faults) -> None:  # noqa: F811
+    with faults.job(3, 1) as made:
+        first, second, other = on_command(made, "continue")
+        kill(second)
+        assert answer(first, "push") == "0"
+        say(first, "close")
+        finish(first)
+        wait_until_lost(other, 1)
+        assert answer(other, "pushpull") == "101"
+        say(other, "close")
+        finish(other)
+        assert made.ended(10) == [0, 0]
+
+
 def test_a_wait_for_ones_host_misses_the_scheduler(faults: Faults) -> None:  # noqa: F811
     """Nothing of this worker is under way at servers or scheduler."""
     with faults.job(3, 1, KVSTORE_TIMEOUT=pace.variable(100)) as made:

@@ -532,12 +532,13 @@ class HierarchyBackend(Backend):
             return
         _stores.discard(self)
         assert self._carrier is not None
-        lost = lost or self._region.fenced
+        lost, last = lost or self._region.fenced, False
         with contextlib.ExitStack() as stack:
-            stack.callback(self._flat.abandon if lost else self._flat.close)
+            stack.callback(lambda: self._flat.abandon() if lost else self._flat.close(last))
             stack.callback(self._region.abandon if lost else self._region.close)
             try:
                 self._carrier.stop(patiently=not lost)
+                last = self._carrier.is_done
             except KVStoreError as error:
                 log.error("worker %d, as its store is closed: %s", self.rank, error)
 

@@ -74,6 +74,7 @@ class HostCarrier:
         self._stopping = False
         self._looked = 0.0
         self._error: BaseException | None = None
+        self._handed_in = False  # all that was pushed, as the last of the host
         self._summing = threading.Lock()  # while this worker writes to the host's memory it is in the job
         self._thread = threading.Thread(target=self._run, name="kvstore-carrier", daemon=True)
 
@@ -108,6 +109,11 @@ class HostCarrier:
         except BaseException as error:
             exchange.fail(Failure("KVStoreError", f"worker {self._client.rank} could not sum: {error!r}"))
             raise
+
+    @property
+    def is_done(self) -> bool:
+        """Whether servers have all that this host has pushed, and nobody of it will push more."""
+        return self._handed_in and not self._region.job.members()
 
     def check(self) -> None:
         """Raise if this worker carries nothing any more."""
@@ -148,6 +154,7 @@ class HostCarrier:
                 self._hand_in(requests)
                 requests, nbytes = [], 0
         self._hand_in(requests)
+        self._handed_in = self._can_push
 
     def _hand_in(self, requests: list[Request]) -> None:
         if requests and self._can_push:

@@ -31,7 +31,7 @@ COPIED = 16 * 1024
 SPAN = 65536
 
 #: Version of everything in this file; processes of another version are refused.
-PROTOCOL = 6
+PROTOCOL = 7
 
 
 class Kind(enum.IntEnum):
@@ -239,6 +239,8 @@ class Leave(msgspec.Struct, frozen=True, tag=True):
     store: int
     lost: bool = False
     """It has failed, and so have the rounds that wait for it."""
+    last: bool = False
+    """It is the last of its host, as far as that knows, and servers have all that the host has pushed."""
 
 
 class MemberRequest(msgspec.Struct, frozen=True, tag=True):
@@ -407,6 +409,8 @@ class View(msgspec.Struct, frozen=True, tag=True):
     seats: tuple[tuple[int, int], ...] = ()
     """(rank, seat) where hosts push and not workers: a worker pushes for its host, which has the lowest rank
     of its workers as its seat. Empty where each worker pushes for itself."""
+    whole: tuple[int, ...] = ()
+    """Seats of hosts whose last worker has left: servers have all of their parts, and keep them."""
 
 
 class Answer(msgspec.Struct, frozen=True, tag=True):

@@ -20,6 +20,8 @@ class HostSeats:
         self._hosts: dict[int, str] = {}  # by rank
         #: By rank; empty where each worker has its own.
         self.seats: dict[int, int] = {}
+        #: Seats whose hosts have pushed all that they will.
+        self.whole: set[int] = set()
 
     def enter(self, rank: int, host: str) -> None:
         """Note where a worker is, before the store starts."""

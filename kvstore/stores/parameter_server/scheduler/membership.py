@@ -149,7 +149,7 @@ class Membership:
         join_slice = -1 if join_point or self.broken else self.rejoins.join_slice
         return View(
             self.number, self.epoch, members, resting, losses, tuple(servers), self.broken, self.mode,
-            rejoining, join_slice, rank, after, self.hosts.shown(),
+            rejoining, join_slice, rank, after, self.hosts.shown(), tuple(sorted(self.hosts.whole)),
         )  # fmt: skip
 
     def note_shown(self) -> None:

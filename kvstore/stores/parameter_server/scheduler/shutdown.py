@@ -54,6 +54,8 @@ class JobShutdown:
             self._stores.changed(store, outgoing)
             return
         store.leave(peer.rank)
+        if message.last:
+            store.hosts.whole.add(store.hosts.seat(peer.rank))
         if not store.started:
             self._stores.try_start(store, outgoing)
         elif store.members:

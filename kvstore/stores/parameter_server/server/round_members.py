@@ -41,7 +41,6 @@ class RoundMembers:
         self.epoch, self.sync, self.seats = view.epoch, view.mode == "sync", dict(view.seats)
         members = {member.rank: member.incarnation for member in view.members}
         dead = {loss.rank for loss in view.losses if loss.role == "worker"} & self.incarnations.keys()
-        left = self.incarnations.keys() - members.keys() - dead
         replaced = {rank for rank, old in self.incarnations.items() if members.get(rank, old) != old}
         if self.sync:
             self._note_left(map(self.seat, members.keys() | dead | set(view.resting)), slices)
@@ -52,7 +51,7 @@ class RoundMembers:
         self.needed = frozenset(map(self.seat, waited_for))
         self.collecting_join_point = view.begin >= 0
         self._note()
-        return self.without_members(dead | replaced, replaced) - set(map(self.seat, left))
+        return self.without_members(dead | replaced, replaced) - set(view.whole)
 
     def without_members(self, gone: set[int], replaced: Iterable[int] = ()) -> set[int]:
         """Return the seats that are left with nobody but who was replaced and begins anew."""

@@ -349,9 +349,9 @@ class DistBackend(Backend):
         """Leave the job as one who is lost."""
         self._client.close(lost=True)
 
-    def close(self) -> None:
-        """Leave the job."""
-        self._client.close()
+    def close(self, last: bool = False) -> None:
+        """Leave the job, perhaps as the last of a host."""
+        self._client.close(last=last)
         self._memory.close()
         self._gpus.close()
 

@@ -366,8 +366,8 @@ class Client:
 
     # ---------------------------------------------------------------------------------------------------- end
 
-    def close(self, lost: bool = False) -> None:
-        """Leave the job, with `lost` as one who is lost. A second call does nothing."""
+    def close(self, lost: bool = False, last: bool = False) -> None:
+        """Leave the job, as one who is `lost`, or the last of its host. A second call does nothing."""
         if self.closed or os.getpid() != self._process.pid:
             return
         if not self.failed:
@@ -378,7 +378,7 @@ class Client:
                     log.error("worker %d, as its store is closed: %s", self.rank, error)
             with contextlib.suppress(KVStoreError):
                 self.driver.compare_clocks()
-            self._say(partial(m.Leave, lost=lost))
+            self._say(partial(m.Leave, lost=lost, last=last))
         self.driver.closed = True
         if not self._process.keeps(self):
             self.shut()

@@ -58,6 +58,20 @@ def test_nobody_comes_back_to_a_store_that_raises_even_if_he_was_lost_after_he_h
     assert [one.rank for one in job.last("w0", m.View).members] == [0, 1]
 
 
+def test_a_host_is_whole_when_its_last_worker_has_left() -> None:
+    job = Job(3)
+    for rank, host in enumerate("aab"):
+        job.worker(
+            rank, f"w{rank}", rank, host=host, options={"on_peer_loss": "continue", "hierarchy": "host"}
+        )
+    assert job.last("s0.1", m.View).seats == ((0, 0), (1, 0), (2, 2))
+    job.say("w1", m.Leave(0))
+    assert job.last("s0.1", m.View).whole == ()
+    job.say("w0", m.Leave(0, last=True))
+    job.pass_time(1.0)
+    assert job.last("s0.1", m.View).whole == (0,)
+
+
 def test_others_say_it_again_when_one_of_them_is_gone() -> None:
     job = Job(3)
     job.start(on_peer_loss="continue")

@@ -314,23 +314,26 @@ SEATS = ((0, 0), (1, 1), (2, 1))
 LOST = m.Loss("worker", 2, 0.0)
 
 
-@pytest.mark.parametrize("both", [True, False])
-@pytest.mark.parametrize("lost", [True, False])
-def test_what_a_host_has_pushed_counts_where_its_last_worker_has_left(lost: bool, both: bool) -> None:
-    """`lost`: the last worker is lost, too; `both`: the server is told of both at once."""
+@pytest.mark.parametrize("told", [[(2,), (1,)], [(1,), (2,)], [(1, 2)]])
+@pytest.mark.parametrize("end", ["last", "left", "lost"])
+def test_what_a_host_has_pushed_counts_where_its_last_worker_has_left(
+    end: str, told: list[tuple[int, ...]]
+) -> None:
+    """Worker 2 is lost, and worker 1 leaves as the last of its host, or not, or is lost, too."""
     server = Machine(3)
     server.view(2, seats=SEATS)
     server.start()
-    losses = (LOST, m.Loss("worker", 1, 0.0)) if lost else (LOST,)
     server.ask(1, K.PUSH, 1)
-    del server.members[2]
-    if not both:
-        server.view(3, losses=(LOST,), seats=SEATS)
-    del server.members[1]
-    for epoch in (4, 5):
-        server.view(epoch, losses=losses, seats=SEATS)
+    losses = [LOST, m.Loss("worker", 1, 0.0)] if end == "lost" else [LOST]
+    for epoch, ranks in enumerate([*told, ()], 3):
+        for rank in ranks:
+            del server.members[rank]
+        there = tuple(one for one in losses if one.rank not in server.members)
+        whole = (1,) if end == "last" and 1 not in server.members else ()
+        server.view(epoch, losses=there, seats=SEATS, whole=whole)
     server.ask(0, K.PUSH, 1)
-    assert server.jobs() == [(1, ["0:1"] if lost else ["0:1", "1:1"])]
+    counts = end == "last" or (end, told[0]) == ("left", (2,))
+    assert server.jobs() == [(1, ["0:1", "1:1"] if counts else ["0:1"])]
 
 
 def test_a_broken_store_reads_and_does_not_write() -> None:
