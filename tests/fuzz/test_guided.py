@@ -29,6 +29,11 @@ def test_every_target_has_seeds() -> None:
     assert all(any(make()) for make in SEEDS.values())
 
 
+@pytest.mark.parametrize("name", SEEDS)
+def test_every_target_can_be_built(clang: str, name: str) -> None:
+    assert targets.check(clang, name) == ""
+
+
 @pytest.mark.parametrize("name", ["rows", "streams"])  # which are built in a second
 def test_the_seeds_and_some_thousand_cases(clang: str, tmp_path: Path, name: str) -> None:
     found = targets.run(targets.build(clang, name, tmp_path), cases=10_000)

@@ -114,7 +114,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     kp_mapped segments[2] = {{NULL, 0}, {segment, PAGES * KP_PAGE}};
     if (segment)
         memset(segment, 0, PAGES * KP_PAGE);
-    MUST(!kp_open_stream(&s, FIRST, 1 << 16, NULL));
+    MUST(!kp_open_stream(&s, FIRST_FD, 1 << 16, NULL));
     make(&all[0], NULL, segments);
     MUST(!kp_send_first(&s, &all[0]));
     if (asked.flags & BEFORE) {

@@ -1,5 +1,5 @@
 /* What a fuzzer makes up, as it comes over a socket: events of four bytes, {what, with, number}, and after those of BYTES
- * so many bytes of the input. Descriptors from FIRST on are no sockets; they have what was made up. */
+ * so many bytes of the input. Descriptors from FIRST_FD on are no sockets; they have what was made up. */
 #ifndef FUZZ_INPUT_H
 #define FUZZ_INPUT_H
 
@@ -14,7 +14,7 @@
 
 #include "numbers.h"
 
-enum { BYTES, FILLED, N_COMING, FIRST = 1 << 20 };
+enum { BYTES, FILLED, N_COMING, FIRST_FD = 1 << 20 };
 
 /* A check that stays where asserts are left out. */
 #define MUST(what)                                                       \

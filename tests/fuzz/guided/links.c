@@ -13,7 +13,7 @@ static fuzz_coming at_server[WORKERS], at_worker[WORKERS];
 
 static fuzz_coming *fuzz_coming_at(int fd)
 {
-    int i = fd - FIRST;
+    int i = fd - FIRST_FD;
     MUST(i >= 0 && i < 2 * WORKERS);
     return i < WORKERS ? &at_server[i] : &at_worker[i - WORKERS];
 }
@@ -42,8 +42,8 @@ static void open_worker(worker *w)
 {
     int i = (int)(w - workers), before = failing;
     failing = 0;
-    MUST(!kp_open_stream(&w->ours, FIRST + i, 1 << 20, NULL));
-    MUST(!kp_open_stream(&w->theirs, FIRST + WORKERS + i, 1 << 28, NULL));
+    MUST(!kp_open_stream(&w->ours, FIRST_FD + i, 1 << 20, NULL));
+    MUST(!kp_open_stream(&w->theirs, FIRST_FD + WORKERS + i, 1 << 28, NULL));
     make_link(w);
     w->link.replier.outlet = (kp_outlet){w, answer};
     w->ours.inlet = &w->link.inlet;

@@ -46,7 +46,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     kp_expected all[N], *first = &all[N - 1];
     for (uint32_t i = 0; i < N; i++)
         expect(&all[i], i ? &all[i - 1] : NULL, i);
-    MUST(!kp_open_stream(&s, FIRST, LIMIT, NULL));
+    MUST(!kp_open_stream(&s, FIRST_FD, LIMIT, NULL));
     s.place = kp_place_rows;
     s.placer = &first;
     while (fuzz_next(&in, &event)) {

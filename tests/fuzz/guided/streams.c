@@ -62,7 +62,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (!fuzz_take(&in, &encrypted, 1))
         return 0;
     kp_cipher *cipher = encrypted % 8 == 1 ? kp_new_cipher(&aead, key, key, 1 + encrypted / 8) : NULL; /* large: few */
-    MUST(!kp_open_stream(&s, FIRST, LIMIT, cipher));
+    MUST(!kp_open_stream(&s, FIRST_FD, LIMIT, cipher));
     while (fuzz_next(&in, &event)) {
         event.what %= N_COMING;
         coming = fuzz_come(&in, &event);

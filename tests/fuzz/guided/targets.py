@@ -64,6 +64,12 @@ def build(compiler: str, name: str, folder: Path, source: Path | None = None) ->
     return program
 
 
+def check(compiler: str, name: str) -> str:
+    """Return what a compiler has against a target."""
+    command = [compiler, *FLAGS, "-fsyntax-only", str(HERE / f"{name}.c")]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stderr
+
+
 def write_seeds(name: str, folder: Path) -> Path:
     seeds = folder / f"{name}-seeds"
     seeds.mkdir(exist_ok=True)
