@@ -11,7 +11,8 @@ MEMBERS = _SERVER + "round_members.py"
 STORE, SESSIONS = _SERVER + "store_machine.py", _SERVER + "sessions.py"
 C_ROUNDS, C_SESSIONS = _NATIVE + "rounds.h", _NATIVE + "sessions.h"
 READS = "kvstore/stores/parameter_server/worker/consistent_rounds.py"
-PHASES = "kvstore/stores/shared/native/round.h"
+_SHARED = "kvstore/stores/shared/native/"
+ARRIVALS, CHUNKS, ROUND = _SHARED + "arrivals.h", _SHARED + "chunks.h", _SHARED + "round.h"
 
 #: What judges: histories of jobs in the simulator, or of real processes. All else is the name of a test.
 SIMULATED, PROCESSES = "simulated", "processes"

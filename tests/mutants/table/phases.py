@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from .mutant import PHASES as FILE
-from .mutant import PROCESSES, Mutant
+from .mutant import ARRIVALS, CHUNKS, PROCESSES, ROUND, Mutant
 
 SHARED = f"{PROCESSES} shared"
 INTERLEAVED = "tests/stores/shared/native/test_interleave.py::test_the_protocol_holds"
@@ -11,7 +10,7 @@ INTERLEAVED = "tests/stores/shared/native/test_interleave.py::test_the_protocol_
 PHASES = [
     Mutant(
         "phases",
-        FILE,
+        ARRIVALS,
         "            arrived |= kv_bit(w);\n        } else if",
         "            arrived |= kv_bit(w & ~1);\n        } else if",
         "who has arrived is mistaken",
@@ -19,7 +18,7 @@ PHASES = [
     ),
     Mutant(
         "phases",
-        FILE,
+        ARRIVALS,
         "members & kv_bit(w) && kv_get(&part[w].first) <= round)",
         "0)",
         "a round waits for nobody",
@@ -27,7 +26,7 @@ PHASES = [
     ),
     Mutant(
         "phases",
-        FILE,
+        ARRIVALS,
         ">= round) {\n            if (members & kv_bit(w) && !kv_whole",
         ">= round - 1) {\n            if (members & kv_bit(w) && !kv_whole",
         "a push two rounds ago counts",
@@ -35,7 +34,7 @@ PHASES = [
     ),
     Mutant(
         "phases",
-        FILE,
+        ARRIVALS,
         "return kv_version_of(phase) & 1; }",
         "return 0; }",
         "the value in use is never changed",
@@ -43,7 +42,7 @@ PHASES = [
     ),
     Mutant(
         "phases",
-        FILE,
+        ARRIVALS,
         "kv_round_of(phase) : kv_round_of(phase) - 1;",
         "kv_round_of(phase) : kv_round_of(phase);",
         "an open round counts as complete",
@@ -51,7 +50,7 @@ PHASES = [
     ),
     Mutant(
         "phases",
-        FILE,
+        ARRIVALS,
         "    uint64_t round = atomic_load_explicit(&part->arrived, memory_order_relaxed) + 1, in;",
         "    uint64_t round = atomic_load_explicit(&part->arrived, memory_order_relaxed) + 2, in;",
         "a push skips a round",
@@ -59,7 +58,7 @@ PHASES = [
     ),
     Mutant(
         "phases",
-        FILE,
+        ARRIVALS,
         "    part->source[round & 1] = source;\n",
         "    part->source[1] = source;\n",
         "sources of two rounds are mixed up",
@@ -67,7 +66,7 @@ PHASES = [
     ),
     Mutant(
         "phases",
-        FILE,
+        ROUND,
         "    if (arrived < 2 || kv_complete_round(kv_get(&e->phase)) + 1 >= arrived)\n",
         "    if (1)\n",
         "a third push does not wait",
@@ -75,7 +74,7 @@ PHASES = [
     ),
     Mutant(
         "phases",
-        FILE,
+        CHUNKS,
         "return now >> 16 < round && kv_swap",
         "return now >> 16 <= round && kv_swap",
         "a chunk is done twice",
@@ -83,7 +82,7 @@ PHASES = [
     ),
     Mutant(
         "phases",
-        FILE,
+        CHUNKS,
         "if (word >> 16 != round || (word & 0xff) != KV_DONE)\n            return 0;",
         "if (word >> 16 != round)\n            return 0;",
         "a round ends while a chunk is being done",
@@ -91,7 +90,7 @@ PHASES = [
     ),
     Mutant(
         "phases",
-        FILE,
+        ARRIVALS,
         "        if (in >> w & 1 && kv_get(&part[w].filling) > round + 1)\n            return 0;",
         "        (void)w, (void)part, (void)in;",
         "a slot that is filled anew is summed",
@@ -99,7 +98,7 @@ PHASES = [
     ),
     Mutant(
         "phases",
-        FILE,
+        ARRIVALS,
         "return !(part->kind[parity] & KV_OF_CALL) || part",
         "return 1 || part",
         "a call is in some of its rounds only",
@@ -107,7 +106,7 @@ PHASES = [
     ),
     Mutant(
         "phases",
-        FILE,
+        ROUND,
         "uint64_t version = kv_version_of(phase) + (current != kv_current_of(phase));",
         "uint64_t version = kv_version_of(phase);",
         "a sum is not put in use",
@@ -115,7 +114,7 @@ PHASES = [
     ),
     Mutant(
         "phases",
-        FILE,
+        CHUNKS,
         "        if (word >> 16 != round || (word & 0xff) != KV_TAKEN || kv_state",
         "        if (word >> 16 != round || (word & 0xff) == KV_TAKEN || kv_state",
         "a chunk of a dead worker is left",

@@ -1,8 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """The shared region as Python sees it: a job with keys, arrays that live in it, rounds.
 
-The protocol is in the headers beside this file (layout.h, wait.h, arena.h, table.h, round.h, region.h). No method
-blocks for longer than a tenth of a second: waits return `TICK`, and the caller looks at its deadline.
+The protocol is in the headers beside this file (layout.h, wait.h, arena.h, table.h, arrivals.h, summing.h,
+chunks.h, round.h, region.h). No method blocks for longer than a tenth of a second: waits return `TICK`, and
+the caller looks at its deadline.
 """
 
 cimport cython

@@ -37,19 +37,19 @@ KINDS = (
 # One line of a header, and what to put in its place; each breaks the protocol, and must be noticed.
 MUTANTS = {
     "a chunk without a log": (
-        "round.h",
+        "chunks.h",
         "kv_put(&log->entry, (uint64_t)((char *)call->entry - me->base));",
         "",
     ),
-    "a torn block is not restored": ("round.h", "    kv_restore_block(me, log, &h);\n", ""),
+    "a torn block is not restored": ("summing.h", "    kv_restore_block(me, log, &h);\n", ""),
     "the log is dropped before the chunk is done": (
-        "round.h",
+        "summing.h",
         "kv_put(&log->changing, end);",
         "kv_put(&log->changing, 0);",
     ),
-    "rounds wait for who came back later": ("round.h", "&& kv_get(&part[w].first) <= round", ""),
+    "rounds wait for who came back later": ("arrivals.h", "&& kv_get(&part[w].first) <= round", ""),
     "a source of the other round": (
-        "round.h",
+        "arrivals.h",
         "part->source[round & 1] = source;",
         "part->source[~round & 1] = source;",
     ),
@@ -59,12 +59,12 @@ MUTANTS = {
         "    if (1)\n",
     ),
     "two take one chunk": (
-        "round.h",
+        "chunks.h",
         "kv_swap(word, now, kv_chunk_word(round, me->rank, KV_TAKEN));",
         "(kv_put(word, kv_chunk_word(round, me->rank, KV_TAKEN)), 1);",
     ),
     "a round is opened with a part of a call": (
-        "round.h",
+        "arrivals.h",
         "part->call[parity] <= kv_get(&me->head->worker[w].whole);",
         "1;",
     ),
@@ -75,13 +75,13 @@ MUTANTS = {
         "if (0)",
     ),
     "who dies within a chunk has its result where its part was": (
-        "round.h",
+        "arrivals.h",
         "if (call->outs[j] < end && from < call->outs[j] + call->entry->nbytes)",
         "if (0)",
     ),
-    "a sum in place is made twice": ("round.h", "!kv_over_sources(me, e, round)", "1"),
+    "a sum in place is made twice": ("chunks.h", "!kv_over_sources(me, e, round)", "1"),
     "who is stopped within a chunk has its result where others read its part": (
-        "round.h",
+        "chunks.h",
         "(kv_state(me, w) == KV_LOST && kv_kind_of(&part[w], parity) == KV_PRIVATE)",
         "0",
     ),
@@ -92,11 +92,15 @@ MUTANTS = {
         "return 0;",
     ),
     "a push ends before it is pushed": (
-        "round.h",
+        "arrivals.h",
         "    kv_put(&part->pushed[round & 1], round);\n",
         "    kv_put(&part->pushed[round & 1], round - 1);\n",
     ),
-    "who arrives last wakes nobody": ("round.h", "if (asleep && kv_everyone(me, e, round, &in))", "if (0)"),
+    "who arrives last wakes nobody": (
+        "arrivals.h",
+        "if (asleep && kv_everyone(me, e, round, &in))",
+        "if (0)",
+    ),
     "the dead stay members": ("wait.h", "    kv_write_off(me);\n", ""),
     "the lock of the dead stays": ("wait.h", "if (holder && kv_state(me, w) != KV_LOST &&", "if (holder &&"),
     "the lock of who has left stays": ("wait.h", "        kv_release_lock_of(me, w);\n", ""),
@@ -116,6 +120,7 @@ MUTANTS = {
 #: At least one of each header; the others at night.
 EVERY_TIME = {
     "a chunk without a log",
+    "a torn block is not restored",
     "who dies within a chunk has its result where its part was",
     "a reader is content with anything",
     "the dead stay members",

@@ -1,0 +1,165 @@
+/* The word of a phase, and who is in a round: pushes arrive here. What a round is, round.h says. */
+#ifndef KV_ARRIVALS_H
+#define KV_ARRIVALS_H
+
+#include "spans.h"
+#include "table.h"
+
+enum kv_step { KV_CLOSED, KV_OPENING, KV_OPEN };
+
+/* What a round does to the value: an even mode replaces it by the sum, an odd one is planned by Python. A mode's other
+ * bits count how often it was set, so that a worker that has not caught up does not open rounds. */
+static inline int kv_sums(const kv_self *me)
+{
+    return !(kv_get(&me->head->mode) & 1);
+}
+
+/* `version`: how often another value was put in use, modulo 16; by it a reader sees that its value has changed. */
+static inline uint64_t kv_phase_word(uint64_t round, int rank, uint64_t version, enum kv_step step)
+{
+    return round << 16 | (uint64_t)rank << 8 | (version & 0xf) << 4 | (uint64_t)step;
+}
+
+static inline uint64_t kv_round_of(uint64_t phase) { return phase >> 16; }
+static inline int kv_opener_of(uint64_t phase) { return (int)(phase >> 8 & 0xff); }
+static inline uint64_t kv_version_of(uint64_t phase) { return phase >> 4 & 0xf; }
+static inline uint64_t kv_current_of(uint64_t phase) { return kv_version_of(phase) & 1; }
+static inline enum kv_step kv_step_of(uint64_t phase) { return (enum kv_step)(phase & 0xf); }
+static inline uint64_t kv_complete_round(uint64_t phase)
+{
+    return kv_step_of(phase) == KV_CLOSED ? kv_round_of(phase) : kv_round_of(phase) - 1;
+}
+
+/* Whether a round is being prepared by this worker, and no other has taken it over. */
+static inline int kv_holds(const kv_self *me, uint64_t phase, uint64_t round)
+{
+    return kv_step_of(phase) == KV_OPENING && kv_round_of(phase) == round && kv_opener_of(phase) == me->rank;
+}
+
+/* One key of one call of this process. */
+typedef struct {
+    kv_entry *entry;
+    uint64_t round;
+    char **outs;       /* arrays of this process that receive the result */
+    int n_outs;
+    int stream;        /* the call is larger than the cache */
+    unsigned char *delivered; /* by chunk: the outs have it already; may be NULL */
+} kv_call;
+
+static inline kv_part *kv_parts(kv_self *me, const kv_entry *e)
+{
+    return (kv_part *)kv_at(me, e->parts);
+}
+
+/* Whether a worker that has arrived has arrived at all keys of that call. A call is a part of all of its rounds or of
+ * none: a round that was opened with one who then dies could be complete, and the next key's could never be. */
+static int kv_whole(kv_self *me, const kv_part *part, int w, int parity)
+{
+    return !(part->kind[parity] & KV_OF_CALL) || part->call[parity] <= kv_get(&me->head->worker[w].whole);
+}
+
+/* The first member that `round` waits for; KV_NOBODY: all have arrived, and `in` says who is in it. */
+static int kv_first_missing(kv_self *me, const kv_entry *e, uint64_t round, uint64_t *in)
+{
+    const kv_part *part = kv_parts(me, e);
+    uint64_t members = kv_get(&me->head->members), arrived = 0;
+    for (int w = 0; w < me->size; w++) {
+        if (kv_get(&part[w].pushed[round & 1]) >= round) {
+            if (members & kv_bit(w) && !kv_whole(me, &part[w], w, (int)(round & 1)))
+                return w;
+            arrived |= kv_bit(w);
+        } else if (members & kv_bit(w) && kv_get(&part[w].first) <= round)
+            return w;
+    }
+    *in = arrived;
+    return KV_NOBODY;
+}
+
+/* Whether every member that `round` waits for has arrived, and who is in it. */
+static int kv_everyone(kv_self *me, const kv_entry *e, uint64_t round, uint64_t *in)
+{
+    return kv_first_missing(me, e, round, in) == KV_NOBODY && *in != 0;
+}
+
+/* This worker writes to its slot from now on; who sums a small key for itself may still be reading there. */
+static inline void kv_fill(kv_self *me, const kv_entry *e)
+{
+    kv_part *part = &kv_parts(me, e)[me->rank];
+    kv_put(&part->filling, kv_get(&part->arrived) + 1);
+    kv_fence();
+}
+
+/* Whether the sources of `round` were all there until now: no slot was filled again in the meantime. */
+static int kv_still_there(kv_self *me, const kv_entry *e, uint64_t round, uint64_t in)
+{
+    const kv_part *part = kv_parts(me, e);
+    atomic_thread_fence(memory_order_acquire);
+    for (int w = 0; w < me->size; w++)
+        if (in >> w & 1 && kv_get(&part[w].filling) > round + 1)
+            return 0;
+    return 1;
+}
+
+/* What this worker arrives at from here to `kv_end_call` is one call. Nothing between them waits for another worker. */
+static void kv_begin_call(kv_self *me)
+{
+    me->calling = kv_add(&me->worker->calls, 1) + 1;
+}
+
+static void kv_end_call(kv_self *me)
+{
+    me->calling = 0;
+    kv_put(&me->worker->whole, kv_get(&me->worker->calls));
+    kv_wake_all(me);
+}
+
+/* This worker's source of its next round is in place. */
+static void kv_arrive_as(kv_self *me, kv_entry *e, uint32_t kind, float threshold, uint64_t source)
+{
+    kv_part *part = &kv_parts(me, e)[me->rank];
+    uint64_t round = atomic_load_explicit(&part->arrived, memory_order_relaxed) + 1, in;
+    kv_put(&part->filling, round);
+    atomic_thread_fence(memory_order_release);
+    part->source[round & 1] = source;
+    part->kind[round & 1] = me->calling ? kind | KV_OF_CALL : kind;
+    part->call[round & 1] = me->calling;
+    part->threshold[round & 1] = threshold;
+    kv_put(&part->pushed[round & 1], round);
+    kv_put(&part->arrived, round);
+    if (kv_is_timed(me->counters))
+        kv_tell(me, KV_EVENT_ARRIVED, me->rank, e->number, round, e->nbytes);
+    kv_fence();
+    uint64_t asleep = kv_get(&me->head->asleep) & ~kv_bit(me->rank);
+    if (asleep && kv_everyone(me, e, round, &in))
+        kv_wake(me, asleep);
+}
+
+static void kv_arrive(kv_self *me, kv_entry *e, enum kv_kind kind, uint64_t source)
+{
+    kv_arrive_as(me, e, kind, 0, source);
+    kv_count_sent(me, kind == KV_ROWS ? 0 : e->nbytes); /* of rows, who has put them there knows how many */
+}
+
+static void kv_arrive_packed(kv_self *me, kv_entry *e, int code, float threshold, uint64_t source)
+{
+    kv_arrive_as(me, e, KV_PACKED | (uint32_t)code << 8, threshold, source);
+    kv_count_sent(me, (uint64_t)kv_encoded_bytes(code, (ptrdiff_t)e->n));
+}
+
+/* Whether an out of the call lies over what this worker has pushed into the round. It is then written after the round
+ * only: if its owner dies within a chunk, that is summed again from what was pushed. (What its owner leaves in place,
+ * without an out, or pushes from its own memory, is known as such: see kv_take_over.) */
+static int kv_over_own(kv_self *me, const kv_call *call)
+{
+    const kv_part *part = &kv_parts(me, call->entry)[me->rank];
+    int parity = (int)(call->round & 1);
+    const char *from = (const char *)kv_at(me, part->source[parity]), *end = from + call->entry->nbytes;
+    if (!call->round || kv_kind_of(part, parity) != KV_SLOT || kv_get(&part->pushed[parity]) != call->round)
+        return 0;
+    for (int j = 0; j < call->n_outs; j++)
+        if (call->outs[j] < end && from < call->outs[j] + call->entry->nbytes)
+            return 1;
+    return 0;
+}
+
+#endif

@@ -1,0 +1,150 @@
+/* Who does which chunk of an open round; and the chunks that a dead worker has left. */
+#ifndef KV_CHUNKS_H
+#define KV_CHUNKS_H
+
+#include "summing.h"
+
+/* Each chunk has a word: the last round that took it, by whom, and whether it is done. */
+enum kv_taken { KV_TAKEN = 1, KV_DONE = 2 };
+
+static inline uint64_t kv_chunk_word(uint64_t round, int rank, enum kv_taken how)
+{
+    return round << 16 | (uint64_t)rank << 8 | (uint64_t)how;
+}
+
+static inline _Atomic uint64_t *kv_map(kv_self *me, const kv_entry *e)
+{
+    return (_Atomic uint64_t *)kv_at(me, e->map);
+}
+
+static int kv_all_done(kv_self *me, const kv_entry *e, uint64_t round)
+{
+    const _Atomic uint64_t *map = kv_map(me, e);
+    for (uint64_t c = 0; c < e->chunks; c++) {
+        uint64_t word = kv_get(&map[c]);
+        if (word >> 16 != round || (word & 0xff) != KV_DONE)
+            return 0;
+    }
+    return 1;
+}
+
+/* Whether somebody has given up a round whose sum would read its memory: no array of that worker may be touched then,
+ * least of all by itself, to whom no system call says that it is gone. Updates read slots only, and go on. */
+static int kv_withdrawn(const kv_entry *e, uint64_t round)
+{
+    return e->rule < 0 && kv_get(&e->failed) == round;
+}
+
+/* The chunk that the log names, to its end. What cannot be read fails the round, and the round goes on. */
+static int kv_finish_chunk(kv_self *me, kv_call *call, kv_log *log, uint64_t phase)
+{
+    kv_entry *e = call->entry;
+    ptrdiff_t size = kv_chunk_size(e), from = (ptrdiff_t)log->chunk * size;
+    ptrdiff_t end = from + size < (ptrdiff_t)e->n ? from + size : (ptrdiff_t)e->n;
+    uint64_t nbytes = (uint64_t)(end - from) * (uint64_t)kv_itemsize[e->dtype], current = kv_current_of(phase);
+    int outcome = KV_UNREADABLE;
+    kv_enter_round(me, e->rule < 0 ? KV_SUMMING : KV_UPDATING, e->number, log->round, nbytes);
+    if (!kv_withdrawn(e, log->round))
+        outcome = e->rule < 0 ? kv_sum_chunk(me, call, log->round, e->mask, current, from, end)
+                              : kv_update_chunk(me, call, log, current, end);
+    if (outcome != KV_READY)
+        kv_put(&e->failed, log->round);
+    else if (e->rule < 0 && call->delivered && log->round == call->round)
+        call->delivered[log->chunk] = 1;
+    kv_put(&kv_map(me, e)[log->chunk], kv_chunk_word(log->round, me->rank, KV_DONE));
+    kv_put(&log->entry, 0);
+    return KV_READY;
+}
+
+static int kv_do_chunk(kv_self *me, kv_call *call, kv_log *log, uint64_t phase, uint64_t chunk)
+{
+    log->round = kv_round_of(phase);
+    log->chunk = chunk;
+    log->at = chunk * (uint64_t)kv_chunk_size(call->entry);
+    kv_put(&log->changing, 0);
+    kv_put(&log->entry, (uint64_t)((char *)call->entry - me->base));
+    return kv_finish_chunk(me, call, log, phase);
+}
+
+static int kv_take_chunk(kv_self *me, const kv_entry *e, uint64_t round, uint64_t chunk)
+{
+    _Atomic uint64_t *word = &kv_map(me, e)[chunk];
+    uint64_t now = kv_get(word);
+    return now >> 16 < round && kv_swap(word, now, kv_chunk_word(round, me->rank, KV_TAKEN));
+}
+
+/* Take chunks until none is left: of the own share first, so that its memory stays in this core's cache; of the
+ * others' from behind, where their owners come last. */
+static int kv_work(kv_self *me, kv_call *call, uint64_t phase)
+{
+    uint64_t chunks = call->entry->chunks, size = (uint64_t)me->size, round = kv_round_of(phase);
+    for (int i = 0; i < me->size; i++) {
+        uint64_t w = (uint64_t)((me->rank + i) % me->size), begin = chunks * w / size, end = chunks * (w + 1) / size;
+        for (uint64_t j = begin; j < end; j++) {
+            uint64_t chunk = i ? end - 1 - (j - begin) : j;
+            pthread_mutex_lock(&me->busy);
+            if (kv_take_chunk(me, call->entry, round, chunk))
+                kv_do_chunk(me, call, &me->worker->log, phase, chunk);
+            pthread_mutex_unlock(&me->busy);
+        }
+    }
+    return KV_READY;
+}
+
+/* Whether a sum that a dead worker had begun may be in arrays that it reads. The own memory of a dead one is such: it
+ * can be read for some time after the death is known, and has the result where that goes to the array which was pushed.
+ * Of any dead one: who finishes what another has begun may die over it, too. */
+static int kv_over_sources(kv_self *me, const kv_entry *e, uint64_t round)
+{
+    const kv_part *part = kv_parts(me, e);
+    int parity = (int)(round & 1);
+    for (int w = 0; w < me->size && e->rule < 0; w++)
+        if (e->mask >> w & 1 && (kv_in_place_now(me, &part[w], parity) ||
+                                 (kv_state(me, w) == KV_LOST && kv_kind_of(&part[w], parity) == KV_PRIVATE)))
+            return 1;
+    return 0;
+}
+
+/* A chunk that its owner, who is dead, had taken. A sum over its own sources cannot be done again once it was begun:
+ * the round then comes to nothing. */
+static void kv_take_over(kv_self *me, kv_call *call, int owner, uint64_t phase, uint64_t chunk)
+{
+    kv_entry *e = call->entry;
+    kv_log *log = &me->head->worker[owner].log;
+    uint64_t round = kv_round_of(phase), here = (uint64_t)((char *)e - me->base);
+    if (kv_get(&log->entry) != here || log->round != round || log->chunk != chunk) {
+        kv_do_chunk(me, call, log, phase, chunk);
+    } else if (!kv_over_sources(me, e, round)) {
+        kv_finish_chunk(me, call, log, phase);
+    } else {
+        kv_put(&e->failed, round);
+        kv_put(&kv_map(me, e)[chunk], kv_chunk_word(round, me->rank, KV_DONE));
+        kv_put(&log->entry, 0);
+    }
+}
+
+/* Finish what the dead have taken: each chunk in its owner's log, so that another can go on should this worker die
+ * too. A chunk without a log was not begun. */
+static int kv_recover(kv_self *me, kv_call *call, uint64_t phase)
+{
+    kv_entry *e = call->entry;
+    uint64_t round = kv_round_of(phase);
+    int outcome = kv_lock_region(me);
+    if (outcome != KV_READY)
+        return outcome;
+    for (uint64_t c = 0; c < e->chunks && kv_get(&e->phase) == phase; c++) {
+        uint64_t word = kv_get(&kv_map(me, e)[c]);
+        int owner = (int)(word >> 8 & 0xff);
+        if (word >> 16 != round || (word & 0xff) != KV_TAKEN || kv_state(me, owner) != KV_LOST)
+            continue;
+        if (kv_get(&kv_map(me, e)[c]) != word)
+            continue; /* it was done before its owner died */
+        pthread_mutex_lock(&me->busy);
+        kv_take_over(me, call, owner, phase, c);
+        pthread_mutex_unlock(&me->busy);
+    }
+    kv_unlock_region(me);
+    return KV_READY;
+}
+
+#endif

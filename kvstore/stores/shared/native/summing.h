@@ -1,0 +1,246 @@
+/* What is done to one chunk of a key: the sum of what was pushed, from wherever it lies, and the update of the weights. */
+#ifndef KV_SUMMING_H
+#define KV_SUMMING_H
+
+#include <sys/uio.h>
+
+#include "arrivals.h"
+
+static inline ptrdiff_t kv_chunk_size(const kv_entry *e)
+{
+    return KV_SHARE_BYTES / kv_itemsize[e->dtype];
+}
+
+static int kv_in_place_now(const kv_self *me, const kv_part *part, int parity)
+{
+    return kv_kind_of(part, parity) == KV_IN_PLACE && !me->go_on;
+}
+
+/* The sum of one chunk, from arrays that this process can reach, into the value that is not in use, the arrays in the
+ * region that want it, and this process's own outs. */
+static void kv_sum_here(kv_self *me, const kv_call *call, char *to, char **src, const kv_coding *coding, int k, char **out,
+                        int m, ptrdiff_t from, ptrdiff_t end)
+{
+    kv_item it = {.dtype = call->entry->dtype, .rule = -1, .k = k, .m = m, .n = (ptrdiff_t)call->entry->n};
+    it.stream = call->stream;
+    it.dst = to;
+    it.src = src;
+    it.coding = coding;
+    it.out = out;
+    (*me->level)->item_span(&it, from, end);
+    if (it.stream)
+        (*me->level)->fence();
+}
+
+/* Read a block of another worker's own memory. */
+static int kv_read_peer(kv_self *me, int w, uint64_t address, char *to, size_t bytes)
+{
+    pid_t pid = (pid_t)kv_get(&me->head->worker[w].pid);
+    while (bytes) {
+        struct iovec here = {to, bytes}, there = {(void *)(uintptr_t)address, bytes};
+        ssize_t got = process_vm_readv(pid, &here, 1, &there, 1, 0);
+        if (got <= 0)
+            return -1;
+        to += got;
+        address += (uint64_t)got;
+        bytes -= (size_t)got;
+    }
+    return 0;
+}
+
+static int kv_read_private(kv_self *me, int w, uint64_t address, char *to, uint64_t bytes)
+{
+    if (w != me->rank)
+        return kv_read_peer(me, w, address, to, (size_t)bytes);
+    memcpy(to, (const void *)(uintptr_t)address, (size_t)bytes);
+    return 0;
+}
+
+/* Everything that goes into a sum, in the order of the ranks. */
+typedef struct {
+    char *src[KV_MAX_WORKERS], *out[2 * KV_MAX_WORKERS + 16];
+    int worker[KV_MAX_WORKERS], remote[KV_MAX_WORKERS];
+    uint64_t address[KV_MAX_WORKERS];
+    kv_coding coding[KV_MAX_WORKERS];
+    const kv_coding *coded; /* NULL where all are plain */
+    int k, m, n_remote;
+} kv_sources;
+
+static void kv_gather(kv_self *me, const kv_call *call, uint64_t round, uint64_t mask, kv_sources *s)
+{
+    const kv_entry *e = call->entry;
+    const kv_part *part = kv_parts(me, e);
+    int parity = (int)(round & 1), mine = round == call->round;
+    s->k = s->m = s->n_remote = 0;
+    s->coded = NULL;
+    for (int w = 0; w < me->size; w++) {
+        if (!(mask >> w & 1))
+            continue;
+        int i = s->k++;
+        s->worker[i] = w;
+        s->remote[i] = 0;
+        s->address[i] = part[w].source[parity];
+        s->coding[i] = (kv_coding){0};
+        if (kv_kind_of(&part[w], parity) == KV_PACKED) {
+            s->src[i] = (char *)kv_at(me, s->address[i]);
+            s->coding[i].code = (int)(part[w].kind[parity] >> 8);
+            s->coding[i].packed = 1;
+            s->coding[i].threshold = part[w].threshold[parity];
+            s->coded = s->coding;
+        } else if (kv_kind_of(&part[w], parity) != KV_PRIVATE) {
+            s->src[i] = (char *)kv_at(me, s->address[i]);
+            if (kv_in_place_now(me, &part[w], parity) && kv_sums(me))
+                s->out[s->m++] = s->src[i];
+        } else if (w == me->rank) {
+            s->src[i] = (char *)(uintptr_t)s->address[i];
+        } else {
+            s->remote[i] = 1;
+            s->n_remote++;
+        }
+    }
+    if (mine && call->delivered)
+        for (int j = 0; j < call->n_outs; j++)
+            s->out[s->m++] = call->outs[j];
+}
+
+/* Blocks of what lies in other processes go through a buffer that stays in the cache. */
+static int kv_fetch_remote(kv_self *me, kv_sources *s, ptrdiff_t size, ptrdiff_t from, ptrdiff_t end)
+{
+    char *buffer = me->bounce;
+    for (int i = 0; i < s->k && s->n_remote; i++) {
+        if (!s->remote[i])
+            continue;
+        size_t bytes = (size_t)((end - from) * size);
+        if (kv_read_peer(me, s->worker[i], s->address[i] + (uint64_t)(from * size), buffer, bytes))
+            return KV_UNREADABLE;
+        s->src[i] = buffer - from * size;
+        buffer += KV_SHARE_BYTES + 256;
+    }
+    return KV_READY;
+}
+
+static int kv_sum_gathered(kv_self *me, const kv_call *call, kv_sources *s, char *to, ptrdiff_t from, ptrdiff_t end)
+{
+    int outcome = kv_fetch_remote(me, s, kv_itemsize[call->entry->dtype], from, end);
+    if (outcome == KV_READY)
+        kv_sum_here(me, call, to, s->src, s->coded, s->k, s->out, s->m, from, end);
+    return outcome;
+}
+
+static int kv_sum_chunk(kv_self *me, const kv_call *call, uint64_t round, uint64_t mask, uint64_t current,
+                        ptrdiff_t from, ptrdiff_t end)
+{
+    kv_sources s;
+    kv_gather(me, call, round, mask, &s);
+    return kv_sum_gathered(me, call, &s, (char *)kv_at(me, call->entry->value[1 - current]), from, end);
+}
+
+/* The sum of what these have pushed into a round, into memory of this process. */
+static void kv_sum_of(kv_self *me, kv_entry *e, uint64_t round, uint64_t mask, char *to)
+{
+    kv_call call = {.entry = e};
+    kv_sources s;
+    pthread_mutex_lock(&me->busy);
+    kv_enter_round(me, KV_SUMMING, e->number, round, e->nbytes);
+    kv_gather(me, &call, round, mask, &s);
+    s.m = 0;
+    for (ptrdiff_t at = 0, size = kv_chunk_size(e); at < (ptrdiff_t)e->n && kv_get(&e->failed) != round; at += size) {
+        ptrdiff_t end = at + size < (ptrdiff_t)e->n ? at + size : (ptrdiff_t)e->n;
+        if (kv_sum_gathered(me, &call, &s, to, at, end) != KV_READY)
+            kv_put(&e->failed, round);
+    }
+    pthread_mutex_unlock(&me->busy);
+}
+
+/* The sum of an opened round. */
+static void kv_sum_private(kv_self *me, kv_entry *e, uint64_t round, char *to)
+{
+    kv_sum_of(me, e, round, e->mask, to);
+}
+
+/* What an update works on: weight, float32 copy, states. */
+typedef struct {
+    char *home[KV_LOG_ARRAYS];
+    ptrdiff_t size[KV_LOG_ARRAYS];
+    int n;
+} kv_homes;
+
+static void kv_find_homes(kv_self *me, const kv_entry *e, uint64_t current, kv_homes *h)
+{
+    ptrdiff_t size = kv_itemsize[e->dtype], wide = e->master ? (ptrdiff_t)sizeof(float) : size;
+    h->n = 0;
+    h->home[h->n] = (char *)kv_at(me, e->value[current]);
+    h->size[h->n++] = size;
+    if (e->master) {
+        h->home[h->n] = (char *)kv_at(me, e->master);
+        h->size[h->n++] = wide;
+    }
+    for (int j = 0; j < e->n_states; j++) {
+        h->home[h->n] = (char *)kv_at(me, e->states[j]);
+        h->size[h->n++] = wide;
+    }
+}
+
+static char *kv_saved(kv_self *me, const kv_log *log, int i)
+{
+    return (char *)kv_at(me, log->scratch) + (size_t)i * KV_LOG_ELEMENTS * sizeof(double) + (size_t)(i % 4) * 1088;
+}
+
+/* Remember a block as it is, then say that it is about to change. */
+static void kv_save_block(kv_self *me, kv_log *log, const kv_homes *h, uint64_t end)
+{
+    uint64_t from = log->at;
+    for (int i = 0; i < h->n; i++)
+        memcpy(kv_saved(me, log, i), h->home[i] + from * (uint64_t)h->size[i], (end - from) * (uint64_t)h->size[i]);
+    kv_put(&log->changing, end);
+    kv_fence();
+}
+
+/* A block that somebody died within: as it was before. */
+static void kv_restore_block(kv_self *me, const kv_log *log, const kv_homes *h)
+{
+    uint64_t from = log->at, end = kv_get(&log->changing);
+    for (int i = 0; i < h->n && from < end; i++)
+        memcpy(h->home[i] + from * (uint64_t)h->size[i], kv_saved(me, log, i), (end - from) * (uint64_t)h->size[i]);
+}
+
+/* Update elements `from` to `end`. */
+static int kv_update_block(kv_self *me, const kv_call *call, uint64_t round, const kv_homes *h, ptrdiff_t from,
+                           ptrdiff_t end)
+{
+    const kv_entry *e = call->entry;
+    kv_sources s;
+    kv_gather(me, call, round, e->mask, &s);
+    int outcome = kv_fetch_remote(me, &s, kv_itemsize[e->dtype], from, end);
+    if (outcome != KV_READY)
+        return outcome;
+    kv_item it = {.dtype = e->dtype, .rule = e->rule, .k = s.k, .n = (ptrdiff_t)e->n, .n_states = e->n_states};
+    it.src = s.src;
+    it.coding = s.coded;
+    it.dst = h->home[0];
+    it.master = e->master ? h->home[1] : NULL;
+    for (int j = 0; j < e->n_states; j++)
+        it.states[j] = h->home[j + (e->master ? 2 : 1)];
+    it.p = e->params;
+    (*me->level)->item_span(&it, from, end);
+    return KV_READY;
+}
+
+static int kv_update_chunk(kv_self *me, const kv_call *call, kv_log *log, uint64_t current, ptrdiff_t end)
+{
+    kv_homes h;
+    kv_find_homes(me, call->entry, current, &h);
+    kv_restore_block(me, log, &h);
+    while ((ptrdiff_t)log->at < end) {
+        ptrdiff_t from = (ptrdiff_t)log->at, to = from + KV_LOG_ELEMENTS < end ? from + KV_LOG_ELEMENTS : end;
+        kv_save_block(me, log, &h, (uint64_t)to);
+        int outcome = kv_update_block(me, call, log->round, &h, from, to);
+        if (outcome != KV_READY)
+            return outcome;
+        atomic_thread_fence(memory_order_release);
+        log->at = (uint64_t)to;
+    }
+    return KV_READY;
+}
+
+#endif
