@@ -61,7 +61,7 @@ class ServerLoop:
         self._members = MembershipLog(log)
         if not roles.restart:  # one that comes back has its last snapshot, also if it can write no other
             storage.check_snapshots()
-        state = storage.restore() if roles.restart and config.snapshot else None
+        state = storage.restore(roles.job) if roles.restart and config.snapshot else None
         if state is not None:
             log.info("snapshot read from %s: %d stores", config.snapshot, len(state["stores"]))
         incarnation = secrets.randbits(63)
@@ -290,6 +290,8 @@ class ServerLoop:
 
     def _welcomed(self, welcome: m.Welcome) -> None:
         self._storage.set_rank(welcome.rank)
+        if self._config.snapshot and not self._roles.restart:
+            self._storage.begin_snapshots(self._roles.job)
         self.counters.describe("server", self._roles.job, welcome.rank, self._roles.num_servers)
         introduce(f"server {welcome.rank}")
 

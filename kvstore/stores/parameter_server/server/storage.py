@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import shutil
 import tempfile
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ....errors import KVStoreError, ProtocolError, StateFileError
+from ....files import replacing
 from ....kernels import cpu
 from ....settings.hosts import host_identity, is_beside
 from ....settings.parameter_server import PsConfig
@@ -37,6 +39,7 @@ from .store_shard import StoreShard
 log = logging.getLogger("kvstore.server")
 
 _READ = Record(Kind.VALUE, 0, 0)
+_JOB = "job"  # file that says whose the snapshots are
 
 
 class ServerStorage:
@@ -291,9 +294,27 @@ class ServerStorage:
 
         return write
 
-    def restore(self) -> dict[str, Any]:
-        """Take up the last snapshots, and return what the machine wants to find again; or StateFileError."""
-        states = []
+    def begin_snapshots(self, job: str) -> None:
+        """Make the folder this job's: snapshots of an earlier one count no more."""
+        for old in self._root.glob("store-*"):
+            log.info("%s is of an earlier job, and is removed", old)
+            shutil.rmtree(old, ignore_errors=True)
+        self._root.mkdir(parents=True, exist_ok=True)
+        with replacing(self._root / _JOB) as beside:
+            beside.write_text(_fingerprint(job))
+
+    def restore(self, job: str) -> dict[str, Any]:
+        """Take up this job's last snapshots, and return what the machine wants to find again.
+
+        Raises StateFileError for one that is damaged.
+        """
+        states: list[dict[str, Any]] = []
+        whose = self._root / _JOB
+        if not whose.exists() or whose.read_text() != _fingerprint(job):
+            log.warning(
+                "server %d comes back without a snapshot: this job has none in %s", self._server, self._root
+            )
+            return {"stores": states}
         for folder in sorted(self._root.glob("store-*")):
             memory = Values()
             shard, state = StoreShard.restore(folder, memory)
@@ -320,6 +341,11 @@ class ServerStorage:
         self._shards.clear()
         self._values.clear()
         self._worker_buffers.clear()
+
+
+def _fingerprint(job: str) -> str:
+    """Return what tells jobs apart, and not the name, with which others could take part."""
+    return hashlib.sha256(job.encode()).hexdigest()
 
 
 def _ids(request: Record, frames: Sequence[Any]) -> Any:

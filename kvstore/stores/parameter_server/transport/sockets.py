@@ -200,6 +200,8 @@ class WorkerSockets(_Sockets):
         """Wait for messages, at most so many seconds; yield those that are there."""
         for channel in self._poller.wait(timeout):
             peer = self._peers.get(channel)
+            if peer is None:
+                continue  # what came before was that this one is to be closed
             if isinstance(channel, StreamClient):
                 begin = self._counters.begin()
                 for frames in channel.receive() if not self.closed else ():
@@ -211,7 +213,7 @@ class WorkerSockets(_Sockets):
                 continue
             for _ in range(_AT_ONCE):
                 begin = self._counters.begin()
-                found = channel.receive() if not self.closed else None
+                found = channel.receive() if not self.closed and channel in self._peers else None
                 if found is None:
                     break
                 message = _read(self._codec, found, channel.peer)

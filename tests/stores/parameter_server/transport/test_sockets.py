@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Hashable
+from itertools import pairwise
 
 import pace
 
@@ -12,6 +14,7 @@ from kvstore.stores.parameter_server.transport.channel import Router
 from kvstore.stores.parameter_server.transport.context import Context
 from kvstore.stores.parameter_server.transport.sockets import (
     ECHO,
+    SCHEDULER,
     SchedulerSockets,
     ServerSockets,
     WorkerSockets,
@@ -78,4 +81,35 @@ def test_a_stranger_that_took_the_port_of_the_echo_meanwhile_is_not_the_schedule
         assert isinstance(echoed[0], Ping)
     finally:
         for one in (worker, server, scheduler):
+            one.close()
+
+
+def first_peer(sockets: ServerSockets | SchedulerSockets) -> Hashable:
+    """Wait for a message; return who has sent it."""
+    end = time.monotonic() + pace.seconds(20)
+    while time.monotonic() < end:
+        for peer, _ in sockets.receive(0.05):
+            return peer
+    raise AssertionError("nobody has sent anything")
+
+
+def test_a_server_that_is_replaced_while_a_message_of_the_old_one_is_there() -> None:
+    scheduler = SchedulerSockets(roles("scheduler", "tcp://127.0.0.1:0"))
+    servers = [ServerSockets(roles("server", scheduler.address), one, streams=False) for one in range(6)]
+    worker = WorkerSockets(roles("worker", scheduler.address), Hello("worker", 0, 1, "worker/0", JOB, 1))
+    try:
+        worker.send(SCHEDULER, Ping(1))
+        scheduler_s_peer = first_peer(scheduler)
+        worker.connect(0, servers[0].address)
+        for server, after in pairwise(servers):
+            server.meet(scheduler.echo)
+            worker.send(0, Attach(0, 0, 1, 0, JOB))
+            server.send(first_peer(server), Ping(3))
+            scheduler.send(scheduler_s_peer, Ping(2))
+            time.sleep(0.1)  # so that both are there
+            for peer, _ in worker.receive(pace.seconds(20)):
+                if peer == SCHEDULER:
+                    worker.connect(0, after.address)
+    finally:
+        for one in (worker, *servers, scheduler):
             one.close()
