@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -42,7 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     nursery = SharedNursery()
     try:
         with ThreadPoolExecutor(options.at_once) as pool:
-            jobs = list(pool.map(lambda store: soak(nursery, store, options.seconds), stores))
+            running = [pool.submit(soak, nursery, store, options.seconds) for store in stores]
+        failed = [error for one in running if (error := one.exception()) is not None]
+        jobs = [one.result() for one in running if one.exception() is None]
     finally:
         nursery.close()
     side = f", {options.at_once} jobs side by side" if options.at_once > 1 else ""
@@ -50,7 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.write:
         run.results(f"{options.write}.json").write_text(json.dumps(content) + "\n")
     print(text_of(content))
-    return 0
+    for error in failed:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+    return len(failed)
 
 
 def soak(nursery: SharedNursery, store: str, seconds: float) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 from .plan import Plan
 
 _SIZES = {"small": 1_000, "large": 250_000}  # float32: 4 KB and 1 MB
-_REST = 0.002  # seconds between rounds: two busy cores have time for others
+_REST = 0.01  # seconds between rounds: two busy cores have time for others
 WINDOWS = 12  # in which a median is taken
 
 
