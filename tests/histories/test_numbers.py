@@ -93,6 +93,38 @@ def test_a_call_is_recorded_before_and_after_it(tmp_path: Path) -> None:
     assert pull.good and not last.good and last.returned == float("inf")
 
 
+def test_a_step_is_recorded_when_its_block_ends(tmp_path: Path) -> None:
+    """Reads of what is pushed in it come after it, others at once; an exception leaves nothing pushed."""
+    path, numbers = tmp_path / "log", {"a": Numbers(1), "b": Numbers(1), "c": Numbers(1)}
+    with kv.create("local", processes=1) as store:
+        recorded = RecordedStore(store, path, numbers, 0)
+        recorded.init(["a", "b", "c"])
+        store.set_optimizer(kv.optimizer.SGD(learning_rate=-1.0))
+        with pytest.raises(KeyError), recorded.step():
+            recorded.push("a")
+            raise KeyError
+        with recorded.step():
+            recorded.pushpull("a")
+            recorded.pull("c")
+            recorded.push("b")
+            recorded.pull("b", "c")
+            recorded.save(tmp_path / "file")
+        recorded.push("a")
+        recorded._called("begin", [], {})  # and then it was killed
+    _, left, step, other, save, after, push, last = events_in(path)
+    assert (left.verb, left.error, left.pushed) == ("begin", "KeyError", {})
+    assert (step.verb, step.keys, step.pushed) == ("step", ("a", "b"), {"a": 1, "b": 1})
+    assert (other.verb, other.keys, after.verb, after.keys) == ("pull", ("c",), "pull", ("b", "c"))
+    assert other.returned < save.returned < step.called < after.called < step.returned
+    one = ((0, (Push(0, 1),)),)
+    assert {key: read.pieces for key, read in {**step.read, **after.read}.items()} == {
+        "a": one, "b": one, "c": ((0, ()),)
+    }  # fmt: skip
+    assert {read.pieces for read in save.read.values()} == {((0, ()),)}
+    assert push.pushed == {"a": 2}
+    assert (last.verb, last.good) == ("begin", False)
+
+
 def test_an_error_is_recorded(tmp_path: Path) -> None:
     with kv.create("local", processes=1) as store:
         recorded = RecordedStore(store, tmp_path / "log", {"a": Numbers(1)}, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 
@@ -158,6 +159,66 @@ def test_a_process_that_came_back_and_met_nobody() -> None:
     story.pull(0, {0: 1, 1: 1}, {0: 1, 1: 1})
     story.push(3)
     story.pull(0, {0: 1, 1: 1, 3: 1}, {0: 1, 1: 1})
+    assert violations(story.history()) == []
+
+
+def in_steps(draw: random.Random, keeps: str) -> Story:
+    """Steps of some keys each, until one is killed in the last: nobody reads it, or all do."""
+    workers, keys = draw.choice((2, 3)), ("a", "b", "c")
+    story, rounds = Story(workers, keeps=keeps), Counter[str]()
+
+    def value(key: str, more: int = 0) -> list[dict[int, int]]:
+        return [dict.fromkeys(range(workers), rounds[key] + more)]
+
+    for _ in range(draw.randint(0, 5)):
+        some = draw.sample(keys, draw.randint(1, 3))
+        story.everybody(*some, verb="step")
+        rounds.update(some)
+        for slot in range(workers):
+            read = draw.sample(keys, draw.randint(1, 3))
+            story.read(slot, {key: value(key) for key in read}, verb="pull" if len(read) < 3 else "save")
+    last, whole = draw.sample(keys, 2), draw.random() < 0.5
+    story.push(0, *last, verb="step" if whole else "begin", end=math.inf)
+    story.fault("killed", 0)
+    for slot in range(1, workers):
+        story.push(slot, *last, verb="step", error="PeerLostError")
+    rounds.update(last if whole else ())
+    for slot in range(1, workers):
+        for key in draw.sample(keys, 3):
+            story.read(slot, {key: value(key)})
+        story.read(slot, {key: value(key) for key in keys}, verb="save")
+    return story
+
+
+@pytest.mark.parametrize("keeps", ["all", "last"])
+@given(seed=st.integers(0, 1 << 40))
+def test_steps(keeps: str, seed: int) -> None:
+    assert violations(in_steps(random.Random(seed), keeps).history()) == []
+
+
+def test_reads_may_be_a_step_apart_until_all_know_of_a_loss() -> None:
+    """What one of them has begun can still end, also when another has read without it."""
+    story = Story(3)
+    story.everybody("a", "b", verb="step")
+    story.push(2, "a", "b", verb="step")
+    story.fault("killed", 2)
+    story.push(0, "a", "b", verb="step", error="PeerLostError")
+    story.read(0, {"a": [{0: 1, 1: 1, 2: 1}], "b": [{0: 1, 1: 1, 2: 1}]})
+    story.push(1, "a", "b", verb="step", error="PeerLostError")
+    for slot in (0, 1):
+        story.read(slot, {"b": [{0: 2, 1: 2, 2: 2}], "a": [{0: 2, 1: 2, 2: 2}]})
+    assert violations(story.history()) == []
+
+
+def test_keys_may_be_a_step_apart_where_some_are_pushed_outside_of_steps() -> None:
+    story = Story(2)
+    story.everybody("a", "b", verb="step")
+    story.everybody("a")
+    story.push(0, "b")
+    story.push(1, "b", end=math.inf)
+    story.fault("killed", 1)
+    story.fails(0)
+    story.read(0, {"a": [{0: 2, 1: 2}], "b": [{0: 1, 1: 1}]})
     assert violations(story.history()) == []
 
 

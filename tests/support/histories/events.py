@@ -32,7 +32,10 @@ class Read(NamedTuple):
 
 
 class Event(NamedTuple):
-    """One call of a process."""
+    """One call of a process.
+
+    A step is one call, `step`, from the end of its block on; `begin` is one whose block was not left well.
+    """
 
     slot: int  # rank + workers * incarnation; a thread of `local` has one of its own
     verb: str

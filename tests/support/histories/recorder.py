@@ -1,22 +1,47 @@
 """Records what a process calls and reads: a line before each call, and one after it.
 
 A line is one write to a file that is appended to, so that a process that is killed leaves all that it has
-called. Times are those of CLOCK_MONOTONIC, which all processes of a host share.
+called. Times are those of CLOCK_MONOTONIC, which all processes of a host share. A step has a line more, as it
+begins: what it pushes is known at the end of its block, and until then none of it may count.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from safetensors.numpy import load_file
 
 from .events import Event, Key, Push, Read
 from .numbers import Array, Numbers
+
+
+class _Step(NamedTuple):
+    """What is called in a step, until its block ends."""
+
+    pushed: dict[Key, int]
+    outs: dict[Key, Array]
+    pulls: list[Mapping[Key, Array]]
+
+    def takes(
+        self, verb: str, keys: Sequence[Key], pushed: Mapping[Key, int], outs: Mapping[Key, Array]
+    ) -> bool:
+        """Take in a call that is made at the end of the block: a push, or a pull of what is pushed."""
+        if pushed:
+            self.pushed.update(pushed)
+            self.outs.update(outs)
+        elif verb == "pull" and not self.pushed.keys().isdisjoint(keys):
+            self.pulls.append(outs)
+        else:
+            return False
+        return True
 
 
 class RecordedStore:
@@ -31,6 +56,7 @@ class RecordedStore:
         self._pushes = dict.fromkeys(numbers, 0)
         self._ids = itertools.count()
         self._lock = threading.Lock()
+        self._step: _Step | None = None
 
     # ---------------------------------------------------------------------------------------------- verbs
 
@@ -45,9 +71,36 @@ class RecordedStore:
         self._call("push", keys, lambda: self.store.push(list(keys), values), pushed)
 
     def pull(self, *keys: Key) -> None:
-        """Read keys."""
+        """Read keys; in a step, at its end, if any of them is pushed in it."""
         outs = self._outs(keys)
         self._call("pull", keys, lambda: self.store.pull(list(keys), out=list(outs.values())), {}, outs)
+
+    def save(self, path: Path) -> None:
+        """Read all keys by way of a file."""
+        outs = self._outs(self._numbers)
+
+        def save() -> None:
+            self.store.save(path)
+            saved = load_file(path)
+            outs.update({key: saved[f"value/{key}"] for key in outs})
+
+        self._call("save", list(outs), save, {}, outs)
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """Make one step of what is pushed in the block."""
+        calls: dict[int, Mapping[Key, Array]] = {self._called("begin", (), {}): {}}
+        try:
+            with self.store.step():
+                with self._block() as step:
+                    yield
+                calls = self._sent(*calls, step)
+        except BaseException as error:
+            for name in calls:
+                self._returned(name, error, {})
+            raise
+        for name, outs in calls.items():
+            self._returned(name, None, outs)
 
     def pushpull(self, *keys: Key) -> None:
         """Push the next value into each key, and read it."""
@@ -114,7 +167,27 @@ class RecordedStore:
         pushed: Mapping[Key, int] | None = None,
         outs: Mapping[Key, Array] | None = None,
     ) -> None:
-        self._answer(self._called(verb, keys, pushed or {}), call, outs or {})
+        if self._step is not None and self._step.takes(verb, keys, pushed or {}, outs or {}):
+            call()
+        else:
+            self._answer(self._called(verb, keys, pushed or {}), call, outs or {})
+
+    @contextlib.contextmanager
+    def _block(self) -> Iterator[_Step]:
+        """Take in what is called in a step. Of a block that is not left well nothing was pushed."""
+        self._step = step = _Step({}, {}, [])
+        try:
+            yield step
+        except BaseException:
+            self._pushes.update({key: number - 1 for key, number in step.pushed.items()})
+            raise
+        finally:
+            self._step = None
+
+    def _sent(self, name: int, step: _Step) -> dict[int, Mapping[Key, Array]]:
+        """Note what is called at the end of a step, and with what each call comes back."""
+        self._called("step", list(step.pushed), step.pushed, name)
+        return {name: step.outs} | {self._called("pull", list(outs), {}): outs for outs in step.pulls}
 
     def _answer(self, name: int, call: Callable[[], Any], outs: Mapping[Key, Array]) -> None:
         try:
@@ -124,8 +197,10 @@ class RecordedStore:
             raise
         self._returned(name, None, outs)
 
-    def _called(self, verb: str, keys: Sequence[Key], pushed: Mapping[Key, int]) -> int:
-        name = next(self._ids)
+    def _called(
+        self, verb: str, keys: Sequence[Key], pushed: Mapping[Key, int], begun: int | None = None
+    ) -> int:
+        name = next(self._ids) if begun is None else begun
         self._write([name, self.slot, verb, list(keys), time.monotonic(), list(pushed.values())])
         return name
 
@@ -144,11 +219,11 @@ def events_in(path: Path) -> list[Event]:
     found: dict[int, Event] = {}
     for line in path.read_text().splitlines():
         name, *rest = json.loads(line)
-        if name in found:
-            found[name] = _returned(found[name], *rest)
-        else:
-            found[name] = _called(*rest)
+        found[name] = _called(*rest) if len(rest) == _CALLED else _returned(found[name], *rest)
     return list(found.values())
+
+
+_CALLED = 5  # entries of a line before a call, behind its number
 
 
 def _called(slot: int, verb: str, keys: list[Key], at: float, pushed: list[int]) -> Event:

@@ -38,29 +38,31 @@ class Story:
         self.events.append(Event(slot, verb, keys or ("w",), start, end, **rest))
         return self.events[-1]
 
-    def push(self, slot: int, *keys: Key, **rest: Any) -> None:
+    def push(self, slot: int, *keys: Key, verb: str = "push", **rest: Any) -> None:
         """Push the next value."""
         for key in keys or ("w",):
             self._numbers[slot, key] = self._numbers.get((slot, key), 0) + 1
         pushed = {key: self._numbers[slot, key] for key in keys or ("w",)}
-        self.call(slot, "push", *keys, pushed=pushed, **rest)
+        self.call(slot, verb, *keys, pushed=pushed, **rest)
 
-    def everybody(self, *keys: Key) -> None:
+    def everybody(self, *keys: Key, verb: str = "push") -> None:
         """Let all push."""
         for slot in range(self.workers):
-            self.push(slot, *keys)
+            self.push(slot, *keys, verb=verb)
 
     def pull(self, slot: int, *cells: Told | None, **rest: Any) -> None:
         """Read key "w", whose cells have these contents."""
         self.read(slot, {"w": cells}, **rest)
 
-    def read(self, slot: int, keys: Mapping[Key, Sequence[Told | None]], **rest: Any) -> None:
+    def read(
+        self, slot: int, keys: Mapping[Key, Sequence[Told | None]], verb: str = "pull", **rest: Any
+    ) -> None:
         """Read some keys."""
         reads = {
             key: Read(tuple((at, self._contents(cell)) for at, cell in enumerate(cells)))
             for key, cells in keys.items()
         }
-        self.call(slot, "pull", *keys, read=reads, **rest)
+        self.call(slot, verb, *keys, read=reads, **rest)
 
     def _contents(self, told: Told | None) -> Contents:
         if told is None:

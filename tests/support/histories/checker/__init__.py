@@ -17,6 +17,9 @@ of a process is that of round n, or of round n + base for who came back into a j
   read before, the same for all keys that were always pushed together, and for everybody once all know. A read
   that raises names the rounds. With "continue" (`rounds`): who is lost is in all rounds that were read before
   that, in slices at most one round apart, and in none after one without it.
+* Where all push in steps only (`steps`): what one call reads has all of a step or nothing of it; so has all that
+  anybody reads once everybody knows of a loss. A step that all members have made, or that was read in all of its
+  keys, is in all later reads. After the loss of a worker nobody is refused a read or a save.
 * A server that came back (`forgotten`): what was settled before its last snapshot, or begun after it was
   back, is in all later reads.
 * Calls (`calls`): each call of a living process returns, and only with errors that the faults explain.
@@ -25,7 +28,7 @@ of a process is that of round n, or of round n + base for who came back into a j
 from __future__ import annotations
 
 from ..events import History, Violation
-from . import calls, contents, forgotten, losses, orders, rounds
+from . import calls, contents, forgotten, losses, orders, rounds, steps
 
 
 def violations(history: History) -> list[Violation]:
@@ -36,5 +39,7 @@ def violations(history: History) -> list[Violation]:
     if history.forgotten:
         return forgotten.check(history)
     if history.kind == "sync":
-        return [*rounds.check(history), *losses.check(history)]
-    return [*orders.check(history), *losses.check_writes(history)]
+        found = [*rounds.check(history), *losses.check(history)]
+    else:
+        found = [*orders.check(history), *losses.check_writes(history)]
+    return found or steps.check(history)

@@ -20,7 +20,7 @@ def _of_one(facts: Facts, event: Event) -> Violation | None:
     killed = any(one.kind == "killed" for one in facts.faults.get(event.slot, ()))
     if event.returned == math.inf:
         return None if killed else Violation("no answer", f"{what} never returned")
-    if not event.error or _explained(facts, event):
+    if not event.error or event.verb == "begin" or _explained(facts, event):
         return None
     return Violation("unexplained error", f"{what} raised {event.error}: {event.text}")
 

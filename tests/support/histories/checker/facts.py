@@ -79,6 +79,12 @@ class Facts:
         return found
 
     @cached_property
+    def all_told(self) -> float:
+        """When all who are there had been told of a loss."""
+        there = [slot for slot in self.slots if slot not in self.hurt and slot not in self.released]
+        return max((self.told.get(slot, math.inf) for slot in there), default=math.inf)
+
+    @cached_property
     def released(self) -> dict[int, float]:
         """Who has joined or left on its own: from the call on, no round waits for it."""
         found: dict[int, float] = {}
@@ -114,12 +120,9 @@ class Facts:
         waits = (
             one.returned
             for one in self.by_slot[push.slot]
-            if call.called <= one.called <= told and one.good and self._waits(one, key)
+            if call.called <= one.called <= told and one.good and key in one.read
         )
         return min(waits, default=math.inf)
-
-    def _waits(self, event: Event, key: Key) -> bool:
-        return event.verb in ("pull", "pushpull") and key in event.read
 
 
 def named(slots: Iterable[int]) -> str:

@@ -9,7 +9,7 @@ from ..events import Event, History, Key, Violation
 from .facts import Facts
 from .rounds import CellRounds, Round
 
-_READS = ("pull",)
+_READS = ("pull", "save")
 
 
 def check(history: History) -> list[Violation]:
@@ -91,9 +91,8 @@ def _together(facts: Facts, first: Key, second: Key) -> bool:
 
 def _for_everybody(facts: Facts, key: Key, rounds: dict[tuple[int, Key], Round]) -> Iterator[Violation]:
     """Once all who are there know of the loss, a key stays at its round."""
-    there = [slot for slot in facts.slots if slot not in facts.hurt and slot not in facts.released]
-    known = max((facts.told.get(slot, math.inf) for slot in there), default=math.inf)
-    seen = [(one, rounds[id(one), key]) for one in facts.events if key in one.read and one.called > known]
+    after = [one for one in facts.events if key in one.read and one.called > facts.all_told]
+    seen = [(one, rounds[id(one), key]) for one in after]
     for one, round_ in seen[1:]:
         first, before = seen[0]
         if round_.last < before.first or before.last < round_.first:
