@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import random
-import signal
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
+import deaths
 import numpy as np
 from jobs import tell
 from own_rules import Added
@@ -141,7 +139,7 @@ def until_lost(name: str, rule: str, style: str, seed: int, victim: int, how: st
     try:
         while True:
             if steps.t + 1 == last:
-                _die_in_a_step(how, draw.random() * 0.006)
+                deaths.in_a_step(how, draw.random() * 0.006)
             steps.step()
     except kv.PeerLostError as error:
         assert error.role == "worker" and error.rank == victim, error
@@ -149,25 +147,3 @@ def until_lost(name: str, rule: str, style: str, seed: int, victim: int, how: st
     assert steps.saved() == found
     store.close()
     return found
-
-
-def _die_in_a_step(how: str, seconds: float) -> None:
-    """Die after some time, or when one server has its part of a call and the others have not."""
-    if how == "some time":
-        threading.Thread(target=_die, args=(seconds,), daemon=True).start()
-        return
-    from kvstore.stores.parameter_server.worker.quick_calls import QuickCall
-
-    send = QuickCall._send
-
-    def to_one(call: QuickCall, epoch: int) -> None:
-        call._ways = call._ways[:1]
-        send(call, epoch)
-        _die(0)
-
-    QuickCall._send = to_one  # type: ignore[method-assign]
-
-
-def _die(seconds: float) -> None:
-    time.sleep(seconds)
-    os.kill(os.getpid(), signal.SIGKILL)

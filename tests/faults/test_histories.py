@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import jobs
+import pace
 import pytest
 from histories import Event, Fault, History, events_in
 from histories.checker import violations
 from servers import ServedJob, start_on
 
-BODIES = "histories.workers"
+BODIES, STEPS = "histories.workers", "histories.steps"
 DEAD_AFTER = 1.5
 TIMES = {"KVSTORE_HEARTBEAT": "0.1", "KVSTORE_DEAD_AFTER": str(DEAD_AFTER), "KVSTORE_RESEND": "0.5"}
 NIGHT = 60
@@ -124,3 +125,62 @@ def test_on_servers(served: Callable[..., ServedJob], tmp_path: Path, name: str,
     faults = job_under(draw, start, size, fault, on_peer_loss)
     events, noticed = events_of(tmp_path), 4 * DEAD_AFTER
     check(History(events, size, kind[5:], keeps, on_peer_loss, tuple(faults), noticed=noticed))
+
+
+# ------------------------------------------------------------------------------------------------ whole steps
+
+#: How a job loses a worker, or a server; `deaths` has those that are no signal of the test.
+WAYS = {
+    "shared": ["some time", "some time", "one key", "in the block", "killed"],
+    "dist_sync": ["some time", "one server", "one server", "in the block", "killed", "server killed"],
+}
+
+
+def job_of_steps(made: jobs.Job, name: str, folder: Path, seed: int) -> History:
+    """Run a job that makes steps, in one of which it loses a process; return its history."""
+    draw = random.Random(f"{name} {seed}")
+    how, keeps, victim = draw.choice(WAYS[name]), draw.choice(["all", "last"]), draw.randrange(made.size)
+    last = draw.randrange(12)
+
+    def start(rank: int) -> jobs.Worker:
+        own = (last, how) if rank == victim else (-1, "")
+        arguments = (name, str(folder), rank, made.size, keeps, seed, 100, *own)
+        return made.start(STEPS, "works", *arguments, rank=rank)
+
+    workers = [start(rank) for rank in range(made.size)]
+    for worker in workers:
+        worker.expect("ready")
+    lost = workers[victim]
+    if isinstance(made, ServedJob) and how == "server killed":
+        lost = made.servers[draw.randrange(len(made.servers))]
+    if "killed" in how:
+        time.sleep(draw.random() * 0.1)  # the instant
+        lost.signal(signal.SIGKILL)
+    killed = time.monotonic()
+    for worker in (*workers, lost):
+        worker.finish(pace.deadline(100))
+    events = events_of(folder)
+    if lost is workers[victim]:  # what it has called last is all that it tells of its end
+        killed = max(one.called for one in events if one.slot == victim)
+    fault = Fault("killed", "worker" if lost is workers[victim] else "server", victim, killed)
+    assert lost.code == -signal.SIGKILL, lost.errors()
+    assert {one.result() for one in workers if one is not lost} <= {"PeerLostError", "done"}
+    return History(events, made.size, "sync", keeps, "raise", (fault,))
+
+
+@pytest.mark.parametrize("seed", seeds(2))
+def test_threads_that_make_steps(job: Callable[..., jobs.Job], tmp_path: Path, seed: int) -> None:
+    worker = job(1).start(STEPS, "threads", str(tmp_path), seed, 4, rank=0)
+    worker.finish(pace.deadline(100))
+    assert worker.result() == "done"
+    check(History(events_of(tmp_path), 4, "local"))
+
+
+@pytest.mark.parametrize("seed", seeds(4))
+def test_steps_in_shared_memory(job: Callable[..., jobs.Job], tmp_path: Path, seed: int) -> None:
+    check(job_of_steps(job(2 + seed % 2), "shared", tmp_path, seed))
+
+
+@pytest.mark.parametrize("seed", seeds(4))
+def test_steps_on_servers(served: Callable[..., ServedJob], tmp_path: Path, seed: int) -> None:
+    check(job_of_steps(served(2 + seed % 2, 1 + seed // 2 % 2, **TIMES), "dist_sync", tmp_path, seed))

@@ -52,6 +52,7 @@ class RecordedStore:
 
     def __init__(self, store: Any, path: Path, numbers: Mapping[Key, Numbers], slot: int) -> None:
         self.store, self.slot, self._numbers = store, slot, numbers
+        self.path = path
         self._file = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
         self._pushes = dict.fromkeys(numbers, 0)
         self._ids = itertools.count()

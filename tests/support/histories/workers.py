@@ -38,14 +38,9 @@ def works(
     ahead: bool = False,
 ) -> str:
     """Push and pull, `ahead` of the rounds or one after the other; after a loss, read; say how it ended."""
-    options: dict[str, Any] = {"slice_bytes": SLICE_BYTES} if name.startswith("dist") else {}
-    store = kv.create(name, on_peer_loss=on_peer_loss, **options)
-    recorded = RecordedStore(store, Path(folder) / f"{slot}.history", numbers(slots, keeps), slot)
+    recorded = created(name, folder, slot, slots, keeps, on_peer_loss)
     try:
-        recorded.init(list(CELLS))
-        if keeps == "all":
-            store.set_optimizer(kv.optimizer.SGD(learning_rate=-1.0))
-        jobs.tell("ready")
+        begin(recorded, keeps)
         for at in range(rounds):
             # Who comes back can begin nowhere but at a pass that is like all others.
             shared = random.Random(f"{seed} {at if on_peer_loss == 'raise' else ''}")
@@ -57,6 +52,23 @@ def works(
     with contextlib.suppress(kv.PeerLostError, kv.FencedError):
         recorded.close()
     return end
+
+
+def created(
+    name: str, folder: str, slot: int, slots: int, keeps: str, on_peer_loss: str = "raise"
+) -> RecordedStore:
+    """Create a store that is recorded in this folder."""
+    options: dict[str, Any] = {"slice_bytes": SLICE_BYTES} if name.startswith("dist") else {}
+    store = kv.create(name, on_peer_loss=on_peer_loss, **options)
+    return RecordedStore(store, Path(folder) / f"{slot}.history", numbers(slots, keeps), slot)
+
+
+def begin(store: RecordedStore, keeps: str) -> None:
+    """Make the keys, and say so."""
+    store.init(list(CELLS))
+    if keeps == "all":
+        store.store.set_optimizer(kv.optimizer.SGD(learning_rate=-1.0))
+    jobs.tell("ready")
 
 
 def one_round(store: RecordedStore, shared: random.Random, own: random.Random) -> None:
@@ -110,20 +122,30 @@ def reads_after(store: RecordedStore) -> None:
 
 def threads(folder: str, keeps: str, seed: int, count: int) -> str:
     """Let threads of one process use one `local` store."""
+
+    def work(store: RecordedStore, own: random.Random) -> None:
+        for _ in range(60):
+            verb = own.choice(["push", "pull", "pull", "pushpull"])
+            getattr(store, verb)(*own.choice([("a", "b"), ("c",), ("b",)]))
+
+    return in_threads(folder, keeps, seed, count, work)
+
+
+def in_threads(
+    folder: str, keeps: str, seed: int, count: int, work: Callable[[RecordedStore, random.Random], None]
+) -> str:
+    """Let threads of one process do this with one `local` store."""
     with kv.create("local", processes=1) as store:
         made = numbers(count, keeps)
         store.init(list(CELLS), [one.start() for one in made.values()])
         if keeps == "all":
             store.set_optimizer(kv.optimizer.SGD(learning_rate=-1.0))
 
-        def work(slot: int) -> None:
-            own = random.Random(f"{seed} {slot}")
+        def run(slot: int) -> None:
             recorded = RecordedStore(store, Path(folder) / f"{slot}.history", made, slot)
-            for _ in range(60):
-                verb = own.choice(["push", "pull", "pull", "pushpull"])
-                getattr(recorded, verb)(*own.choice([("a", "b"), ("c",), ("b",)]))
+            work(recorded, random.Random(f"{seed} {slot}"))
 
-        running = [threading.Thread(target=work, args=(slot,)) for slot in range(count)]
+        running = [threading.Thread(target=run, args=(slot,)) for slot in range(count)]
         for one in running:
             one.start()
         for one in running:
