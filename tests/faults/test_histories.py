@@ -53,11 +53,11 @@ def job_under(draw: random.Random, start: Started, size: int, fault: str, on_pee
     faults = [hit(draw, workers, fault)] if fault else []
     if fault == "killed" and on_peer_loss == "continue" and draw.random() < 0.5:
         victim = faults[0].slot
-        workers[victim].finish(time.monotonic() + 20)
+        workers[victim].finish(pace.deadline(20))
         time.sleep(draw.random() * DEAD_AFTER)
         workers.append(start(victim, victim + size))
     for worker in workers:
-        worker.finish(time.monotonic() + 100)
+        worker.finish(pace.deadline(100))
     return faults
 
 
@@ -83,7 +83,7 @@ def test_threads_of_a_local_store(
     job: Callable[..., jobs.Job], tmp_path: Path, keeps: str, seed: int
 ) -> None:
     worker = job(1).start(BODIES, "threads", str(tmp_path), keeps, seed, 4, rank=0)
-    worker.finish(time.monotonic() + 100)
+    worker.finish(pace.deadline(100))
     assert worker.result() == "done"
     check(History(events_of(tmp_path), 4, "local", keeps))
 

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import deaths
+import jobs
 
 import kvstore as kv
 
@@ -31,6 +32,8 @@ def works(
     store = created(name, folder, slot, slots, keeps)
     try:
         begin(store, keeps)
+        store.pull(*CELLS)
+        jobs.tell("ready")
         for at in range(rounds):
             shared, own = random.Random(f"{seed} {at}"), random.Random(f"{seed} {slot} {at}")
             if at == last:

@@ -41,6 +41,7 @@ def works(
     recorded = created(name, folder, slot, slots, keeps, on_peer_loss)
     try:
         begin(recorded, keeps)
+        jobs.tell("ready")
         for at in range(rounds):
             # Who comes back can begin nowhere but at a pass that is like all others.
             shared = random.Random(f"{seed} {at if on_peer_loss == 'raise' else ''}")
@@ -64,11 +65,10 @@ def created(
 
 
 def begin(store: RecordedStore, keeps: str) -> None:
-    """Make the keys, and say so."""
+    """Make the keys."""
     store.init(list(CELLS))
     if keeps == "all":
         store.store.set_optimizer(kv.optimizer.SGD(learning_rate=-1.0))
-    jobs.tell("ready")
 
 
 def one_round(store: RecordedStore, shared: random.Random, own: random.Random) -> None:

@@ -17,9 +17,9 @@ of a process is that of round n, or of round n + base for who came back into a j
   read before, the same for all keys that were always pushed together, and for everybody once all know. A read
   that raises names the rounds. With "continue" (`rounds`): who is lost is in all rounds that were read before
   that, in slices at most one round apart, and in none after one without it.
-* Where all push in steps only (`steps`): what one call reads has all of a step or nothing of it; so has all that
-  anybody reads once everybody knows of a loss. A step that all members have made, or that was read in all of its
-  keys, is in all later reads. After the loss of a worker nobody is refused a read or a save.
+* Where all push in steps only (`steps`): what one call reads has all of a step or nothing of it; so has all
+  that anybody reads once all know of a loss. A step that all members have made, or that was read in all
+  of its keys, is in all later reads. After the loss of a worker nobody is refused a read or a save.
 * A server that came back (`forgotten`): what was settled before its last snapshot, or begun after it was
   back, is in all later reads.
 * Calls (`calls`): each call of a living process returns, and only with errors that the faults explain.

@@ -1,6 +1,6 @@
-"""Whole steps: a read of several keys has all of a step or nothing, all go on from one, and what was made stays.
+"""Whole steps: what one call reads has all of a step or nothing, all go on from one, and what was made stays.
 
-It holds where all push in steps only; of who has joined it is not promised.
+It holds where all push in steps only; to who has joined it is not promised.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _last(facts: Facts, contents: Contents) -> dict[int, int]:
     return {one.slot: one.number for one in sorted(contents or ())}
 
 
-# --------------------------------------------------------------------------------------- one and the same step
+# -------------------------------------------------------------------------------------- one and the same step
 
 
 def _halves(steps: list[Event], parts: list[_Part]) -> Iterator[Violation]:
@@ -89,9 +89,10 @@ def _gone(facts: Facts, steps: list[Event], parts: list[_Part]) -> Iterator[Viol
     """Whether a step is not there that all have made, or that was read in all of its keys."""
     for step in steps:
         since = min(_made(facts, step), _whole(step, parts))
-        for one in parts:
-            if one.event.called > since and one.key in step.pushed and not one.has(step):
-                yield Violation("lost step", f"{_told(step)} is not in {_read(one)}, and was whole at {since:.4f}")
+        later = (one for one in parts if one.event.called > since and one.key in step.pushed)
+        for one in [one for one in later if not one.has(step)][:1]:
+            text = f"{_told(step)} was whole at {since:.4f}, and is not in {_read(one)}"
+            yield Violation("lost step", text)
 
 
 def _made(facts: Facts, step: Event) -> float:
