@@ -9,7 +9,8 @@ from typing import Any
 
 import deaths
 import numpy as np
-from jobs import tell
+import pytest
+from jobs import hear, tell
 from own_rules import Added
 from references import Array
 from safetensors.numpy import load_file
@@ -147,3 +148,57 @@ def until_lost(name: str, rule: str, style: str, seed: int, victim: int, how: st
     assert steps.saved() == found
     store.close()
     return found
+
+
+def goes_ahead(dies: str) -> dict[str, float]:
+    """Worker 0 makes steps ahead of worker 1, which dies between two, or with an array that was to be read.
+
+    Returns what worker 0 reads then, each key by itself.
+    """
+    store = kv.create("shared")
+    outs = {key: np.empty(20_001 if key == "b" else 5, F) for key in "abc"}
+    store.init(list(outs), [np.zeros_like(out) for out in outs.values()])
+    _push_all(store, outs, "abc", 1)
+    store.pull(list(outs), out=list(outs.values()))
+    if dies == "between":
+        _push_all(store, outs, "c", 2)
+        store.pull("c", out=outs["c"])
+    if store.rank == 0:
+        _push_all(store, outs, "ab", 3)
+    store.barrier()
+    if store.rank == 1:
+        _dies(store, outs, dies)
+    if dies == "between":  # nobody has noticed yet
+        _push_all(store, outs, "bc", 4)
+    tell("ahead")
+    hear()
+    with pytest.raises(kv.PeerLostError):
+        if dies == "in it":
+            _push_all(store, outs, "bc", 4)
+        store.pull(["b", "c"], out=[outs["b"], outs["c"]])
+    for key, out in outs.items():
+        store.pull(key, out=out)
+    store.close()
+    return {key: float(out[0]) for key, out in outs.items()}
+
+
+def _push_all(store: Any, outs: dict[str, Array], keys: str, value: float) -> None:
+    with store.step():
+        for key in keys:
+            store.push(key, np.full_like(outs[key], value))
+
+
+def _dies(store: Any, outs: dict[str, Array], dies: str) -> None:
+    """Wait for the end; "in it": when the others may read this process's array, and have not."""
+    from kvstore.stores.shared.waiting import RoundWaiter
+
+    def end(*arguments: Any, **options: Any) -> None:
+        tell("ahead")
+        hear()
+
+    if dies == "between":
+        end()
+    RoundWaiter.complete = end  # type: ignore[method-assign]
+    with store.step():
+        for key in "ab":
+            store.pushpull(key, np.full_like(outs[key], 3), out=outs[key])

@@ -93,3 +93,19 @@ def test_steps_in_shared_memory(job: MakeJob, tmp_path: Path, seed: int) -> None
 def test_steps_in_shared_memory_with_many_seeds(job: MakeJob, tmp_path: Path) -> None:
     for seed in range(1000, 1500):
         kill_in_shared(job, tmp_path, seed)
+
+
+@pytest.mark.parametrize(
+    ("dies", "left"), [("between", {"a": 2, "b": 2, "c": 4}), ("in it", {"a": 2, "b": 2, "c": 2})]
+)
+def test_steps_of_other_keys_are_under_way_when_one_is_lost(
+    job: MakeJob, dies: str, left: dict[str, float]
+) -> None:
+    """The last whole step stays, and nothing of one that is not, though a key is two rounds ahead."""
+    survivor, victim = workers = job(2).start_all(BODIES, "goes_ahead", dies)
+    for worker in workers:
+        worker.expect("ahead")
+    kill(victim)
+    victim.finish(pace.deadline(60))
+    survivor.say("go")
+    assert finish(survivor) == [left]

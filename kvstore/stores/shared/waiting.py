@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -50,18 +51,22 @@ class CallOnce:
             raise self._error
 
 
+#: Calls of each key that can be apart after a loss: what comes after the last round of who is lost is never
+#: complete, and no push goes further than two rounds ahead.
+_CALLS = 3
+
+
 @dataclass
 class _Call:
     """A push of several keys."""
 
     keys: list[tuple[Handle, int]]  # each with its round
-    evened: bool = False  # after a loss: they stand at one round, if that could be
+    evened: bool = False  # after a loss: all keys have its rounds, or none has, if that could be
 
 
-def _behind(keys: list[tuple[Handle, int]]) -> int:
-    """How many rounds the last of some keys is behind the call that pushed them; 0 where all are alike."""
-    behind = {round - handle.standing for handle, round in keys if handle.arrived == round}
-    return max(behind) if len(behind) > 1 else 0
+def _apart(keys: list[tuple[Handle, int]]) -> bool:
+    """Whether some keys have the round of the call that pushed them, and others have not."""
+    return len({handle.standing >= round for handle, round in keys}) > 1
 
 
 class RoundWaiter:
@@ -81,8 +86,8 @@ class RoundWaiter:
         self._timeout, self._rank = timeout, rank
         self._errors = errors
         self._tells = log.isEnabledFor(logging.INFO)  # else no round asks who has come or gone
-        # The last call with several keys, by key.
-        self._calls: dict[Key, _Call] = {}
+        # The last calls with several keys, by key.
+        self._calls: dict[Key, deque[_Call]] = defaultdict(partial(deque, maxlen=_CALLS))
         self._preparing = threading.RLock()  # the updater works for one thread at a time
         self.joined = False  # this worker has no more batches
         #: Whether it has taken the place of an earlier process, and has not pushed yet.
@@ -236,35 +241,35 @@ class RoundWaiter:
     def note_call(self, handles: list[Handle]) -> None:
         """Note that this worker has arrived at these keys in one call."""
         call = _Call(shm.rounds_of(handles))
-        self._calls.update(dict.fromkeys([handle.key for handle in handles], call))
+        for handle in handles:
+            self._calls[handle.key].append(call)
 
     def see_whole(self, handles: list[Handle]) -> None:
-        """After a loss: have keys that one call pushed stand at one round, also those that are not asked for.
+        """After a loss: have all keys that one call pushed, or none, stand at its rounds, asked for or not.
 
         What can be finished is; what is ahead then goes back, if its last value is still there. Raises where
-        several keys are asked for that are not of one round.
+        several keys are asked for of which some have a call and others have not.
         """
         if not self._errors.loss_told:
             return
         for handle in handles:
             self._rest(shm.Call(handle, [], False))
         wanted = set(handles) if len(handles) > 1 else set()
-        for call in {id(c): c for h in handles if (c := self._calls.get(h.key))}.values():
-            asked = [pair for pair in call.keys if pair[0] in wanted] if wanted else []
-            if not call.evened or _behind(asked):
+        for call in {id(c): c for h in handles for c in reversed(self._calls.get(h.key, ()))}.values():
+            asked = [pair for pair in call.keys if pair[0] in wanted]
+            if not call.evened or _apart(asked):
                 self._even_out(call.keys)
                 call.evened = True
-            if _behind(asked):
+            if _apart(asked):
                 raise self._uneven(asked)
 
     def _even_out(self, keys: list[tuple[Handle, int]]) -> None:
         for _ in range(2):  # a survivor may arrive between two keys
             for handle, _ in keys:
                 self._rest(shm.Call(handle, [], False))
-        last = _behind(keys)
-        for handle, round in keys if last else ():
-            if handle.arrived == round and handle.standing > round - last:
-                handle.step_back(round - last)
+        for handle, round in keys if _apart(keys) else ():
+            if handle.standing >= round:
+                handle.step_back(round - 1)
 
     def _uneven(self, keys: list[tuple[Handle, int]]) -> PeerLostError:
         rounds = ", ".join(f"{handle.key!r} of round {handle.standing}" for handle, _ in keys)
