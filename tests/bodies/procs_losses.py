@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import numpy as np
@@ -38,3 +39,24 @@ def leaves_after_a_loss(name: str, optimizer: bool) -> list[float]:
         seen.append(float(out[0]) - first)
     store.close()
     return seen
+
+
+def rests_when_another_is_lost() -> list[float]:
+    """Worker 0 joins after two rounds; worker 1 is lost after seven, and worker 0 reads these."""
+    store, keys = kv.create("dist_sync", slice_bytes=1 << 12), ["a", "b"]
+    outs = [np.empty(3_000, F) for _ in keys]
+    store.init(keys, [np.zeros(3_000, F) for _ in keys])
+    for t in range(2 if store.rank == 0 else 7):
+        store.pushpull(keys, [np.full(3_000, t, F) for _ in keys], out=outs)
+    if store.rank == 0:
+        store.join()
+    tell("joined")
+    hear()
+    while not store._backend.client.member.broken:
+        time.sleep(0.01)
+        with contextlib.suppress(kv.PeerLostError):
+            store.pull(keys, out=outs)
+    store.pull(keys, out=outs)
+    store.pull("a", out=outs[0])
+    store.close()
+    return sorted({float(x) for out in outs for x in out})

@@ -804,6 +804,15 @@ def test_a_round_of_a_loss_stays_open_when_a_survivor_leaves(faults: Faults, opt
         assert finish(reader) == [[0, 0]]
 
 
+def test_who_has_joined_reads_the_rounds_of_others_after_a_loss(faults: Faults) -> None:
+    with faults.job(2, 2) as made:
+        reader, victim = made.start_all("procs_losses", "rests_when_another_is_lost")
+        ready(reader, victim, line="joined")
+        kill(victim)
+        say(reader, "go")
+        assert finish(reader) == [[6.0]]
+
+
 def test_uneven_batches(faults: Faults) -> None:
     with faults.job(3, 2) as made:
         workers = made.start_all(BODIES, "uneven", [3, 9, 6])

@@ -210,6 +210,20 @@ def test_reads_may_be_a_step_apart_until_all_know_of_a_loss() -> None:
     assert violations(story.history()) == []
 
 
+@pytest.mark.parametrize("verb", ["push", "step"])
+def test_keys_may_be_a_round_apart_for_who_has_joined(verb: str) -> None:
+    """It does not know what others have pushed together since."""
+    story = Story(2)
+    story.everybody("a", "b", verb=verb)
+    story.call(0, "join")
+    story.push(1, "a", "b", verb=verb)
+    story.push(1, "a", "b", verb=verb, end=math.inf)
+    story.fault("killed", 1)
+    story.fails(0)
+    story.read(0, {"a": [{0: 1, 1: 3}], "b": [{0: 1, 1: 2}]})
+    assert violations(story.history()) == []
+
+
 def test_keys_may_be_a_step_apart_where_some_are_pushed_outside_of_steps() -> None:
     story = Story(2)
     story.everybody("a", "b", verb="step")

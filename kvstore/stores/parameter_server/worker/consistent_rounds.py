@@ -41,7 +41,7 @@ class PushCalls:
         calls: Sequence[dict[Any, int]] = self._last.get(key) or ()
         for call in reversed(calls):
             if all(min(rounds[one]) >= pushes for one, pushes in call.items() if rounds.get(one)):
-                return int(call[key])
+                break  # what is later was pushed by others, when this worker had joined
             last = min(last, call[key] - 1)
         return last
 

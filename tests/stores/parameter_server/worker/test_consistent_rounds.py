@@ -34,6 +34,13 @@ def test_a_key_that_was_pushed_alone_too_goes_back_by_its_own_calls() -> None:
     assert calls.whole("b", rounds) == 1
 
 
+def test_rounds_of_others_go_on_when_a_worker_has_joined() -> None:
+    calls = PushCalls()
+    calls.note({"a": 1, "b": 1})
+    assert calls.whole("a", {"a": [7, 6], "b": [7]}) == 6
+    assert calls.whole("b", {"a": [7, 6], "b": [7]}) == 7
+
+
 def test_keys_whose_servers_are_lost_do_not_count() -> None:
     calls = PushCalls()
     calls.note({"a": 1, "b": 1})

@@ -73,9 +73,10 @@ def _too_old_or_new(facts: Facts, cell: CellRounds) -> Iterator[Violation]:
 
 
 def _apart(facts: Facts, rounds: dict[tuple[int, Key], Round]) -> Iterator[Violation]:
-    """Keys that everybody always pushed together are read as of one round."""
+    """Keys that everybody always pushed together are read as of one round, but by who has joined."""
     for one in facts.events:
-        if not (_knows(facts, one) and one.good and len(one.read) > 1):
+        rests = facts.released.get(one.slot, math.inf) < one.called
+        if rests or not (_knows(facts, one) and one.good and len(one.read) > 1):
             continue
         first, *others = one.read
         for key in others:
