@@ -105,6 +105,7 @@ class Faults(NamedTuple):
     ahead: bool = False  # who is killed has pushed ahead of the others, who compute, or rest
     mute: bool = False  # between the last two snapshots of a server that dies, its answers are lost
     tardy: float = 0.0  # seconds by which workers are told later than servers who is there
+    steps: bool = False  # all pushes are made in whole steps
     points: bool = False  # small delays wherever time passes, by the seed: none of them is a fault
 
     @property
@@ -129,6 +130,8 @@ class Plan:
         self.batch = rng.choice((1, 3, 1000))
         self.shared = rng.random() < 0.2
         self.faults = _faults(rng) if faults is None else faults
+        if self.faults.steps:
+            self.mode, self.on_peer_loss = "sync", "raise"
         # Whoever comes back begins a pass; nobody can know where the others are in a program of another kind.
         self.passes = self.faults.return_worker and self.on_peer_loss == "continue"
         self.keys = [(f"k{at}", rng.choice((1, 1, 2, 3))) for at in range(rng.choice((1, 2, 3)))]
@@ -693,6 +696,12 @@ class Store:
         verb = kind.name.lower() if kind in (m.Kind.PUSH, m.Kind.PUSHPULL, m.Kind.PULL) else ""
         self.send_parts(keys, parts, then, verb)
 
+    def _step(self, keys: tuple[str, ...], verb: str) -> None:
+        """Push in one call, and do nothing else until all servers have it."""
+        parts = [self._part(m.Kind[verb.upper()], one) for key in keys for one in self.entries[key].slices]
+        self.pushed.note({key: len(self.sent[self.entries[key].slices[0].id]) for key in keys})
+        self.send_parts(("*",), parts, self._next, "step")
+
     def send_parts(
         self,
         keys: tuple[str, ...],
@@ -887,6 +896,7 @@ class Store:
             whole = self.pushed.whole(key, rounds)
             self.job.check(whole <= min(rounds[key]), f"round {whole} of {key} is not whole: {rounds}")
             if max(rounds[key]) > whole + 1:
+                self.job.check(not self.job.plan.faults.steps, f"{key} cannot go back to {whole}: {rounds}")
                 self.job.named += 1
                 continue
             for one in slices[key]:
@@ -1212,7 +1222,9 @@ class Job:
         """Return the way of who pushes ahead until it is killed; of another, who computes long, or rests."""
         rng = self.rng
         if host.name == self.ahead:
-            return [("push", step[1]) if step[0] == "round" else step for step in steps if step[0] != "pass"]
+            push = ("step", "push") if self.plan.faults.steps else ("push",)
+            rounds = [(push[0], step[1], *push[1:]) if step[0] == "round" else step for step in steps]
+            return [step for step in rounds if step[0] != "pass"]
         if rng.random() < 0.2:
             look = ("look", tuple(key for key, _ in self.plan.keys))
             return [steps[0], ("join",), look, ("nap", rng.random() * APART), look, ("close",)]
@@ -1233,7 +1245,11 @@ class Job:
                 program.append(step)
                 continue
             verb = rng.choice(("pushpull", "push", "push pull"))
-            program.extend((word, step[1]) for word in verb.split())
+            if self.plan.faults.steps:
+                first, *rest = verb.split()
+                program += [("step", step[1], first), *((word, step[1]) for word in rest)]
+            else:
+                program.extend((word, step[1]) for word in verb.split())
             if rng.random() < 0.2:
                 program.append(("pull", step[1]))
         return program

@@ -101,3 +101,13 @@ def test_a_scheduler_that_comes_back_changes_nothing(first: int) -> None:
             return_worker=worker and draw.random() < 0.5,
         )
         run(seed, faults)
+
+
+@pytest.mark.parametrize("first", EACH)
+def test_steps_are_whole(first: int) -> None:
+    for seed in range(first, first + 50):
+        draw = random.Random(seed)
+        noisy = Faults(late=draw.choice((0.0, 0.4)), drop=draw.choice((0.0, 0.1)), steps=True)
+        kill, ahead, more = draw.random() < 0.8, draw.random() < 0.5, draw.choice((0, 0, 1))
+        faults = noisy._replace(kill_worker=kill, ahead=kill and ahead, tardy=draw.choice((0.0, 2.0, 4.0)))
+        run(seed, faults._replace(kill_more=kill * more, kill_server=draw.random() < 0.2))
