@@ -13,10 +13,9 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import contextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Hashable, Iterable
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from ....errors import ClosedError, KVStoreError, TimeoutError
 from ....observe.counters import WAITING
@@ -41,6 +40,9 @@ if TYPE_CHECKING:
     from .quick_calls import QuickCall
 
 log = logging.getLogger("kvstore.ps")
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _ANSWERED = 1.0  # seconds for the answer for whom a wait is, before it is told
 _TICK = 0.1  # seconds between two looks at the clock
@@ -92,6 +94,31 @@ class ServerMemory:
         self._buffers.clear()
 
 
+def _in_turn(
+    method: Callable[Concatenate[MachineDriver, P], T],
+) -> Callable[Concatenate[MachineDriver, P], T]:
+    """Run a method while it holds the machine and the sockets."""
+
+    @wraps(method)
+    def held(driver: MachineDriver, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        if driver.holds_sockets():
+            raise driver.nested_call()
+        try:
+            if not driver._lock.acquire(blocking=False):
+                driver._wait_for_turn()
+            if driver._quick is not None:
+                driver._adopt()
+            return method(driver, *args, **kwargs)
+        finally:
+            # One step, also without the lock: Ctrl-C can come between two steps.
+            try:  # noqa: SIM105 - a context manager is a step of its own
+                driver._lock.release()
+            except RuntimeError:
+                pass
+
+    return held
+
+
 class MachineDriver:
     """Steps one store's machine, and carries out what it says; a wait lasts at most `timeout` seconds."""
 
@@ -112,7 +139,7 @@ class MachineDriver:
         self.failure: Failure | None = None
         #: Says which key a slice is of.
         self.name_of: Callable[[int], str] = "slice {}".format
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # knows its thread; nobody takes it twice
         self._waiters: deque[None] = deque()  # threads that want the sockets
         self._driving: deque[None] = deque()  # waits that go on, each at the sockets again and again
         self._called = threading.Event()  # who serves is to look again
@@ -155,8 +182,11 @@ class MachineDriver:
     def step(self, event: events.Event) -> None:
         """Give the machine an event."""
         self.check_alive()
-        with self._turn():
-            self._carry_out(self._machine.step(event, time.monotonic()))
+        self._step(event)
+
+    @_in_turn
+    def _step(self, event: events.Event) -> None:
+        self._carry_out(self._machine.step(event, time.monotonic()))
 
     def wait(self, ready: Callable[[], bool], what: str, operation: PendingOperation | None = None) -> None:
         """Drive until it is ready; TimeoutError, after the deadline, says for whom this worker has waited."""
@@ -198,10 +228,10 @@ class MachineDriver:
 
     def begin(self, call: QuickCall) -> bool:
         """Begin a call, if nothing else is to be done; False: nothing has happened."""
-        if self._waiters or self._operations.failed is not None or not self._lock.acquire(blocking=False):
+        if self._waiters or self._operations.failed is not None or self.holds_sockets():
             return False
         try:
-            if not self._is_free():
+            if not self._lock.acquire(blocking=False) or not self._is_free():
                 return False
             if time.monotonic() - self._ticked >= _TICK:
                 self._adopt()
@@ -225,7 +255,10 @@ class MachineDriver:
                 self._adopt()
             return begun
         finally:
-            self._lock.release()
+            try:  # noqa: SIM105 - as in `_in_turn`
+                self._lock.release()
+            except RuntimeError:
+                pass
 
     def _is_free(self) -> bool:
         """Whether a call can begin: nothing is to be done, and this worker has its part in the job."""
@@ -235,14 +268,20 @@ class MachineDriver:
 
     def end(self, call: QuickCall) -> PendingOperation | None:
         """Wait for a call; if it has not ended then, return the operation that it is now."""
-        if self._quick is call and self._lock.acquire(blocking=False):
+        if self._quick is call and not self.holds_sockets():
             try:
-                if self._quick is call and self._received(call):
+                if self._lock.acquire(blocking=False) and self._quick is call and self._received(call):
                     return None
             finally:
-                self._lock.release()
-        with self._turn():
-            return call.operation
+                try:  # noqa: SIM105 - as in `_in_turn`
+                    self._lock.release()
+                except RuntimeError:
+                    pass
+        return self._adopted(call)
+
+    @_in_turn
+    def _adopted(self, call: QuickCall) -> PendingOperation | None:
+        return call.operation
 
     def end_released(self) -> None:
         """Wait for a quick push that nobody waits for, or make an operation of it."""
@@ -261,13 +300,16 @@ class MachineDriver:
             return
         if self._waiters:
             time.sleep(50e-6)  # a lock that is given back and taken at once lets nobody in
-        with self._turn():
-            if ready() or self._driving:
-                return
-            self.check_alive()
-            if self._tick():
-                self._process.look_after_others(self)
-            self._handle(_TICK)
+        self._serve(ready)
+
+    @_in_turn
+    def _serve(self, ready: Callable[[], bool]) -> None:
+        if ready() or self._driving:
+            return
+        self.check_alive()
+        if self._tick():
+            self._process.look_after_others(self)
+        self._handle(_TICK)
 
     def wake(self) -> None:
         """Have the thread that serves look whether it is ready."""
@@ -280,28 +322,33 @@ class MachineDriver:
         Others may wait for a word of this store's: a server that has come back does, until it has heard of
         every member.
         """
-        if self.closed or self.failure is not None or not self._lock.acquire(blocking=False):
+        if self.closed or self.failure is not None or self.holds_sockets():
             return
         try:
+            if not self._lock.acquire(blocking=False):
+                return
             with contextlib.suppress(KVStoreError):  # the next call here raises it again
                 self._adopt()
                 self._tick()
                 self._handle(0.0)
         finally:
-            self._lock.release()
+            try:  # noqa: SIM105 - as in `_in_turn`
+                self._lock.release()
+            except RuntimeError:
+                pass
 
+    @_in_turn
     def forget(self, operation: PendingOperation) -> bool:
         """Write to none of an operation's arrays any more; False: they are being sent."""
         names = self._operations.names(operation)
-        with self._turn():
-            for name in names:
-                del self._operations.open[name]
-            return all(self._machine.keep(name) for name in names)
+        for name in names:
+            del self._operations.open[name]
+        return all(self._machine.keep(name) for name in names)
 
+    @_in_turn
     def forget_reads(self) -> None:
         """Let pushes go before values that were asked for, and that nobody reads any more."""
-        with self._turn():
-            self._machine.forget_reads()
+        self._machine.forget_reads()
 
     def compare_clocks(self) -> None:
         """Compare the clock of this process with the scheduler's, if a timeline is recorded; in some ms."""
@@ -309,65 +356,81 @@ class MachineDriver:
             return
         end, compared = time.monotonic() + _COMPARING, self._clocks.answers + _COMPARISONS
         while (before := self._clocks.answers) < compared and time.monotonic() < end:
-            with self._turn():
-                self._sockets.send(SCHEDULER, self._clocks.question())
+            self._ask_for_time()
             self.wait(lambda: self._clocks.answers > before or time.monotonic() > end, "the scheduler's time")
+
+    @_in_turn
+    def _ask_for_time(self) -> None:
+        self._sockets.send(SCHEDULER, self._clocks.question())
 
     def expect(self, rows: Iterable[tuple[int, ExpectedRows]]) -> list[tuple[Stream, ExpectedRows]]:
         """Receive rows from servers where they belong; return what `expect_no_more` takes."""
         self.check_alive()
-        with self._turn():
-            placed = [(self._sockets.expect(server, one), one) for server, one in rows]
+        return self._expect(rows)
+
+    @_in_turn
+    def _expect(self, rows: Iterable[tuple[int, ExpectedRows]]) -> list[tuple[Stream, ExpectedRows]]:
+        placed = [(self._sockets.expect(server, one), one) for server, one in rows]
         return [(stream, one) for stream, one in placed if stream is not None]
 
     def expect_no_more(self, placed: list[tuple[Stream, ExpectedRows]]) -> None:
         """Write no more to where rows belong."""
         if os.getpid() != self._process.pid:  # a fork receives nothing, and its lock may be held for ever
             return
-        with self._turn():
-            for stream, one in placed:
-                stream.expect_no_more(one)
+        self._expect_no_more(placed)
 
+    @_in_turn
+    def _expect_no_more(self, placed: list[tuple[Stream, ExpectedRows]]) -> None:
+        for stream, one in placed:
+            stream.expect_no_more(one)
+
+    @_in_turn
     def fail(self, failure: Failure) -> None:
         """Go no further: what is under way must not be read any more."""
-        with self._turn():
-            self.failure = self.failure or failure
-            self._sockets.close()
+        self.failure = self.failure or failure
+        self._sockets.close()
 
+    @_in_turn
     def close_streams(self) -> None:
         """Hold no connections to servers any more; what is left is the farewell to the scheduler."""
-        with self._turn():
-            self._sockets.close_streams()
+        self._sockets.close_streams()
 
     # --------------------------------------------------------------------------------------- at the sockets
 
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Hold the machine and the sockets."""
-        if not self._lock.acquire(blocking=False):
-            self._waiters.append(None)
-            try:
-                self._sockets.wake()
-                if not self._lock.acquire(timeout=self.timeout):
-                    raise TimeoutError("another thread has held this store's sockets until the deadline")
-            finally:
-                self._waiters.pop()
+    def holds_sockets(self) -> bool:
+        """Whether the calling thread is at the sockets already: a signal handler has interrupted it there."""
+        lock: Any = self._lock
+        return bool(lock._is_owned())
+
+    def nested_call(self) -> KVStoreError:
+        """Make the error for a call within a call."""
+        return KVStoreError(
+            "this thread is inside a call of this store already: a signal handler, or a finalizer, that "
+            "interrupts a call cannot call the store. Let the handler set a flag, and call the store after"
+        )
+
+    def _wait_for_turn(self) -> None:
+        """Take the machine and the sockets from another thread."""
+        self._waiters.append(None)
         try:
-            if self._quick is not None:
-                self._adopt()
-            yield
+            self._sockets.wake()
+            if not self._lock.acquire(timeout=self.timeout):
+                raise TimeoutError("another thread has held this store's sockets until the deadline")
         finally:
-            self._lock.release()
+            self._waiters.pop()
 
     def _driven(self, ready: Callable[[], bool]) -> bool:
         """Take one turn at the sockets, if it is not ready yet; whether it is then."""
         self._counters.enter(WAITING)
-        with self._turn():
-            if ready():
-                return True
-            self.check_alive()
-            self._drive()
-            return ready()
+        return self._drive_until(ready)
+
+    @_in_turn
+    def _drive_until(self, ready: Callable[[], bool]) -> bool:
+        if ready():
+            return True
+        self.check_alive()
+        self._drive()
+        return ready()
 
     def _drive(self) -> None:
         """Wait a little for messages, and handle them."""
@@ -493,18 +556,18 @@ class MachineDriver:
 
     # ------------------------------------------------------------------------------------- for whom one waits
 
+    @_in_turn
     def _inquire(self, operation: PendingOperation | None) -> str:
         """Ask whom an operation waits for, and return for what; the answer comes while it waits on."""
-        with self._turn():
-            where = self.where(operation)
-            names: list[Hashable] = self._operations.names(operation)[:1]
-            waiting = [one for name in names for one in self._machine.pending(name)]
-            if waiting:
-                server, record = waiting[0]
-                question = self._machine.who(server, record.slice, record.round)
-            else:
-                question = self._machine.who(None)
-            self._carry_out([question])
+        where = self.where(operation)
+        names: list[Hashable] = self._operations.names(operation)[:1]
+        waiting = [one for name in names for one in self._machine.pending(name)]
+        if waiting:
+            server, record = waiting[0]
+            question = self._machine.who(server, record.slice, record.round)
+        else:
+            question = self._machine.who(None)
+        self._carry_out([question])
         return where
 
     def where(self, operation: PendingOperation | None) -> str:

@@ -1,0 +1,104 @@
+"""Who is at the sockets of a store: one thread, which an exception takes away again, and once."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pace
+import pytest
+
+import kvstore as kv
+
+F = np.float32
+LOCK: Any = type(threading.RLock())
+
+
+class Interrupting(LOCK):  # type: ignore[misc]
+    """Ctrl-C comes at the end of the `after`th call that takes the lock, or lets it go."""
+
+    after = -1
+
+    def _count(self) -> None:
+        self.after -= 1
+        if self.after == 0:
+            raise KeyboardInterrupt
+
+    def acquire(self, *args: Any, **options: Any) -> bool:
+        taken: bool = super().acquire(*args, **options)
+        self._count()
+        return taken
+
+    def release(self) -> None:
+        super().release()
+        self._count()
+
+
+@contextmanager
+def handled(number: int, handler: Callable[..., Any]) -> Iterator[None]:
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+def test_an_interrupt_leaves_the_sockets_free(create: Callable[..., kv.KVStore]) -> None:
+    store = create(timeout=pace.seconds(10))
+    driver: Any = store._backend._client.driver  # type: ignore[attr-defined]
+    store.init("a", np.ones(1000, F))
+    out, interrupted, after = np.zeros(1000, F), 0, 0
+    driver._lock = lock = Interrupting()
+    while interrupted == after:  # until a whole call has fewer steps
+        after += 1
+        lock.after = after
+        try:
+            store.pull("a", out=out)
+        except KeyboardInterrupt:
+            interrupted += 1
+        lock.after = -1
+        assert not driver.holds_sockets()
+        out[:] = 0
+        store.pull("a", out=out)
+        assert (out == 1).all()
+    assert interrupted >= 2
+
+
+@pytest.mark.parametrize("verb", ["pull", "push", "keys"])
+def test_a_signal_handler_is_refused_at_once(
+    create: Callable[..., kv.KVStore], monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    store = create()
+    client: Any = store._backend._client  # type: ignore[attr-defined]
+    driver = client.driver
+    store.init("a", np.ones(3, F))
+    refused: list[str] = []
+    calls: dict[str, Callable[[], Any]] = {
+        "pull": lambda: store.pull("a", out=np.zeros(3, F)),
+        "push": lambda: store.push("a", np.ones(3, F)),
+        "keys": lambda: client.num_lost(60),
+    }
+
+    def call_the_store(*_: Any) -> None:
+        with pytest.raises(kv.KVStoreError, match="inside a call of this store already") as error:
+            calls[verb]()
+        refused.append(str(error.value))
+
+    tick = driver._tick
+
+    def interrupted() -> bool:
+        if not refused:
+            signal.raise_signal(signal.SIGUSR1)
+        return bool(tick())
+
+    monkeypatch.setattr(driver, "_tick", interrupted)
+    with handled(signal.SIGUSR1, call_the_store):
+        store.barrier()
+    assert refused and "set a flag" in refused[0]
+    out = np.zeros(3, F)
+    store.pushpull("a", np.full(3, 2, F), out=out)
+    assert (out == 2).all()
