@@ -208,6 +208,15 @@ class Client:
             )
             self.leave_as_lost(Failure("KVStoreError", text))
 
+    def give_up_half(self, what: str, error: BaseException) -> None:
+        """Leave the job: a call has been begun by half, and no round or answer is to be trusted any more."""
+        cause = type(error).__name__ + (f": {error}" if str(error) else "")
+        text = (
+            f"worker {self.rank} was interrupted while it began {what}, and has left the job: close the "
+            f"store, and start the job again. The cause: {cause}"
+        )
+        self.leave_as_lost(Failure("KVStoreError", text))
+
     def leave_as_lost(self, failure: Failure) -> None:
         """Be out of the job, and tell the scheduler; every call raises this from now on."""
         self._say(partial(m.Leave, lost=True))

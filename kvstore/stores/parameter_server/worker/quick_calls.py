@@ -107,7 +107,13 @@ class QuickCalls:
     def begun(self, call: QuickCall) -> bool | Finish:
         """Begin a call; what is left to do is to wait. False: nothing has happened."""
         client = self._client
-        return partial(client.end, call) if client.driver.begin(call) else False
+        try:
+            begun = client.driver.begin(call)
+        except BaseException as error:
+            if call.half_begun:
+                client.give_up_half(call.what, error)
+            raise
+        return partial(client.end, call) if begun else False
 
     def server_memory(self, server: int) -> PeerBuffers | None:
         """Return the memory of a server's values, if this process can read it."""
@@ -134,7 +140,7 @@ class QuickCall:
 
     __slots__ = (
         "_before", "_calls", "_clocks", "_codec", "_outs", "_packed", "_plan", "_pushes", "_shared",
-        "_values", "_version", "_ways", "let_go", "operation", "sent", "small",
+        "_values", "_version", "_ways", "half_begun", "let_go", "operation", "sent", "small",
     )  # fmt: skip
 
     def __init__(
@@ -156,6 +162,8 @@ class QuickCall:
         self._packed: PackedValues | None = None
         self._before: QuickCall | None = None
         self.small = small
+        #: Whether it is being counted: an exception now leaves the machine with half of it.
+        self.half_begun = False
         #: Whether nobody waits for it.
         self.let_go = False
         #: Whether its requests are on their way, as far as the credit allows.
@@ -189,6 +197,7 @@ class QuickCall:
             return False
         if self._pushes:
             self._pack(ways)
+        self.half_begun = True
         for way in ways:
             slices = way.plan.slices
             way.first, way.base, way.pushed = machine.begin_exchange(way.plan.server, slices, self._pushes)
@@ -198,6 +207,7 @@ class QuickCall:
         if self._outs is not None and self._plan.large:
             for way in ways:
                 way.plan.map(self._calls.server_memory(way.plan.server))
+        self.half_begun = False
         self._send(machine.member.epoch)
         return True
 

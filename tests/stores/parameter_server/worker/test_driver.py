@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,8 +12,10 @@ from typing import Any
 import numpy as np
 import pace
 import pytest
+from quick_counter import Quick
 
 import kvstore as kv
+from kvstore.stores.parameter_server.worker.pushes import Pushes
 
 F = np.float32
 LOCK: Any = type(threading.RLock())
@@ -66,6 +69,28 @@ def test_an_interrupt_leaves_the_sockets_free(create: Callable[..., kv.KVStore])
         store.pull("a", out=out)
         assert (out == 1).all()
     assert interrupted >= 2
+
+
+def test_a_push_that_is_begun_by_half_says_so_from_then_on(
+    quick: Quick, create: Callable[..., kv.KVStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = create()
+    store.init("a", np.zeros(1000, F))
+    out = np.zeros(1000, F)
+    quick.call(lambda: store.pushpull("a", np.ones(1000, F), out=out))
+
+    def interrupted(*_: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+
+    end = pace.deadline(20)
+    with monkeypatch.context() as patched:
+        patched.setattr(Pushes, "counted", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            while time.monotonic() < end:
+                store.pushpull("a", np.ones(1000, F), out=out)
+    for _ in range(2):
+        with pytest.raises(kv.KVStoreError, match="interrupted while it began a pushpull, and has left"):
+            store.pull("a", out=out)
 
 
 @pytest.mark.parametrize("verb", ["pull", "push", "keys"])
