@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import math
+import os
 from typing import Any
 
 import click
@@ -25,6 +26,7 @@ class _Commands(click.Group):
     """
 
     def invoke(self, ctx: click.Context) -> Any:
+        _open_standard_streams()
         try:
             return super().invoke(ctx)
         except KVStoreError as error:
@@ -33,6 +35,13 @@ class _Commands(click.Group):
             if error.filename is not None or error.errno not in _UNWRITTEN:
                 raise
             raise click.ClickException(f"the output cannot be written: {error.strerror}") from error
+
+
+def _open_standard_streams() -> None:
+    """Open what whoever started this process has closed: else a file of ours would get its number."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
 
 
 class _Number(click.FloatRange):

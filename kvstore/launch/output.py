@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import errno
 import os
 import select
 from typing import IO, Protocol
@@ -27,8 +28,10 @@ class Sink:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        #: The reader is gone.
+        #: The reader is gone, or nothing more can be written.
         self.broken = False
+        #: Why, where it is not the reader: the disk is full.
+        self.reason = ""
         self._pending = bytearray()
 
     def write(self, data: bytes) -> None:
@@ -41,8 +44,9 @@ class Sink:
         try:
             while self._pending and select.select([], [self.fd], [], 0)[1]:
                 del self._pending[: os.write(self.fd, self._pending[:_PIPE_BUF])]
-        except OSError:
+        except OSError as error:
             self.broken = True
+            self.reason = "" if error.errno == errno.EPIPE else os.strerror(error.errno or 0)
             self._pending.clear()
 
     @property

@@ -90,8 +90,13 @@ class OutputRelay:
 
     @property
     def broken(self) -> bool:
-        """Whether one of our own readers is gone."""
+        """Whether one of our own readers is gone, or nothing more can be written to it."""
         return self.out.broken or self.err.broken
+
+    @property
+    def reason(self) -> str:
+        """Why nothing more can be written; empty: the reader is gone."""
+        return self.out.reason or self.err.reason
 
     def close(self) -> None:
         """Give the signals back and close what is open."""

@@ -127,8 +127,9 @@ def run(
     ConfigError
         A program cannot be started, or servers or hosts cannot be as `service` and `hosts` say.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # closed by whoever started this process
+            stream.flush()
     name = new_job()
     layout = hosts.layout if hosts else None
     adopt_orphans()
@@ -264,7 +265,10 @@ class _Job:
         self._relay.turn(timeout, self._look_after_processes)
         if self._remote:  # what happens there is told in the course of a turn
             self._look_after_processes()
-        if self._relay.broken and not self._signal:
+        if self._relay.reason:
+            if not self._ending:
+                self._fail(f"all workers are ended: their output cannot be written: {self._relay.reason}")
+        elif self._relay.broken and not self._signal:
             self._on_signal(signal.SIGPIPE)
 
     def _look_after_processes(self) -> None:

@@ -156,6 +156,29 @@ def test_a_reader_that_goes_ends_the_job(job: Job) -> None:
         assert process.wait(60) == 128 + signal.SIGPIPE
 
 
+def test_output_that_cannot_be_written_ends_the_job_and_says_why(job: Job) -> None:
+    with open("/dev/full", "wb") as full:
+        process = job.run("-n", "2", text='print("y")\nforever()', stdout=full)
+        code, _, err = finish(process)
+    assert code == 1
+    assert b"all workers are ended: their output cannot be written: No space left on device" in err
+    assert b"SIGPIPE" not in err
+
+
+@pytest.mark.parametrize("closed", [[0], [1], [2], [1, 2], [0, 1, 2]])
+def test_standard_streams_may_be_closed(job: Job, closed: list[int]) -> None:
+    def close() -> None:
+        for number in closed:
+            os.close(number)
+
+    text = 'print("y")\nprint("z", file=sys.stderr)\nsay("done")'
+    code, out, err = finish(job.run("-n", "2", text=text, stdin=subprocess.PIPE, preexec_fn=close))
+    assert code == 0
+    assert job.said("done", 0, 1)
+    assert out.count(b"y") == (0 if 1 in closed else 2)
+    assert err.count(b"z") == (0 if 2 in closed else 2)
+
+
 def test_a_reader_that_stops_does_not_keep_ctrl_c_off(job: Job) -> None:
     text = 'say("ready")\nwhile True: print("y" * 1000)'
     with job.run("-n", "2", text=text, stderr=subprocess.DEVNULL) as process:
