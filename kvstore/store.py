@@ -296,6 +296,9 @@ class KVStore(KVStoreBase):
         self._count("init")
 
     def _broadcast(self, groups: list[Group], outs: list[Group]) -> None:
+        from .stores.outs import check_first_outs
+
+        check_first_outs(groups, outs)
         self._backend.init(groups)
         try:
             self._backend.pull(outs, ignore_sparse=True)

@@ -517,6 +517,17 @@ def test_broadcast_into_the_value_itself_and_of_lists(store: kv.KVStore) -> None
     assert [out[0, 0] for out in outs] == [1, 2, 2]
 
 
+def test_a_broadcast_whose_out_does_not_fit_makes_no_key(store: kv.KVStore) -> None:
+    read_only = full(0)
+    read_only.flags.writeable = False
+    for wrong, error in ((np.zeros(7, np.float32), kv.ShapeError), (read_only, kv.ArrayError)):
+        with pytest.raises(error, match="out of key 'a'"):
+            store.broadcast(["b", "a"], [full(1), full(1)], out=[full(0), wrong])
+        assert "a" not in store and "b" not in store
+    store.init("a", full(2))
+    assert equal(pulled(store, "a"), 2)
+
+
 def test_broadcast_takes_a_key_once(store: kv.KVStore) -> None:
     store.broadcast("a", full(1), out=full(0))
     with pytest.raises(kv.DuplicateKeyError):

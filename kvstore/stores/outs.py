@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays.grouping import Key
+from ..arrays.grouping import Group, Key
 from ..arrays.sparse import RowSparseArray
 from ..devices.arrays import device_of
 from ..kernels import cpu
@@ -70,6 +70,12 @@ class Later(dict[Key, list[Deliver]]):
                 deliver()
 
 
+class _NewKey(NamedTuple):
+    key: Key
+    shape: tuple[int, ...]
+    dtype: Any
+
+
 def host_outs(
     key: Keyed, outs: list[Any], later: Later, value: Callable[[], Array] | None = None
 ) -> tuple[list[Array], list[Any]]:
@@ -94,6 +100,15 @@ def host_outs(
         if deliver is not None:
             later.add(key.key, deliver)
     return direct, on_gpu
+
+
+def check_first_outs(groups: Sequence[Group], outs: Sequence[Group]) -> None:
+    """Raise, before keys are made, for outs on the host that cannot take the first values of these keys."""
+    first = {key: values[0] for key, values in groups if len(values) == 1}
+    for key, arrays in outs:
+        shape = getattr(first.get(key), "shape", None)
+        if isinstance(shape, tuple):
+            host_outs(_NewKey(key, tuple(shape), first[key].dtype), arrays, Later())
 
 
 def convert(value: Callable[[], Array] | None, filled: list[Array], out: Array) -> None:
