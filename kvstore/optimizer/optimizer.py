@@ -11,7 +11,7 @@ import numpy as np
 
 from ..arrays import pages
 from ..arrays.host import HALVES
-from ..errors import ConfigError, nearest
+from ..errors import ArgumentError, ConfigError, nearest
 from . import checks
 from .checks import Settings
 from .lr_scheduler import LRScheduler, Schedule, from_config
@@ -458,10 +458,10 @@ def _own_defaults(klass: type) -> dict[str, Any]:
 def _refuse_unknown(kind: type[Optimizer], unknown: Mapping[str, Any]) -> None:
     for name in unknown:
         if name in kind.renamed:
-            raise TypeError(f"{kind.__name__}: the keyword {name!r} is now called {kind.renamed[name]!r}")
+            raise ArgumentError(f"{kind.__name__}: the keyword {name!r} is now called {kind.renamed[name]!r}")
         hint = nearest(name, kind.keywords, _SYNONYMS)
         known = ", ".join(sorted(kind.keywords))
-        raise TypeError(f"{kind.__name__} has no keyword {name!r}{hint}; it takes {known}")
+        raise ArgumentError(f"{kind.__name__} has no keyword {name!r}{hint}; it takes {known}")
 
 
 Optimizer.defaults = _own_defaults(Optimizer)

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import ConfigError, nearest
+from ..errors import ArgumentError, ConfigError, nearest
 
 if TYPE_CHECKING:
     from .optimizer import Optimizer
@@ -79,7 +79,7 @@ def register(klass: Klass) -> Klass:
     ...         weight *= 0.5
     """
     if not _is_registrable(klass):
-        raise TypeError(f"register takes a subclass of Optimizer, not {klass!r}")
+        raise ArgumentError(f"register takes a subclass of Optimizer, not {klass!r}")
     name = klass.__name__.lower()
     known = _registry.get(name)
     if known is not None and known is not klass:
@@ -120,7 +120,7 @@ def create(name: str, **kwargs: Any) -> Optimizer:
 def find(name: str) -> type[Optimizer]:
     """Return the class registered under `name`."""
     if not isinstance(name, str):
-        raise TypeError(f"the name of an optimizer is a string, not {type(name).__name__}")
+        raise ArgumentError(f"the name of an optimizer is a string, not {type(name).__name__}")
     small = name.lower()
     klass = _registry.get(small)
     if klass is None:

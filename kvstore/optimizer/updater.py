@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from .. import kernels
-from ..errors import ConfigError, ShapeError, StateFileError
+from ..errors import ArgumentError, ConfigError, ShapeError, StateFileError
 from .builtin import Elementwise, arrays_of, mapped
 from .optimizer import Array, Index, Optimizer, State
 
@@ -69,7 +69,7 @@ class Updater:
 
     def __init__(self, optimizer: Optimizer) -> None:
         if not isinstance(optimizer, Optimizer):
-            raise TypeError(f"an updater needs an Optimizer, not {type(optimizer).__name__}")
+            raise ArgumentError(f"an updater needs an Optimizer, not {type(optimizer).__name__}")
         self.optimizer = optimizer
         self.states: dict[Index, State] = {}
         self._plans: dict[Index, _Prepared] = {}

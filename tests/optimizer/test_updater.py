@@ -5,7 +5,7 @@ import pytest
 
 import kvstore.optimizer as opt
 from kvstore.arrays.sparse import RowSparseArray
-from kvstore.errors import ConfigError, ShapeError
+from kvstore.errors import ArgumentError, ConfigError, ShapeError
 from kvstore.kernels import cpu
 from kvstore.optimizer import registry
 from kvstore.optimizer.builtin import Elementwise
@@ -144,7 +144,7 @@ def test_gradients_need_not_be_contiguous():
 
 
 def test_an_updater_needs_an_optimizer():
-    with pytest.raises(TypeError, match="needs an Optimizer, not str"):
+    with pytest.raises(ArgumentError, match="needs an Optimizer, not str"):
         opt.get_updater("sgd")
 
 
