@@ -499,8 +499,11 @@ def goes_on_alone() -> dict[str, Any]:
 # ----------------------------------------------------------------------------------- undisturbed, or hardly
 
 
-def trained(rounds: int, pause: float = 0.0, **options: Any) -> dict[str, Any]:
-    """Train through some rounds, each checked; what comes out must not depend on what is done to the job."""
+def trained(rounds: int, pause: float = 0.0, halts: bool = False, **options: Any) -> dict[str, Any]:
+    """Train through some rounds, each checked; what comes out must not depend on what is done to the job.
+
+    After a quarter of them it may halt, until the test says something.
+    """
     load = Load(**options)
     weights = kv.create("dist_sync", group="weights", **load.options)
     weights.init("w", np.zeros(50_001, F))
@@ -520,6 +523,8 @@ def trained(rounds: int, pause: float = 0.0, **options: Any) -> dict[str, Any]:
         longest = max(longest, time.monotonic() - start)
         if step == rounds // 4:
             tell("working")
+            if halts:
+                hear()
         time.sleep(pause)
     table = np.empty((500, 3), F)
     weights.pull("rows", out=table)
@@ -590,6 +595,30 @@ def on_command(loss: str, size: int = 3) -> None:
     while (word := hear()) != "close":
         tell(f"{word}: {outcome(calls[word.split()[0]])}")
     store.close()
+
+
+def server_of_files() -> None:
+    """Be a server that may open FILES files, and waits for HANDSHAKES so many milliseconds."""
+    from servers import server
+
+    _limit()
+    server()
+
+
+def scheduler_of_files() -> None:
+    """Be a scheduler that may open FILES files, and waits for HANDSHAKES so many milliseconds."""
+    from servers import scheduler
+
+    _limit()
+    scheduler()
+
+
+def _limit() -> None:
+    from kvstore.stores.parameter_server.transport import options
+
+    count = int(os.environ["FILES"])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, count))
+    options._HANDSHAKE = int(os.environ.get("HANDSHAKES", options._HANDSHAKE))
 
 
 def behind() -> None:

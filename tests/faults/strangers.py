@@ -1,6 +1,7 @@
 """A stranger that sends what it can, until its stdin ends: ``strangers.py KIND PORT ...``.
 
-Whenever it is cut off it connects again; at the end it tells how often.
+Whenever it is cut off it connects again; at the end it tells how often. ``strangers.py COUNT PORT ...`` is a
+crowd: so many connections that say something once, or nothing, read nothing, and stay.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import resource
 import select
 import socket
 import subprocess
@@ -56,6 +58,7 @@ def flood(ports: list[int], kinds: list[str]) -> Iterator[Callable[[], list[int]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     told = [*map(str, ports)]
     started = [subprocess.Popen([*arguments, kind, *told], text=True, **pipes) for kind in kinds]  # type: ignore[call-overload]
+    began = [one.stdout.readline() for one in started]
     counted: list[int] = []
 
     def end() -> list[int]:
@@ -63,11 +66,65 @@ def flood(ports: list[int], kinds: list[str]) -> Iterator[Callable[[], list[int]
         return counted
 
     try:
+        assert began == ["there\n"] * len(kinds)
         yield end
     finally:
         for one in started:
             one.kill()
             one.communicate()
+
+
+#: What every fourth connection of a crowd says, one after the other; most say nothing.
+_WORDS = [
+    bytes(range(200)),
+    greeting(b"PLAIN")[:40],
+    greeting(b"PLAIN"),
+    greeting(b"PLAIN") + _WRONG,
+    greeting(b"CURVE"),
+    b"KVSTREAM",
+    b"KVCIPHER" + bytes(40),
+    b"GET / HTTP/1.1\r\nHost: parameters\r\n\r\n",
+]
+
+
+@contextlib.contextmanager
+def crowd(ports: list[int], count: int, processes: int = 1) -> Iterator[None]:
+    """Keep so many connections open, from processes of their own."""
+    arguments = [sys.executable, "-SE", __file__, str(count // processes), *map(str, ports)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    started = [subprocess.Popen(arguments, text=True, **pipes) for _ in range(processes)]  # type: ignore[call-overload]
+    try:
+        assert [one.stdout.readline() for one in started] == ["there\n"] * processes
+        yield
+    finally:
+        for one in started:
+            one.kill()
+            one.communicate()
+
+
+def _crowd(count: int, ports: list[int]) -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    kept = []
+    for number in range(count):
+        kept.append(socket.create_connection(("127.0.0.1", ports[number % len(ports)]), timeout=60))
+        with contextlib.suppress(OSError):  # it was cut off already
+            kept[-1].sendall(b"" if number % 4 else _WORDS[number // 4 % len(_WORDS)])
+    _say_there()
+    sys.stdin.read()
+
+
+def open_files(pid: int) -> int:
+    """Count the descriptors of a process."""
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def unaccepted(pid: int) -> int:
+    """Count the connections that wait until a process accepts them."""
+    with open(f"/proc/{pid}/net/tcp") as file:
+        table = [line.split() for line in file.readlines()[1:]]
+    own = _sockets(pid)
+    return sum(int(row[4].partition(":")[2], 16) for row in table if row[3] == "0A" and row[9] in own)
 
 
 def listening(pid: int) -> list[int]:
@@ -84,6 +141,12 @@ def _sockets(pid: int) -> set[str]:
         with contextlib.suppress(OSError):
             found.add(os.readlink(f"/proc/{pid}/fd/{name}").removeprefix("socket:[").rstrip("]"))
     return found
+
+
+def memory(pid: int, name: str = "VmRSS") -> float:
+    """MiB that a process has."""
+    with open(f"/proc/{pid}/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(name)) / 1024
 
 
 class Memory:
@@ -113,8 +176,7 @@ class Memory:
                 self.grown = self._read("VmHWM") - self._before
 
     def _read(self, name: str) -> float:
-        with open(f"/proc/{self._pid}/status") as file:
-            return next(int(line.split()[1]) for line in file if line.startswith(name)) / 1024
+        return memory(self._pid, name)
 
 
 def begin(one: socket.socket, first: bytes) -> None:
@@ -125,6 +187,11 @@ def begin(one: socket.socket, first: bytes) -> None:
             time.sleep(0.1)
     else:
         one.sendall(first)
+
+
+def _say_there() -> None:
+    sys.stdout.write("there\n")
+    sys.stdout.flush()
 
 
 def _over() -> bool:
@@ -143,7 +210,11 @@ def _send(kind: str, port: int) -> None:
 
 
 def _main() -> None:
+    if sys.argv[1].isdigit():
+        _crowd(int(sys.argv[1]), [*map(int, sys.argv[2:])])
+        return
     connected = 0
+    _say_there()
     for port in itertools.cycle(map(int, sys.argv[2:])):
         if _over():
             break

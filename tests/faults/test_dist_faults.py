@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -25,6 +26,7 @@ import pace
 import pytest
 from faults import strangers
 from faults.proxy import Proxy
+from launched import until
 from nightly import nightly_unless
 from servers import ServedJob
 
@@ -1104,7 +1106,7 @@ def test_floods_of_strangers(faults: Faults, seconds: int, secured: bool) -> Non
     own = [{"KVSTORE_KEYS_FILE": keys[f"worker-{rank}"]} if secured else {} for rank in (0, 1)]
     with faults.job(2, 1, keys=keys, KVSTORE_DEAD_AFTER="60", KVSTORE_TIMEOUT="100") as made:
         workers = [
-            made.start(BODIES, "trained", seconds * 20, 0.05, rank=rank, **own[rank]) for rank in (0, 1)
+            made.start(BODIES, "trained", seconds * 20, 0.05, True, rank=rank, **own[rank]) for rank in (0, 1)
         ]
         ready(*workers, line="working")
         ports = [port for one in (made.scheduler, *made.servers) for port in strangers.listening(one.pid)]
@@ -1114,6 +1116,8 @@ def test_floods_of_strangers(faults: Faults, seconds: int, secured: bool) -> Non
             strangers.Memory(made.servers[0].pid) as server,
             strangers.flood(ports, list(strangers.KINDS)) as end,
         ):
+            for worker in workers:
+                say(worker, "go")
             first, second = finish(*workers, timeout=60 + 4 * seconds)
             assert all(count > 0 for count in end())
         assert first["digest"] == second["digest"]
@@ -1123,6 +1127,70 @@ def test_floods_of_strangers(faults: Faults, seconds: int, secured: bool) -> Non
         # For each port, and for all that showed something wrong to a process; again after a minute.
         assert 2 <= len(said) <= 5 * (2 + first["lasted"] // 60), said
         assert all("refused a " in line for line in said), said
+
+
+def with_files(faults: Faults, files: int, **variables: str) -> FaultyJob:
+    """Start a job of two workers whose server and scheduler may open so many files."""
+    roles = {"server": "server_of_files", "scheduler": "scheduler_of_files"}
+    return faults.job(2, 1, **roles, FILES=str(files), **variables)
+
+
+def test_strangers_leave_descriptors_for_the_job(faults: Faults) -> None:
+    """More of them than there are descriptors: who is there is served, and who comes is let in."""
+    with with_files(faults, 256) as made:
+        workers = made.start_all(BODIES, "going_on", "pushpull")
+        ready(*workers, line="working")
+        roles = [made.scheduler, *made.servers]
+        before = [strangers.open_files(one.pid) for one in roles]
+        ports = [port for one in roles for port in strangers.listening(one.pid)]
+        with strangers.crowd(ports, 2000):
+            # A listener with somebody at the door and no descriptor for him would not rest.
+            until(lambda: all(strangers.unaccepted(one.pid) == 0 for one in roles))
+            assert all(strangers.open_files(one.pid) < 256 for one in roles)
+            kill(workers[1])
+            workers[1] = made.start(BODIES, "going_on", "pushpull", rank=1)
+            workers[1].expect("working", UNTIL_TOLD)
+        until(lambda: has_closed(roles, before))
+        say(workers[0], "stop")
+        assert [one["last"] for one in finish(*workers)] == [[11], [11]]
+        assert made.ended(10) == [0, 0]
+        for one in roles:
+            assert one.errors().count("few descriptors are left") == 1, one.errors()
+
+
+def has_closed(roles: list[jobs.Worker], before: list[int]) -> bool:
+    """Whether processes have no more open files than before."""
+    return all(strangers.open_files(one.pid) <= n for one, n in zip(roles, before, strict=True))
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+def test_ten_thousand_strangers(faults: Faults) -> None:
+    """All at once, and again: the job trains on, and nothing is kept of them."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard < 12_000:
+        pytest.skip(f"a process may open {hard} files here")
+    patient = {"HANDSHAKES": "300000", "KVSTORE_DEAD_AFTER": "60", "KVSTORE_TIMEOUT": "100"}
+    with with_files(faults, hard, **patient) as made:
+        workers = made.start_all(BODIES, "going_on", "pushpull")
+        ready(*workers, line="working")
+        roles = [made.scheduler, *made.servers]
+        ports = [port for one in roles for port in strangers.listening(one.pid)]
+        before = [strangers.open_files(one.pid) for one in roles]
+        sizes = [[strangers.memory(one.pid) for one in roles]]
+        for _ in range(3):
+            with strangers.crowd(ports, 10_000, processes=4):
+                until(lambda: not any(strangers.unaccepted(one.pid) for one in roles))
+                assert sum(strangers.open_files(one.pid) for one in roles) > 5000
+            until(lambda: has_closed(roles, before))
+            sizes.append([strangers.memory(one.pid) for one in roles])
+        # What is free again is not given back to the kernel, but used for the next ones.
+        for first, second, *_, last in zip(*sizes, strict=True):
+            assert second - first < 64, sizes
+            assert last - second < 16, sizes
+        say(workers[0], "stop")
+        assert [one["last"] for one in finish(*workers)] == [[11], [11]]
+        assert made.ended(30) == [0, 0]
 
 
 def keys_of_a_job(folder: Path, workers: int) -> dict[str, str]:

@@ -163,6 +163,7 @@ class Doorkeeper:
                         self._answer(self._zap)
                 self._hear(doors, poller)
                 self._newcomers.look()
+                self._make_room()
         finally:
             self._open(doors, poller)
             for socket in (*doors, self._zap):
@@ -193,6 +194,7 @@ class Doorkeeper:
                 door.limited.set()
             case zmq.EVENT_ACCEPTED:
                 self._newcomers.add(event["value"], self._allowed is not None)
+                self._make_room()
             case zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._eager = time.monotonic() + _EAGER
             case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
@@ -201,6 +203,12 @@ class Doorkeeper:
                 # The address of the event has the port that was taken, where any was asked for.
                 taken = event["endpoint"].decode(errors="replace") or door.address
                 self._refusals.note(f"a connection to {taken}", self._unlike())
+
+    def _make_room(self) -> None:
+        gone = self._newcomers.make_room()
+        if gone:
+            why = f"{gone} had not said who they are, and few descriptors are left"
+            self._refusals.note("connections", f"{why}; raise the limit (ulimit -n) if the job is so large")
 
     def _pause(self) -> int | None:
         """Milliseconds till the next look at newcomers. Who was let in is known when it has heard of it."""

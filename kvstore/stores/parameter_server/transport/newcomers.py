@@ -8,6 +8,9 @@ read now and then how much has come would be too late: a gigabyte takes half a s
 
 A connection inherits a filter from the socket that listens, which passes small segments, however many; it
 gets its own as soon as we hear of it.
+
+ZeroMQ asks for the next connection again and again, without a pause, where no descriptor is left for it. So
+some are always left: who has been a newcomer for longest has to go.
 """
 
 from __future__ import annotations
@@ -15,11 +18,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import math
 import os
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice, takewhile
+
+from .process_limits import DescriptorReserve
 
 log = logging.getLogger("kvstore.wire")
 
@@ -39,18 +47,24 @@ _ATTACH_FILTER, _DETACH_FILTER = 26, 27  # asm-generic/socket.h
 _ACKED = struct.Struct("120xQ")  # tcp_info.tcpi_bytes_acked
 _SYN_BYTES = 512
 
+_YOUNG = 1.0  # seconds; whoever is older is looked at once in such a time
+_FEW = 8  # newcomers that may stay although there are few descriptors: one of ours needs some milliseconds
+
 
 @dataclass(frozen=True)
 class _Newcomer:
     inode: int
     most_told: int  # bytes that a stranger is sent
+    since: float
 
 
 class Newcomers:
     """The connections that were accepted and are not known to be let in."""
 
     def __init__(self) -> None:
-        self._found: dict[int, _Newcomer] = {}
+        self._found: dict[int, _Newcomer] = {}  # those that came first are first
+        self._reserve = DescriptorReserve()
+        self._all_looked_at = -math.inf
         # Two descriptors from the start: there may be none left when it counts.
         self._nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._hand = os.dup(self._nothing)
@@ -74,19 +88,46 @@ class Newcomers:
 
     def add(self, fd: int, curve: bool) -> None:
         """Limit a connection, unless it is over, or not one of ours."""
+        self._reserve.take(1)
         with contextlib.suppress(OSError), self._held(fd) as one:
             inode = os.fstat(one.fileno()).st_ino
             # It can be had once: what has this number by now and was limited already has none.
             syn = one.getsockopt(socket.IPPROTO_TCP, _TCP_SAVED_SYN, _SYN_BYTES)
+            if not syn and fd in self._found and self._found[fd].inode == inode:
+                return
             if syn:
                 _attach(one, _first_bytes(_sequence(syn) + 1, MOST))
-                self._found[fd] = _Newcomer(inode, _GREETING + _ERROR + (_CURVE_WELCOME if curve else 0))
-            elif fd not in self._found or self._found[fd].inode != inode:  # it came by a SYN cookie
+            else:  # it came by a SYN cookie
                 _detach(one)
+            self._found.pop(fd, None)
+            told = _GREETING + _ERROR + (_CURVE_WELCOME if curve else 0)
+            self._found[fd] = _Newcomer(inode, told, time.monotonic())
+
+    def make_room(self) -> int:
+        """Cut off those that came first, if they take what this process needs for itself; return how many."""
+        excess = len(self._found) - _FEW
+        if excess <= 0:
+            return 0
+        gone = sum(self._cut_off(fd) for fd in list(islice(self._found, min(excess, self._reserve.missing))))
+        self._reserve.take(-gone)
+        return gone
+
+    def _cut_off(self, fd: int) -> bool:
+        """Have ZeroMQ find the end of a connection, unless it was let in."""
+        newcomer = self._found.pop(fd)
+        with contextlib.suppress(OSError), self._held(fd) as one:
+            if not _is_other(one, newcomer) and not _is_let_in(one, newcomer):
+                one.shutdown(socket.SHUT_RDWR)
+                return True
+        return False
 
     def look(self) -> None:
-        """Free those who were let in, forget those who have gone."""
-        for fd, newcomer in list(self._found.items()):
+        """Free those who were let in, forget those who have gone; the older ones only now and then."""
+        now = time.monotonic()
+        since = now - _YOUNG
+        if self._all_looked_at <= since:
+            self._all_looked_at, since = now, -math.inf
+        for fd, newcomer in takewhile(lambda one: one[1].since >= since, reversed([*self._found.items()])):
             try:
                 with self._held(fd) as one:
                     done = _is_other(one, newcomer) or _is_let_in(one, newcomer)

@@ -1,14 +1,18 @@
 """Whether the limits of this process leave enough for its part in a job.
 
 Without descriptors a server would refuse workers, which would wait until their deadline; without threads
-ZeroMQ would abort the process. So whoever needs them looks first, and says what is missing.
+ZeroMQ would abort the process. So whoever needs them looks first, and says what is missing. Later strangers
+could take them: `DescriptorReserve` tells when they do.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import resource
+import sys
 import threading
+import time
 
 from ....errors import ConfigError
 from ....settings import addresses
@@ -19,6 +23,7 @@ _OWN = {"scheduler": 21, "server": 32, "worker": 20}
 _EACH = {"scheduler": 3, "server": 2, "worker": 3}
 _SHARED = 2  # and for the memory of each of them on this machine: its first page, and one segment
 _USUAL = 1024
+_COUNTED_FOR = 0.1  # seconds: to count descriptors takes a millisecond where there are thousands
 
 
 def check_open_files(roles: Roles) -> None:
@@ -62,6 +67,32 @@ def _open_files() -> int:
         return len(os.listdir("/proc/self/fd")) - 1  # but for the one that lists them
     except OSError:  # there is not one left
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+class DescriptorReserve:
+    """An eighth of this process's descriptors, which it needs for itself: strangers are to leave it free.
+
+    It counts now and then, since that takes long where there are thousands; `take` says what was taken since.
+    """
+
+    def __init__(self) -> None:
+        self._size = self._free = self._taken = 0
+        self._counted = -math.inf
+
+    def take(self, count: int) -> None:
+        """Note that so many descriptors were taken, or given back."""
+        self._taken += count
+
+    @property
+    def missing(self) -> int:
+        """How many descriptors have to be given back until all of it is free."""
+        now = time.monotonic()
+        if now - self._counted > _COUNTED_FOR or self._taken > self._size // 2:
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            limit = sys.maxsize if limit == resource.RLIM_INFINITY else limit
+            self._size, self._free = limit // 8, limit - _open_files()
+            self._counted, self._taken = now, 0
+        return max(0, self._size - self._free + self._taken)
 
 
 def check_threads(wanted: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
@@ -16,6 +17,8 @@ from .frames import Buffer
 from .native._streams import Frame, Sender, Stream, StreamSet
 from .stream_listener import StreamListener
 from .streams import is_near, note_altered, open_stream
+
+_REST = 0.1  # seconds in which a listener that is stuck is left alone
 
 #: A message: who sent it, how many of its records have been handled, and its frames.
 Received = tuple[Hashable, int, list[Frame]]
@@ -37,6 +40,7 @@ class ServerStreams:
         self._near: set[Hashable] = set()  # peers of this host
         self._all = StreamSet(two=len(os.sched_getaffinity(0)) > 1)
         self._counters: Counters | None = None
+        self._rests_until = math.inf  # the listener; else it is watched
         poller.watch(self._listener.fileno(), self._listener)
         self._all.watch(poller.fileno())
 
@@ -78,6 +82,9 @@ class ServerStreams:
         if item is self._listener:
             for connection in self._listener.accept():
                 self._poller.watch(connection.fileno(), connection)
+            if self._listener.is_stuck:
+                self._poller.unwatch(self._listener.fileno())
+                self._rests_until = time.monotonic() + _REST
         elif isinstance(item, socket.socket):
             self._greet(item)
 
@@ -96,6 +103,9 @@ class ServerStreams:
         """Close connections that have not said who they are for too long."""
         for connection in self._listener.late():
             self._end(connection)
+        if time.monotonic() >= self._rests_until:
+            self._rests_until = math.inf
+            self._poller.watch(self._listener.fileno(), self._listener)
 
     def _greet(self, connection: socket.socket) -> None:
         done, peer, cipher = self._listener.greet(connection)

@@ -19,6 +19,7 @@ from ....settings import addresses
 from ....settings.roles import Roles
 from .ciphers import PROOF_BYTES, SALT_BYTES, SECRET_BYTES, Handshake, available
 from .native._streams import Cipher
+from .process_limits import DescriptorReserve
 from .refusals import Refusals
 from .streams import (
     ENCRYPTED_HELLO_BYTES,
@@ -33,6 +34,7 @@ from .streams import (
 )
 
 _STRANGERS = 64  # connections that have not sent a token
+_FEW = 8  # where there are few descriptors
 _UNPROVEN = 4  # connections with the same token, whose proof has not come
 _LEFT = 1024  # tokens of workers that have left, whose connections are no strangers'
 _BACKLOG = 4096
@@ -72,6 +74,7 @@ class StreamListener:
         self._socket.listen(_BACKLOG)
         self._socket.setblocking(False)
         self._spare = _spare()
+        self._reserve = DescriptorReserve()
         self._encrypted = roles.keys is not None
         self._hello_bytes = ENCRYPTED_HELLO_BYTES if self._encrypted else HELLO_BYTES
         self._peers: dict[bytes, Hashable] = {}  # by token
@@ -106,6 +109,8 @@ class StreamListener:
     def accept(self) -> list[socket.socket]:
         """Return new connections, of which nobody knows yet whose they are: give them to `greet`."""
         accepted: list[socket.socket] = []
+        if self._spare < 0:
+            self._spare = _spare()
         while True:
             try:
                 connection, where = self._socket.accept()
@@ -116,7 +121,9 @@ class StreamListener:
                     self._refuse_next(error)
                     return accepted
                 continue
-            if len(self._strangers) >= _STRANGERS or not _is_own_user(connection):
+            self._reserve.take(1)
+            most = _FEW if self._reserve.missing else _STRANGERS
+            if len(self._strangers) >= most or not _is_own_user(connection):
                 _refusals.note("a connection", "too many have not said who they are, or another user's")
                 connection.close()
                 continue
@@ -127,6 +134,11 @@ class StreamListener:
                 continue
             self._strangers[connection] = time.monotonic(), b""
             accepted.append(connection)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether nobody can be accepted, nor refused: there is no descriptor for it."""
+        return self._spare < 0
 
     def _refuse_next(self, error: OSError) -> None:
         """Close a connection that cannot be accepted: its worker uses ZeroMQ then, and does not wait."""

@@ -170,6 +170,20 @@ def test_a_server_without_descriptors_refuses_streams_and_takes_them_later(
     assert server.came[-1] == (PEER, b"up")
 
 
+def test_a_listener_that_can_refuse_nobody_is_left_alone_for_a_while(server: End, worker: End) -> None:
+    stream = opened(worker, server.streams.offer(PEER))
+    listener = server.streams._listener
+    os.close(listener._spare)
+    listener._spare = -1
+    select.select([listener], [], [], 20)
+    with no_descriptors():
+        server.turn()
+        assert server.poller.wait(0.0) == []
+    until(lambda: stream.send([b"up"]), server, worker)
+    until(lambda: server.came, server)
+    assert server.came[-1] == (PEER, b"up") and not listener.is_stuck
+
+
 @contextmanager
 def no_descriptors() -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
