@@ -597,6 +597,32 @@ def on_command(loss: str, size: int = 3) -> None:
     store.close()
 
 
+def beside_one_that_reads_nothing(keys: int) -> None:
+    """Worker 1 asks for all values, reads none, and is stopped; worker 0 trains meanwhile."""
+    from kvstore.stores.parameter_server.transport.stream_client import StreamClient
+
+    store = kv.create("dist_async")
+    names = [f"w{i}" for i in range(keys)]
+    store.init(names, [np.zeros(1 << 18, F)] * keys)
+    store.barrier()
+    if store.rank == 1:
+        store.pull("w0", out=np.empty(1 << 18, F))  # a stream is open then
+        StreamClient.receive = lambda self: time.sleep(0.01) or []  # type: ignore[method-assign]
+        works = [store.pull(name, out=np.empty(1 << 18, F), async_op=True) for name in names]
+        time.sleep(0.5)
+        assert not any(work.done() for work in works)
+        tell("asks")
+        os.kill(os.getpid(), signal.SIGSTOP)
+    tell("ready")
+    hear()
+    for step in range(1, 101):
+        value = np.full(1 << 18, step, F)
+        store.pushpull(names[step % 2], value)
+        assert (value == step).all(), np.unique(value)
+    tell("trained")
+    hear()
+
+
 def server_of_files() -> None:
     """Be a server that may open FILES files, and waits for HANDSHAKES so many milliseconds."""
     from servers import server

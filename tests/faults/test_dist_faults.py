@@ -543,6 +543,19 @@ def test_a_process_stands_still(faults: Faults, seed: int) -> None:
     faults.run(stop_for_long, roles, seed)
 
 
+def test_a_stopped_worker_costs_a_server_little(faults: Faults) -> None:
+    """It has asked for 100 MB, and reads nothing: its credit is kept for it, and the others are served."""
+    far = {"KVSTORE_SAME_HOST_SHM": "0", "KVSTORE_CREDIT_BYTES": str(8 << 20), "KVSTORE_RESEND": "60"}
+    with faults.job(2, 1, KVSTORE_DEAD_AFTER="60", KVSTORE_TIMEOUT="100", **far) as made:
+        workers = made.start_all(BODIES, "beside_one_that_reads_nothing", 100)
+        ready(workers[0])
+        with strangers.Memory(made.servers[0].pid) as server:
+            ready(workers[1], line="asks")
+            say(workers[0], "go")
+            ready(workers[0], line="trained")
+        assert server.grown < 32, server.grown
+
+
 def wake_after_the_end(faults: Faults, draw: random.Random, role: str) -> None:
     """Who is stopped until its job is over is told that it was stopped, and not that the others are lost."""
     with faults.job(2, 2) as made:

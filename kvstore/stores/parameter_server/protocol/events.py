@@ -57,12 +57,14 @@ class SliceRequest(NamedTuple):
 
     `record` says kind, slice, version, clock, coding, threshold, rows, place, nbytes, and where place is
     SHARED also frame and offset. The machine fills in sequence and round; it counts the pushes itself.
-    `payload` is put into `Batch.frames` where place is FRAME. `record.nbytes` counts against the credit.
+    `payload` is put into `Batch.frames` where place is FRAME. `record.nbytes` counts against the credit, and
+    so may `back`, the bytes of the answer.
     """
 
     server: int
     record: Record
     payload: Any = None
+    back: int = 0
 
 
 class Submit(NamedTuple):

@@ -59,9 +59,9 @@ class ServerStreams:
         self._drop(peer)
 
     def send(self, peer: Hashable, frames: list[Buffer]) -> bool:
-        """Send a message; False: the worker has no stream, or has not read for long."""
+        """Send a message; False: the worker has no stream. Who has not read for long has to ask again."""
         stream = self._streams.get(peer)
-        return stream is not None and stream.send(frames)
+        return stream is not None and (stream.send(frames) or stream.is_full)
 
     def has(self, peer: Hashable) -> bool:
         """Whether a worker has a stream now."""

@@ -65,7 +65,7 @@ class Client:
         if host:
             options["hierarchy"] = config.hierarchy
         self._hello = hello = self._process.hello(config.group, options, host)
-        patience = self._process.worker_options(config.credit_bytes, slice_bytes)
+        patience = self._process.worker_options(config.credit_bytes, slice_bytes, synchronous)
         self._patience = patience
         self._machine = WorkerMachine(
             hello,
@@ -140,7 +140,7 @@ class Client:
             self._raise_failed()
         operation = PendingOperation(requests)
         name = self._operations.add(operation)
-        parts = [events.SliceRequest(r.server, r.record, r.payload) for r in requests]
+        parts = [events.SliceRequest(r.server, r.record, r.payload, r.back) for r in requests]
         self.driver.step(events.Submit(name, parts, priority))
         return operation
 

@@ -27,6 +27,8 @@ class Request(NamedTuple):
     take: Take | None
     #: The caller's name for the slice, which `take` gets.
     part: Any
+    #: Bytes of value that the answer may have.
+    back: int = 0
 
 
 class PendingOperation:
@@ -96,7 +98,7 @@ class OperationTable:
             self.counters.leave()
         if good:
             return None
-        part = SliceRequest(request.server, request.record, request.payload)
+        part = SliceRequest(request.server, request.record, request.payload, request.back)
         return RetrySlice(action.op, action.index, part)
 
     def end(self, action: Done) -> None:

@@ -60,7 +60,7 @@ class WorkerProcess:
             host=host,
         )
 
-    def worker_options(self, credit: int, slice_bytes: int) -> WorkerOptions:
+    def worker_options(self, credit: int, slice_bytes: int, synchronous: bool) -> WorkerOptions:
         """Say how patient a worker's machine is to be."""
         config = self.config
         control_resend = min(1.0, config.dead_after / 4)
@@ -68,8 +68,9 @@ class WorkerProcess:
         start = threading.TIMEOUT_MAX if self._heartbeats is None else config.dead_after
         echoes = bool(self.echo)
         return WorkerOptions(
-            credit, slice_bytes, config.resend, control_resend, config.dead_after, start, self.absence, echoes
-        )
+            credit, slice_bytes, config.resend, control_resend, config.dead_after, start, self.absence,
+            echoes, not synchronous,
+        )  # fmt: skip
 
     def place(self, rank: int, size: int) -> tuple[int, int]:
         """Rank and size on this machine, as far as the launcher tells."""

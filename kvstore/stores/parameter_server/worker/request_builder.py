@@ -120,7 +120,8 @@ class RequestBuilder:
                 place, frame, offset, stop - start, flag,
             )  # fmt: skip
             payload = (lease,) if data is None else (data[start:stop],)
-            yield Request(part.server, record, payload, take, part)
+            back = 0 if take is None else (part.stop - part.start) * key.dtype.itemsize
+            yield Request(part.server, record, payload, take, part, back)
 
     def rows(
         self, key: DistKey, values: Sequence[RowSparseArray], head: PushHeader, take: FillOuts | None = None
@@ -166,7 +167,8 @@ def read_requests(key: DistKey, kind: Kind, take: Take) -> Iterator[Request]:
     """Ask every slice of a key for its value or its state, after the rounds that were pushed into."""
     flags = PACKED if isinstance(take, FillOuts) else 0
     for part in key.parts:
-        yield Request(part.server, Record(kind, part.id, 0, flags=flags), (), take, part)
+        back = (part.stop - part.start) * (key.row_size if key.sparse else 1) * key.dtype.itemsize
+        yield Request(part.server, Record(kind, part.id, 0, flags=flags), (), take, part, back)
 
 
 def state_requests(key: DistKey, states: Mapping[int, bytes]) -> Iterator[Request]:
@@ -185,4 +187,5 @@ def row_requests(key: DistKey, ids: Array, take: Take) -> Iterator[Request]:
                 Kind.PULL_ROWS, part.id, 0,
                 rows=high - low, place=PayloadLocation.FRAME, nbytes=(high - low) * 8,
             )  # fmt: skip
-            yield Request(part.server, record, (as_bytes(ids[low:high]),), take, part)
+            back = (high - low) * key.row_size * key.dtype.itemsize
+            yield Request(part.server, record, (as_bytes(ids[low:high]),), take, part, back)

@@ -77,6 +77,23 @@ def test_credit_is_never_exceeded_and_everything_goes_out(sizes: list[int], cred
     assert [record.slice for record in out] == list(range(len(sizes)))
 
 
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.integers(1, 60))
+def test_answers_count_against_the_credit_where_none_waits_for_others(sizes: list[int], credit: int) -> None:
+    requests = RequestTable(WorkerOptions(credit, 1 << 30, resend=1.0, counts_answers=True))
+    for at, size in enumerate(sizes):
+        record = Record(Kind.PULL, at, 0)
+        requests.add(RequestInFlight(OperationProgress(at, 1), 0, record, None, size), 0)
+    out: list[Record] = []
+    due = pump(requests)
+    while due:
+        awaited = sum(sizes[record.slice] for record in due)
+        assert awaited <= credit or len(due) == 1
+        out.append(due.pop(0))
+        requests.answered(reply(out[-1].sequence, kind=Kind.VALUE), 0.0)
+        due += pump(requests)
+    assert [record.slice for record in out] == list(range(len(sizes)))
+
+
 def test_a_server_is_not_asked_for_rounds_far_ahead() -> None:
     requests = table()
     for _ in range(100):

@@ -69,8 +69,10 @@ cdef extern from "serve.h" nogil:
         pass
     kp_cipher *kp_new_cipher(const kp_aead *aead, const void *goes, const void *comes, uint64_t chunks_of_key)
     void kp_free_cipher(kp_cipher *c)
+    const uint64_t KP_MOST_UNSENT
     ctypedef struct kp_stream:
         int fd
+        uint64_t most_unsent
         int broken
         kp_outcome end
         const kp_inlet *inlet
@@ -90,6 +92,7 @@ cdef extern from "serve.h" nogil:
     int kp_send(kp_stream *s, const kp_piece *pieces, size_t n)
     int kp_send_to(void *stream, const kp_piece *pieces, size_t n)
     void kp_stop_sending(void *stream)
+    int kp_is_full(kp_stream *s)
     int kp_is_sent(kp_stream *s)
     int kp_wait_for(int epoll, int descriptor, kp_stream *stream)
     ctypedef struct kp_second:
@@ -425,6 +428,11 @@ cdef class Stream:
         if self.closed or self.s.end not in (KP_OPEN, KP_BLOCKED):
             return False
         return exchange.begin(&self.s, rounds, clocks, first, base, epoch, version)
+
+    @property
+    def is_full(self):
+        """Whether the peer has not read for so long that nothing is sent to it."""
+        return not self.closed and bool(kp_is_full(&self.s))
 
     @property
     def sent(self):

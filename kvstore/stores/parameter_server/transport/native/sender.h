@@ -190,6 +190,15 @@ static void kp_stop_sending(void *stream)
     pthread_mutex_unlock(&s->lock);
 }
 
+/* Whether the peer has not read for so long that nothing more is queued. */
+static int kp_is_full(kp_stream *s)
+{
+    pthread_mutex_lock(&s->lock);
+    int full = !s->broken && (s->unsent > s->most_unsent || s->n_pieces > KP_MOST_PIECES / 2);
+    pthread_mutex_unlock(&s->lock);
+    return full;
+}
+
 /* Whether all that was queued has gone. */
 static int kp_is_sent(kp_stream *s)
 {

@@ -38,6 +38,7 @@ cdef class StreamSet:
             raise OSError(errno, os.strerror(errno))
         if self.two and self.streams and not self.second.runs:
             self.two = not kp_start_second(&self.second, self.epoll.fileno(), &self.observer)
+        stream.s.most_unsent = KP_MOST_UNSENT
         kp_take_in(&self.second, &stream.s, self.moves)
         self.moves = not self.moves
         self.streams[stream.s.fd] = stream

@@ -29,6 +29,7 @@ enum {
     KP_SEND_BYTES = 1 << 20      /* of one system call by the sender's thread, which holds the lock meanwhile */
 };
 #define KP_MOST_MESSAGE ((uint64_t)1 << 30)
+#define KP_MOST_UNSENT ((uint64_t)1 << 30) /* of a server, to a worker that does not read; far more than any is to ask for */
 #define KP_ENOUGH ((uint64_t)8 << 20) /* bytes after which other streams have their turn */
 
 enum kp_stream_state { KP_HEAD, KP_SIZES, KP_FRAMES };
@@ -58,6 +59,7 @@ typedef struct kp_stream {
     struct kp_sender *sender;
     kp_piece *pieces; /* a ring */
     size_t first_piece, n_pieces, pieces_room, sent; /* `sent`: bytes of the first piece */
+    uint64_t unsent, most_unsent;                    /* bytes in the queue; nothing is added to more than the most */
     int waits; /* for the sender's thread */
     int broken;
     /* Of a server with two threads that serve streams; see second.h. */
@@ -78,6 +80,7 @@ static int kp_open_stream(kp_stream *s, int fd, uint64_t frame_limit, kp_cipher 
     s->fd = fd;
     s->frame_limit = frame_limit;
     s->last = &s->first;
+    s->most_unsent = UINT64_MAX;
     pthread_mutex_init(&s->lock, NULL);
     return 0;
 }
@@ -122,12 +125,13 @@ static int kp_more_pieces(kp_stream *s)
 /* Queue all pieces, with a reference to the owner of each, or none. 0, or -1: there is no memory, or too much waits. */
 static int kp_queue(kp_stream *s, const kp_piece *pieces, size_t n)
 {
-    if (s->n_pieces + n > KP_MOST_PIECES)
+    if (s->n_pieces + n > KP_MOST_PIECES || s->unsent > s->most_unsent)
         return -1;
     while (s->n_pieces + n > s->pieces_room)
         if (kp_more_pieces(s))
             return -1;
     for (size_t i = 0; i < n; i++) {
+        s->unsent += pieces[i].nbytes;
         if (pieces[i].nbytes)
             s->pieces[(s->first_piece + s->n_pieces++) % s->pieces_room] = pieces[i];
         else
@@ -138,6 +142,7 @@ static int kp_queue(kp_stream *s, const kp_piece *pieces, size_t n)
 
 static void kp_sent(kp_stream *s, size_t nbytes)
 {
+    s->unsent -= nbytes;
     while (nbytes) {
         kp_piece *piece = &s->pieces[s->first_piece];
         size_t left = piece->nbytes - s->sent;

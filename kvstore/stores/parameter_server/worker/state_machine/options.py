@@ -27,6 +27,8 @@ class WorkerOptions:
     absence: float = 0.0
     #: Whether `ECHO` can be reached before the scheduler has said where: another store knows it.
     echoes: bool = False
+    #: Whether answers count against the credit, too: only where none waits for other workers.
+    counts_answers: bool = False
 
     @property
     def report(self) -> int:

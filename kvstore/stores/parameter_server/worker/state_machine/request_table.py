@@ -46,14 +46,17 @@ class OperationProgress:
 class RequestInFlight:
     """One record on its way; `operation` is None when nobody waits for it any more."""
 
-    __slots__ = ("asked", "index", "operation", "payload", "record", "sent", "sequence", "size")
+    __slots__ = ("asked", "back", "index", "operation", "payload", "record", "sent", "sequence", "size")
 
-    def __init__(self, operation: OperationProgress, index: int, record: Record, payload: Any) -> None:
+    def __init__(
+        self, operation: OperationProgress, index: int, record: Record, payload: Any, back: int = 0
+    ) -> None:
         self.operation: OperationProgress | None = operation
         self.index = index
         self.record = record
         self.payload = payload
         self.size = record[NBYTES] if record[PLACE] == _FRAME else 0
+        self.back = back
         self.sequence = 0
         self.sent = 0.0
         self.asked = False  # its answer was overdue
@@ -63,7 +66,7 @@ class RequestInFlight:
         self.operation = None
         self.payload = None
         self.record = Record(Kind.PULL, self.record.slice, 0)
-        self.size = 0
+        self.size = self.back = 0
 
 
 class RequestTable:
@@ -72,6 +75,7 @@ class RequestTable:
     def __init__(self, options: WorkerOptions) -> None:
         self.credit, self.report = options.credit, options.report
         self.batch_bytes = options.batch_bytes
+        self._counts_answers = options.counts_answers
         self.resend = options.resend
         #: By slice, the round before this worker's first; its own rounds are counted from there.
         self.first_rounds: dict[int, int] = {}
@@ -94,6 +98,7 @@ class RequestTable:
         self._sent = 0  # bytes, since the server began to count
         self._answered = 0
         self._received = 0
+        self._back = 0  # bytes of answers that are yet to come
         self._looked = 0.0
         self._lossy = False  # the server has not got something that was sent
         self._sample = _SAMPLE
@@ -139,7 +144,7 @@ class RequestTable:
             bytes_ = request.size
             # Fewer than `report` bytes may all have come without a word of the server.
             full = bytes_ > free and (out >= self.report or free < self.credit - out)
-            if full or not self._numbered(request):
+            if full or self._is_too_much(request.back) or not self._numbered(request):
                 break
             heapq.heappop(queue)
             if records and (size + bytes_ > self.batch_bytes or len(records) == _MANY):
@@ -155,6 +160,10 @@ class RequestTable:
             batches.append((records, frames))
         return batches
 
+    def _is_too_much(self, back: int) -> bool:
+        """Whether an answer is too much beside those that are yet to come: its server would keep it."""
+        return self._counts_answers and self._back > 0 and back > self.credit - self._back
+
     def _waits(self, slice_: int, round_: int) -> bool:
         """Whether a push has to wait: for others that are on the way, or for a value that is older than it.
 
@@ -169,6 +178,7 @@ class RequestTable:
     def _note_sent(self, request: RequestInFlight) -> None:
         """Wait for the answer to a request."""
         self._open[request.sequence] = request
+        self._back += request.back
         record = request.record
         if record[KIND] in _PUSHES:
             self._flying[record[SLICE]] = self._flying.get(record[SLICE], 0) + 1
@@ -245,6 +255,7 @@ class RequestTable:
             del self._open[record[SEQUENCE]]
             self._helped = self._helped or request.asked
             self._answered += request.size
+            self._back -= request.back
             slice_ = record[SLICE]
             before = self.complete.get(slice_, self.first_rounds.get(slice_, 0))
             self.rounds += max(0, record[ROUND] - before)
@@ -308,7 +319,7 @@ class RequestTable:
             # Before whatever has no sequence yet: the server's window must not be left behind.
             heapq.heappush(self._queue, (_FIRST, request.sequence, request))
         self._open.clear()
-        self._sent = self._answered = self._received = 0
+        self._sent = self._answered = self._received = self._back = 0
         self._flying.clear()
         self._reads.clear()
         for slice_ in list(self._held):
@@ -329,6 +340,7 @@ class RequestTable:
         self._queue = [one for one in self._queue if one[2].sequence]
         # Their bytes are waited for no more: those of a lost message would hold up everything that follows.
         self._answered += sum(request.size for request in self._open.values())
+        self._back = 0
         for request in self._all():
             request.disown()
         heapq.heapify(self._queue)

@@ -95,7 +95,7 @@ class ServerLinks:
         for index, part in enumerate(event.parts):
             link = links[part.server]
             link.requests.add(
-                RequestInFlight(operation, index, self._counted(link, part.record), part.payload),
+                RequestInFlight(operation, index, self._counted(link, part.record), part.payload, part.back),
                 event.priority,
             )
             touched.add(part.server)
@@ -114,7 +114,7 @@ class ServerLinks:
         place, nbytes = (PayloadLocation.NONE, 0) if kind == _PULL else (record.place, record.nbytes)
         link = self._links[event.part.server]
         record = self._counted(link, record._replace(kind=kind, flags=BY_FRAME, place=place, nbytes=nbytes))
-        link.requests.add(RequestInFlight(operation, event.index, record, payload), 0)
+        link.requests.add(RequestInFlight(operation, event.index, record, payload, event.part.back), 0)
         self._pump(event.part.server, now, actions)
 
     def _counted(self, link: ServerLink, record: Record) -> Record:

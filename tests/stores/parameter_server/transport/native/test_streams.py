@@ -209,6 +209,22 @@ def test_a_peer_that_does_not_read_is_refused_more(sender: Sender) -> None:
     other.close()
 
 
+def test_a_server_keeps_no_more_than_a_message_for_a_peer_that_does_not_read(sender: Sender) -> None:
+    one, other = pair(sender)
+    streams, frame = StreamSet(), bytes(1 << 26)  # the same memory each time
+    streams.add(one)
+    sent = 0
+    while one.send([frame]):
+        sent += 1
+        assert sent < 20
+    assert sent > 15 and one.is_full and not one.closed
+    streams.remove(one.fileno())
+    one.close()
+    assert not one.is_full
+    streams.close()
+    other.close()
+
+
 def test_a_peer_that_is_gone_is_noticed(sender: Sender) -> None:
     one, other = pair(sender)
     other.close()
