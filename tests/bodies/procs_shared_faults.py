@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import hashlib
 import importlib
@@ -320,6 +321,42 @@ def ends(how: str, rank: int) -> float:
     assert (store.view("w") == store.num_workers).all()
     store.close()
     return time.monotonic()
+
+
+def leaves_as_a_thread_waits(folder: str) -> float:
+    """Worker 0 leaves by an exception. Another thread of it, still in a wait, does its part at each closing."""
+    store = kv.create("shared", on_peer_loss="continue")
+    store.init("w", np.zeros(3, F))
+    if store.rank == 0:
+        job, close, path = store._backend._job, os.close, Path(folder) / "stranger"
+        with path.open("wb") as stranger:
+
+            def closing(descriptor: int) -> None:
+                close(descriptor)
+                os.dup2(stranger.fileno(), descriptor)  # the number is used again at once
+                job.look_around()
+                with contextlib.suppress(MemoryError):
+                    job.empty((1 << 26,), np.dtype(F))
+                close(descriptor)
+
+            os.close = closing
+            with pytest.raises(ZeroDivisionError), store:
+                raise ZeroDivisionError("on purpose")
+            os.close = close
+            job.look_around()
+        assert path.stat().st_size == 0
+        assert "pidfd" not in " ".join(os.readlink(link) for link in links_of_descriptors())
+        return 0.0
+    value = np.ones(3, F)
+    hear()
+    store.pushpull("w", value)
+    store.close()
+    return float(value[0])
+
+
+def links_of_descriptors() -> list[Path]:
+    """The open descriptors of this process."""
+    return [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
 
 
 def waits_for_a_key(how: str) -> list[float]:

@@ -250,6 +250,15 @@ def test_a_worker_that_ends_badly_is_lost(job: MakeJob, how: str) -> None:
         assert worker.result() - ended < pace.seconds(IN_TIME)
 
 
+def test_who_leaves_judges_nobody_and_extends_no_file(job: MakeJob, tmp_path: Path) -> None:
+    made = job(3)
+    leaver, *others = made.start_all(BODIES, "leaves_as_a_thread_waits", str(tmp_path))
+    assert leaver.finish(pace.deadline(60)) == 0, leaver.errors()
+    for worker in others:
+        worker.say("left")
+    assert made.results() == [0, 2, 2]
+
+
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_a_worker_that_ends_well_is_not_missed(job: MakeJob, rank: int) -> None:
     made = job(3)

@@ -137,6 +137,7 @@ cdef extern from "region.h" nogil:
     void kv_stop_heartbeat(kv_self *me)
     void kv_deregister(kv_self *me, int state)
     int kv_rest(kv_self *me)
+    int kv_give_up_descriptors(kv_self *me, int *given)
     ctypedef int (*kv_attempt)(kv_self *me)
     int kv_enlist(kv_self *me)
     void kv_fence()

@@ -99,9 +99,11 @@ static int kv_reserve(kv_self *me, uint64_t bytes)
     if (bytes > want || want - have > left)
         return -1;
     int failed;
+    pthread_mutex_lock(&me->busy); /* nobody closes the descriptor meanwhile */
     do
         failed = posix_fallocate(me->fd, (off_t)have, (off_t)(want - have));
     while (failed == EINTR);
+    pthread_mutex_unlock(&me->busy);
     if (failed)
         return -1;
     kv_put(&me->head->reserved, want);

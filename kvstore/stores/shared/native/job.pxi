@@ -201,17 +201,18 @@ cdef class Job:
 
     def leave(self, bint lost):
         """End this process's part; with `lost`, the others are to take it for dead. A second call does nothing."""
+        cdef int given[KV_MAX_WORKERS + 1]
+        cdef int n, i
         if self.closed:
             return
         self.closed = True
         if not self.me.forked:
             kv_stop_heartbeat(self.me)
             kv_deregister(self.me, KV_LOST if lost else KV_LEFT)
-        for w in range(KV_MAX_WORKERS):
-            if self.me.pidfd[w] >= 0:
-                os.close(self.me.pidfd[w])
-                self.me.pidfd[w] = -1
-        os.close(self.me.fd)
+        with nogil:
+            n = kv_give_up_descriptors(self.me, given)
+        for i in range(n):
+            os.close(given[i])
         # Arrays that handles keep would keep this object, and no collector looks into arrays. Where it has come
         # to this object itself, the handles are gone already.
         if self.handles is not None:

@@ -129,6 +129,7 @@ typedef struct {
     uint64_t window;   /* bytes mapped */
     int rank, size, fd;
     int forked;        /* this is a child of the process that joined */
+    int blind;         /* it has left, and judges nobody any more */
     int is_last;       /* when this worker rested, nobody was waited for any more */
     int go_on;         /* the loss of a peer is no error */
     int crowded;       /* more workers than processors */

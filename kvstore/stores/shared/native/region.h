@@ -353,6 +353,27 @@ static void kv_deregister(kv_self *me, enum kv_state state)
     }
 }
 
+/* Hand out the descriptors for the caller to close; returns how many. Other threads of the process may still be in a
+ * wait, or grow the region: they use them under this lock, and find none afterwards. A fork has no other threads, and
+ * may have inherited the lock as it was held. */
+static int kv_give_up_descriptors(kv_self *me, int *given)
+{
+    int n = 0;
+    if (!me->forked)
+        pthread_mutex_lock(&me->busy);
+    me->blind = 1;
+    given[n++] = me->fd;
+    me->fd = -1;
+    for (int w = 0; w < KV_MAX_WORKERS; w++) {
+        if (me->pidfd[w] >= 0)
+            given[n++] = me->pidfd[w];
+        me->pidfd[w] = -1;
+    }
+    if (!me->forked)
+        pthread_mutex_unlock(&me->busy);
+    return n;
+}
+
 /* Be waited for no longer, and still be here: the last step before leaving. `is_last`: now nobody is waited for. Under
  * the lock, so that one of all who leave is the last, and sees what nobody else will open. */
 static int kv_rest(kv_self *me)

@@ -107,7 +107,7 @@ static int kv_ended(kv_self *me, int w)
     if (fd < 0) /* no descriptor to be had: ask the process table */
         return errno == ESRCH || !kv_exists(me, w);
     struct pollfd one = {fd, POLLIN, 0};
-    return poll(&one, 1, 0) > 0;
+    return poll(&one, 1, 0) > 0 && one.revents & POLLIN; /* an error is no end */
 }
 
 /* How late its own heartbeat may be until a process judges nobody's silence. */
@@ -229,7 +229,7 @@ static void kv_look_around(kv_self *me)
     if (pthread_mutex_trylock(&me->busy) != 0)
         return; /* another thread of this process is at work; there is a next time */
     me->looked = now;
-    for (int w = 0; w < me->size; w++) {
+    for (int w = 0; w < me->size && !me->blind; w++) {
         kv_worker *peer = &me->head->worker[w];
         uint64_t seen = kv_get(&peer->state);
         if (w == me->rank)
