@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
@@ -364,3 +365,40 @@ def several_stores(rounds: int) -> None:
     assert (out == 2 * rounds).all()
     for store in stores:
         store.close()
+
+
+def raising_pushes(verb: str, arrives: bool) -> None:
+    """Rank 0 pushes, and the host's memory refuses it: it counts there if the worker had arrived before."""
+    keys, outs = ["a", "b"], [np.empty(40_000, F), np.empty(3, F)]
+    values = [np.ones_like(out) for out in outs]
+    with create() as store:
+        store.init(keys, [np.zeros_like(out) for out in outs])
+        ours = store._backend
+        pushes, begin = ours._flat.pushes, ours._region.begin
+
+        def refused(*arguments: Any) -> Any:
+            if arrives:
+                begin(*arguments)
+            raise MemoryError("on demand")
+
+        def push() -> None:
+            if verb == "pushpull":
+                store.pushpull(keys, values, out=outs)
+            elif (work := store.push(keys, values, async_op=verb == "async push")) is not None:
+                work.wait()
+
+        if store.rank == 0:
+            ours._region.begin = refused
+            with contextlib.suppress(MemoryError):
+                push()
+            ours._region.begin = begin
+            counted = [ours._flat.directory.get(key).pushes for key in keys]
+            assert (counted, pushes.clock) == ([arrives] * 2, arrives)
+            assert ours._fresh == (set(keys) if arrives else set())
+        elif arrives:
+            push()
+        for _ in range(3):
+            push()
+        store.pull(keys, out=outs)
+        assert all((out == store.num_workers).all() for out in outs)
+        assert pushes.clock == 3 + arrives

@@ -13,7 +13,7 @@ import logging
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -278,8 +278,8 @@ class HierarchyBackend(Backend):
     def _start_push(self, groups: list[Group], priority: int | None) -> Finish:
         dense = self._checked(groups)
         cut = [one for key, values in dense for one in self._cut(key, self._handles(key), values)]
-        self._note_pushed([key for key, _ in dense])
-        return self._begin("push", (cut,), priority)
+        with self._arriving([key for key, _ in dense]):
+            return self._begin("push", (cut,), priority)
 
     def _start_pull(self, groups: list[Group], ignore_sparse: bool, priority: int | None) -> Finish:
         self._client.driver.check_alive()
@@ -338,8 +338,8 @@ class HierarchyBackend(Backend):
             handles = self._handles(key)
             pushed += self._cut(key, handles, values)
             filled += self._cut(key, handles, into)
-        self._note_pushed([key for key, _ in dense])
-        begun = self._begin("pushpull", (pushed, filled), priority)
+        with self._arriving([key for key, _ in dense]):
+            begun = self._begin("pushpull", (pushed, filled), priority)
         return delivering(partial(self._ended, begun, groups), later, self._client)
 
     def _ended(self, finish: Finish, groups: list[Group]) -> None:
@@ -360,14 +360,25 @@ class HierarchyBackend(Backend):
         self._check_writing()
         return dense
 
-    def _note_pushed(self, keys: list[DistKey]) -> None:
-        """Count a push of keys, before this worker arrives."""
+    @contextlib.contextmanager
+    def _arriving(self, keys: list[DistKey]) -> Iterator[None]:
+        """Tell carriers of a push, and count it for the keys at which this worker has then arrived."""
         self._count_rounds([key.key for key in keys])
-        for key, clock in zip(keys, self._flat.pushes.counted(keys), strict=True):
-            self._fresh.add(key.key)
+        before = [self._arrived(key) for key in keys]
+        for key, clock in zip(keys, self._flat.pushes.clocks(keys), strict=True):
             for handle in self._handles(key):
                 round = handle.arrived + 1
                 self._clocks[handle.key, round & 1] = round, clock
+        try:
+            yield
+        finally:
+            pushed = [key for key, was in zip(keys, before, strict=True) if self._arrived(key) > was]
+            self._flat.pushes.count(pushed)
+            self._fresh.update(key.key for key in pushed)
+
+    def _arrived(self, key: DistKey) -> int:
+        """Count this worker's arrivals at the slices of a key."""
+        return sum(handle.arrived for handle in self._handles(key))
 
     def _settings(self, handle: Handle, round: int) -> tuple[int, int]:
         """Return version and schedule's time of a round of this host; see `carrier.Settings`."""

@@ -314,6 +314,13 @@ def test_an_error_of_an_update_reaches_all(served: Served) -> None:
     run(served, TWO_BY_TWO, "procs_dist", "failing_rule")
 
 
+@pytest.mark.parametrize(("verb", "arrives"), each_once(["push", "pushpull", "async push"], [False, True]))
+def test_a_push_that_raises_counts_only_where_it_has_arrived(
+    served: Served, verb: str, arrives: bool
+) -> None:
+    run(served, [0, 0], HOSTS, "raising_pushes", verb, arrives)
+
+
 def test_without_rounds_it_stays_flat(served: Served) -> None:
     assert run(served, [0, 0], OWN, "asynchronous") == [False, False]
 

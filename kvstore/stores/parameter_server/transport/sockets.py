@@ -100,6 +100,11 @@ class WorkerSockets(_Sockets):
         for stream in self._streams.values():
             stream.observe(counters)
 
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of the largest payload that can be sent."""
+        return self._codec.limits.frame
+
     def check(self, message: Control, what: str) -> None:
         """Raise `ArgumentError` if a message cannot be sent: it would be tried again and again."""
         try:

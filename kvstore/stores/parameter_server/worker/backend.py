@@ -213,7 +213,7 @@ class DistBackend(Backend):
         wanted = [(key, values, self._pulls.targets(key, targets[key.key], later)) for key, values in dense]
         later.keep_apart(wanted)
         fills = [(key, values, self._pulls.fill(key, values, outs)) for key, values, outs in wanted]
-        operation = self._client.submit(self._pushes.pushpull_requests(fills), priority)
+        operation = self._pushes.start_pushpull(fills, priority)
         return delivering(partial(self._client.finish, operation, "a pushpull"), later, self._client)
 
     # ---------------------------------------------------------------------------------------------- updates

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ....errors import ArgumentError, ConfigError, KVStoreError, PeerLostError
+from ....errors import ArgumentError, CapabilityError, ConfigError, KVStoreError, PeerLostError
 from ....observe.native._observe import Counters
 from ....settings.options import StoreConfig
 from ..protocol import events
@@ -130,19 +130,40 @@ class Client:
 
     # --------------------------------------------------------------------------------- requests to servers
 
-    def submit(self, requests: Sequence[Request], priority: int = 0) -> PendingOperation:
+    def submit(
+        self, requests: Sequence[Request], priority: int = 0, taken: Callable[[], None] | None = None
+    ) -> PendingOperation:
         """Send requests, as far as the credit allows; the rest goes while somebody waits.
 
         Payloads belong to the operation until it is finished. Operations on one slice are submitted one after
-        the other.
+        the other. `taken` is run when nothing can keep them from being sent any more.
         """
         if self._operations.failed is not None:
             self._raise_failed()
+        self._check_sizes(requests)
         operation = PendingOperation(requests)
         name = self._operations.add(operation)
         parts = [events.SliceRequest(r.server, r.record, r.payload, r.back) for r in requests]
-        self.driver.step(events.Submit(name, parts, priority))
+        try:
+            self.driver.step(events.Submit(name, parts, priority), taken)
+        except BaseException:
+            self._operations.open.pop(name, None)  # nothing that comes is written any more
+            raise
         return operation
+
+    def _check_sizes(self, requests: Sequence[Request]) -> None:
+        """Raise CapabilityError for a payload that no message holds: it would be tried again and again."""
+        most = self._sockets.frame_bytes
+        for request in requests:
+            record = request.record
+            if record.nbytes <= most or record.place != m.PayloadLocation.FRAME:
+                continue
+            if any(memoryview(part).nbytes > most for part in request.payload):
+                name = self.driver.name_of(record.slice)
+                raise CapabilityError(
+                    f"worker {self.rank} cannot send {record.nbytes} bytes of {name} in one message, which "
+                    f"has at most {most}: push fewer rows at once, or give the store a smaller slice_bytes"
+                )
 
     def finish(self, operation: PendingOperation, what: str) -> None:
         """Wait until all requests of an operation are answered; raise what a server answered.

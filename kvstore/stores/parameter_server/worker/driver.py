@@ -179,13 +179,15 @@ class MachineDriver:
 
     # --------------------------------------------------------------------------------------------- by callers
 
-    def step(self, event: events.Event) -> None:
-        """Give the machine an event."""
+    def step(self, event: events.Event, first: Callable[[], None] | None = None) -> None:
+        """Give the machine an event; just before that run `first`."""
         self.check_alive()
-        self._step(event)
+        self._step(event, first)
 
     @_in_turn
-    def _step(self, event: events.Event) -> None:
+    def _step(self, event: events.Event, first: Callable[[], None] | None) -> None:
+        if first is not None:
+            first()
         self._carry_out(self._machine.step(event, time.monotonic()))
 
     def wait(self, ready: Callable[[], bool], what: str, operation: PendingOperation | None = None) -> None:

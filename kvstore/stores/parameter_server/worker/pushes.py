@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ from ....arrays.sparse import RowSparseArray
 from ....compression import Feedback
 from ....devices.arrays import any_on_device
 from ....kernels import cpu
-from ....observe.counters import MOVING
+from ....observe.counters import CONVERTING, MOVING
 from ...entry import Array, dense_source, row_source, sparse_source
 from ...update import check_floating
 from ..protocol.messages import Kind
@@ -20,11 +20,13 @@ from .client import Client
 from .consistent_rounds import PushCalls
 from .gpu_on_demand import GpuOnDemand
 from .key_directory import DistKey, KeyDirectory
-from .operations import Finish, Request
+from .operations import Finish, PendingOperation, Request
 from .optimizer import WorkerOptimizer
 from .replies import FillOuts
 from .request_builder import PushHeader, RequestBuilder
 
+#: A dense key, what is pushed to it, and what its new value is written to, if that is asked for.
+DensePart = tuple[DistKey, list[Array], FillOuts | None]
 DensePushes = list[tuple[DistKey, list[Array]]]
 SparsePushes = list[tuple[DistKey, list[RowSparseArray]]]
 
@@ -55,7 +57,7 @@ class Pushes:
         """Send; what is left to do is to see it accepted."""
         dense, sparse = self.checked(groups)
         self.client.check_writing()
-        operation = self.client.submit(self._requests(dense, sparse), priority)
+        operation = self._send(Kind.PUSH, _without_outs(dense), sparse, priority)
         return partial(self.client.finish, operation, "a push")
 
     def start_plain(self, groups: list[Group]) -> Finish:
@@ -65,54 +67,60 @@ class Pushes:
         small = not sparse and sum(key.nbytes for key, _ in dense) < SHARED_BYTES
         if small:  # nobody waits until it has been sent
             dense = [(key, [value.copy() for value in values]) for key, values in dense]
-        operation = self.client.submit(self._requests(dense, sparse))
+        operation = self._send(Kind.PUSH, _without_outs(dense), sparse)
         if small and self.are_few_open(key for key, _ in dense):
             self.client.let_go(operation)
             return _nothing
         return partial(self.client.finish, operation, "a push")
 
-    def pushpull_requests(self, fills: Sequence[tuple[DistKey, list[Array], FillOuts]]) -> list[Request]:
-        """Make the requests of a pushpull of dense keys, which `checked` has passed."""
+    def start_pushpull(self, fills: Sequence[DensePart], priority: int = 0) -> PendingOperation:
+        """Send a pushpull of dense keys, which `checked` has passed."""
         self.client.check_writing()
-        requests = [r for key, values, outs in fills for r in self._dense(key, values, Kind.PUSHPULL, outs)]
-        self.calls.note({key.key: key.pushes for key, _, _ in fills})
-        return requests
+        return self._send(Kind.PUSHPULL, fills, [], priority)
 
     def are_few_open(self, keys: Iterable[DistKey]) -> bool:
         """Whether servers take these pushes at once, as far as is known."""
         return all(key.pushes - self.client.complete(key.parts) <= _OPEN for key in keys)
 
-    def counted(self, keys: Sequence[DistKey]) -> list[int]:
-        """Count a push of dense keys, which is sent another way; return the clock of each."""
+    def clocks(self, keys: Sequence[DistKey]) -> list[int]:
+        """Return the schedule's time of the next push of each key, if they are pushed together."""
         clocks, clock = [], self.clock
         for key in keys:
-            key.pushes = pushes = key.pushes + 1
-            clock = max(clock, pushes)
+            clock = max(clock, key.pushes + 1)
             clocks.append(clock)
-        self.clock = clock
-        self.calls.note({key.key: key.pushes for key in keys})
         return clocks
 
-    def _requests(self, dense: DensePushes, sparse: SparsePushes) -> list[Request]:
-        requests = [r for key, values in dense for r in self._dense(key, values, Kind.PUSH, None)]
+    def count(self, keys: Sequence[DistKey]) -> None:
+        """Count a push of keys; once it is sent, or nothing can keep it from that."""
+        for key in keys:
+            key.pushes += 1
+            self.clock = max(self.clock, key.pushes)
+        self.calls.note({key.key: key.pushes for key in keys})
+
+    def _send(
+        self, kind: Kind, dense: Sequence[DensePart], sparse: SparsePushes, priority: int = 0
+    ) -> PendingOperation:
+        """Send a call, which counts once nothing can keep it from that; before, nothing is changed."""
+        keys = [key for key, _, _ in dense] + [key for key, _ in sparse]
+        version = self.optimizer.version
+        heads = iter([PushHeader(kind, version, clock) for clock in self.clocks(keys)])
+        then: list[Callable[[], None]] = []
+        requests: list[Request] = []
+        for key, values, outs in dense:
+            if self.feedback is None:
+                requests += self.slices.dense(key, values, next(heads), outs)
+            else:
+                requests += self.slices.packed(key, values, next(heads), outs, self.feedback, then)
         for key, rows in sparse:
-            requests += self.slices.rows(key, rows, self._header(key, Kind.PUSH))
-        self.calls.note({key.key: key.pushes for key, _ in (*dense, *sparse)})
-        return requests
+            requests += self.slices.rows(key, rows, next(heads))
+        return self.client.submit(requests, priority, partial(self._sent, keys, then))
 
-    def _dense(
-        self, key: DistKey, values: list[Array], kind: Kind, outs: FillOuts | None
-    ) -> Iterable[Request]:
-        head = self._header(key, kind)
-        if self.feedback is not None:
-            return self.slices.packed(key, values, head, outs, self.feedback)
-        return self.slices.dense(key, values, head, outs)
-
-    def _header(self, key: DistKey, kind: Kind) -> PushHeader:
-        """Count a push."""
-        key.pushes += 1
-        self.clock = max(self.clock, key.pushes)
-        return PushHeader(kind, self.optimizer.version, self.clock)
+    def _sent(self, keys: list[DistKey], then: list[Callable[[], None]]) -> None:
+        if then:
+            with self.client.counters.during(CONVERTING):
+                for pack in then:
+                    pack()
+        self.count(keys)
 
     # ----------------------------------------------------------------------------------------------- checks
 
@@ -148,6 +156,10 @@ class Pushes:
             sparse.append((key, [sparse_source(key, value) for value in values]))
         else:
             dense.append((key, [dense_source(key, value) for value in values]))
+
+
+def _without_outs(dense: DensePushes) -> list[DensePart]:
+    return [(key, values, None) for key, values in dense]
 
 
 def _nothing() -> None:

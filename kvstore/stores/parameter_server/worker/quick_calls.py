@@ -14,8 +14,10 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+from ....compression import Feedback
 from ....kernels import cpu
 from ....observe.counters import CONVERTING
+from ...entry import Array
 from ..protocol.events import Action, SliceRequest
 from ..protocol.messages import Kind
 from ..protocol.payloads import SHARED_BYTES
@@ -195,8 +197,11 @@ class QuickCall:
             ways.append(ServerWay(plan, stream))
         if not machine.allows_exchange(self._plan.server_numbers) or not self._set(ways):
             return False
-        if self._pushes:
-            self._pack(ways)
+        try:
+            self._prepare(ways)
+        except BaseException:
+            _clear(ways)
+            raise
         self.half_begun = True
         for way in ways:
             slices = way.plan.slices
@@ -204,9 +209,6 @@ class QuickCall:
             self._ways.append(way)
         if self._pushes:
             self._count()
-        if self._outs is not None and self._plan.large:
-            for way in ways:
-                way.plan.map(self._calls.server_memory(way.plan.server))
         self.half_begun = False
         self._send(machine.member.epoch)
         return True
@@ -221,44 +223,56 @@ class QuickCall:
                 return False
         return True
 
-    def _pack(self, ways: list[ServerWay]) -> None:
-        """Pack what is pushed, if so set."""
+    def _prepare(self, ways: list[ServerWay]) -> None:
+        """Do what can fail, before anything is counted."""
+        if self._outs is not None and self._plan.large:
+            for way in ways:
+                way.plan.map(self._calls.server_memory(way.plan.server))
+        if self._values is None:
+            return
         feedback = self._calls.pushes.feedback
         self._codec = None if feedback is None else feedback.codec.compiled
-        if feedback is None or self._codec is None or self._values is None:
-            return
-        self._packed = packed = self._plan.packed(self._codec[0])
-        with self._calls.counters.during(CONVERTING):
-            for key, value, words in zip(self._plan.keys, self._values[0], packed.words, strict=True):
-                feedback.pack(key.key, [value], words)
+        if feedback is not None and self._codec is not None:
+            self._pack(ways, self._values[0], feedback, self._codec)
+        elif self._calls.memory.shares:
+            self._share(ways, self._values[0])
+
+    def _pack(
+        self, ways: list[ServerWay], values: list[Array], feedback: Feedback, codec: tuple[int, float]
+    ) -> None:
+        """Pack what is pushed; the kernels, which change residuals, come last, and do not fail."""
+        self._packed = packed = self._plan.packed(codec[0])
         for way in ways:
-            way.plan.exchange.pack(*self._codec, packed.addresses, packed)
+            way.plan.exchange.pack(*codec, packed.addresses, packed)
+        for key in self._plan.keys:
+            feedback.prepare(key.key, key.shape)
+        with self._calls.counters.during(CONVERTING):
+            for key, value, words in zip(self._plan.keys, values, packed.words, strict=True):
+                feedback.pack(key.key, [value], words)
         if self._outs is None:
             self._values = None  # the caller's array may be gone before the answer comes
 
     def _count(self) -> None:
         """Note a push."""
         pushes, keys = self._calls.pushes, self._plan.keys
-        self._clocks, self._version = pushes.counted(keys), pushes.optimizer.version
+        self._clocks, self._version = pushes.clocks(keys), pushes.optimizer.version
+        pushes.count(keys)
         self.let_go = self.small and pushes.are_few_open(keys)
-        if self._values is not None and self._packed is None and self._calls.memory.shares:
-            self._share()
 
-    def _share(self) -> None:
+    def _share(self, ways: list[ServerWay], values: list[Array]) -> None:
         """Put values where the servers read them, those that are large enough."""
         memory = self._calls.memory
         copies: list[cpu.ReduceItem] = []
         places: dict[int, tuple[int, int, bool]] = {}
-        assert self._values is not None
         for at in self._plan.large:
-            value = self._values[0][at]
+            value = values[at]
             shared = memory.place(self._plan.keys[at], [value], copies)
             if shared is not None:
                 self._shared[at] = shared
                 is_out = self._outs is not None and value is self._outs[0][at]
                 places[at] = shared.segment, shared.offset, shared.own and is_out
         memory.carry_out(copies)
-        for way in self._ways if places else ():
+        for way in ways if places else ():
             way.plan.exchange.share(places)
 
     def _send(self, epoch: int) -> None:

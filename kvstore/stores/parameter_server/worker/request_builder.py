@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -69,21 +70,30 @@ class RequestBuilder:
         return self._cut(key, data, key.dtype.itemsize * 8, head, take, shared)
 
     def packed(
-        self, key: DistKey, values: list[Array], head: PushHeader, take: FillOuts | None, feedback: Feedback
+        self,
+        key: DistKey,
+        values: list[Array],
+        head: PushHeader,
+        take: FillOuts | None,
+        feedback: Feedback,
+        then: list[Callable[[], None]],
     ) -> Iterator[Request]:
-        """Send the sum of values as the codec packs it; one without kernels packs and unpacks it here."""
+        """Send the sum of values as the codec packs it; one without kernels packs and unpacks it here.
+
+        What changes residuals is added to `then`, to be run just before the requests are sent.
+        """
         compiled = feedback.codec.compiled
         if compiled is None:
             with self._memory.counters.during(CONVERTING):
                 pushed = feedback.total(key.key, values)
                 restored = summands(pushed)
                 assert isinstance(restored, list)
-                pushed.keep()
+            then.append(pushed.keep)
             yield from self.dense(key, restored, head, take)
             return
+        feedback.prepare(key.key, key.shape)
         words = np.empty(cpu.encoded_bytes(compiled[0], key.size), np.uint8)
-        with self._memory.counters.during(CONVERTING):
-            feedback.pack(key.key, values, words)
+        then.append(partial(feedback.pack, key.key, values, words))
         yield from self.coded(key, words, head, take, compiled)
 
     def coded(

@@ -66,7 +66,10 @@ class SharedPayloads:
         self._pushed: dict[int | str, deque[tuple[int, BlockLease]]] = {}
 
     def put(self, key: DistKey, values: list[Array]) -> SharedPayload | None:
-        """Put the sum of values where all servers can read it, as the key's next push; None: send it."""
+        """Put the sum of values where all servers can read it, as the key's next push; None: send it.
+
+        That push is counted later.
+        """
         if key.nbytes < SHARED_BYTES or not self.shares:
             return None
         copies: list[cpu.ReduceItem] = []
@@ -112,20 +115,22 @@ class SharedPayloads:
         complete = self._client.complete(key.parts)
         while pushed and pushed[0][0] <= complete:
             pushed.popleft()
-        pushed.append((key.pushes, lease))
+        pushed.append((key.pushes + 1, lease))
 
     def _block(self, key: DistKey) -> Block | None:
-        """Memory for the key's next push: that of a round which is complete, or new."""
+        """Memory for the key's next push: that of one which was not sent, of a complete round, or new."""
         assert self._pool is not None
         lent = self._lent.setdefault(key.key, deque())
-        if lent and lent[0][0] <= self._client.complete(key.parts):
+        if lent and lent[-1][0] > key.pushes:
+            _, block = lent.pop()
+        elif lent and lent[0][0] <= self._client.complete(key.parts):
             _, block = lent.popleft()
         else:
             taken = self._pool.take(key.nbytes)
             if taken is None:
                 return None
             block = taken
-        lent.append((key.pushes, block))
+        lent.append((key.pushes + 1, block))
         return block
 
     def note_in_place(self, nbytes: int) -> None:
