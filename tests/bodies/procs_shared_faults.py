@@ -324,7 +324,7 @@ def ends(how: str, rank: int) -> float:
 
 
 def leaves_as_a_thread_waits(folder: str) -> float:
-    """Worker 0 leaves by an exception. Another thread of it, still in a wait, does its part at each closing."""
+    """Worker 0 leaves by an exception; at each closing, what another thread of it might do is done."""
     store = kv.create("shared", on_peer_loss="continue")
     store.init("w", np.zeros(3, F))
     if store.rank == 0:
@@ -535,11 +535,32 @@ def sums_once(value: float) -> float:
 
 
 def refused(error: str, uid: int = 0, on_peer_loss: str = "raise", timeout: float = 2.0) -> str:
-    """Creating the store must end in an error."""
+    """Creating the store must end in an error, and leave nothing."""
     if uid:
         os.setuid(uid)
+    bring_in_shared()
+    before = os.listdir("/proc/self/fd")
     with pytest.raises(getattr(kv, error)) as caught:
         kv.create("shared", timeout=timeout, on_peer_loss=on_peer_loss)
+    assert os.listdir("/proc/self/fd") == before
+    return str(caught.value)
+
+
+def computes_meanwhile(told: bool) -> str:
+    """Somebody dies, and may be started again, before this worker's next call, or after it was told."""
+    store = kv.create("shared")
+    store.init("w", np.zeros(3, F))
+    store.pushpull("w", np.ones(3, F))
+    tell("computes")
+    hear()
+    if told:
+        provoke(store)
+        tell("told")
+        hear()
+    with pytest.raises(kv.PeerLostError) as caught:
+        store.pushpull("w", np.ones(3, F))
+    assert (store.view("w") == store.num_workers).all()
+    store.close()
     return str(caught.value)
 
 

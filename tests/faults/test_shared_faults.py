@@ -220,6 +220,25 @@ def test_a_worker_that_is_started_again_joins_in(job: MakeJob, seed: int) -> Non
     assert set(results[0]["last"].values()) == {int("1" * made.size)}
 
 
+@pytest.mark.parametrize("told", [[], [0], [0, 1]])
+def test_nobody_takes_the_place_of_the_lost_where_a_loss_is_an_error(job: MakeJob, told: list[int]) -> None:
+    made = job(3)
+    workers = [made.start(BODIES, "computes_meanwhile", rank in told, rank=rank) for rank in range(3)]
+    for worker in workers:
+        worker.expect("computes")
+    workers[2].signal(signal.SIGKILL)
+    for rank in told:
+        workers[rank].say("dead")
+        workers[rank].expect("told")
+    again = made.start(BODIES, "refused", "PeerLostError", rank=2)
+    again.finish(pace.deadline(60))
+    assert "worker 2 of 3" in again.result() and "start the job again" in again.result()
+    for worker in workers[:2]:
+        worker.say("started again")
+    made.finish()
+    assert ["worker 2 of 3 died" in worker.result() for worker in workers[:2]] == [True, True]
+
+
 # ----------------------------------------------------------------------------- ends of every kind
 
 

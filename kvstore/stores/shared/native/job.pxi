@@ -103,6 +103,10 @@ cdef class Job:
         """Whether somebody has met the others here."""
         return any(kv_get(&self.me.head.worker[w].barriers) for w in range(self.me.size))
 
+    def was_taken(self):
+        """Whether a process had this rank before; asked before `register`."""
+        return kv_get(&self.me.head.worker[self.me.rank].incarnation) > 0
+
     def returned(self):
         """Whether another process had this rank before."""
         return self.me.incarnation > 1
@@ -203,12 +207,12 @@ cdef class Job:
         """End this process's part; with `lost`, the others are to take it for dead. A second call does nothing."""
         cdef int given[KV_MAX_WORKERS + 1]
         cdef int n, i
-        if self.closed:
+        if self.me.fd < 0:
             return
-        self.closed = True
-        if not self.me.forked:
+        if not self.closed and not self.me.forked:
             kv_stop_heartbeat(self.me)
             kv_deregister(self.me, KV_LOST if lost else KV_LEFT)
+        self.closed = True
         with nogil:
             n = kv_give_up_descriptors(self.me, given)
         for i in range(n):

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from ....errors import ConfigError, KVStoreError, TimeoutError
+from ....errors import ConfigError, KVStoreError, PeerLostError, TimeoutError
 from ....settings.definitions import DEFAULTS
 from ....settings.launchers import Placement, detect
 from ....settings.options import StoreConfig
@@ -126,6 +126,12 @@ class JobMembership:
 
     def _settle(self, clock: WaitClock) -> None:
         job = self.job
+        if job.was_taken() and not job.goes_on:
+            raise PeerLostError(
+                f"worker {self.rank} of {self.size} is lost, or has left, and with on_peer_loss='raise' no "
+                "other process takes its place; start the job again",
+                rank=self.rank,
+            )
         if not job.register():
             raise ConfigError(f"rank {self.rank} of this job is taken by process {job.pid(self.rank)}")
         if job.returned():
