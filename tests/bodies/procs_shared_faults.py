@@ -359,6 +359,33 @@ def links_of_descriptors() -> list[Path]:
     return [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
 
 
+def holds_the_lock(lost: bool) -> list[str]:
+    """Worker 1 stays within the region's lock, as one whom the system has wait for memory."""
+    from kvstore import waiting
+    from kvstore.stores.shared.native import _shared as shm
+
+    store = kv.create("shared")
+    job, kind = store._backend._job, np.dtype(F)
+    if store.rank == 2:
+        tell("in")
+        hear()  # until it is killed
+    provoke(store) if lost else store.barrier()
+    if store.rank == 1:
+        with shm.Lock(job):
+            tell("holds")
+            hear()
+        return []
+    hear()
+    waiting.NOTICE_AFTER, job.timeout, warnings = 0.0, 0.5, Warnings()
+    with pytest.raises(kv.TimeoutError) as caught:
+        job.empty((10,), kind)
+    tell("gave up")
+    hear()
+    job.timeout = 20.0
+    job.empty((10,), kind)
+    return [str(caught.value), *warnings.texts]
+
+
 def waits_for_a_key(how: str) -> list[float]:
     """Worker 0 makes no more keys: another one does, although it waits for that already."""
     from kvstore.stores.shared import values

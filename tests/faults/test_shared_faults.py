@@ -333,6 +333,26 @@ def test_a_store_that_cannot_be_made_is_an_error(job: MakeJob, function: str) ->
     made.results()
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_the_wait_for_one_who_stays_within_the_lock_has_an_end(job: MakeJob, lost: bool) -> None:
+    made = job(3 if lost else 2)
+    waiting, holder, *victims = made.start_all(BODIES, "holds_the_lock", lost)
+    for victim in victims:
+        victim.expect("in")
+        victim.signal(signal.SIGKILL)
+    holder.expect("holds")
+    waiting.say("held")
+    waiting.expect("gave up")
+    holder.say("go")
+    assert holder.finish(pace.deadline(60)) == 0, holder.errors()
+    waiting.say("let go")
+    assert waiting.finish(pace.deadline(60)) == 0, waiting.errors()
+    error, warning = waiting.result()
+    for text in (error, warning):
+        assert text.startswith("worker 0 has waited") and "lock" in text
+        assert f"worker 1 (process {holder.pid}" in text
+
+
 # -------------------------------------------------------------------------------- other processes
 
 

@@ -132,7 +132,8 @@ class HostRegion(SharedBackend):
         return HostUpdater(self._job, self._keys, self._gpus, self.rank)
 
     def _make_waiter(self, rows: SparseKeys) -> HostWaiter:
-        errors = HostWaitErrors(self._job, self._updater, self.rank, self._ranks)
+        self._job.names = self._ranks
+        errors = HostWaitErrors(self._job, self._updater, self.rank)
         parts = (self._job, self._keys, self._updater, rows)
         made = HostWaiter(*parts, self.config.timeout, self.rank, errors)
         made.check, made.listening = self._check, self._listening

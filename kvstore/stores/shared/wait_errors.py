@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from ...arrays.grouping import Key
 from ...errors import ClosedError, FencedError, KVStoreError, PeerLostError, UpdaterError
@@ -21,16 +21,10 @@ Missing = Callable[[], Iterable[int]]
 
 
 class WaitErrors:
-    """The errors of one worker's waits; of each failed round it is told once.
+    """The errors of one worker's waits; of each failed round it is told once."""
 
-    `names`: the rank that each worker of the region has in its job, where that is another one.
-    """
-
-    def __init__(
-        self, job: shm.Job, updater: JobUpdater, rank: int, names: Sequence[int] | None = None
-    ) -> None:
-        self._job, self._updater = job, updater
-        self._names = names if names is not None else range(job.size)
+    def __init__(self, job: shm.Job, updater: JobUpdater, rank: int) -> None:
+        self._job, self._updater, self._names = job, updater, job.names
         self._own, self._rank = rank, self._names[rank]
         self._known_lost: set[str] = set()  # as the log has it
         self.loss_told = False  # this worker was told that a peer is lost

@@ -1,5 +1,6 @@
 """Types of the compiled face of the shared region; what each does is said in the .pxi files beside it."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ MAX_WORKERS: int
 class Job:
     closed: bool
     handles: dict[int | str, Handle]
+    timeout: float
+    names: Sequence[int]
     def __init__(
         self,
         fd: int,
@@ -32,6 +35,7 @@ class Job:
         go_on: bool,
         spin: float,
         dead_after: float,
+        timeout: float,
     ) -> None: ...
     @property
     def size(self) -> int: ...
@@ -69,6 +73,7 @@ class Job:
     def lost(self) -> list[int]: ...
     def members(self) -> list[int]: ...
     def reserved(self) -> int: ...
+    def waiting_for_lock(self, waited: float) -> str: ...
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array: ...
     def offset_of(self, a: Array) -> int: ...
 

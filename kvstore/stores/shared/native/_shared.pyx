@@ -13,14 +13,17 @@ from libc.stdint cimport int32_t, int64_t, uint16_t, uint32_t, uint64_t, uintptr
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
+import logging
 import os
 import weakref
 
 import numpy as np
 
 from ....arrays.host import dtype_named
+from ....errors import TimeoutError
 from ....kernels import cpu
 from ....observe.native._observe import ring
+from ....waiting import WaitClock
 
 cnp.import_array()
 
@@ -89,7 +92,7 @@ cdef extern from "region.h" nogil:
         int64_t int_key
         uint64_t error, record, record_bytes, rows_of, undo, gpu_table
     ctypedef struct kv_header:
-        uint64_t n_workers, members, lost, first_lost, epoch, no_peer_reads, mode, go_on
+        uint64_t n_workers, members, lost, first_lost, epoch, no_peer_reads, mode, go_on, lock
         uint64_t settings, settings_bytes, settings_version, installed, num_update, text_keys, top, reserved, n_keys
         kv_worker *worker
     enum:
@@ -230,6 +233,7 @@ MAX_WORKERS = KV_MAX_WORKERS
 kv_ring_here = <kv_ring *>PyCapsule_GetPointer(ring, "kvstore.events")
 
 cdef object np_ndarray = np.ndarray
+cdef object log = logging.getLogger("kvstore.shared")
 
 include "fits.pxi"
 include "job.pxi"

@@ -30,15 +30,13 @@ static int kv_lock_free(void *context)
     return kv_get(&me->head->lock) == 0;
 }
 
-/* KV_READY: held. A dead holder's lock is taken over. */
+/* KV_READY: held. KV_TICK: not yet; also after a loss, for the holder may live. A dead holder's lock is taken over. */
 static int kv_lock_region(kv_self *me)
 {
     while (!kv_try_lock(me)) {
         int outcome = kv_wait(me, kv_lock_free, me);
-        if (outcome == KV_FENCED || outcome == KV_TICK)
-            return outcome;
-        if (outcome == KV_PEER_LOST)
-            sched_yield(); /* the holder is lost, and next time its lock is taken over; or it is not, and will let go */
+        if (outcome != KV_READY)
+            return outcome == KV_PEER_LOST ? KV_TICK : outcome;
     }
     return KV_READY;
 }

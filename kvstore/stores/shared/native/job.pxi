@@ -30,22 +30,27 @@ cdef class Job:
         Seconds that a wait spins before it sleeps.
     dead_after : float
         Seconds without a heartbeat after which a worker counts as lost.
+    timeout : float
+        Seconds until a wait for the region's lock is over.
     """
 
     cdef kv_self *me
     cdef readonly bint closed
     cdef readonly dict handles
+    cdef public double timeout
+    cdef public object names  # the rank that each worker of the region has in its job
     cdef object counters  # keeps what `me` counts in
     cdef object __weakref__
 
     def __cinit__(self, int fd, int rank, int size, uint64_t window, uint64_t reserved, bint found, bint go_on,
-                  double spin, double dead_after):
+                  double spin, double dead_after, double timeout):
         cdef int w
         self.me = <kv_self *>calloc(1, sizeof(kv_self))
         if self.me == NULL:
             raise MemoryError()
         self.closed = True
         self.handles = {}
+        self.timeout, self.names = timeout, range(size)
         self.me.fd = -1
         self.me.rank, self.me.size = rank, size
         for w in range(KV_MAX_WORKERS):
@@ -274,15 +279,38 @@ cdef class Job:
 
     cdef int insist(self, kv_attempt attempt) except -1:
         """Try until it is done; for what waits for the region's lock only."""
-        cdef int outcome = KV_TICK
-        while outcome == KV_TICK:
-            with nogil:
-                outcome = attempt(self.me)
-            if outcome == KV_TICK:
-                check_signals()
+        cdef int outcome
+        with nogil:
+            outcome = attempt(self.me)
+        if outcome == KV_TICK:
+            clock = WaitClock(self.timeout)
+            with clock.described_by(self.waiting_for_lock):
+                outcome = self.go_on(attempt, clock)
         if outcome != KV_READY:
             raise InterruptedError("fenced")
         return 0
+
+    cdef int go_on(self, kv_attempt attempt, clock) except -1:
+        cdef int outcome = KV_TICK
+        while outcome == KV_TICK:
+            check_signals()
+            clock.read()
+            with nogil:
+                outcome = attempt(self.me)
+            if outcome == KV_TICK and clock.over:
+                raise TimeoutError(self.waiting_for_lock(clock.waited))
+            if outcome == KV_TICK and clock.tells():
+                log.warning("%s", self.waiting_for_lock(clock.waited))
+        return outcome
+
+    def waiting_for_lock(self, waited):
+        """Say that this worker waits for the region's lock, and for whom."""
+        cdef int w = <int>(kv_get(&self.me.head.lock) & 0xff) - 1
+        holder = "others hold in turn" if w < 0 else (
+            f"worker {self.names[w]} (process {self.pid(w)}, heard of {self.silence(w):.1f} s ago) holds; look at what "
+            "that process does: the system may have it wait for memory")
+        return (f"worker {self.names[self.me.rank]} has waited {waited:.0f} s for the lock of the job's shared region, "
+                f"which {holder}")
 
     cdef uint64_t take(self, uint64_t size, int colour=0) except 0:
         cdef uint64_t offset
@@ -299,8 +327,8 @@ cdef class Job:
             return
         try:
             self.lock()
-        except InterruptedError:
-            return
+        except (InterruptedError, TimeoutError):
+            return  # the memory stays taken
         kv_give_locked(self.me, offset, size)
         kv_unlock_region(self.me)
 

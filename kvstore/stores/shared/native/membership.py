@@ -117,6 +117,7 @@ class JobMembership:
                 config.on_peer_loss == "continue",
                 config.spin,
                 self._others.dead_after,
+                config.timeout,
             )
             _check_region(job, self.rank, self.size, config)
         except BaseException:
