@@ -29,6 +29,11 @@ def lost(draw: random.Random, noisy: Faults) -> Faults:
     return noisy._replace(kill_worker=True, return_worker=back, kill_more=more)
 
 
+def lost_in_steps(draw: random.Random, noisy: Faults) -> Faults:
+    """Lose a worker of those who push in whole steps."""
+    return lost(draw, noisy)._replace(return_worker=False, steps=True)
+
+
 def returned(draw: random.Random, noisy: Faults) -> Faults:
     """Have a server come back, whose last answers are perhaps lost."""
     return noisy._replace(kill_server=True, return_server=True, mute=draw.random() < 0.5)
@@ -45,7 +50,7 @@ KINDS = {
     "duplicates": (calm, returned),
     "fencing": (lost,),
     "snapshots": (returned,),
-    "reads": (lost,),
+    "reads": (lost, lost_in_steps),
 }
 
 
