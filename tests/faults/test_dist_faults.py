@@ -656,7 +656,7 @@ def test_a_server_comes_back(faults: Faults, seed: int) -> None:
 class Behind:
     """The servers of a job behind proxies, and the scheduler, as its workers see it."""
 
-    def __init__(self, made: ServedJob, workers: Callable[[str], Proxy]) -> None:
+    def __init__(self, made: ServedJob, workers: Callable[[str], Any]) -> None:
         self.proxies = [workers(made.variables["KVSTORE_SCHEDULER"])]
         made.variables["KVSTORE_SCHEDULER"] = self.proxies[0].address
         echo = workers(made.scheduler.expect_some("echo at ")[8:])

@@ -25,7 +25,7 @@ from kvstore.settings import addresses
 from .auth import HandshakeMonitor, use_keys, use_password
 from .context import Context
 from .frames import Buffer, Limits
-from .options import BORROWED, set_options
+from .options import BORROWED, set_options, watch_closely
 
 _MORE = zmq.SNDMORE | zmq.DONTWAIT
 _LOOK = 0.05  # seconds between two looks at a handshake that is not done
@@ -89,7 +89,8 @@ class Dealer(Channel):
     Messages that were under way when it broke are lost, without a word. The router knows this end by its
     identity, which no other process may have: 1 to 255 bytes, the first not 0. `role` and `rank` say who the
     router is: for its key, where the context has keys, and for messages. `insists`: who refuses this process
-    before its first handshake is done is somebody else, in whose place the router will come. Raises
+    before its first handshake is done is somebody else, in whose place the router will come; a connection
+    that is dead is noticed soon. Raises
     ConfigError for what cannot be an address, AuthError where there are keys, but none of this peer.
     """
 
@@ -108,6 +109,8 @@ class Dealer(Channel):
         self._watch: HandshakeMonitor | None = None
         try:
             self.socket.setsockopt(zmq.IDENTITY, identity)
+            if insists:
+                watch_closely(self.socket)
             self._connect()
         except BaseException:
             self.close()

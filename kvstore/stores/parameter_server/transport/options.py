@@ -16,6 +16,7 @@ BORROWED = 64 * 1024
 _WAITING = 10_000  # messages in a queue: credit limits bytes, this only a peer that knows no credit
 _HEARTBEAT = 2_000  # ms
 _SILENT = 15_000  # ms: a slice on a link of 1 MB/s takes a second or more, and answers stand behind it
+_SOON, _SILENT_SOON = 500, 2_000  # ms: the same for signs of life, before somebody is taken for lost
 _HANDSHAKE = 10_000  # ms for a connection to become one of ours; else its descriptor is taken back
 _CONNECT = 5_000  # ms, for the kernel's own limit is two minutes
 _AGAIN, _AGAIN_MOST = 50, 1_000  # ms between two attempts to connect
@@ -43,6 +44,12 @@ def set_options(socket: zmq.Socket[bytes], limits: Limits, address: str) -> None
         socket.setsockopt(option, value)
     if socket.type == zmq.ROUTER:
         _set_router_options(socket, address)
+
+
+def watch_closely(socket: zmq.Socket[bytes]) -> None:
+    """Have a connection for signs of life made anew soon when it is dead, or another one has its place."""
+    socket.setsockopt(zmq.HEARTBEAT_IVL, _SOON)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENT_SOON)
 
 
 def _set_router_options(socket: zmq.Socket[bytes], address: str) -> None:

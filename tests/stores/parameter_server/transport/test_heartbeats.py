@@ -13,6 +13,8 @@ import pytest
 import zmq
 
 from kvstore.settings.keys import Keys
+from kvstore.stores.parameter_server.transport import options
+from kvstore.stores.parameter_server.transport.channel import Dealer
 from kvstore.stores.parameter_server.transport.context import Context
 from kvstore.stores.parameter_server.transport.heartbeats import HeartbeatMonitor, HeartbeatResponder
 
@@ -49,6 +51,23 @@ def wait_for(pulses: HeartbeatMonitor, name: str) -> None:
 def said(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline().strip()
+
+
+def test_a_pulse_comes_back_when_another_has_taken_its_place(
+    pulses: HeartbeatMonitor, context: Contexts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As somebody does who says again what has been recorded; ZeroMQ does not tell whose place it was."""
+    monkeypatch.setattr(options, "_HEARTBEAT", 0)  # the usual way to notice takes 15 s
+    pulse = HeartbeatResponder(pulses.address, "worker 0")
+    wait_for(pulses, "worker 0")
+    other = Dealer(context(), pulses.address, b"worker 0")
+    other.send([b"here"])
+    while other.receive() is None:  # it is asked now
+        beats(pulses, "worker 0", BEAT)
+    other.close()
+    beats(pulses, "worker 0", 4 * BEAT)  # its last words
+    wait_for(pulses, "worker 0")
+    pulse.close()
 
 
 def test_a_pulse_is_heard_until_it_is_closed(pulses: HeartbeatMonitor) -> None:
