@@ -20,7 +20,7 @@ from .auth import use_keys, use_password
 from .channel import NotSentError, Router
 from .context import Context
 from .frames import Limits
-from .options import set_options, watch_closely
+from .options import set_options
 from .process_limits import check_threads
 
 _LIMITS = Limits(frame=64, control=64, records=0)
@@ -41,7 +41,6 @@ class HeartbeatResponder:
         self._socket = self._context.socket(zmq.DEALER)
         try:
             set_options(self._socket, _LIMITS, address)
-            watch_closely(self._socket)
             self._socket.setsockopt(zmq.IDENTITY, process.encode())
             if keys is not None:
                 use_keys(self._socket, keys, keys.scheduler)

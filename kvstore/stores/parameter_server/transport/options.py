@@ -47,7 +47,7 @@ def set_options(socket: zmq.Socket[bytes], limits: Limits, address: str) -> None
 
 
 def watch_closely(socket: zmq.Socket[bytes]) -> None:
-    """Have a connection for signs of life made anew soon when it is dead, or another one has its place."""
+    """Have a connection for signs of life made anew soon, if it is dead or another has taken its place."""
     socket.setsockopt(zmq.HEARTBEAT_IVL, _SOON)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENT_SOON)
 
