@@ -33,7 +33,7 @@ KNOWN = [
     ),
     ("stream.h", "Division by zero", "without room there are no pieces to move"),
     ("stream.h", "leak of", "no message is under way when the sizes of the next one have come"),
-    ("exchange.h", "Division by zero", "kp_is_there lets no code pass where there are no parts"),
+    ("exchange_replies.h", "Division by zero", "kp_is_there lets no code pass where there are no parts"),
     ("block.h", "Assigned value is garbage", "an item has a source at least"),
     ("block.h", "Null pointer passed to 1st parameter", "what is updated has a place"),
     ("sum.h", "use of uninitialized value 's[", "there are as many sources as the item says"),
