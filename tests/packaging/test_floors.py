@@ -140,8 +140,8 @@ def test_stores_and_roles_know_nothing_of_each_other() -> None:
 _SERVERS = Path("kvstore/stores/parameter_server")
 _DEFAULTS = Path("kvstore/settings/definitions.py")
 MACHINES = ["scheduler/machine.py", "server/machine.py", "worker/state_machine/machine.py"]
-PURE = {"__future__", "collections", "dataclasses", "enum", "functools", "heapq", "itertools", "math"}
-PURE |= {"msgspec", "numpy", "typing"}
+PURE = {"__future__", "bisect", "collections", "dataclasses", "enum", "functools", "heapq", "itertools"}
+PURE |= {"math", "msgspec", "numpy", "typing"}
 PURE_C = {"stdatomic.h", "stdint.h", "stdlib.h", "string.h"}
 
 

@@ -102,7 +102,8 @@ class MemberRequests:
 
     def settings(self, store: Membership, peer: Peer, message: m.Settings, outgoing: Outgoing) -> None:
         """Have a setting installed once, and answer when all servers have it."""
-        setting, new = store.settings.ask(peer.rank, message, set(range(self._servers.count)))
+        servers = set(range(self._servers.count))
+        setting, new = store.settings.ask(peer.rank, message, servers, store.unpaced)
         if setting is None:
             text = (
                 f"worker {peer.rank}: {store} has another optimizer already; set the same one on all workers"

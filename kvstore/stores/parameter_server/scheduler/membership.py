@@ -53,6 +53,11 @@ class Membership:
         return frozenset(self.members.keys() - self.resting - self.rejoins.rejoining)
 
     @property
+    def unpaced(self) -> frozenset[int]:
+        """Ranks that no rounds keep near the others."""
+        return frozenset() if self.mode == "sync" else frozenset(self.members.keys() - self.resting)
+
+    @property
     def initializer(self) -> int:
         """Rank whose values count at init; -1 without members.
 

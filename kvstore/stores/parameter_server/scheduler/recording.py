@@ -24,7 +24,7 @@ from .journal import Journal
 from .machine import Scheduler, SchedulerOptions
 from .machine_state import dumped, loaded
 
-_FORMAT = 1
+_FORMAT = 2
 _LARGE = 4 << 20  # bytes of a journal from which on it is replaced by the state
 _GROWTH = 4  # but only once it is so many times what the state was
 

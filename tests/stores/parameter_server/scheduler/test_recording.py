@@ -107,6 +107,29 @@ def test_it_is_replaced_by_the_state_when_it_is_large(
     assert job.heard == played(tmp_path / "lived", False).heard
 
 
+def test_what_was_forgotten_of_the_settings_is_forgotten_after_a_restart_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvstore.stores.parameter_server.scheduler.settings._KEPT", 4)
+    monkeypatch.setattr("kvstore.stores.parameter_server.scheduler.recording._LARGE", 10_000)
+    heard, sizes = [], []
+    for name in ("killed", "lived"):
+        job = Company(tmp_path / name)
+        for role, rank in (("server", 0), ("worker", 0), ("worker", 1)):
+            job.say(f"{role[0]}{rank}".encode(), hello(role, rank))
+        for number in range(1, 101):
+            job.say(b"w0", m.Settings(number, 0, "configure", 0, f"lr {number}"))
+            job.say(b"s0", m.Installed(0, number))
+            job.say(b"w1", m.Settings(number, 0, "configure", 0, f"lr {number}"))
+            if name == "killed" and number % 7 == 0:
+                job.kill()
+        heard.append(job.heard)
+        sizes.append(len(job.scheduler.whole(PLACES)))
+        job.scheduler.journal.close()
+    assert heard[0] == heard[1]
+    assert max(sizes) < 10_000
+
+
 def test_an_absence_counts_for_nobodys_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = Company(tmp_path)
     for role, rank in (("server", 0), ("worker", 0), ("worker", 1)):
