@@ -89,13 +89,36 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     Raises
     ------
     StateFileError
-        The system refused something, in the body too; it names `path`, and is the system's OSError, too.
+        The system refused something, in the body too; it names `path`, and is the system's OSError, too. Where
+        `is_replaced` says so, the file has its new content, and only its folder is not known to have.
     """
     try:
         with _replacing(path) as beside:
             yield beside
     except OSError as error:
         raise _unwritable(os.fsdecode(path), error) from error
+    _sync_folder(path)
+
+
+def is_replaced(error: Exception) -> bool:
+    """Whether a file has its new content though `replacing` has raised this."""
+    return bool(getattr(error, "is_replaced", False))
+
+
+def _sync_folder(path: str | os.PathLike[str]) -> None:
+    """Have the disk know a new name, on file systems that do so for folders."""
+    from pathlib import Path
+
+    try:
+        _sync(Path(path).resolve().parent, os.O_RDONLY)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            return
+        why = f"its folder cannot be synchronised: {error.strerror}"
+        text = f"{os.fsdecode(path)} is written, but {why}; if the machine fails, the old file may be back"
+        told: Any = _as_system(path, error, text)
+        told.is_replaced = True
+        raise told from error
 
 
 def _unwritable(path: str, error: OSError) -> StateFileError:
@@ -124,7 +147,6 @@ def _replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         os.replace(beside, target)
     finally:
         beside.unlink(missing_ok=True)
-    _sync(target.parent, os.O_RDONLY)
 
 
 def _create(path: Path) -> int:

@@ -9,7 +9,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from ..errors import ArgumentError, ConfigError, KVStoreError
+from ..errors import ArgumentError, ConfigError, KVStoreError, StateFileError
+from ..files import is_replaced
 from ..settings.options import store_config
 from ..store import KVStore, read_with
 from . import contents, file
@@ -122,7 +123,12 @@ class CheckpointManager:
         self._writer.start(f"the write of {path}", found.nbytes, partial(self._write, path, number, found))
 
     def _write(self, path: str, step: int, found: Collected, tell: Any) -> None:
-        file.write(path, found.head, found.tensors, tell)
+        try:
+            file.write(path, found.head, found.tensors, tell)
+        except StateFileError as error:
+            if is_replaced(error):
+                self._folder.rotate(step, self._keep)
+            raise
         self._folder.rotate(step, self._keep)
 
     def restore(self, store: KVStore, step: int | None = None) -> Checkpoint | None:
