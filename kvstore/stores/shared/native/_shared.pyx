@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """The shared region as Python sees it: a job with keys, arrays that live in it, rounds.
 
-The protocol is in the headers beside this file (layout.h, wait.h, arena.h, table.h, arrivals.h, summing.h,
-chunks.h, round.h, region.h). No method blocks for longer than a tenth of a second: waits return `TICK`, and
+The protocol is in the headers beside this file (layout.h, wait.h, arena.h, texts.h, table.h, arrivals.h,
+summing.h, chunks.h, round.h, region.h). No method blocks for longer than a tenth of a second: waits return `TICK`, and
 the caller looks at its deadline.
 """
 
@@ -90,10 +90,10 @@ cdef extern from "region.h" nogil:
         double params[16]
         uint64_t number, name, name_bytes, shape, ndim, is_text, hash
         int64_t int_key
-        uint64_t error, record, record_bytes, rows_of, undo, gpu_table
+        uint64_t error, record, rows_of, undo, gpu_table
     ctypedef struct kv_header:
         uint64_t n_workers, members, lost, first_lost, epoch, no_peer_reads, mode, go_on, lock
-        uint64_t settings, settings_bytes, settings_version, installed, num_update, text_keys, top, reserved, n_keys
+        uint64_t settings, settings_version, installed, num_update, text_keys, top, reserved, n_keys
         kv_worker *worker
     enum:
         KV_MOVING
@@ -178,6 +178,10 @@ cdef extern from "region.h" nogil:
     uint64_t kv_take_coloured(kv_self *me, uint64_t size, int colour)
     uint64_t kv_take_locked(kv_self *me, uint64_t size)
     void kv_give_locked(kv_self *me, uint64_t offset, uint64_t size)
+    uint64_t kv_text_bytes(kv_self *me, uint64_t offset)
+    char *kv_text(kv_self *me, uint64_t offset)
+    uint64_t kv_new_text(kv_self *me, const char *text, uint64_t size)
+    int kv_set_settings(kv_self *me, const char *text, uint64_t size)
     uint64_t kv_hash(const char *text, uint64_t size, int64_t number)
     uint64_t kv_find(kv_self *me, const char *text, uint64_t size, int64_t number)
     kv_entry *kv_entry_at(kv_self *me, uint64_t number)

@@ -190,13 +190,15 @@ cdef class Handle:
         cdef uint64_t offset = kv_get(&self.e.record)
         if not offset:
             return 0, b""
-        return offset, (self.job.me.base + offset)[:kv_get(&self.e.record_bytes)]
+        return offset, text_at(self.job, offset)
 
     def set_record(self, bytes text):
         """Put the description of the states down; only for who opens a round, or holds all of them."""
-        cdef uint64_t offset = self.job.take(max(len(text), 1))
-        memcpy(self.job.me.base + offset, <char *>text, len(text))
-        kv_put(&self.e.record_bytes, len(text))
+        self.job.lock()
+        cdef uint64_t offset = kv_new_text(self.job.me, <char *>text, len(text))
+        kv_unlock_region(self.job.me)
+        if not offset:
+            raise no_memory(len(text))
         kv_put(&self.e.record, offset)
 
     def note_undo(self, list pieces):
@@ -249,6 +251,10 @@ cdef class Handle:
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         offset = self.job.take(max(size, 1), KV_STATE_COLOUR + number)
         return offset, self.job.array(offset, shape, dtype, None)
+
+
+cdef bytes text_at(Job job, uint64_t offset):
+    return kv_text(job.me, offset)[:kv_text_bytes(job.me, offset)] if offset else b""
 
 
 cdef uint64_t pushed_round(Handle h) noexcept:

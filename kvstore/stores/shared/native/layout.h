@@ -14,7 +14,7 @@
 #include "job.h"
 
 enum {
-    KV_LAYOUT_VERSION = 5,
+    KV_LAYOUT_VERSION = 6,
     KV_MAX_WORKERS = 64,
     KV_BLOCK_KEYS = 1024,      /* entries are made in blocks of so many */
     KV_MAX_KEY_BLOCKS = 16384,
@@ -91,7 +91,7 @@ typedef struct {
     uint64_t is_text, hash;
     _Atomic uint64_t updates[2]; /* of the optimizer, by parity of the round that they are complete with */
     _Atomic uint64_t error;    /* offset of the text for `failed` */
-    _Atomic uint64_t record, record_bytes;  /* description of the states, as text */
+    _Atomic uint64_t record;   /* description of the states: see texts.h */
     _Atomic uint64_t undo;     /* offset of what an update by one worker is about to change; 0: nothing. See kv_undo */
     uint64_t rows_of;          /* row-sparse: for each value, the number of its rows (-1: all) and their ids */
     _Atomic uint64_t gpu_table; /* offset of what the workers say of the key's memory on GPUs; 0: nothing yet */
@@ -109,7 +109,7 @@ typedef struct {
     _Atomic uint64_t lock;     /* rank + 1 of the holder, and from bit 8 on its incarnation */
     _Atomic uint64_t no_peer_reads; /* process_vm_readv does not work between some two workers */
     _Atomic uint64_t mode;     /* what a round does to the value: see round.h */
-    _Atomic uint64_t settings, settings_bytes, settings_version;
+    _Atomic uint64_t settings, settings_version;
     _Atomic uint64_t installed; /* hash of the settings as they were set, before any change */
     _Atomic uint64_t num_update;
     _Atomic uint64_t text_keys; /* 0: no key yet, 1: int keys, 2: str keys */

@@ -5,6 +5,7 @@
 #include <signal.h>
 
 #include "round.h"
+#include "texts.h"
 
 enum { KV_BEAT = 250 /* milliseconds, or less */, KV_FIRST_INDEX = 8 /* log2 of the first hash table's length */ };
 

@@ -383,22 +383,13 @@ def settings_version(Job job):
 
 def settings(Job job):
     """The description of the optimizer; the caller holds `Lock`."""
-    cdef uint64_t offset = kv_get(&job.me.head.settings)
-    return (job.me.base + offset)[:kv_get(&job.me.head.settings_bytes)] if offset else b""
+    return text_at(job, kv_get(&job.me.head.settings))
 
 
 def set_settings(Job job, bytes text):
     """Put down the description of the optimizer; the caller holds `Lock`."""
-    cdef uint64_t old = kv_get(&job.me.head.settings), size = kv_get(&job.me.head.settings_bytes)
-    cdef uint64_t offset = kv_take_locked(job.me, max(len(text), 1))
-    if not offset:
+    if kv_set_settings(job.me, <char *>text, len(text)):
         raise no_memory(len(text))
-    memcpy(job.me.base + offset, <char *>text, len(text))
-    kv_put(&job.me.head.settings_bytes, len(text))
-    kv_put(&job.me.head.settings, offset)
-    kv_add(&job.me.head.settings_version, 1)
-    if old:
-        kv_give_locked(job.me, old, max(size, <uint64_t>1))
 
 
 def set_installed(Job job, bytes text):

@@ -1,7 +1,8 @@
 /* Keys by name: a hash table with open addressing, of numbers of entries, that grows while others read it.
  *
- * A table is filled before it is published, and an entry before its number is: a reader needs no lock, and what a
- * dying writer leaves half done is not seen. Old tables stay: all of them together are no larger than the last.
+ * A table is filled before it is published, and an entry and its place in the table before the count of keys: a reader
+ * needs no lock, and what a dying writer leaves half done is not seen. Old tables stay: all of them together are no
+ * larger than the last.
  */
 #ifndef KV_TABLE_H
 #define KV_TABLE_H
@@ -33,7 +34,8 @@ static int kv_same_key(kv_self *me, const kv_entry *e, const char *text, uint64_
     return e->name_bytes == bytes && memcmp(kv_at(me, e->name), text, bytes) == 0;
 }
 
-/* The number of a key's entry plus one; 0: there is none. */
+/* The number of a key's entry plus one; 0: there is none. What lies beyond the count of keys is being made, or was
+ * when its writer died. */
 static uint64_t kv_find(kv_self *me, const char *text, uint64_t bytes, int64_t number)
 {
     uint64_t index = kv_get(&me->head->index), log = index & 63, hash = kv_hash(text, bytes, number);
@@ -42,7 +44,7 @@ static uint64_t kv_find(kv_self *me, const char *text, uint64_t bytes, int64_t n
         uint64_t found = kv_get(&slot[i & mask]);
         if (!found)
             return 0;
-        if (kv_same_key(me, kv_entry_at(me, found - 1), text, bytes, number, hash))
+        if (found <= kv_get(&me->head->n_keys) && kv_same_key(me, kv_entry_at(me, found - 1), text, bytes, number, hash))
             return found;
     }
 }
@@ -96,8 +98,8 @@ static kv_entry *kv_new_entry(kv_self *me)
 static void kv_publish(kv_self *me, kv_entry *e)
 {
     uint64_t index = kv_get(&me->head->index);
-    kv_put(&me->head->n_keys, e->number + 1);
     kv_put_number((_Atomic uint64_t *)kv_at(me, index & ~63ull), index & 63, e->hash, e->number);
+    kv_put(&me->head->n_keys, e->number + 1);
     kv_wake_all(me);
 }
 

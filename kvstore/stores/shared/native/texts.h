@@ -1,0 +1,48 @@
+/* Texts of the region: a block of the length and the bytes, so that one word says where a text is and how long. */
+#ifndef KV_TEXTS_H
+#define KV_TEXTS_H
+
+#include "arena.h"
+
+static inline uint64_t kv_text_bytes(const kv_self *me, uint64_t offset)
+{
+    return *(const uint64_t *)kv_at(me, offset);
+}
+
+static inline char *kv_text(const kv_self *me, uint64_t offset)
+{
+    return (char *)kv_at(me, offset + sizeof(uint64_t));
+}
+
+/* The bytes that a text takes. */
+static inline uint64_t kv_text_size(uint64_t bytes)
+{
+    return sizeof(uint64_t) + bytes;
+}
+
+/* 0: there is no memory. The lock is held. */
+static uint64_t kv_new_text(kv_self *me, const char *text, uint64_t bytes)
+{
+    uint64_t offset = kv_take_locked(me, kv_text_size(bytes));
+    if (offset) {
+        *(uint64_t *)kv_at(me, offset) = bytes;
+        memcpy(kv_text(me, offset), text, bytes);
+    }
+    return offset;
+}
+
+/* Change the settings; -1: there is no memory. The lock is held. The version comes first: who sees it waits for the
+ * lock, and should this worker die, all find the same text. */
+static int kv_set_settings(kv_self *me, const char *text, uint64_t bytes)
+{
+    uint64_t old = kv_get(&me->head->settings), offset = kv_new_text(me, text, bytes);
+    if (!offset)
+        return -1;
+    kv_add(&me->head->settings_version, 1);
+    kv_put(&me->head->settings, offset);
+    if (old)
+        kv_give_locked(me, old, kv_text_size(kv_text_bytes(me, old)));
+    return 0;
+}
+
+#endif
