@@ -89,8 +89,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     Raises
     ------
     StateFileError
-        The system refused something, in the body too; it names `path`, and is the system's OSError, too. Where
-        `is_replaced` says so, the file has its new content, and only its folder is not known to have.
+        The system refused something, in the body too; it names `path`, and is the system's OSError, too.
+        Where `is_replaced` says so, the file has its new content, and only its folder is not known to have.
     """
     try:
         with _replacing(path) as beside:
