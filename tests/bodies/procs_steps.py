@@ -7,9 +7,9 @@ import random
 from pathlib import Path
 from typing import Any
 
-import deaths
 import numpy as np
 import pytest
+from histories import deaths
 from jobs import hear, tell
 from own_rules import Added
 from references import Array

@@ -7,11 +7,11 @@ import random
 import time
 from pathlib import Path
 
-import deaths
 import jobs
 
 import kvstore as kv
 
+from . import deaths
 from .recorder import RecordedStore
 from .workers import CELLS, begin, created, in_threads
 
