@@ -704,7 +704,8 @@ class KVStore(KVStoreBase):
     def view(self, key: Key) -> Any:
         """Return the live memory of a key, read-only and without a copy. It is valid until the next push.
 
-        Use `pull` to get a copy that does not change.
+        Use `pull` to get a copy that does not change. In a store of several workers `join` ends it, too;
+        after that, `view` returns a copy.
 
         Returns
         -------

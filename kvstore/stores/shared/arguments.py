@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...arrays.grouping import Group, Key, other_kind
@@ -16,6 +17,7 @@ from ..outs import Later, host_outs
 from .gpu_access import Dense, GpuAccess
 from .native import _shared as shm
 from .optimizer import JobUpdater
+from .reading import ValueReader
 
 if TYPE_CHECKING:
     from .ipc.exchange import DeviceOutputs
@@ -31,8 +33,17 @@ SplitOuts = tuple["DeviceOutputs", list[Array]]
 class CallArguments:
     """Keys, values and outs of one process's calls."""
 
-    def __init__(self, job: shm.Job, keys: shm.Keys, updater: JobUpdater, gpus: GpuAccess, rank: int) -> None:
+    def __init__(
+        self,
+        job: shm.Job,
+        keys: shm.Keys,
+        updater: JobUpdater,
+        gpus: GpuAccess,
+        reader: ValueReader,
+        rank: int,
+    ) -> None:
         self.job, self.keys, self.updater, self.gpus, self.rank = job, keys, updater, gpus, rank
+        self.reader = reader
         self._told: set[Key] = set()
         #: Keys that this process has initialised.
         self.initialised: set[Key] = set()
@@ -105,9 +116,11 @@ class CallArguments:
         """
         if cpu.first_misfit(outs, handle.like, True) < 0:
             return list(outs)
-        direct, on_gpu = host_outs(handle, outs, later, handle.value)
+        value = partial(self.reader.value, handle)
+        direct, on_gpu = host_outs(handle, outs, later, value)
         if on_gpu:
-            direct += self.gpus.use().outs(handle, on_gpu, values, direct, later.setdefault(handle.key, []))
+            way = later.setdefault(handle.key, [])
+            direct += self.gpus.use().outs(handle, on_gpu, values, direct, value, way)
         return direct
 
     def check_outs(self, rest: list[Group]) -> None:

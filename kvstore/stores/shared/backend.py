@@ -33,6 +33,7 @@ from .native import _shared as shm
 from .native.membership import JobMembership, launched_place
 from .optimizer import JobUpdater
 from .pushing import RoundPusher
+from .reading import ValueReader
 from .rows import SparseKeys
 from .values import StoredValues
 from .wait_errors import WaitErrors
@@ -69,10 +70,11 @@ class SharedBackend(Backend):
         self._gpus = gpus = GpuAccess(job, self.rank, config.cuda_ipc == 1)
         self._updater = self._make_updater()
         rows = SparseKeys(job, self._updater)
-        self._arguments = CallArguments(job, keys, self._updater, gpus, self.rank)
         self._waiter = self._make_waiter(rows)
+        self._reader = ValueReader(self._waiter)
+        self._arguments = CallArguments(job, keys, self._updater, gpus, self._reader, self.rank)
         self._pusher = RoundPusher(job, gpus, rows, self._waiter)
-        self._delivery = ResultDelivery(job, self._waiter, rows, gpus)
+        self._delivery = ResultDelivery(job, self._waiter, self._reader, rows, gpus)
         self._values = StoredValues(self._arguments, rows, self._waiter)
         # Asynchronous operations that have yet to write their results, by key.
         self._undelivered: dict[Key, list[CallOnce]] = {}
@@ -306,11 +308,9 @@ class SharedBackend(Backend):
         self._updater.set_learning_rate(lr)
 
     def gather_states(self) -> Updater:
-        """Return the optimizer with the states of all keys, which are live."""
+        """Return the optimizer with the states of all keys; live where rounds wait for this worker."""
         self._waiter.settle_all()
-        self._updater.gather()
-        assert self.updater is not None
-        return self.updater
+        return self._updater.gathered(self._reader)
 
     def adopt_states(self, content: Content) -> None:
         """Take over the optimizer's states; what one worker adopts holds for all."""
@@ -328,7 +328,7 @@ class SharedBackend(Backend):
         return [handle.key for handle in self._keys.all()]
 
     def view(self, key: Key) -> Array | RowSparseArray:
-        """Live memory, read-only."""
+        """Live memory, read-only; a copy where rounds go on without this worker."""
         return self._values.view(key)
 
     def fetch(self, key: Key) -> Array | RowSparseArray:

@@ -14,6 +14,7 @@ from ..outs import Later
 from .arguments import SplitOuts
 from .gpu_access import GpuAccess
 from .native import _shared as shm
+from .reading import ValueReader
 from .rows import SparseKeys
 from .waiting import RoundWaiter
 
@@ -25,8 +26,10 @@ Complete = Callable[[list[shm.Call]], None]
 class ResultDelivery:
     """What one worker's calls end with."""
 
-    def __init__(self, job: shm.Job, waiter: RoundWaiter, rows: SparseKeys, gpus: GpuAccess) -> None:
-        self._job, self._waiter, self._rows, self._gpus = job, waiter, rows, gpus
+    def __init__(
+        self, job: shm.Job, waiter: RoundWaiter, reader: ValueReader, rows: SparseKeys, gpus: GpuAccess
+    ) -> None:
+        self._job, self._waiter, self._reader, self._rows, self._gpus = job, waiter, reader, rows, gpus
 
     def finish_pull(
         self, calls: list[shm.Call], rows: list[tuple[Handle, Any]], later: Later, on_gpu: list[SplitOuts]
@@ -40,10 +43,12 @@ class ResultDelivery:
             self._finish_on_gpu(self._waiter.read, on_gpu, later)
         for handle, out in rows:
             self._waiter.settle(handle)
-            with self._moving([handle]):
-                self._rows.copy_to(handle, out)
-            self._waiter.check_open()
+            self._reader.read(handle, partial(self._copy_rows, handle, out))
             self._job.receive(out.data.nbytes if isinstance(out, RowSparseArray) else handle.nbytes)
+
+    def _copy_rows(self, handle: Handle, out: Any) -> None:
+        with self._moving([handle]):
+            self._rows.copy_to(handle, out)
 
     def finish_pushpull(self, calls: list[shm.Call], private: set[Key], later: Later, held: object) -> None:
         """Wait and receive; `held` keeps the arrays alive that others read meanwhile."""

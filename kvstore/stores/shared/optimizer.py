@@ -12,6 +12,7 @@ import itertools
 import json
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,9 +29,12 @@ from .gpu_access import GpuAccess
 from .native import _shared as shm
 
 if TYPE_CHECKING:
+    from .reading import ValueReader
     from .rows import SparseKeys
 
 Handle = shm.Handle
+
+_MISSING: Any = object()
 
 
 class JobUpdater:
@@ -293,6 +297,30 @@ class JobUpdater:
                 self.bring_state(handle, handle.like)
         self._load_counts()
 
+    def gathered(self, reader: ValueReader) -> Updater:
+        """Return an updater with states and counts of all keys, of each as one round has left them."""
+        self._refresh()
+        assert self.updater is not None
+        made, counts = Updater(self.updater.optimizer), {}
+        for handle in self._keys.all():
+            state, count = reader.read(handle, partial(self._read_state, handle))
+            if state is not _MISSING:
+                made.states[handle.key] = state
+            if count:
+                counts[handle.key] = count
+        made.optimizer._index_update_count = counts
+        made.optimizer.num_update = max(made.optimizer.begin_num_update, shm.num_update(self._job))
+        return made
+
+    def _read_state(self, handle: Handle) -> tuple[Any, int]:
+        """Return the state in the region, live where it stays, or `_MISSING`; and the count of updates."""
+        _, text = handle.record()
+        record = json.loads(text) if text else None
+        if record is None or record["mode"] != shm.mode(self._job):
+            return _MISSING, handle.updates
+        state = _wrapped(handle, record["state"])
+        return state if handle.stays else _copied(state), handle.updates
+
     def spread(self) -> None:
         """Bring states and counts of this process's updater, which it has loaded, into the region."""
         assert self.updater is not None
@@ -343,6 +371,12 @@ def _moved(handle: Handle, state: State, numbers: Iterator[int]) -> tuple[Any, S
     offset, there = handle.new_state(state.shape, state.dtype, next(numbers))
     np.copyto(there, state)
     return {"at": offset, "shape": list(state.shape), "dtype": state.dtype.name}, there
+
+
+def _copied(state: State) -> State:
+    if isinstance(state, tuple):
+        return tuple(_copied(part) for part in state)
+    return None if state is None else state.copy()
 
 
 def _wrapped(handle: Handle, outline: Any) -> State:

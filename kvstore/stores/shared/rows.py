@@ -47,6 +47,11 @@ class SparseKeys:
         table.ids = None if n < 0 else ids[:n]
         return table
 
+    def view(self, handle: Handle) -> RowSparseArray:
+        """Show the rows in use; a copy where they may change."""
+        view = self.table(handle).view()
+        return view if handle.stays else trusted_rows(view.data.copy(), view.indices.copy(), view.shape)
+
     def copy_to(self, handle: Handle, out: Any) -> None:
         """Fill `out`, row-sparse or dense, with all rows."""
         if isinstance(out, RowSparseArray):

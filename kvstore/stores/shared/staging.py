@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -120,16 +120,17 @@ class GpuStaging:
         outs: list[Any],
         values: Sequence[Array],
         direct: Sequence[Array],
+        value: Callable[[], Array],
         later: list[Deliver],
     ) -> list[Array]:
         """Check outs; return what a round is to fill for them, and add to `later` how that gets there.
 
         The buffer of a value that is pushed in the same call is used, so that a sum may be made in place.
-        `direct` are arrays of the host that the round fills.
+        `direct` are arrays of the host that the round fills; `value` gives what it has left in the store.
         """
         streams = Streams(outs)
         targets = [target(handle, out, streams) for out in outs]
-        return self._filled(handle, targets, values, direct, later)
+        return self._filled(handle, targets, values, direct, value, later)
 
     def device_outputs(self, handle: Handle, outs: list[Any]) -> tuple[DeviceOutputs, list[Any]]:
         """Check outs that the key's own GPU may write, and leave the others."""
@@ -147,7 +148,7 @@ class GpuStaging:
 
     def host_outs(self, left: DeviceOutputs, later: list[Deliver]) -> list[Array]:
         """Return what the host is to fill for outs that no GPU could, as `outs` does."""
-        return self._filled(left.handle, left.targets, (), (), later)
+        return self._filled(left.handle, left.targets, (), (), left.handle.value, later)
 
     def _filled(
         self,
@@ -155,6 +156,7 @@ class GpuStaging:
         targets: list[Target],
         values: Sequence[Array],
         direct: Sequence[Array],
+        value: Callable[[], Array],
         later: list[Deliver],
     ) -> list[Array]:
         filled: list[Array] = []
@@ -166,7 +168,7 @@ class GpuStaging:
         for one in targets:
             if one.view.dtype != handle.dtype:
                 lease = self._buffers.for_host(handle, one.view.dtype)
-                later.append(partial(convert, handle.value, [*direct, *filled], lease.array))
+                later.append(partial(convert, value, [*direct, *filled], lease.array))
                 later.append(partial(self._send, lease, one))
         return filled
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from ...arrays.sparse import RowSparseArray
 from ...errors import ArrayError
 from ...observe.counters import MOVING
 from ..entry import Array, check_same, check_shape, not_row_sparse, row_ids
+from ..rows import Ids
 from .arguments import CallArguments
 from .native import _shared as shm
 from .rows import SparseKeys
@@ -26,6 +28,7 @@ class StoredValues:
     def __init__(self, arguments: CallArguments, rows: SparseKeys, waiter: RoundWaiter) -> None:
         self._job, self._keys, self._arguments = arguments.job, arguments.keys, arguments
         self._rows, self._gpus, self._waiter = rows, arguments.gpus, waiter
+        self._reader = arguments.reader
 
     def init(self, groups: list[Group]) -> None:
         """Take the value of the lowest rank, and wait until it is there."""
@@ -100,14 +103,14 @@ class StoredValues:
     # ---------------------------------------------------------------------------------------- reading
 
     def view(self, key: Key) -> Array | RowSparseArray:
-        """Live memory, read-only."""
+        """Live memory, read-only; a copy where rounds go on without this worker."""
         self._waiter.check_open()
         handle = self._arguments.handle(key)
         self._waiter.settle(handle)
         if handle.sparse:
-            return self._rows.table(handle).view()
+            return self._reader.read(handle, partial(self._rows.view, handle))
         self._gpus.staging.copy_to_region(handle)
-        view = handle.value().view()
+        view = self._reader.value(handle).view()
         view.flags.writeable = False
         return view
 
@@ -134,9 +137,12 @@ class StoredValues:
             self._waiter.settle(handle)
         self._waiter.see_whole([handle for handle, _, _ in jobs])
         for handle, ids, out in jobs:
-            with shm.Phase(self._job, MOVING, handle, handle.arrived, handle.nbytes):
-                self._rows.table(handle).gather(ids, out)
+            self._reader.read(handle, partial(self._gather, handle, ids, out))
             self._job.receive(out.data.nbytes)
+
+    def _gather(self, handle: Handle, ids: Ids, out: RowSparseArray) -> None:
+        with shm.Phase(self._job, MOVING, handle, handle.arrived, handle.nbytes):
+            self._rows.table(handle).gather(ids, out)
 
     def empty(self, key: Key) -> Array:
         """Return a new array of the key's shape and type that lives in the region."""

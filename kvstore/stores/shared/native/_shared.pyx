@@ -2,8 +2,8 @@
 """The shared region as Python sees it: a job with keys, arrays that live in it, rounds.
 
 The protocol is in the headers beside this file (layout.h, wait.h, arena.h, texts.h, table.h, arrivals.h,
-summing.h, chunks.h, round.h, region.h). No method blocks for longer than a tenth of a second: waits return `TICK`, and
-the caller looks at its deadline.
+summing.h, chunks.h, round.h, reading.h, region.h). No method blocks for longer than a tenth of a second:
+waits return `TICK`, and the caller looks at its deadline.
 """
 
 cimport cython
@@ -29,6 +29,7 @@ cnp.import_array()
 
 cdef extern from *:
     """
+    #include "reading.h"
     #include "region.h"
     /* Cython knows no atomic types. */
     #define KV_WORD(at) ((_Atomic uint64_t *)(void *)(at))
@@ -117,6 +118,8 @@ cdef extern from "region.h" nogil:
         const kv_level *const *level
         const ptrdiff_t *stream_bytes
         char *bounce
+    ctypedef struct kv_reading:
+        uint64_t phase
     ctypedef struct kv_call:
         kv_entry *entry
         uint64_t round
@@ -211,14 +214,13 @@ cdef extern from "region.h" nogil:
     uint64_t kv_next_behind(kv_self *me, uint64_t start, uint64_t n)
     int kv_is_unopened(kv_self *me, kv_entry *e, uint64_t round, uint64_t *within)
     uint64_t kv_left_out(kv_self *me, kv_entry *e, uint64_t round)
-    int kv_deliver(kv_self *me, kv_call *call)
     int kv_has_kind(kv_self *me, kv_entry *e, uint64_t round, uint64_t mask, int kind)
     int kv_has_rows(kv_self *me, kv_entry *e, uint64_t round, uint64_t mask)
     int kv_has_on_gpu(kv_self *me, kv_entry *e, uint64_t round, uint64_t mask)
     int kv_read_private(kv_self *me, int w, uint64_t address, char *to, uint64_t size)
     void kv_put_out(kv_self *me, kv_entry *e, uint64_t phase, int rule)
     int kv_close(kv_self *me, kv_entry *e, uint64_t phase, uint64_t current)
-    int kv_borrow(kv_self *me, kv_entry *e)
+    int kv_borrow(kv_self *me, kv_entry *e, int writes)
     void kv_return(kv_self *me, kv_entry *e, int other)
     void *kv_updates(kv_entry *e)
     void *kv_next_updates(kv_entry *e)
@@ -229,6 +231,12 @@ cdef extern from "region.h" nogil:
     void kv_sum_private(kv_self *me, kv_entry *e, uint64_t round, char *to)
     void kv_sum_of(kv_self *me, kv_entry *e, uint64_t round, uint64_t mask, char *to)
     uint64_t KV_HEADER_BYTES
+
+cdef extern from "reading.h" nogil:
+    int kv_stays(kv_self *me, kv_entry *e)
+    int kv_begin_read(kv_self *me, kv_entry *e, kv_reading *reading)
+    int kv_end_read(kv_self *me, kv_entry *e, kv_reading *reading)
+    int kv_deliver(kv_self *me, kv_call *call)
 
 READY, TICK, PEER_LOST, FENCED = KV_READY, KV_TICK, KV_PEER_LOST, KV_FENCED
 PLAN, NEW_MODE, NO_MEMORY = KV_PLAN, KV_NEW_MODE, KV_NO_MEMORY

@@ -14,7 +14,8 @@ static inline int kv_sums(const kv_self *me)
     return !(kv_get(&me->head->mode) & 1);
 }
 
-/* `version`: how often another value was put in use, modulo 16; by it a reader sees that its value has changed. */
+/* `version`: by it, modulo 16, a reader sees that its value has changed: one more where the other value is in use, two more
+ * where what an opener had changed in place was put back. */
 static inline uint64_t kv_phase_word(uint64_t round, int rank, uint64_t version, enum kv_step step)
 {
     return round << 16 | (uint64_t)rank << 8 | (version & 0xf) << 4 | (uint64_t)step;
@@ -36,6 +37,13 @@ static inline int kv_holds(const kv_self *me, uint64_t phase, uint64_t round)
     return kv_step_of(phase) == KV_OPENING && kv_round_of(phase) == round && kv_opener_of(phase) == me->rank;
 }
 
+/* A read of a value, also while rounds go on without the reader: see reading.h. */
+typedef struct {
+    uint64_t phase; /* that the key had before */
+    int tries;      /* that came to nothing: the value has changed */
+    int holds;      /* no round is opened before its end */
+} kv_reading;
+
 /* One key of one call of this process. */
 typedef struct {
     kv_entry *entry;
@@ -44,6 +52,7 @@ typedef struct {
     int n_outs;
     int stream;        /* the call is larger than the cache */
     unsigned char *delivered; /* by chunk: the outs have it already; may be NULL */
+    kv_reading reading;
 } kv_call;
 
 static inline kv_part *kv_parts(kv_self *me, const kv_entry *e)

@@ -96,6 +96,11 @@ cdef class Handle:
         return [(w, max(kv_get(&part[w].pushed[0]), kv_get(&part[w].pushed[1])))
                 for w in range(me.size) if out >> w & 1] if out else []
 
+    @property
+    def stays(self):
+        """Whether rounds wait for this worker, who is not lost: the value stays as it is until it pushes."""
+        return bool(kv_stays(self.job.me, self.e))
+
     def value(self, other=False):
         """The value in use, or the other one, as a writable array."""
         cdef uint64_t i = kv_current_of(kv_get(&self.e.phase)) ^ <uint64_t>bool(other)
@@ -126,7 +131,7 @@ cdef class Handle:
         """
         cdef int outcome
         with nogil:
-            outcome = kv_borrow(self.job.me, self.e)
+            outcome = kv_borrow(self.job.me, self.e, 1)
             if outcome != KV_TICK:
                 kv_leave()
         return outcome
@@ -251,6 +256,30 @@ cdef class Handle:
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         offset = self.job.take(max(size, 1), KV_STATE_COLOUR + number)
         return offset, self.job.array(offset, shape, dtype, None)
+
+
+cdef class Reading:
+    """A read of a key's value, while rounds may go on without this worker."""
+
+    cdef kv_reading reading
+    cdef Handle handle
+
+    def __cinit__(self, Handle handle):
+        self.handle = handle
+        memset(&self.reading, 0, sizeof(self.reading))
+
+    def begin(self):
+        """Begin to read; an outcome."""
+        cdef int outcome
+        with nogil:
+            outcome = kv_begin_read(self.handle.job.me, self.handle.e, &self.reading)
+            if outcome != KV_TICK:
+                kv_leave()
+        return outcome
+
+    def end(self):
+        """End what `begin` has begun; return whether the value was one round's all the time, else it is to be read again."""
+        return bool(kv_end_read(self.handle.job.me, self.handle.e, &self.reading))
 
 
 cdef bytes text_at(Job job, uint64_t offset):

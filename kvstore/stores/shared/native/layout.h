@@ -22,6 +22,7 @@ enum {
     KV_SMALL_KEY = 64 * 1024,  /* bytes: up to here each worker sums for itself */
     KV_SHARE_BYTES = 128 * 1024, /* of each array, in one chunk of work */
     KV_LOG_ELEMENTS = 2048,    /* updated at a time */
+    KV_READ_TRIES = 4,         /* until rounds wait for a read that they outrun */
     KV_LOG_ARRAYS = 2 + KV_MAX_STATES
 };
 

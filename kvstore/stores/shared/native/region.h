@@ -173,7 +173,7 @@ static void kv_clean_up(kv_self *me, kv_entry *e)
     uint64_t phase = kv_get(&e->phase), round = kv_round_of(phase);
     if (kv_step_of(phase) == KV_OPENING && kv_opener_of(phase) == me->rank) { /* if nobody has taken it over by now */
         kv_undo(me, e, round);
-        kv_swap(&e->phase, phase, kv_phase_word(round - 1, 0, kv_version_of(phase), KV_CLOSED));
+        kv_swap(&e->phase, phase, kv_phase_word(round - 1, 0, kv_version_of(phase) + 2, KV_CLOSED));
     }
     for (uint64_t c = 0; kv_step_of(phase) == KV_OPEN && c < e->chunks; c++) {
         if (kv_get(&kv_map(me, e)[c]) != kv_chunk_word(round, me->rank, KV_TAKEN))

@@ -53,14 +53,24 @@ static void kv_put_out(kv_self *me, kv_entry *e, uint64_t phase, int rule)
 }
 
 /* Make a key the opener's; the phase that it has then, or 0: another was faster. */
-static uint64_t kv_hold(kv_self *me, kv_entry *e, uint64_t phase)
+static uint64_t kv_seize(kv_self *me, kv_entry *e, uint64_t phase)
 {
-    uint64_t round = kv_complete_round(phase) + 1;
-    uint64_t opening = kv_phase_word(round, me->rank, kv_version_of(phase), KV_OPENING);
+    uint64_t round = kv_complete_round(phase) + 1, version = kv_version_of(phase);
+    if (kv_step_of(phase) == KV_OPENING) /* what the one before had changed in place will be put back */
+        version += 2;
+    uint64_t opening = kv_phase_word(round, me->rank, version, KV_OPENING);
     if (!kv_swap(&e->phase, phase, opening))
         return 0;
-    kv_put(&e->of[1 - kv_current_of(phase)], KV_NO_ROUND);
     kv_put(&e->updates[round & 1], kv_get(&e->updates[1 - (round & 1)]));
+    return opening;
+}
+
+/* As `kv_seize`, to write to the value that is not in use. */
+static uint64_t kv_hold(kv_self *me, kv_entry *e, uint64_t phase)
+{
+    uint64_t opening = kv_seize(me, e, phase);
+    if (opening)
+        kv_put(&e->of[1 - kv_current_of(phase)], KV_NO_ROUND);
     return opening;
 }
 
@@ -285,8 +295,8 @@ static int kv_advance(kv_self *me, kv_call *call)
 }
 
 /* Hold a closed key, or one that a dead worker has left held or opening, so that nobody opens its next round; for
- * changes from outside of rounds. KV_TICK: not yet. */
-static int kv_borrow(kv_self *me, kv_entry *e)
+ * changes from outside of rounds, and for reads that others outrun. KV_TICK: not yet. */
+static int kv_borrow(kv_self *me, kv_entry *e, int writes)
 {
     kv_watch watch = {me, e, 0, kv_get(&me->head->epoch)};
     uint64_t phase = watch.phase = kv_get(&e->phase);
@@ -294,9 +304,12 @@ static int kv_borrow(kv_self *me, kv_entry *e)
     int outcome, opener = kv_opener_of(phase);
     if (kv_step_of(phase) == KV_OPEN)
         outcome = kv_advance(me, &call);
-    else if (kv_step_of(phase) == KV_CLOSED || (opener != me->rank && !kv_here(kv_get(&me->head->worker[opener].state))))
-        return kv_hold(me, e, phase) ? KV_READY : KV_TICK;
-    else
+    else if (kv_step_of(phase) == KV_CLOSED || (opener != me->rank && !kv_here(kv_get(&me->head->worker[opener].state)))) {
+        uint64_t held = writes ? kv_hold(me, e, phase) : kv_seize(me, e, phase);
+        if (held)
+            kv_undo(me, e, kv_round_of(held));
+        return held ? KV_READY : KV_TICK;
+    } else
         outcome = kv_await(me, kv_changed, kv_about_watch, &watch, 1);
     return outcome == KV_READY ? KV_TICK : outcome;
 }
@@ -449,37 +462,6 @@ static int kv_wait_for_free_slot(kv_self *me, kv_entry *e)
         return KV_READY;
     kv_call call = {.entry = e, .round = arrived - 1};
     return kv_advance(me, &call);
-}
-
-/* After the round: the result into those outs and chunks that do not have it yet. KV_TICK: the value changed meanwhile
- * (which only a worker that is no member can see); try again. */
-static int kv_deliver(kv_self *me, kv_call *call)
-{
-    kv_entry *e = call->entry;
-    if (!call->n_outs)
-        return KV_READY;
-    uint64_t phase = kv_get(&e->phase);
-    if (kv_step_of(phase) == KV_OPEN) { /* perhaps by the dead only: see it closed */
-        kv_call other = {.entry = e, .round = kv_round_of(phase)};
-        int outcome = kv_advance(me, &other);
-        return outcome == KV_READY ? KV_TICK : outcome;
-    }
-    char *from = (char *)kv_at(me, e->value[kv_current_of(phase)]);
-    ptrdiff_t size = kv_chunk_size(e);
-    for (uint64_t c = 0; c < e->chunks; c++) {
-        ptrdiff_t at = (ptrdiff_t)c * size, end = at + size < (ptrdiff_t)e->n ? at + size : (ptrdiff_t)e->n;
-        if (call->delivered && call->delivered[c])
-            continue;
-        uint64_t nbytes = (uint64_t)(end - at) * (uint64_t)kv_itemsize[e->dtype];
-        kv_enter_round(me, KV_MOVING, e->number, kv_complete_round(phase), nbytes);
-        kv_sum_here(me, call, NULL, &from, NULL, 1, call->outs, call->n_outs, at, end);
-    }
-    atomic_thread_fence(memory_order_acquire);
-    uint64_t now = kv_get(&e->phase);
-    /* Only an open round writes to the value in use; one that is being prepared, perhaps by a dead worker, does not. */
-    int calm = kv_step_of(now) != KV_OPEN && kv_version_of(now) == kv_version_of(phase) &&
-               kv_complete_round(now) == kv_complete_round(phase);
-    return calm ? KV_READY : KV_TICK;
 }
 
 #endif

@@ -43,6 +43,7 @@ static void step(void);
 #define KV_SHARE_BYTES (2 * 8)
 #define KV_SMALL_KEY (3 * 8)
 #define KV_LOG_ELEMENTS 1
+#define KV_READ_TRIES 1
 #define KV_BLOCK_KEYS 2
 
 enum { WORKERS = 4, KEYS = 2, ELEMENTS = 9, ROUNDS = 5, VERSIONS = 32, PROCESSES = 64, REGION = 4 << 20, TAIL = 40 };
@@ -114,6 +115,7 @@ static ssize_t stand_in_readv(int pid, const struct iovec *here, const struct io
 #undef kv_wait
 static int kv_wait(kv_self *me, kv_condition ready, void *context);
 
+#include "reading.h"
 #include "region.h"
 
 /* -------------------------------------------------------------------------------------------------- the world */
@@ -130,7 +132,7 @@ typedef struct {
     uint64_t salt; /* of what it pushes: another for each life */
     uint64_t bounce[WORKERS * (KV_SHARE_BYTES + 256) / 8];
     uint64_t private[ELEMENTS], out[2][ELEMENTS];
-    uint64_t home[KEYS][4];
+    uint64_t home[KEYS][4], undo[KEYS];
     const char *doing;
 } worker;
 
@@ -153,6 +155,7 @@ typedef struct {
 /* What a seed decides. */
 static struct {
     int workers, keys, steps, go_on, updates, by_hand, overwrites, joiner, join_after, deaths, returns, pace, calls;
+    int in_place, reads; /* by hand in place; reads beside those of calls */
     int order[2 * ROUNDS];
     uint64_t fate_at;
     const char *fate_in;
@@ -168,6 +171,7 @@ static jmp_buf home;
 static char broken[512];
 static struct {
     uint64_t rounds, steps, deaths, returns, updates, peer_reads, overwrites, joins, lost, failed, finished, in_place, calls;
+    uint64_t updates_in_place, reads, again, held;
 } count;
 
 static uint64_t chance(void)
@@ -608,12 +612,44 @@ static void update_by_hand(worker *w, key *k)
     kv_close(me, e, phase, 1 - current);
 }
 
+/* As Handle.note_undo. */
+static void note_undo(worker *w, key *k, uint64_t round, uint64_t home_at)
+{
+    uint64_t offset = w->undo[k - keys], *block = (uint64_t *)kv_at(&w->self, offset);
+    kv_piece piece = {home_at, sizeof(uint64_t), k->n, 0};
+    kv_put(&k->e->undo, 0);
+    block[0] = round;
+    block[1] = 1;
+    memcpy(block + 2, &piece, sizeof piece);
+    memcpy(block + 2 + sizeof piece / 8, kv_at(&w->self, home_at), k->e->nbytes);
+    kv_put(&k->e->undo, offset);
+    kv_fence();
+}
+
+/* As SparseKeys._update: the whole update by the opener, in place. */
+static void update_in_place(worker *w, key *k)
+{
+    kv_self *me = &w->self;
+    kv_entry *e = k->e;
+    uint64_t phase = kv_get(&e->phase), home_at = e->value[kv_current_of(phase)], merged[ELEMENTS];
+    uint64_t *to = (uint64_t *)kv_at(me, home_at), t = kv_get(kv_updates(e)) + 1;
+    kv_sum_private(me, e, kv_round_of(phase), (char *)merged);
+    note_undo(w, k, kv_round_of(phase), home_at);
+    for (uint64_t i = 0; i < k->n; i++) {
+        SPOT(step());
+        to[i] = updated(to[i], 0, merged[i], t);
+    }
+    kv_put(kv_next_updates(e), t);
+    kv_close(me, e, phase, kv_current_of(phase));
+    count.updates_in_place++;
+}
+
 /* As Updates._plan. */
 static void carry_out(worker *w, key *k)
 {
     kv_entry *e = k->e;
     if (plan.by_hand) {
-        update_by_hand(w, k);
+        (plan.in_place ? update_in_place : update_by_hand)(w, k);
         return;
     }
     uint64_t t = kv_get(kv_updates(e)) + 1;
@@ -740,6 +776,39 @@ static int receive(worker *w, key *k, uint64_t *first, int n_outs, const char *h
 
 static int settle(worker *w, key *k) { return receive(w, k, w->out[0], 0, "settle"); }
 
+/* As ValueReader.read. */
+static int read_once(worker *w, key *k, kv_reading *reading)
+{
+    int outcome = KV_READY, stays = kv_stays(&w->self, k->e);
+    if (!stays && (outcome = kv_begin_read(&w->self, k->e, reading)) != KV_READY)
+        return outcome;
+    count.held += (uint64_t)reading->holds;
+    for (uint64_t i = 0; i < k->n; i++) {
+        SPOT(step());
+        w->out[0][i] = value_in_use(k, kv_get(&k->e->phase))[i];
+    }
+    return stays || kv_end_read(&w->self, k->e, reading) ? KV_READY : KV_TICK;
+}
+
+static int read_by_python(worker *w, key *k, int times)
+{
+    int outcome = KV_READY;
+    w->doing = "read by Python";
+    for (int i = 0; i < times && plan.reads && outcome == KV_READY; i++) {
+        kv_reading reading = {0};
+        int before = k->versions - 1;
+        while (prepared(w, k, outcome = read_once(w, k, &reading)))
+            SPOT(step());
+        quiet = 1;
+        if (outcome == KV_READY && !plan.overwrites)
+            check_received(k, w->out[0], before, w->doing);
+        quiet = 0;
+        count.reads++;
+        count.again += reading.tries > 0;
+    }
+    return outcome;
+}
+
 /* As RoundWaiter.complete: who gives up while others may read its memory fails the round. */
 static void give_up(worker *w, key *k)
 {
@@ -811,7 +880,7 @@ static int overwrite(worker *w, key *k)
     int outcome = settle(w, k);
     if (outcome != KV_READY)
         return outcome;
-    while (prepared(w, k, outcome = kv_borrow(me, e)))
+    while (prepared(w, k, outcome = kv_borrow(me, e, 1)))
         SPOT(step());
     if (outcome != KV_READY)
         return outcome;
@@ -872,6 +941,8 @@ static int take_part(worker *w)
             outcome = what < 4 ? pushpull(w, k) : plain_push(w, k);
         if (outcome == KV_READY && what > 5)
             outcome = receive(w, k, w->out[0], 1, "pull");
+        if (outcome == KV_READY && plan.reads)
+            outcome = read_by_python(w, &keys[draw(plan.keys)], 2);
         if (outcome == KV_READY && plan.overwrites && draw(6) == 0)
             outcome = overwrite(w, &keys[draw(plan.keys)]);
         if (outcome != KV_READY)
@@ -912,6 +983,8 @@ static void read_on(worker *w)
         memset(delivered, 0, sizeof delivered);
         deliver(w, k, &call);
         check_received(k, w->out[0], before, w->doing);
+        if ((outcome = read_by_python(w, k, 2)) != KV_READY)
+            violation("worker %d reads after a loss: outcome %d", rank_of(w), outcome);
     }
 }
 
@@ -930,6 +1003,9 @@ static void rejoin(worker *w)
     if (outcome != KV_READY)
         violation("worker %d cannot come back: outcome %d", rank_of(w), outcome);
     note("is back", me->incarnation, 0);
+    for (int i = 0; i < plan.keys; i++)
+        if ((outcome = read_by_python(w, &keys[i], 2)) != KV_READY)
+            violation("worker %d, a newcomer, reads: outcome %d", rank_of(w), outcome);
     while (!kv_catch_up(me, keys[plan.order[0]].e)) /* before its first push, as RoundWaiter._catch_up */
         ;
     note("has fallen in", me->incarnation, 0);
@@ -949,6 +1025,9 @@ static void life(worker *w)
         note("has settled", (uint64_t)joins, 0);
         if (joins && draw(2) && (outcome = receive(w, &keys[0], w->out[0], 1, "pull after join")) != KV_READY && plan.go_on)
             violation("worker %d, joined, reads: outcome %d", rank_of(w), outcome);
+        for (int i = 0; joins && i < plan.keys; i++)
+            if ((outcome = read_by_python(w, &keys[i], 30)) != KV_READY)
+                violation("worker %d, joined, reads by Python: outcome %d", rank_of(w), outcome);
         count.joins += (uint64_t)joins;
     } else if (outcome == KV_PEER_LOST && !plan.go_on) {
         read_on(w);
@@ -1071,6 +1150,8 @@ static void make_key(key *k, int number)
     for (int i = 0; i < plan.workers; i++)
         for (int j = 0; j < 4; j++)
             all[i].home[number][j] = take(w, e->nbytes);
+    for (int i = 0; plan.in_place && i < plan.workers; i++)
+        all[i].undo[number] = take(w, 16 + sizeof(kv_piece) + e->nbytes);
     kv_publish(&w->self, e);
     e->of[1] = KV_NO_ROUND;
     k->last_phase = e->phase;
@@ -1103,6 +1184,15 @@ static void decide(void)
     if (plan.deaths && draw(2)) {
         plan.fate_in = places[draw((int)(sizeof places / sizeof *places))];
         plan.fate_in_count = 1 + draw(draw(2) ? 8 : 60);
+    }
+    uint64_t more = mixed(seed ^ 0x5eed); /* not drawn: the other seeds stay what they were */
+    plan.reads = more % 3 == 0;
+    plan.in_place = plan.by_hand && more >> 8 & 1;
+    if (plan.in_place && plan.reads && more >> 20 & 1)
+        plan.joiner = (int)(more >> 24 & 63) % plan.workers;
+    if (plan.in_place && plan.deaths && more >> 9 & 1) {
+        plan.fate_in = more >> 10 & 1 ? "update_in_place" : "kv_undo";
+        plan.fate_in_count = 1 + (int)(more >> 16 & 15);
     }
     int rounds[KEYS] = {0};
     for (int i = 0, wanted = plan.calls * KEYS * (1 + draw(ROUNDS - 1)); i < wanted; i++)
@@ -1166,7 +1256,7 @@ static void check_end(void)
             look_at_phase(k);
         if (!told && !died && kv_step_of(k->last_phase) != KV_CLOSED)
             violation("key %d was left open", i);
-        if (kv_step_of(k->last_phase) != KV_OPEN || !plan.updates)
+        if (!plan.updates || kv_step_of(k->last_phase) == KV_CLOSED || (kv_step_of(k->last_phase) != KV_OPEN && !plan.in_place))
             check_in_use(k, k->last_phase, "after");
         for (worker *w = all; w < all + plan.workers && !told; w++)
             if (w->lives && pushed_round(w, k) > kv_complete_round(k->last_phase))
@@ -1242,11 +1332,12 @@ int main(int n, char **arguments)
         }
     printf("{\"runs\": %llu, \"steps\": %llu, \"rounds\": %llu, \"finished\": %llu, \"deaths\": %llu, \"returns\": %llu, "
            "\"updates\": %llu, \"peer_reads\": %llu, \"in_place\": %llu, \"overwrites\": %llu, \"joins\": %llu, \"lost\": %llu, "
-           "\"failed\": %llu, \"calls\": %llu}\n",
+           "\"failed\": %llu, \"calls\": %llu, \"updates_in_place\": %llu, \"reads\": %llu, \"again\": %llu, \"held\": %llu}\n",
            (unsigned long long)how_many, (unsigned long long)count.steps, (unsigned long long)count.rounds,
            (unsigned long long)count.finished, (unsigned long long)count.deaths, (unsigned long long)count.returns,
            (unsigned long long)count.updates, (unsigned long long)count.peer_reads, (unsigned long long)count.in_place,
            (unsigned long long)count.overwrites, (unsigned long long)count.joins, (unsigned long long)count.lost,
-           (unsigned long long)count.failed, (unsigned long long)count.calls);
+           (unsigned long long)count.failed, (unsigned long long)count.calls, (unsigned long long)count.updates_in_place,
+           (unsigned long long)count.reads, (unsigned long long)count.again, (unsigned long long)count.held);
     return 0;
 }

@@ -31,6 +31,10 @@ KINDS = (
         "lost",
         "failed",
         "calls",
+        "updates_in_place",
+        "reads",
+        "again",
+        "held",
     ),
 )
 
@@ -85,7 +89,18 @@ MUTANTS = {
         "(kv_state(me, w) == KV_LOST && kv_kind_of(&part[w], parity) == KV_PRIVATE)",
         "0",
     ),
-    "a reader is content with anything": ("round.h", "return calm ? KV_READY : KV_TICK;", "return KV_READY;"),
+    "a reader is content with anything": ("reading.h", "return calm;", "return 1;"),
+    "a reader takes no notice of an update in place": (
+        "reading.h",
+        "return undo ? *(const uint64_t *)kv_at(me, undo) : 0;",
+        "return 0;",
+    ),
+    "a reader takes what may be finished after a loss for its own": (
+        "reading.h",
+        "kv_get(&mine->pushed[round & 1]) < round;",
+        "1;",
+    ),
+    "a reader holds a key for ever": ("reading.h", "            kv_return(me, e, 0);", "            ;"),
     "an opener is not taken over": (
         "round.h",
         "return opener != me->rank && !kv_here(kv_get(&me->head->worker[opener].state));",
@@ -123,6 +138,7 @@ EVERY_TIME = {
     "a torn block is not restored",
     "who dies within a chunk has its result where its part was",
     "a reader is content with anything",
+    "a reader takes no notice of an update in place",
     "the dead stay members",
     "the lock of the dead stays",
     "who comes back pushes again",

@@ -1,0 +1,105 @@
+/* Reads of a value: each is of one round, also where the others' rounds go on without the reader.
+ *
+ * Rounds go on without a worker that has joined, or that came back and has not pushed yet; and after a loss one that it
+ * has pushed into may still be finished. Then a read is made again if the value has changed meanwhile; and if that was so
+ * some times, since rounds are quicker than the reader, the next round waits for it.
+ */
+#ifndef KV_READING_H
+#define KV_READING_H
+
+#include "round.h"
+
+/* Whether the next round waits for this worker's arrival: until then the value stays as it is. */
+static int kv_stays(kv_self *me, const kv_entry *e)
+{
+    const kv_part *mine = &kv_parts(me, e)[me->rank];
+    uint64_t round = kv_complete_round(kv_get(&e->phase)) + 1;
+    uint64_t waited_for = kv_get(&me->head->members) & ~kv_get(&me->head->newcomers);
+    return kv_get(&me->worker->state) == (me->incarnation << 8 | KV_ALIVE) && waited_for & kv_bit(me->rank) &&
+           kv_get(&mine->first) <= round && kv_get(&mine->pushed[round & 1]) < round;
+}
+
+/* The round whose opener has noted what it changes in place, and that it may be changing now; 0: none. */
+static uint64_t kv_changed_in_place(kv_self *me, const kv_entry *e)
+{
+    uint64_t undo = kv_get(&e->undo);
+    return undo ? *(const uint64_t *)kv_at(me, undo) : 0;
+}
+
+/* Whether others may be changing the value in use; `in_place` was looked at before the phase. */
+static int kv_is_changing(const kv_self *me, uint64_t phase, uint64_t in_place)
+{
+    if (kv_step_of(phase) != KV_OPENING)
+        return kv_step_of(phase) == KV_OPEN;
+    return kv_round_of(phase) == in_place && kv_opener_of(phase) != me->rank;
+}
+
+/* Let no round begin before the read's end. */
+static int kv_read_apart(kv_self *me, kv_entry *e, kv_reading *reading)
+{
+    if (kv_standing(me) == KV_FENCED)
+        return KV_FENCED;
+    int outcome = kv_borrow(me, e, 0);
+    reading->holds = outcome == KV_READY;
+    reading->phase = kv_get(&e->phase);
+    return outcome;
+}
+
+/* Begin to read the value in use. KV_TICK: not yet. */
+static int kv_begin_read(kv_self *me, kv_entry *e, kv_reading *reading)
+{
+    int outcome = KV_READY;
+    uint64_t in_place = kv_changed_in_place(me, e), phase = reading->phase = kv_get(&e->phase);
+    if (reading->tries >= KV_READ_TRIES)
+        outcome = kv_read_apart(me, e, reading);
+    else if (kv_is_changing(me, phase, in_place)) { /* perhaps by the dead only: see it closed */
+        kv_call other = {.entry = e, .round = kv_round_of(phase)};
+        outcome = kv_advance(me, &other);
+        outcome = outcome == KV_READY ? KV_TICK : outcome;
+    }
+    return outcome == KV_PEER_LOST ? KV_TICK : outcome; /* reads go on after a loss */
+}
+
+/* Whether what was read since `kv_begin_read` is the value of one round. */
+static int kv_end_read(kv_self *me, kv_entry *e, kv_reading *reading)
+{
+    atomic_thread_fence(memory_order_acquire);
+    uint64_t in_place = kv_changed_in_place(me, e), now = kv_get(&e->phase), before = reading->phase;
+    if (reading->holds) {
+        int held = kv_holds(me, now, kv_round_of(before)); /* nobody has taken this worker for dead */
+        reading->holds = 0;
+        if (held)
+            kv_return(me, e, 0);
+        return held;
+    }
+    int calm = !kv_is_changing(me, now, in_place) && kv_version_of(now) == kv_version_of(before) &&
+               kv_complete_round(now) == kv_complete_round(before);
+    reading->tries += !calm;
+    return calm;
+}
+
+/* After the round: the result into those outs and chunks that do not have it yet. KV_TICK: the value changed meanwhile;
+ * try again. */
+static int kv_deliver(kv_self *me, kv_call *call)
+{
+    kv_entry *e = call->entry;
+    if (!call->n_outs)
+        return KV_READY;
+    int outcome = kv_begin_read(me, e, &call->reading);
+    if (outcome != KV_READY)
+        return outcome;
+    uint64_t phase = call->reading.phase;
+    char *from = (char *)kv_at(me, e->value[kv_current_of(phase)]);
+    ptrdiff_t size = kv_chunk_size(e);
+    for (uint64_t c = 0; c < e->chunks; c++) {
+        ptrdiff_t at = (ptrdiff_t)c * size, end = at + size < (ptrdiff_t)e->n ? at + size : (ptrdiff_t)e->n;
+        if (call->delivered && call->delivered[c])
+            continue;
+        uint64_t nbytes = (uint64_t)(end - at) * (uint64_t)kv_itemsize[e->dtype];
+        kv_enter_round(me, KV_MOVING, e->number, kv_complete_round(phase), nbytes);
+        kv_sum_here(me, call, NULL, &from, NULL, 1, call->outs, call->n_outs, at, end);
+    }
+    return kv_end_read(me, e, &call->reading) ? KV_READY : KV_TICK;
+}
+
+#endif

@@ -1,0 +1,63 @@
+"""Reads of values by Python: each is of one round, also where rounds go on without this worker.
+
+They do after `join`, and before the first push of a rank that came back; and after a loss, a round may still
+be finished. What is read then is copied, and copied again if it has changed meanwhile: see native/reading.h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from ..entry import Array
+from .native import _shared as shm
+from .waiting import RoundWaiter
+
+Handle = shm.Handle
+T = TypeVar("T")
+
+
+class ValueReader:
+    """The reads of one worker of a job."""
+
+    def __init__(self, waiter: RoundWaiter) -> None:
+        self._waiter = waiter
+
+    def read(self, handle: Handle, copy: Callable[[], T]) -> T:
+        """Return what `copy` returns, which reads the value of a key; it is called once or several times."""
+        if not handle.stays:
+            return self._read_apart(handle, copy)
+        found = copy()
+        if not handle.stays:
+            self._waiter.check_open()  # taken for dead meanwhile: rounds may have gone on
+        return found
+
+    def value(self, handle: Handle) -> Array:
+        """Return the value in use, to be read: the live one, or a copy where it may change."""
+        return handle.value() if handle.stays else self._read_apart(handle, lambda: handle.value().copy())
+
+    def _read_apart(self, handle: Handle, copy: Callable[[], T]) -> T:
+        reading = shm.Reading(handle)
+        found: list[T] = []
+
+        def step() -> int:
+            outcome = reading.begin()
+            return _copied(reading, copy, found) if outcome == shm.READY else outcome
+
+        self._waiter.wait(step, handle)
+        self._waiter.check_open()
+        return found[0]
+
+
+def _copied(reading: shm.Reading, copy: Callable[[], T], found: list[T]) -> int:
+    """Make a copy; `TICK`: it is not of one round, and what it has raised means nothing."""
+    error: Exception | None = None
+    try:
+        found[:] = [copy()]
+    except Exception as caught:
+        error = caught
+    finally:
+        is_whole = reading.end()
+    if is_whole and error is not None:
+        raise error
+    return shm.READY if is_whole else shm.TICK
