@@ -28,6 +28,8 @@ from jobs import hear, tell
 from references import Array
 
 import kvstore as kv
+from kvstore.stores.shared.native import _shared as shm
+from kvstore.stores.shared.native.membership import OtherProcesses
 
 F = np.float32
 SHAPES = {
@@ -674,6 +676,60 @@ def stopped_within_a_call(rows: bool) -> str:
     tell("went on")
     store.close()
     return ""
+
+
+def stops() -> None:
+    """Stop this process, as SIGSTOP from outside would; it goes on where it was."""
+    tell("stops")
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def stopped_at_work(where: str, loss: str, silence: float) -> list[float]:
+    """Worker 2 opens a round, or takes the lock, and is stopped; what the others read then stays as it is."""
+    OtherProcesses.dead_after = silence
+    store = kv.create("shared", on_peer_loss=loss, group="stopped")
+    one: Any = np.ones(8, F)
+    if where == "rows":
+        one = kv.RowSparseArray(np.ones((4, 2), F), np.arange(4), (4, 2))
+    store.init("w", kv.RowSparseArray.zeros((4, 2)) if where == "rows" else np.zeros(8, F))
+
+    def update(key: str, gradient: Any, weight: Array) -> None:
+        weight += 1
+        if store.rank == 2:
+            stops()
+        weight += 1
+
+    if where != "lock":
+        store.set_updater(update)
+    if store.rank == 2:
+        hear()
+        if where == "lock":
+            with shm.Lock(store._backend._job):
+                stops()
+    store.push("w", one)
+    tell("pushed")
+    hear()
+    try:
+        store.barrier()  # which does not wait for worker 2 any more, or raises
+    except kv.PeerLostError:
+        assert loss == "raise"
+    reads = [largest(store, where)]
+    tell("read")
+    hear()
+    reads.append(largest(store, where))
+    store.close()
+    return reads
+
+
+def largest(store: Any, where: str) -> float:
+    """Return the largest element of the key, by a read."""
+    if where == "rows":
+        out = kv.RowSparseArray.zeros((4, 2))
+        store.row_sparse_pull("w", out=out, row_ids=np.arange(4))
+        return float(out.data.max())
+    dense = np.empty(8, F)
+    store.pull("w", out=dense)
+    return float(dense.max())
 
 
 def stopped() -> str:

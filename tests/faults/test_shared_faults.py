@@ -452,6 +452,30 @@ def test_a_worker_that_is_stopped_is_lost_and_fenced_when_it_wakes(job: MakeJob,
         assert workers[1].result() == "FencedError"
 
 
+@pytest.mark.parametrize(("where", "loss"), each_once(["updater", "rows", "lock"], ["raise", "continue"]))
+def test_who_is_stopped_at_work_on_what_others_read_writes_no_more(
+    job: MakeJob, where: str, loss: str
+) -> None:
+    """It is ended: each update is made once, whatever it was at when it was stopped."""
+    made = job(3)
+    *others, one = made.start_all(BODIES, "stopped_at_work", where, loss, pace.seconds(2))
+    for worker in others:
+        worker.expect("pushed")
+    one.say("go")
+    one.expect("stops")
+    for worker in others:
+        worker.say("go")
+    for worker in others:
+        worker.expect("read")
+    one.signal(signal.SIGCONT)  # it is gone, or goes on
+    assert one.finish(pace.deadline(20)) == -signal.SIGKILL, one.errors()
+    for worker in others:
+        worker.say("go")
+    made.finish()
+    value = 0 if (where, loss) == ("lock", "raise") else 2  # a sum of two, or one update in two steps
+    assert [worker.result() for worker in others] == [[value, value]] * 2
+
+
 @pytest.mark.parametrize("rows", [False, True])
 def test_who_was_stopped_within_a_call_gets_no_value_of_the_others(job: MakeJob, rows: bool) -> None:
     """Its round is complete when it wakes up, and the value is of a later one."""

@@ -49,16 +49,16 @@ class Exchange(NamedTuple):
     handle: Handle
     round: int
 
-    @property
-    def held(self) -> bool:
-        """Whether it is still this worker's to complete."""
-        return shm.holds(self.handle, self.round)
+    def work(self) -> shm.Work:
+        """Return work on it, as a context that says whether it is still this worker's."""
+        return shm.Work(*self)
 
     def fail(self, failure: Failure) -> None:
         """Have all workers of the host told why the round came to nothing."""
-        if self.held:
-            self.handle.fail_round(self.round, msgspec.json.encode(failure).decode())
-            shm.close_held(self.handle, self.round, False)
+        with self.work() as held:
+            if held:
+                self.handle.fail_round(self.round, msgspec.json.encode(failure).decode())
+                shm.close_held(self.handle, self.round, False)
 
 
 class HostCarrier:
@@ -133,7 +133,8 @@ class HostCarrier:
             if patiently and self._thread.ident is not None:
                 # First: once this worker rests, another may pack the next rounds, from these residuals.
                 opened = [one for _, several in self._open for one in several]
-                self._hand_in([self._request(one, Kind.PUSH) for one in opened if one.held])
+                made = [self._request_held(one, Kind.PUSH) for one in opened]
+                self._hand_in([request for request in made if request is not None])
                 self.hand_in_rest()
         finally:
             self._shared.close()
@@ -185,12 +186,17 @@ class HostCarrier:
         exchanges, requests = [], []
         while self._queue:
             exchange = self._queue.popleft()
-            if exchange.held:
+            if (request := self._request_held(exchange, Kind.PUSHPULL)) is not None:
                 exchanges.append(exchange)
-                requests.append(self._request(exchange, Kind.PUSHPULL))
+                requests.append(request)
         if requests:
             self._open.append((PendingOperation(), exchanges))  # known to `_give_up` from here on
             self._open[-1] = (self._client.submit(requests), exchanges)
+
+    def _request_held(self, exchange: Exchange, kind: Kind) -> Request | None:
+        """Ask a server to take in what this worker carries; None: another has taken it over."""
+        with exchange.work() as held:  # packing writes to the host's memory
+            return self._request(exchange, kind) if held else None
 
     def _request(self, exchange: Exchange, kind: Kind, total: Array | None = None) -> Request:
         """Ask a server to take a sum in: this one, or what was summed when the round was opened."""
@@ -217,14 +223,17 @@ class HostCarrier:
     def _take(self, exchange: Exchange, part: Slice, record: Record, frames: Sequence[Any]) -> bool:
         """Put what a server answers where all workers of the host read it; False: ask for it once more."""
         handle, round = exchange
-        if exchange.held:  # else another has taken it over, and the memory is that of a later round
-            value = handle.value(other=True)
-            if record.place != PayloadLocation.SHARED:
-                count = part.stop - part.start
-                np.copyto(value, elements(frames[record.frame], record.offset, handle.dtype, count))
-            elif not self._shared.copy(part.server, record, value):
-                return False
-            shm.close_held(handle, round, True)
+        with (
+            exchange.work() as held
+        ):  # else another has taken it over, and the memory is that of a later round
+            if held:
+                value = handle.value(other=True)
+                if record.place != PayloadLocation.SHARED:
+                    count = part.stop - part.start
+                    np.copyto(value, elements(frames[record.frame], record.offset, handle.dtype, count))
+                elif not self._shared.copy(part.server, record, value):
+                    return False
+                shm.close_held(handle, round, True)
         self._shared.give_back(handle, round)
         return True
 

@@ -156,6 +156,7 @@ class JobUpdater:
     def carry_out(self, handle: Handle, rows: SparseKeys) -> None:
         """Plan, or do, the update of the round that this worker has just opened."""
         outer, self._at_work = self._at_work, (threading.get_ident(), handle.key)
+        handle.note_opened()
         try:
             self._enter_update(handle)
             on_gpu, ranks = shm.opened_on_gpu(handle)
@@ -170,10 +171,11 @@ class JobUpdater:
         except BaseException as error:
             kind = type(error).__name__
             text = f"{self._name()} raised {kind} on key {handle.key!r} (worker {self._rank}): {error}"
-            self.causes[handle.key, handle.complete + 1] = error
-            handle.undo()
-            handle.fail_round(handle.complete + 1, text)
-            shm.close_opened(handle, False)
+            if handle.is_opened:  # else another has taken it over, and this worker is about to be told
+                self.causes[handle.key, handle.complete + 1] = error
+                handle.undo()
+                handle.fail_round(handle.complete + 1, text)
+                shm.close_opened(handle, False)
             if not isinstance(error, Exception):  # Ctrl-C stays what it is, here
                 raise
         finally:

@@ -193,6 +193,8 @@ class RoundWaiter:
             except BaseException:
                 self._errors.told[handle.key] = handle.failed
                 raise
+            finally:
+                handle.end_work()
 
     def _rest(self, call: shm.Call) -> None:
         """After a loss: see what can be finished without the dead finished, by this worker or by others."""

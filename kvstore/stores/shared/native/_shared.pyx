@@ -221,7 +221,9 @@ cdef extern from "region.h" nogil:
     void kv_put_out(kv_self *me, kv_entry *e, uint64_t phase, int rule)
     int kv_close(kv_self *me, kv_entry *e, uint64_t phase, uint64_t current)
     int kv_borrow(kv_self *me, kv_entry *e, int writes)
-    void kv_return(kv_self *me, kv_entry *e, int other)
+    void kv_return(kv_self *me, kv_entry *e, uint64_t phase, int other)
+    int kv_begin_work(kv_self *me)
+    void kv_end_work(kv_self *me)
     void *kv_updates(kv_entry *e)
     void *kv_next_updates(kv_entry *e)
     ctypedef struct kv_growth:

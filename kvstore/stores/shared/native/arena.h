@@ -34,6 +34,8 @@ static int kv_lock_free(void *context)
 static int kv_lock_region(kv_self *me)
 {
     while (!kv_try_lock(me)) {
+        if (kv_is_out(me, kv_get(&me->worker->state)))
+            return KV_FENCED;
         int outcome = kv_wait(me, kv_lock_free, me);
         if (outcome != KV_READY)
             return outcome == KV_PEER_LOST ? KV_TICK : outcome;

@@ -118,15 +118,21 @@ static void kv_begin_call(kv_self *me)
 static void kv_end_call(kv_self *me)
 {
     me->calling = 0;
+    if (!kv_begin_work(me))
+        return;
     kv_put(&me->worker->whole, kv_get(&me->worker->calls));
+    kv_end_work(me);
     kv_wake_all(me);
 }
 
-/* This worker's source of its next round is in place. */
+/* This worker's source of its next round is in place. Who is taken for dead arrives no more: some may have looked who
+ * is in the round. */
 static void kv_arrive_as(kv_self *me, kv_entry *e, uint32_t kind, float threshold, uint64_t source)
 {
     kv_part *part = &kv_parts(me, e)[me->rank];
     uint64_t round = atomic_load_explicit(&part->arrived, memory_order_relaxed) + 1, in;
+    if (!kv_begin_work(me))
+        return;
     kv_put(&part->filling, round);
     atomic_thread_fence(memory_order_release);
     part->source[round & 1] = source;
@@ -135,6 +141,7 @@ static void kv_arrive_as(kv_self *me, kv_entry *e, uint32_t kind, float threshol
     part->threshold[round & 1] = threshold;
     kv_put(&part->pushed[round & 1], round);
     kv_put(&part->arrived, round);
+    kv_end_work(me);
     if (kv_is_timed(me->counters))
         kv_tell(me, KV_EVENT_ARRIVED, me->rank, e->number, round, e->nbytes);
     kv_fence();

@@ -14,6 +14,7 @@ cdef class Handle:
     cdef readonly tuple shape
     cdef list arrays  # over the two values
     cdef uint64_t undo_at, undo_bytes  # memory for `note_undo`
+    cdef uint64_t held  # phase of the key since this worker has made it its own; any other means that it is not
     cdef uint64_t counted  # rounds up to this one were counted
     cdef readonly cnp.ndarray like  # of the key's shape and type, without content
 
@@ -134,11 +135,28 @@ cdef class Handle:
             outcome = kv_borrow(self.job.me, self.e, 1)
             if outcome != KV_TICK:
                 kv_leave()
+        if outcome == KV_READY:
+            self.note_opened()
         return outcome
 
     def give_back(self, bint other):
         """End `borrow`; with `other`, the other value is in use from now on."""
-        kv_return(self.job.me, self.e, other)
+        kv_return(self.job.me, self.e, self.held, other)
+        kv_end_work(self.job.me)
+
+    def note_opened(self):
+        """Note the round that this worker has opened: `put_out`, `close_opened` and `undo` touch no other."""
+        cdef uint64_t phase = kv_get(&self.e.phase)
+        self.held = phase if kv_holds(self.job.me, phase, kv_round_of(phase)) else KV_NO_ROUND
+
+    @property
+    def is_opened(self):
+        """Whether the round of `note_opened` is this worker's still."""
+        return bool(kv_get(&self.e.phase) == self.held and kv_standing(self.job.me) != KV_FENCED)
+
+    def end_work(self):
+        """This worker has done what it opened a round for; others may take it for dead again without ending it."""
+        kv_end_work(self.job.me)
 
     def fail_round(self, uint64_t round, str text):
         """Make a round come to nothing; the text says why, to whoever waits for it."""
@@ -245,7 +263,7 @@ cdef class Handle:
 
     def undo(self):
         """Put back what `note_undo` has kept, in the round that this worker has opened."""
-        kv_undo(self.job.me, self.e, kv_round_of(kv_get(&self.e.phase)))
+        kv_undo(self.job.me, self.e, kv_round_of(self.held))
 
     def state_array(self, uint64_t offset, shape, dtype):
         """An array over a state that a description names."""

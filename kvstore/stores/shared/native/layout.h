@@ -40,7 +40,8 @@ typedef struct {
 } kv_log;
 
 typedef struct {
-    _Atomic uint64_t state;       /* and from bit 8 on the incarnation: a new life is not taken for the old one */
+    _Atomic uint64_t state;       /* and from bit 8 on how many things it is at work on: see kv_begin_work; from bit 32
+                                   * on the incarnation: a new life is not taken for the old one */
     _Atomic uint64_t incarnation; /* how often the rank was taken */
     _Atomic uint64_t pid, started; /* together they name a process for good */
     _Atomic uint64_t beat;        /* nanoseconds of CLOCK_MONOTONIC */

@@ -15,7 +15,8 @@ static int kv_stays(kv_self *me, const kv_entry *e)
     const kv_part *mine = &kv_parts(me, e)[me->rank];
     uint64_t round = kv_complete_round(kv_get(&e->phase)) + 1;
     uint64_t waited_for = kv_get(&me->head->members) & ~kv_get(&me->head->newcomers);
-    return kv_get(&me->worker->state) == (me->incarnation << 8 | KV_ALIVE) && waited_for & kv_bit(me->rank) &&
+    uint64_t state = kv_get(&me->worker->state);
+    return kv_state_in(state) == KV_ALIVE && !kv_is_out(me, state) && waited_for & kv_bit(me->rank) &&
            kv_get(&mine->first) <= round && kv_get(&mine->pushed[round & 1]) < round;
 }
 
@@ -69,7 +70,8 @@ static int kv_end_read(kv_self *me, kv_entry *e, kv_reading *reading)
         int held = kv_holds(me, now, kv_round_of(before)); /* nobody has taken this worker for dead */
         reading->holds = 0;
         if (held)
-            kv_return(me, e, 0);
+            kv_return(me, e, now, 0);
+        kv_end_work(me);
         return held;
     }
     int calm = !kv_is_changing(me, now, in_place) && kv_version_of(now) == kv_version_of(before) &&

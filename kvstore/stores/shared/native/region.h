@@ -127,7 +127,7 @@ static void kv_stop_heartbeat(kv_self *me)
 
 static uint64_t kv_life(const kv_self *me, enum kv_state state)
 {
-    return me->incarnation << 8 | (uint64_t)state;
+    return me->incarnation << 32 | (uint64_t)state;
 }
 
 /* Take the rank. 1: another living process has it. */
@@ -156,7 +156,7 @@ static int kv_enlist(kv_self *me)
     int outcome = kv_lock_region(me);
     if (outcome != KV_READY)
         return outcome;
-    kv_put(&me->worker->state, kv_life(me, KV_ALIVE));
+    kv_become(me, KV_ALIVE);
     kv_clear_bits(&me->head->lost, kv_bit(me->rank));
     if (kv_get(&me->head->first_lost) == (uint64_t)me->rank + 1)
         kv_put(&me->head->first_lost, 0);
@@ -279,9 +279,10 @@ static int kv_rejoin(kv_self *me)
         barriers = reached > barriers ? reached : barriers;
     }
     kv_put(&me->worker->barriers, barriers);
+    /* First: if its death is not written off yet, another that comes back would see it in some keys only. */
+    kv_set_bits(&me->head->newcomers, kv_bit(me->rank));
     for (uint64_t i = 0; i < n; i++)
         kv_put(&kv_parts(me, kv_entry_at(me, i))[me->rank].first, KV_NEVER);
-    kv_set_bits(&me->head->newcomers, kv_bit(me->rank));
     return kv_enlist(me);
 }
 
@@ -343,11 +344,9 @@ static int kv_all_registered(void *context)
 /* Leave, or stop taking part in rounds; the others go on without this worker. */
 static void kv_deregister(kv_self *me, enum kv_state state)
 {
-    uint64_t now = kv_get(&me->worker->state);
     if (state == KV_JOINED)
         kv_put(&me->worker->joined, me->incarnation);
-    if (kv_here(now) && kv_get(&me->worker->incarnation) == me->incarnation &&
-        kv_swap(&me->worker->state, now, kv_life(me, state))) {
+    if (kv_become(me, state)) {
         kv_write_off(me); /* where the lock is held by another: the others do */
         kv_add(&me->head->epoch, 1);
         kv_wake_all(me);
@@ -382,7 +381,7 @@ static int kv_rest(kv_self *me)
     int outcome = kv_lock_region(me);
     if (outcome != KV_READY)
         return outcome;
-    int was = kv_swap(&me->worker->state, kv_life(me, KV_ALIVE), kv_life(me, KV_JOINED));
+    int was = kv_state(me, me->rank) == KV_ALIVE && kv_become(me, KV_JOINED);
     kv_note_gone(me);
     me->is_last = was && !kv_get(&me->head->members);
     kv_unlock_region(me);

@@ -22,6 +22,8 @@
 static int kv_close(kv_self *me, kv_entry *e, uint64_t phase, uint64_t current)
 {
     uint64_t version = kv_version_of(phase) + (current != kv_current_of(phase));
+    if (kv_get(&e->phase) != phase)
+        return 0;
     if (kv_get(&e->failed) != kv_round_of(phase))
         kv_put(&e->of[current], kv_round_of(phase));
     if (!kv_swap(&e->phase, phase, kv_phase_word(kv_round_of(phase), kv_opener_of(phase), version, KV_CLOSED)))
@@ -52,15 +54,20 @@ static void kv_put_out(kv_self *me, kv_entry *e, uint64_t phase, int rule)
     kv_wake_all(me);
 }
 
-/* Make a key the opener's; the phase that it has then, or 0: another was faster. */
+/* Make a key the opener's, who is at work from now on; the phase that it has then, or 0: another was faster, or the
+ * others take this worker for dead. */
 static uint64_t kv_seize(kv_self *me, kv_entry *e, uint64_t phase)
 {
     uint64_t round = kv_complete_round(phase) + 1, version = kv_version_of(phase);
     if (kv_step_of(phase) == KV_OPENING) /* what the one before had changed in place will be put back */
         version += 2;
     uint64_t opening = kv_phase_word(round, me->rank, version, KV_OPENING);
-    if (!kv_swap(&e->phase, phase, opening))
+    if (!kv_begin_work(me))
         return 0;
+    if (!kv_swap(&e->phase, phase, opening)) {
+        kv_end_work(me);
+        return 0;
+    }
     kv_put(&e->updates[round & 1], kv_get(&e->updates[1 - (round & 1)]));
     return opening;
 }
@@ -85,9 +92,12 @@ static _Atomic uint64_t *kv_next_updates(kv_entry *e)
     return &e->updates[(kv_complete_round(kv_get(&e->phase)) + 1) & 1];
 }
 
-static void kv_return(kv_self *me, kv_entry *e, int other)
+/* No round comes of it that this worker has made the key its own. */
+static void kv_return(kv_self *me, kv_entry *e, uint64_t phase, int other)
 {
-    uint64_t phase = kv_get(&e->phase), version = kv_version_of(phase) + (other != 0);
+    uint64_t version = kv_version_of(phase) + (other != 0);
+    if (kv_get(&e->phase) != phase)
+        return;
     if (other)
         kv_put(&e->of[1 - kv_current_of(phase)], kv_round_of(phase) - 1);
     kv_swap(&e->phase, phase, kv_phase_word(kv_round_of(phase) - 1, 0, version, KV_CLOSED));
@@ -153,14 +163,14 @@ static int kv_prepare(kv_self *me, kv_call *call, uint64_t phase)
     kv_entry *e = call->entry;
     kv_undo(me, e, kv_round_of(phase));
     if (!kv_everyone(me, e, kv_round_of(phase), &e->mask)) {
-        kv_return(me, e, 0);
+        kv_return(me, e, phase, 0);
         return KV_READY;
     }
     if (!kv_sums(me) || kv_is_python_s(me, e, kv_round_of(phase), e->mask))
         return KV_PLAN;
     int outcome = kv_make_room(me, e);
     if (outcome != KV_READY) {
-        kv_return(me, e, 0);
+        kv_return(me, e, phase, 0);
         return outcome;
     }
     if (e->nbytes > KV_SMALL_KEY) {
@@ -236,10 +246,21 @@ static int kv_may_open(kv_self *me, const kv_entry *e, uint64_t phase)
     return opener != me->rank && !kv_here(kv_get(&me->head->worker[opener].state));
 }
 
+/* Why a key could not be held. */
+static int kv_held_by_another(kv_self *me)
+{
+    return kv_is_out(me, kv_get(&me->worker->state)) ? KV_FENCED : KV_READY;
+}
+
 static int kv_open(kv_self *me, kv_call *call, uint64_t phase)
 {
     uint64_t opening = kv_hold(me, call->entry, phase);
-    return opening ? kv_prepare(me, call, opening) : KV_READY;
+    if (!opening)
+        return kv_held_by_another(me);
+    int outcome = kv_prepare(me, call, opening);
+    if (outcome != KV_PLAN) /* else Python is at work */
+        kv_end_work(me);
+    return outcome;
 }
 
 /* An open round: work, then see it closed, or what the dead have left of it finished. */
@@ -247,15 +268,16 @@ static int kv_bring_to_close(kv_self *me, kv_call *call, uint64_t phase)
 {
     kv_entry *e = call->entry;
     uint64_t round = kv_round_of(phase), current = kv_current_of(phase);
+    int outcome = KV_READY;
+    if (!kv_begin_work(me))
+        return KV_FENCED;
     kv_work(me, call, phase);
-    if (!kv_all_done(me, e, round) && kv_get(&me->head->lost)) {
-        int outcome = kv_recover(me, call, phase);
-        if (outcome != KV_READY)
-            return outcome;
-    }
-    if (kv_all_done(me, e, round))
+    if (!kv_all_done(me, e, round) && kv_get(&me->head->lost))
+        outcome = kv_recover(me, call, phase);
+    if (outcome == KV_READY && kv_all_done(me, e, round))
         kv_close(me, e, phase, e->rule < 0 && kv_get(&e->failed) != round ? 1 - current : current);
-    return KV_READY;
+    kv_end_work(me);
+    return outcome;
 }
 
 /* Bring the key forward until the call's round is complete, or, without patience, as far as it goes without waiting. */
@@ -308,7 +330,7 @@ static int kv_borrow(kv_self *me, kv_entry *e, int writes)
         uint64_t held = writes ? kv_hold(me, e, phase) : kv_seize(me, e, phase);
         if (held)
             kv_undo(me, e, kv_round_of(held));
-        return held ? KV_READY : KV_TICK;
+        return held ? KV_READY : kv_held_by_another(me) == KV_FENCED ? KV_FENCED : KV_TICK;
     } else
         outcome = kv_await(me, kv_changed, kv_about_watch, &watch, 1);
     return outcome == KV_READY ? KV_TICK : outcome;
@@ -345,6 +367,7 @@ static int kv_store_sum(kv_self *me, kv_entry *e, uint64_t round, uint64_t in, c
     e->mask = in;
     memcpy(kv_at(me, e->value[1 - kv_current_of(phase)]), sum, e->nbytes);
     kv_close(me, e, opening, 1 - kv_current_of(phase));
+    kv_end_work(me);
     return 1;
 }
 

@@ -301,6 +301,8 @@ def put_out(Handle handle, int rule, tuple params, master, list states, uint64_t
     """Give the work of the round that this worker has opened to everybody: an update by a compiled rule."""
     cdef kv_entry *e = handle.e
     cdef int i
+    if not handle.is_opened:
+        return
     for i in range(16):
         e.params[i] = params[i] if i < len(params) else 0
     e.master = handle.job.offset_of(master) if master is not None else 0
@@ -308,7 +310,7 @@ def put_out(Handle handle, int rule, tuple params, master, list states, uint64_t
     for i in range(e.n_states):
         e.states[i] = handle.job.offset_of(states[i])
     kv_put(kv_next_updates(e), updates)
-    kv_put_out(handle.job.me, e, kv_get(&e.phase), rule)
+    kv_put_out(handle.job.me, e, handle.held, rule)
 
 
 def sum_opened(Handle handle, cnp.ndarray to):
@@ -335,11 +337,32 @@ def sum_unopened(Handle handle, uint64_t round):
 
 
 def close_opened(Handle handle, bint other, updates=None):
-    """Complete the round that this worker has opened; with `other`, the other value is in use from now on."""
-    cdef uint64_t phase = kv_get(&handle.e.phase), current = kv_current_of(phase)
+    """Complete the round that this worker has opened, if it is its own still; with `other`, the other value is in use then."""
+    cdef uint64_t current = kv_current_of(handle.held)
+    if not handle.is_opened:
+        return
     if updates is not None:
         kv_put(kv_next_updates(handle.e), updates)
-    kv_close(handle.job.me, handle.e, phase, 1 - current if other else current)
+    kv_close(handle.job.me, handle.e, handle.held, 1 - current if other else current)
+
+
+cdef class Work:
+    """Work on a round that this worker has opened and carries, as a context; False where it is not its own any more."""
+
+    cdef Handle handle
+    cdef uint64_t round
+    cdef bint begun
+
+    def __cinit__(self, Handle handle, uint64_t round):
+        self.handle, self.round = handle, round
+
+    def __enter__(self):
+        self.begun = kv_begin_work(self.handle.job.me)
+        return self.begun and holds(self.handle, self.round)
+
+    def __exit__(self, *_):
+        if self.begun:
+            kv_end_work(self.handle.job.me)
 
 
 def holds(Handle handle, uint64_t round):

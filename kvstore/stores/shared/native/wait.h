@@ -145,6 +145,55 @@ static int kv_here(uint64_t word)
     return state == KV_ALIVE || state == KV_JOINED || state == KV_COMING;
 }
 
+#define KV_ONE_WORK 0x100ull
+
+static inline int kv_is_at_work(uint64_t word)
+{
+    return (word & 0xffffff00ull) != 0;
+}
+
+/* Whether the others take this process for dead, or another has its rank. `word`: the rank's state. */
+static inline int kv_is_out(const kv_self *me, uint64_t word)
+{
+    return word >> 32 != me->incarnation || kv_state_in(word) == KV_LOST;
+}
+
+/* From here to `kv_end_work` this worker changes what others read. If it falls silent meanwhile, it is ended before
+ * anybody takes it for lost: it could go on when it wakes. One word says both, so that nobody is lost and at work.
+ * 0: it is taken for lost already. */
+static int kv_begin_work(kv_self *me)
+{
+    uint64_t now;
+    do {
+        now = kv_get(&me->worker->state);
+        if (kv_is_out(me, now))
+            return 0;
+    } while (!kv_swap(&me->worker->state, now, now + KV_ONE_WORK));
+    return 1;
+}
+
+static void kv_end_work(kv_self *me)
+{
+    uint64_t now;
+    do {
+        now = kv_get(&me->worker->state);
+        if (kv_is_out(me, now) || !kv_is_at_work(now))
+            return;
+    } while (!kv_swap(&me->worker->state, now, now - KV_ONE_WORK));
+}
+
+/* Change the state of this worker, which is here. 0: it is not any more. */
+static int kv_become(kv_self *me, enum kv_state state)
+{
+    uint64_t now;
+    do {
+        now = kv_get(&me->worker->state);
+        if (!kv_here(now) || kv_is_out(me, now))
+            return 0;
+    } while (!kv_swap(&me->worker->state, now, (now & ~0xffull) | (uint64_t)state));
+    return 1;
+}
+
 /* One attempt to hold the region's lock. That of a dead holder is taken over, and what an earlier process of a rank
  * has left locked is a dead holder's. */
 static int kv_try_lock(kv_self *me)
@@ -153,13 +202,20 @@ static int kv_try_lock(kv_self *me)
     int w = (int)(holder & 0xff) - 1;
     if (holder && kv_state(me, w) != KV_LOST && kv_get(&me->head->worker[w].incarnation) == holder >> 8)
         return 0;
-    return kv_swap(&me->head->lock, holder, own);
+    if (!kv_begin_work(me))
+        return 0;
+    if (kv_swap(&me->head->lock, holder, own))
+        return 1;
+    kv_end_work(me);
+    return 0;
 }
 
 static void kv_unlock_region(kv_self *me)
 {
-    if (kv_swap(&me->head->lock, me->incarnation << 8 | ((uint64_t)me->rank + 1), 0))
+    if (kv_swap(&me->head->lock, me->incarnation << 8 | ((uint64_t)me->rank + 1), 0)) {
+        kv_end_work(me);
         kv_wake_all(me);
+    }
 }
 
 /* Who is lost, and for whom rounds should not wait. Without `go_on` a loss ends the rounds: they wait for the lost, and
@@ -222,7 +278,17 @@ static void kv_release_lock_of(kv_self *me, int w)
         kv_swap(&me->head->lock, holder, 0);
 }
 
-/* See who is gone. A worker that is stopped within a chunk could write later: it is ended, so that it cannot. */
+/* End a process, and see it ended: that takes a moment. */
+static void kv_end_process(kv_self *me, int w)
+{
+    struct pollfd one = {me->pidfd[w], POLLIN, 0};
+    if (one.fd < 0)
+        kill((pid_t)kv_get(&me->head->worker[w].pid), SIGKILL);
+    else if (!syscall(SYS_pidfd_send_signal, one.fd, SIGKILL, NULL, 0))
+        poll(&one, 1, KV_TICK_AFTER);
+}
+
+/* See who is gone. A worker that was stopped at work could write later: it is ended, so that it cannot. */
 static void kv_look_around(kv_self *me)
 {
     uint64_t now = kv_now_ns();
@@ -239,8 +305,8 @@ static void kv_look_around(kv_self *me)
             continue;
         int gone = kv_ended(me, w);
         if (!gone && kv_silent(me, w, now) && !kv_stood_still(me, now)) {
-            if (kv_get(&peer->log.entry) && me->pidfd[w] >= 0)
-                syscall(SYS_pidfd_send_signal, me->pidfd[w], 9, NULL, 0);
+            if (kv_is_at_work(seen))
+                kv_end_process(me, w);
             gone = 1;
         }
         if (gone)

@@ -3,7 +3,8 @@
  * The headers of kvstore/stores/shared/native are compiled as they are. Each worker is a coroutine, and KV_STEP, which stands before
  * every atomic step, may hand over to another one; copies and sums hand over between their elements, too. The system
  * calls below are stand-ins: a process is a bit, and sleeping means not being chosen. A worker dies by not being
- * resumed. Programmes are those of the store's Python (backend.py, rounds.pxi), in short.
+ * resumed, and is stopped by not being resumed for some time, without a heartbeat. Programmes are those of the store's
+ * Python (backend.py, rounds.pxi), in short.
  *
  *   interleave FIRST COUNT [-v]    run the seeds FIRST to FIRST + COUNT - 1; 1 and a report at the first violation
  *
@@ -62,13 +63,16 @@ static int spot_line;
 static char process_lives[PROCESSES];
 static uint64_t memory_goes[PROCESSES], steps;
 static int at_work_on_memory(void), own_process(void);
+static void end_process(int pid);
 
 static long stand_in_syscall(long number, ...)
 {
     va_list rest;
     va_start(rest, number);
-    int pid = number == SYS_pidfd_open ? va_arg(rest, int) : 0;
+    int pid = number == SYS_pidfd_open || number == SYS_pidfd_send_signal ? va_arg(rest, int) : 0;
     va_end(rest);
+    if (number == SYS_pidfd_send_signal)
+        end_process(pid);
     if (number != SYS_pidfd_open)
         return 0;
     errno = ESRCH;
@@ -103,6 +107,7 @@ static ssize_t stand_in_readv(int pid, const struct iovec *here, const struct io
 #define getpid() own_process()
 #define fopen(path, mode) NULL
 #define close(fd) ((void)(fd))
+#define kill(pid, number) 0
 #define sched_yield() step()
 #define memcpy(to, from, bytes) copy(to, from, bytes)
 #define pthread_mutex_lock(mutex) ((void)(mutex)) /* each worker is one thread here */
@@ -125,7 +130,8 @@ typedef struct {
     ucontext_t context;
     char *stack;
     kv_self self;
-    int lives, done, begun, parked, pid, told;
+    int lives, done, begun, parked, pid, told, stopped;
+    uint64_t wakes_at;
     uint32_t futex;
     kv_condition ready;
     void *ready_context;
@@ -154,7 +160,7 @@ typedef struct {
 
 /* What a seed decides. */
 static struct {
-    int workers, keys, steps, go_on, updates, by_hand, overwrites, joiner, join_after, deaths, returns, pace, calls;
+    int workers, keys, steps, go_on, updates, by_hand, overwrites, joiner, join_after, deaths, returns, pace, calls, stops;
     int in_place, reads; /* by hand in place; reads beside those of calls */
     int order[2 * ROUNDS];
     uint64_t fate_at;
@@ -171,7 +177,7 @@ static jmp_buf home;
 static char broken[512];
 static struct {
     uint64_t rounds, steps, deaths, returns, updates, peer_reads, overwrites, joins, lost, failed, finished, in_place, calls;
-    uint64_t updates_in_place, reads, again, held;
+    uint64_t updates_in_place, reads, again, held, stops, fenced, ended;
 } count;
 
 static uint64_t chance(void)
@@ -225,6 +231,8 @@ static void violation(const char *text, ...)
 /* ---------------------------------------------------------------------------------------------- who comes next */
 
 static void kill_worker(worker *w);
+static void stop_worker(worker *w);
+static void wake_worker(worker *w);
 static void bring_back(worker *w);
 
 /* Deaths and returns, each some steps after the one before. */
@@ -236,13 +244,16 @@ static void fates(void)
     int living = 0;
     for (int i = 0; i < plan.workers; i++)
         living += all[i].lives;
-    if (w->lives && plan.deaths && living > 1) {
+    if (w->lives && !w->done && plan.stops && living > 1) {
+        plan.stops--;
+        stop_worker(w);
+    } else if (w->lives && plan.deaths && living > 1) {
         plan.deaths--;
         kill_worker(w);
     } else if (!w->lives && plan.returns) {
         plan.returns--;
         bring_back(w);
-    } else if (!plan.deaths && !(plan.returns && died))
+    } else if (!plan.deaths && !plan.stops && !(plan.returns && died))
         plan.fate_at = ~0ull;
 }
 
@@ -260,8 +271,11 @@ static worker *chosen(void)
 {
     worker *free_to_go[WORKERS], *asleep[WORKERS];
     int n = 0, m = 0, left = 0;
+    for (worker *w = all; w < all + plan.workers; w++)
+        if (w->lives && !w->done && w->stopped && steps >= w->wakes_at)
+            wake_worker(w);
     for (worker *w = all; w < all + plan.workers; w++) {
-        if (!w->lives || w->done)
+        if (!w->lives || w->done || w->stopped)
             continue;
         left++;
         if (w->parked && atomic_load(&w->self.worker->futex) == w->futex)
@@ -269,6 +283,11 @@ static worker *chosen(void)
         else
             free_to_go[n++] = w;
     }
+    for (worker *w = all; !left && w < all + plan.workers; w++)
+        if (w->lives && !w->done && w->stopped) {
+            wake_worker(w);
+            return w;
+        }
     if (!left)
         return NULL;
     if (m && (!n || draw(24) == 0)) {
@@ -316,13 +335,18 @@ static void step(void)
     for (int i = 0; i < plan.keys; i++)
         if (atomic_load_explicit(&keys[i].e->phase, memory_order_relaxed) != keys[i].last_phase)
             look_at_phase(&keys[i]);
-    if (plan.fate_in_count && !strcmp(plan.fate_in, spot_in) && --plan.fate_in_count == 0 && plan.deaths) {
+    if (plan.fate_in_count && !strcmp(plan.fate_in, spot_in) && --plan.fate_in_count == 0 && plan.deaths + plan.stops) {
         int living = 0;
         for (int i = 0; i < plan.workers; i++)
             living += all[i].lives;
         if (living > 1) {
-            plan.deaths--;
-            kill_worker(running);
+            if (plan.stops) {
+                plan.stops--;
+                stop_worker(running);
+            } else {
+                plan.deaths--;
+                kill_worker(running);
+            }
             hand_over();
         }
     }
@@ -575,12 +599,26 @@ static uint64_t pushed_round(worker *w, key *k)
     return round >= atomic_load(&part_of(w, k)->first) ? round : 0;
 }
 
+/* Whoever finds that it is taken for dead raises an error, in the middle of what it does. */
+static void end_if_fenced(worker *w, int outcome)
+{
+    if (outcome != KV_FENCED)
+        return;
+    note("is fenced", w->self.incarnation, 0);
+    count.fenced++;
+    process_lives[w->pid] = 0;
+    w->lives = 0;
+    for (;;)
+        hand_over();
+}
+
 /* As Job.lock: a tick is no reason to stop. */
 static void lock(worker *w)
 {
     int outcome;
     while ((outcome = kv_lock_region(&w->self)) == KV_TICK)
         ;
+    end_if_fenced(w, outcome);
     if (outcome != KV_READY)
         violation("worker %d cannot have the lock: outcome %d", rank_of(w), outcome);
 }
@@ -645,19 +683,26 @@ static void update_in_place(worker *w, key *k)
 }
 
 /* As Updates._plan. */
-static void carry_out(worker *w, key *k)
+static void plan_update(worker *w, key *k)
 {
     kv_entry *e = k->e;
-    if (plan.by_hand) {
-        (plan.in_place ? update_in_place : update_by_hand)(w, k);
-        return;
-    }
+    uint64_t phase = kv_get(&e->phase);
     uint64_t t = kv_get(kv_updates(e)) + 1;
     e->params[0] = (double)t;
     e->n_states = 1;
     e->states[0] = k->state;
     kv_put(kv_next_updates(e), t);
-    kv_put_out(&w->self, e, kv_get(&e->phase), 0);
+    kv_put_out(&w->self, e, phase, 0);
+}
+
+/* As RoundWaiter._prepare. */
+static void carry_out(worker *w, key *k)
+{
+    if (plan.by_hand)
+        (plan.in_place ? update_in_place : update_by_hand)(w, k);
+    else
+        plan_update(w, k);
+    kv_end_work(&w->self);
 }
 
 static int prepared(worker *w, key *k, int outcome)
@@ -707,15 +752,19 @@ static int help(worker *w, key *k)
     return outcome == KV_TICK ? KV_READY : outcome;
 }
 
-static void deliver(worker *w, key *k, kv_call *call)
+/* As Call.deliver. */
+static int deliver(worker *w, key *k, kv_call *call)
 {
+    int outcome = KV_READY;
     if (is_small(k) && call->delivered && call->delivered[0])
-        return;
-    int outcome;
+        return kv_standing(&w->self) == KV_FENCED ? KV_FENCED : KV_READY;
     while (outcome = kv_deliver(&w->self, call), prepared(w, k, outcome))
         SPOT(step());
-    if (outcome != KV_READY)
+    if (outcome == KV_READY && w->self.worker && kv_state(&w->self, rank_of(w)) == KV_LOST)
+        outcome = KV_FENCED; /* what was copied may be of a round of the others */
+    if (outcome != KV_READY && outcome != KV_FENCED)
         violation("worker %d reads: outcome %d", rank_of(w), outcome);
+    return outcome;
 }
 
 /* Push into the next round; `place` says where the source lies. */
@@ -746,6 +795,10 @@ static int push(worker *w, key *k, enum kv_kind place, int at_home, uint64_t **s
     k->salt[rank_of(w)][round] = w->salt;
     note("pushes into round", round, (uint64_t)place);
     kv_arrive(me, k->e, place, place == KV_PRIVATE ? (uint64_t)(uintptr_t)*source : offset);
+    if (kv_get(&part->arrived) != round) {
+        k->salt[rank_of(w)][round] = 0;
+        return KV_FENCED;
+    }
     if (k->closing[round] && !(k->in[round] >> rank_of(w) & 1))
         violation("key %d: worker %d came too late for round %llu", (int)(k - keys), rank_of(w),
                   (unsigned long long)round);
@@ -768,7 +821,8 @@ static int receive(worker *w, key *k, uint64_t *first, int n_outs, const char *h
     int outcome = see_complete(w, k, &call);
     if (outcome != KV_READY || (call.round && atomic_load(&k->e->failed) == call.round))
         return outcome;
-    deliver(w, k, &call);
+    if ((outcome = deliver(w, k, &call)) != KV_READY)
+        return outcome;
     for (int i = 0; i < n_outs; i++)
         check_result(k, (uint64_t *)outs[i], call.round, how);
     return KV_READY;
@@ -864,7 +918,7 @@ static int push_both(worker *w, uint64_t round)
     kv_begin_call(&w->self);
     for (int i = 0; i < KEYS; i++)
         if (arrived(w, &keys[i]) < round && (outcome = push(w, &keys[i], KV_SLOT, 0, &source)) != KV_READY)
-            violation("worker %d waits within a call: outcome %d", rank_of(w), outcome);
+            end_if_fenced(w, outcome), violation("worker %d waits within a call: outcome %d", rank_of(w), outcome);
     kv_end_call(&w->self);
     for (int i = 0; i < KEYS && outcome == KV_READY; i++)
         outcome = draw(2) ? receive(w, &keys[i], w->out[0], 1, "pull of both") : help(w, &keys[i]);
@@ -884,7 +938,7 @@ static int overwrite(worker *w, key *k)
         SPOT(step());
     if (outcome != KV_READY)
         return outcome;
-    uint64_t current = kv_current_of(kv_get(&e->phase));
+    uint64_t phase = kv_get(&e->phase), current = kv_current_of(phase);
     int back = draw(4) == 0; /* it was in vain */
     if (!e->value[1 - current])
         e->value[1 - current] = take(w, e->nbytes);
@@ -895,7 +949,8 @@ static int overwrite(worker *w, key *k)
     }
     for (uint64_t i = 0; i < k->n && !back; i++)
         k->overwriting[i] = to[i];
-    kv_return(me, e, !back);
+    kv_return(me, e, phase, !back);
+    kv_end_work(me);
     return KV_READY;
 }
 
@@ -978,13 +1033,14 @@ static void read_on(worker *w)
         char *outs[1] = {(char *)w->out[0]};
         kv_call call = {.entry = k->e, .round = pushed_round(w, k), .outs = outs, .n_outs = 1, .delivered = delivered};
         int before = k->versions - 1, outcome = rest(w, k);
+        end_if_fenced(w, outcome);
         if (outcome != KV_READY && outcome != KV_PEER_LOST)
             violation("worker %d, after a loss: outcome %d", rank_of(w), outcome);
         memset(delivered, 0, sizeof delivered);
-        deliver(w, k, &call);
+        end_if_fenced(w, deliver(w, k, &call));
         check_received(k, w->out[0], before, w->doing);
         if ((outcome = read_by_python(w, k, 2)) != KV_READY)
-            violation("worker %d reads after a loss: outcome %d", rank_of(w), outcome);
+            end_if_fenced(w, outcome), violation("worker %d reads after a loss: outcome %d", rank_of(w), outcome);
     }
 }
 
@@ -1000,14 +1056,15 @@ static void rejoin(worker *w)
     int outcome;
     while ((outcome = kv_rejoin(me)) == KV_TICK)
         ;
+    end_if_fenced(w, outcome);
     if (outcome != KV_READY)
         violation("worker %d cannot come back: outcome %d", rank_of(w), outcome);
     note("is back", me->incarnation, 0);
     for (int i = 0; i < plan.keys; i++)
         if ((outcome = read_by_python(w, &keys[i], 2)) != KV_READY)
-            violation("worker %d, a newcomer, reads: outcome %d", rank_of(w), outcome);
+            end_if_fenced(w, outcome), violation("worker %d, a newcomer, reads: outcome %d", rank_of(w), outcome);
     while (!kv_catch_up(me, keys[plan.order[0]].e)) /* before its first push, as RoundWaiter._catch_up */
-        ;
+        end_if_fenced(w, kv_standing(me));
     note("has fallen in", me->incarnation, 0);
 }
 
@@ -1019,15 +1076,16 @@ static void life(worker *w)
     w->doing = "settles";
     if (outcome == KV_READY)
         outcome = settle_all(w);
+    end_if_fenced(w, outcome);
     if (outcome == KV_READY) {
         int joins = plan.joiner == rank_of(w) || draw(2);
         kv_deregister(&w->self, joins ? KV_JOINED : KV_LEFT);
         note("has settled", (uint64_t)joins, 0);
         if (joins && draw(2) && (outcome = receive(w, &keys[0], w->out[0], 1, "pull after join")) != KV_READY && plan.go_on)
-            violation("worker %d, joined, reads: outcome %d", rank_of(w), outcome);
+            end_if_fenced(w, outcome), violation("worker %d, joined, reads: outcome %d", rank_of(w), outcome);
         for (int i = 0; joins && i < plan.keys; i++)
             if ((outcome = read_by_python(w, &keys[i], 30)) != KV_READY)
-                violation("worker %d, joined, reads by Python: outcome %d", rank_of(w), outcome);
+                end_if_fenced(w, outcome), violation("worker %d, joined, reads by Python: outcome %d", rank_of(w), outcome);
         count.joins += (uint64_t)joins;
     } else if (outcome == KV_PEER_LOST && !plan.go_on) {
         read_on(w);
@@ -1069,6 +1127,35 @@ static void kill_worker(worker *w)
                 keys[i].salt[rank_of(w)][r] = 0; /* it was about to */
 }
 
+/* SIGKILL. */
+static void end_process(int pid)
+{
+    for (worker *w = all; w < all + plan.workers; w++)
+        if (w->lives && w->pid == pid) {
+            count.ended++;
+            kill_worker(w);
+        }
+}
+
+/* SIGSTOP: the others do not hear of it any more. */
+static void stop_worker(worker *w)
+{
+    static const int times[4] = {30, 300, 3000, 20000};
+    note("is stopped: worker", (uint64_t)rank_of(w), 0);
+    count.stops++;
+    died = 1;
+    w->stopped = 1;
+    w->wakes_at = steps + 1 + (uint64_t)draw(times[draw(4)]);
+    w->self.head->worker[rank_of(w)].beat = 0;
+}
+
+static void wake_worker(worker *w)
+{
+    note("wakes: worker", (uint64_t)rank_of(w), 0);
+    w->stopped = 0;
+    w->self.head->worker[rank_of(w)].beat = ~0ull;
+}
+
 static void new_process(worker *w)
 {
     memory_goes[w->pid] = 0; /* of the one before */
@@ -1090,7 +1177,7 @@ static void new_process(worker *w)
     w->pid = ++pids;
     process_lives[w->pid] = 1;
     w->lives = 1;
-    w->done = w->begun = w->parked = w->told = 0;
+    w->done = w->begun = w->parked = w->told = w->stopped = 0;
     w->doing = "begins";
 }
 
@@ -1166,7 +1253,8 @@ static void decide(void)
         "kv_unlock_region", "kv_store_sum", "kv_take_locked", "kv_bring_to_close", "rejoin", "update_by_hand", "kv_return", "kv_borrow",
         "span", "copy", "kv_make_room", "kv_take_chunk", "carry_out", "overwrite", "kv_register", "kv_deregister",
         "kv_wake_all", "kv_arrive_as", "kv_arrive_as", "kv_begin_call", "kv_end_call", "kv_rejoin", "kv_enlist",
-        "kv_settle_lost", "kv_finish_marking", "kv_deliver"};
+        "kv_settle_lost", "kv_finish_marking", "kv_deliver", "kv_begin_work", "kv_end_work", "kv_try_lock", "kv_hold",
+        "push"};
     memset(&plan, 0, sizeof plan);
     plan.workers = 2 + draw(WORKERS - 1);
     plan.keys = 1 + draw(KEYS);
@@ -1175,13 +1263,14 @@ static void decide(void)
     plan.calls = plan.keys == KEYS && draw(4) == 0;
     plan.go_on = draw(2);
     plan.deaths = draw(3) ? 0 : 1 + draw(plan.go_on ? 4 : 2);
-    plan.returns = plan.go_on && plan.deaths ? draw(4) : 0;
+    plan.stops = draw(6) ? 0 : 1 + draw(2);
+    plan.returns = plan.go_on && plan.deaths + plan.stops ? draw(4) : 0;
     plan.overwrites = draw(4) == 0;
     plan.joiner = draw(4) ? -1 : draw(plan.workers);
     plan.join_after = draw(3);
     plan.pace = paces[draw(6)];
-    plan.fate_at = plan.deaths ? (uint64_t)draw(draw(2) ? 300 : 2500) : ~0ull;
-    if (plan.deaths && draw(2)) {
+    plan.fate_at = plan.deaths + plan.stops ? (uint64_t)draw(draw(2) ? 300 : 2500) : ~0ull;
+    if (plan.deaths + plan.stops && draw(2)) {
         plan.fate_in = places[draw((int)(sizeof places / sizeof *places))];
         plan.fate_in_count = 1 + draw(draw(2) ? 8 : 60);
     }
@@ -1332,12 +1421,14 @@ int main(int n, char **arguments)
         }
     printf("{\"runs\": %llu, \"steps\": %llu, \"rounds\": %llu, \"finished\": %llu, \"deaths\": %llu, \"returns\": %llu, "
            "\"updates\": %llu, \"peer_reads\": %llu, \"in_place\": %llu, \"overwrites\": %llu, \"joins\": %llu, \"lost\": %llu, "
-           "\"failed\": %llu, \"calls\": %llu, \"updates_in_place\": %llu, \"reads\": %llu, \"again\": %llu, \"held\": %llu}\n",
+           "\"failed\": %llu, \"calls\": %llu, \"updates_in_place\": %llu, \"reads\": %llu, \"again\": %llu, \"held\": %llu, "
+           "\"stops\": %llu, \"fenced\": %llu, \"ended\": %llu}\n",
            (unsigned long long)how_many, (unsigned long long)count.steps, (unsigned long long)count.rounds,
            (unsigned long long)count.finished, (unsigned long long)count.deaths, (unsigned long long)count.returns,
            (unsigned long long)count.updates, (unsigned long long)count.peer_reads, (unsigned long long)count.in_place,
            (unsigned long long)count.overwrites, (unsigned long long)count.joins, (unsigned long long)count.lost,
            (unsigned long long)count.failed, (unsigned long long)count.calls, (unsigned long long)count.updates_in_place,
-           (unsigned long long)count.reads, (unsigned long long)count.again, (unsigned long long)count.held);
+           (unsigned long long)count.reads, (unsigned long long)count.again, (unsigned long long)count.held,
+           (unsigned long long)count.stops, (unsigned long long)count.fenced, (unsigned long long)count.ended);
     return 0;
 }

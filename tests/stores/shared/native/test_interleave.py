@@ -35,6 +35,9 @@ KINDS = (
         "reads",
         "again",
         "held",
+        "stops",
+        "fenced",
+        "ended",
     ),
 )
 
@@ -116,6 +119,32 @@ MUTANTS = {
         "if (asleep && kv_everyone(me, e, round, &in))",
         "if (0)",
     ),
+    "who is stopped at work may go on": ("wait.h", "if (kv_is_at_work(seen))", "if (0)"),
+    "the lost begin to work": (
+        "wait.h",
+        "            return 0;\n    } while (!kv_swap(&me->worker->state, now, now + KV_ONE_WORK));",
+        "            break;\n    } while (!kv_swap(&me->worker->state, now, now + KV_ONE_WORK));",
+    ),
+    "who opens a round is not at work": (
+        "round.h",
+        "    if (!kv_begin_work(me))\n        return 0;\n    if (!kv_swap(&e->phase, phase, opening)) {",
+        "    if (!kv_swap(&e->phase, phase, opening)) {",
+    ),
+    "who holds the lock is not at work": (
+        "wait.h",
+        "    if (!kv_begin_work(me))\n        return 0;\n    if (kv_swap(&me->head->lock",
+        "    if (kv_swap(&me->head->lock",
+    ),
+    "who arrives is not at work": (
+        "arrivals.h",
+        "    if (!kv_begin_work(me))\n        return;\n    kv_put(&part",
+        "    kv_put(&part",
+    ),
+    "who works on chunks is not at work": (
+        "round.h",
+        "    if (!kv_begin_work(me))\n        return KV_FENCED;\n    kv_work",
+        "    kv_work",
+    ),
     "the dead stay members": ("wait.h", "    kv_write_off(me);\n", ""),
     "the lock of the dead stays": ("wait.h", "if (holder && kv_state(me, w) != KV_LOST &&", "if (holder &&"),
     "the lock of who has left stays": ("wait.h", "        kv_release_lock_of(me, w);\n", ""),
@@ -139,6 +168,7 @@ EVERY_TIME = {
     "who dies within a chunk has its result where its part was",
     "a reader is content with anything",
     "a reader takes no notice of an update in place",
+    "who is stopped at work may go on",
     "the dead stay members",
     "the lock of the dead stays",
     "who comes back pushes again",
