@@ -841,7 +841,9 @@ static int read_once(worker *w, key *k, kv_reading *reading)
         SPOT(step());
         w->out[0][i] = value_in_use(k, kv_get(&k->e->phase))[i];
     }
-    return stays || kv_end_read(&w->self, k->e, reading) ? KV_READY : KV_TICK;
+    if (stays) /* who is taken for dead meanwhile has read while rounds went on */
+        return kv_stays(&w->self, k->e) || kv_standing(&w->self) != KV_FENCED ? KV_READY : KV_FENCED;
+    return kv_end_read(&w->self, k->e, reading) ? KV_READY : KV_TICK;
 }
 
 static int read_by_python(worker *w, key *k, int times)
