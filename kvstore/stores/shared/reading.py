@@ -25,16 +25,15 @@ class ValueReader:
 
     def read(self, handle: Handle, copy: Callable[[], T]) -> T:
         """Return what `copy` returns, which reads the value of a key; it is called once or several times."""
+        stays = handle.stays
+        found = copy() if stays else self._read_apart(handle, copy)
         if not handle.stays:
-            return self._read_apart(handle, copy)
-        found = copy()
-        if not handle.stays:
-            self._waiter.check_open()  # taken for dead meanwhile: rounds may have gone on
+            self._waiter.check_open()  # who was taken for dead meanwhile may have read anything
         return found
 
     def value(self, handle: Handle) -> Array:
         """Return the value in use, to be read: the live one, or a copy where it may change."""
-        return handle.value() if handle.stays else self._read_apart(handle, lambda: handle.value().copy())
+        return handle.value() if handle.stays else self.read(handle, lambda: handle.value().copy())
 
     def _read_apart(self, handle: Handle, copy: Callable[[], T]) -> T:
         reading = shm.Reading(handle)
@@ -45,7 +44,6 @@ class ValueReader:
             return _copied(reading, copy, found) if outcome == shm.READY else outcome
 
         self._waiter.wait(step, handle)
-        self._waiter.check_open()
         return found[0]
 
 
