@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable
 
-from ..errors import TimeoutError
+from ..errors import StateFileError, TimeoutError
 from ..waiting import WaitClock
 
 log = logging.getLogger("kvstore")
@@ -28,15 +28,24 @@ class BackgroundWriter:
         """Begin ``write(tell)``, which calls `tell` with the bytes of each piece; no write is under way."""
         self._what, self._written, self._nbytes = what, 0, nbytes
         # Not a daemon: the last checkpoint of a program that ends without `close` is written, too.
-        self._thread = threading.Thread(target=self._run, args=(write,), name="kvstore checkpoint")
-        self._thread.start()
+        thread = threading.Thread(target=self._run, args=(write,), name="kvstore checkpoint")
+        try:
+            thread.start()
+        except (RuntimeError, MemoryError) as error:
+            text = f"{what} has not begun: no thread can be started ({error}); free some, and save again"
+            self._fail(StateFileError(text))
+            return
+        self._thread = thread
 
     def _run(self, write: Callable[[Callable[[int], None]], None]) -> None:
         try:
             write(self._tell)
         except Exception as error:
-            self._error = error
-            log.error("%s", error)  # who ends without a wait is told, too
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self._error = error
+        log.error("%s", error)  # who ends without a wait is told, too
 
     def _tell(self, nbytes: int) -> None:
         self._written += nbytes

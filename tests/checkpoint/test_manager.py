@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -276,6 +277,25 @@ def test_a_full_disk_is_told_at_the_next_call(tmp_path: Path) -> None:
         manager.save(store, 2)
         manager.close()
     assert manager.latest == 2
+
+
+def test_a_thread_that_cannot_be_started_is_told_as_a_write_that_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    manager = kv.CheckpointManager(tmp_path)
+    with trained() as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            manager.save(store, 1)
+        with pytest.raises(kv.StateFileError, match="has not begun: no thread can be started"):
+            manager.wait()
+        assert manager.steps() == []
+        manager.save(store, 1)
+        manager.close()
+        assert manager.restore(store) is not None
 
 
 KILLED = """

@@ -193,23 +193,32 @@ class ServerLoop:
         if self._writing is not None:
             if not self._writing.is_alive():
                 self._writing = None
-                if self._unwritten is None:
-                    took = time.monotonic() - self._saved
-                    log.info("snapshot written to %s in %.1f s", self._config.snapshot, took)
-                self._step(events.Saved(self._unwritten))
+                self._end_snapshot()
             return
         interval = self._config.snapshot_interval
         if self._config.snapshot and (self._due or now - self._saved > interval) and self._machine.quiet():
             self._due, self._saved = False, now
             write = self._storage.save(self._machine.snapshot())
-            self._writing = threading.Thread(target=self._write, args=(write,), name="kvstore-snapshot")
-            self._writing.start()
+            thread = threading.Thread(target=self._write, args=(write,), name="kvstore-snapshot")
+            try:
+                thread.start()
+                self._writing = thread
+            except RuntimeError as error:
+                log.warning("no thread can be started (%s): this server stands still for its snapshot", error)
+                self._write(write)
+                self._end_snapshot()
+
+    def _end_snapshot(self) -> None:
+        if self._unwritten is None:
+            took = time.monotonic() - self._saved
+            log.info("snapshot written to %s in %.1f s", self._config.snapshot, took)
+        self._step(events.Saved(self._unwritten))
 
     def _write(self, write: Callable[[], None]) -> None:
         self._unwritten = None
         try:
             write()
-        except (OSError, KVStoreError, MemoryError) as error:
+        except Exception as error:
             self._unwritten = Failure(
                 "StateFileError",
                 f"server {self._machine.rank} has no snapshot: {error}. Correct it, then init the key again",
