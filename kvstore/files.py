@@ -90,11 +90,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     ------
     StateFileError
         The system refused something, in the body too; it names `path`, and is the system's OSError, too.
-<<<<<<< ours
-        Where `is_replaced` says so, the file has its new content, and only its folder is not known to have.
-=======
         Where `is_replaced` says so, the file has its new content, and only its folder was not synchronised.
->>>>>>> theirs
     """
     try:
         with _replacing(path) as beside:
