@@ -308,6 +308,7 @@ def test_the_last_push_of_a_host_counts_though_another_of_it_is_found_dead_later
     with faults.job(3, 1) as made:
         first, second, other = on_command(made, "continue")
         kill(second)
+        assert second.finish(pace.deadline(20)) == -signal.SIGKILL  # so that its host finds it dead
         assert answer(first, "push") == "0"
         say(first, "close")
         finish(first)

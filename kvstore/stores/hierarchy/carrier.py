@@ -223,10 +223,8 @@ class HostCarrier:
     def _take(self, exchange: Exchange, part: Slice, record: Record, frames: Sequence[Any]) -> bool:
         """Put what a server answers where all workers of the host read it; False: ask for it once more."""
         handle, round = exchange
-        with (
-            exchange.work() as held
-        ):  # else another has taken it over, and the memory is that of a later round
-            if held:
+        with exchange.work() as held:
+            if held:  # else another has taken it over, and the memory is that of a later round
                 value = handle.value(other=True)
                 if record.place != PayloadLocation.SHARED:
                     count = part.stop - part.start
