@@ -21,7 +21,7 @@ from typing import Any
 
 from bench.runner import machine, run
 
-from .cells import STORES, Cell, promise
+from .cells import DEAD_AFTER_BUSY, STORES, Promise
 from .group import Group, Mpi, Served, SharedNursery, group, mpi_python
 from .plan import Plan
 from .soak_workers import WINDOWS
@@ -49,13 +49,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         nursery.close()
     side = f", {options.at_once} jobs side by side" if options.at_once > 1 else ""
-    content = {"machine": machine.describe() + side, "seconds": options.seconds, "jobs": jobs}
+    content = {"machine": machine.describe() + side, "jobs": jobs}
     if options.write:
-        run.results(f"{options.write}.json").write_text(json.dumps(content) + "\n")
+        path = run.results(f"{options.write}.json")
+        content["jobs"] += _others(path, {job["store"] for job in jobs})
+        content["jobs"].sort(key=lambda job: STORES.index(job["store"]))
+        path.write_text(json.dumps(content) + "\n")
     print(text_of(content))
     for error in failed:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
     return len(failed)
+
+
+def _others(path: Path, stores: set[str]) -> list[dict[str, Any]]:
+    """Return the jobs of other stores that were written before."""
+    before = json.loads(path.read_text())["jobs"] if path.exists() else []
+    return [job for job in before if job["store"] not in stores]
 
 
 def soak(nursery: SharedNursery, store: str, seconds: float) -> dict[str, Any]:
@@ -64,15 +73,24 @@ def soak(nursery: SharedNursery, store: str, seconds: float) -> dict[str, Any]:
     plan = Plan(
         store, "", 0, str(folder), 2, 1, "last", "raise", "soak", 0, 0.0, -1, "", True, seconds, seconds
     )
-    made = group(nursery, plan, promise(Cell(store, ""), 1.0))
+    made = group(nursery, plan, Promise(DEAD_AFTER_BUSY, seconds))
     try:
         made.start()
         samples = _sampled(made, plan)
-        ended = made.finish(time.monotonic() + _ENDS)
+        ended = made.finish(
+            time.monotonic() + seconds / WINDOWS + _ENDS
+        )  # the last look was half a window ago
         others = made.others(time.monotonic() + _ENDS)
         codes = {f"worker {rank}": one.code for rank, one in enumerate(ended)}
         codes |= {name: one.code for name, one in others.items()}
-        return {"store": store, "codes": codes, "samples": samples, "latencies": _latencies(folder)}
+        latencies = _latencies(folder)
+        return {
+            "store": store,
+            "seconds": seconds,
+            "codes": codes,
+            "samples": samples,
+            "latencies": latencies,
+        }
     finally:
         made.close()
         shutil.rmtree(folder, ignore_errors=True)
@@ -85,7 +103,9 @@ def _sampled(made: Group, plan: Plan) -> dict[str, list[list[float]]]:
     for window in range(WINDOWS):
         time.sleep(max(0.0, start + (window + 0.5) * plan.seconds / WINDOWS - time.monotonic()))
         for name, pid in _processes(made).items():
-            seen.setdefault(name, []).append([time.monotonic() - start, *_look(pid)])
+            if (found := _look(pid)) is None:
+                raise RuntimeError(f"{plan.store}: {name} has ended after {time.monotonic() - start:.0f} s")
+            seen.setdefault(name, []).append([time.monotonic() - start, *found])
     return seen
 
 
@@ -108,10 +128,12 @@ def _processes(made: Group) -> dict[str, int]:
     return found
 
 
-def _look(pid: int) -> list[float]:
-    """Return what a process has now: kilobytes in memory, descriptors, threads."""
+def _look(pid: int) -> list[float] | None:
+    """Return what a process has now: kilobytes in memory, descriptors, threads. None: it has ended."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     words = dict(line.split(":", 1) for line in lines)
+    if "VmRSS" not in words:
+        return None
     descriptors = len(os.listdir(f"/proc/{pid}/fd"))
     return [float(words["VmRSS"].split()[0]), descriptors, float(words["Threads"])]
 
@@ -133,16 +155,16 @@ def section(path: Path) -> str:
 
 def text_of(content: dict[str, Any]) -> str:
     """Lay out the table."""
-    head = "| store | process | memory | per hour | descriptors | threads | a round | per hour |"
+    head = "| store | minutes | process | memory | per hour | descriptors | threads | a round | per hour |"
     rows = [row for job in content["jobs"] for row in _rows(job)]
     about = f"""\
-Two workers (and a server) that did the same rounds for {content["seconds"] / 60:.3g} minutes, on
+Two workers (and a server) that did the same rounds for so many minutes, on
 {content["machine"]}. First and last of {WINDOWS} looks; the slopes are those of a straight line
 through all but the first one, and rise and fall with the noise of a short run. A round is a
 pushpull of 4 KB and 1 MB; its time is the median of a twelfth of the job. Written by `python -m
 bench soak --write soak`; the numbers are in
 [bench/results/soak.json](../../bench/results/soak.json)."""
-    return "\n\n".join(["## Jobs that run for long", about, "\n".join([head, "|" + "---|" * 8, *rows])])
+    return "\n\n".join(["## Jobs that run for long", about, "\n".join([head, "|" + "---|" * 9, *rows])])
 
 
 def _rows(job: dict[str, Any]) -> list[str]:
@@ -156,7 +178,11 @@ def _rows(job: dict[str, Any]) -> list[str]:
             middle = statistics.median(one for _, one in times)
             ends.append(f"{times[0][1] * 1e3:.2f} → {times[-1][1] * 1e3:.2f} ms")
             ends.append(f"{slope(times) * _HOUR / middle:+.0%}")
-        rows.append("| " + " | ".join([job["store"], name, *ends, *[""] * (6 - len(ends))]) + " |")
+        rows.append(
+            "| "
+            + " | ".join([job["store"], f"{job['seconds'] / 60:.3g}", name, *ends, *[""] * (6 - len(ends))])
+            + " |"
+        )
     return rows
 
 

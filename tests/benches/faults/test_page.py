@@ -66,8 +66,8 @@ def test_percentiles_were_measured_and_are_in_order(seconds: list[float]) -> Non
 def test_a_soak_shows_what_grows() -> None:
     grows = [[float(at), 1024.0 * (100 + at), 7.0 + at, 3.0] for at in range(12)]
     times = [[float(at), 0.002] for at in range(12)]
-    job = {"store": "shared", "samples": {"worker 0": grows}, "latencies": {"worker 0": times}}
-    text = soak.text_of({"machine": "here", "seconds": 12.0, "jobs": [job]})
+    job = {"store": "shared", "seconds": 90, "samples": {"worker 0": grows}, "latencies": {"worker 0": times}}
+    text = soak.text_of({"machine": "here", "jobs": [job]})
     row = cells_of(text.splitlines()[-1])
-    assert row[:4] == ["shared", "worker 0", "100 → 111 MB", "+3600.0 MB"]
-    assert row[4:] == ["7 → 18", "3 → 3", "2.00 → 2.00 ms", "+0%"]
+    assert row[:5] == ["shared", "1.5", "worker 0", "100 → 111 MB", "+3600.0 MB"]
+    assert row[5:] == ["7 → 18", "3 → 3", "2.00 → 2.00 ms", "+0%"]
