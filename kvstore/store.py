@@ -298,7 +298,10 @@ class KVStore(KVStoreBase):
     def _broadcast(self, groups: list[Group], outs: list[Group]) -> None:
         from .stores.outs import check_first_outs
 
-        check_first_outs(groups, outs)
+        for key, on_gpu in check_first_outs(groups, outs):
+            from .stores.device.arguments import check_there
+
+            check_there(key, on_gpu)
         self._backend.init(groups)
         try:
             self._backend.pull(outs, ignore_sparse=True)

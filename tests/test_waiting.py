@@ -74,7 +74,7 @@ class StoppedDriver(MachineDriver):
 
     def __init__(self, clock: Clock) -> None:
         self.timeout = 20.0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._waiters, self._driving = deque(), deque()
         self._called = threading.Event()
         self._quick = None

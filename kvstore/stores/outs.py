@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -102,13 +102,16 @@ def host_outs(
     return direct, on_gpu
 
 
-def check_first_outs(groups: Sequence[Group], outs: Sequence[Group]) -> None:
-    """Raise, before keys are made, for outs on the host that cannot take the first values of these keys."""
+def check_first_outs(groups: Sequence[Group], outs: Sequence[Group]) -> Iterator[tuple[Keyed, list[Any]]]:
+    """Raise, before keys are made, for outs on the host that cannot take their values; yield those on GPUs."""
     first = {key: values[0] for key, values in groups if len(values) == 1}
     for key, arrays in outs:
         shape = getattr(first.get(key), "shape", None)
         if isinstance(shape, tuple):
-            host_outs(_NewKey(key, tuple(shape), first[key].dtype), arrays, Later())
+            new = _NewKey(key, tuple(shape), first[key].dtype)
+            _, on_gpu = host_outs(new, arrays, Later())
+            if on_gpu:
+                yield new, on_gpu
 
 
 def convert(value: Callable[[], Array] | None, filled: list[Array], out: Array) -> None:

@@ -337,7 +337,7 @@ def leaves_as_a_thread_waits(folder: str) -> float:
                 close(descriptor)
                 os.dup2(stranger.fileno(), descriptor)  # the number is used again at once
                 job.look_around()
-                with contextlib.suppress(MemoryError):
+                with contextlib.suppress(MemoryError, InterruptedError):
                     job.empty((1 << 26,), np.dtype(F))
                 close(descriptor)
 

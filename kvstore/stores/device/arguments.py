@@ -367,6 +367,13 @@ def writable_there(key: Keyed, out: Any, streams: Streams) -> tuple[DeviceView, 
     return seen, stream
 
 
+def check_there(key: Keyed, outs: list[Any]) -> None:
+    """Raise for outs on GPUs that do not fit a key."""
+    streams = Streams(outs)
+    for out in outs:
+        writable_there(key, out, streams)
+
+
 def target(key: Keyed, out: Any, streams: Streams) -> Target:
     """Check an out on a GPU, and say where it is to be written."""
     seen, stream = writable_there(key, out, streams)

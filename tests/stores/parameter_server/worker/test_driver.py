@@ -84,7 +84,7 @@ def test_a_push_that_is_begun_by_half_says_so_from_then_on(
 
     end = pace.deadline(20)
     with monkeypatch.context() as patched:
-        patched.setattr(Pushes, "counted", interrupted)
+        patched.setattr(Pushes, "count", interrupted)
         with pytest.raises(KeyboardInterrupt):
             while time.monotonic() < end:
                 store.pushpull("a", np.ones(1000, F), out=out)

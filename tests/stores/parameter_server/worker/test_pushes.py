@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -84,8 +85,21 @@ def an_earlier_push(store: Any, patch: Patch) -> Iterator[None]:
 def another_thread_at_the_sockets(store: Any, patch: Patch) -> Iterator[None]:
     driver = store._backend._client.driver
     patch.setattr(driver, "timeout", 0.01)
-    with driver._lock:
+    held, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with driver._lock:
+            held.set()
+            over.wait(60)
+
+    other = threading.Thread(target=hold)
+    other.start()
+    assert held.wait(60)
+    try:
         yield
+    finally:
+        over.set()
+        other.join()
 
 
 @contextlib.contextmanager
