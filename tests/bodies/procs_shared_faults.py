@@ -678,61 +678,6 @@ def stopped_within_a_call(rows: bool) -> str:
     return ""
 
 
-def interrupted_before_an_update() -> float:
-    """Ctrl-C comes when a round is opened, and the update has not begun."""
-    store = kv.create("shared", timeout=20)
-    store.init("w", np.zeros(3, F))
-    store.set_updater(lambda key, gradient, weight: np.add(weight, gradient, out=weight))
-    updater = store._backend._updater
-
-    def interrupted(*_: object) -> None:
-        del updater.carry_out
-        raise KeyboardInterrupt
-
-    updater.carry_out = interrupted
-    with pytest.raises(KeyboardInterrupt):
-        store.push("w", np.ones(3, F))
-    out = np.empty(3, F)
-    store.pull("w", out=out)
-    store.close()
-    return float(out[0])
-
-
-def fails_without_memory(full: bool) -> list[str]:
-    """An updater fails, and there is no memory for the text that says why; the next update does not."""
-    store = kv.create("shared", timeout=20)
-    store.init("w", np.zeros(3, F))
-    job, held = store._backend._job, []
-
-    def update(key: str, gradient: Array, weight: Array) -> None:
-        weight += gradient
-        if gradient[0] == 1:
-            if full:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (job.reserved(), resource.RLIM_INFINITY))
-                held.extend(all_memory(job))
-            raise ValueError("x" * 3000)
-
-    store.set_updater(update)
-    with pytest.raises(kv.UpdaterError) as caught:
-        store.pushpull("w", np.ones(3, F))
-    assert isinstance(caught.value.__cause__, ValueError)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    out = np.full(3, 2, F)
-    store.pushpull("w", out)
-    store.close()
-    return [f"{out[0]:g}", str(caught.value)[:200]]
-
-
-def all_memory(job: Any) -> list[Array]:
-    """Take what the region has left."""
-    taken = []
-    for size in (1 << 20, 1 << 12, 1 << 8, 64):
-        with contextlib.suppress(MemoryError):
-            while True:
-                taken.append(job.empty((size,), np.dtype("u1")))
-    return taken
-
-
 def stops() -> None:
     """Stop this process, as SIGSTOP from outside would; it goes on where it was."""
     tell("stops")

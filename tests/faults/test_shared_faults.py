@@ -433,21 +433,6 @@ def test_ctrl_c_in_a_wait(job: MakeJob, where: str) -> None:
     assert made.results()[0] - sent < pace.seconds(IN_TIME)
 
 
-def test_ctrl_c_before_the_update_of_an_opened_round(job: MakeJob) -> None:
-    made = job(1)
-    made.start_all(BODIES, "interrupted_before_an_update")
-    assert made.results() == [1.0]
-
-
-@pytest.mark.parametrize("full", [False, True])
-def test_an_updater_that_fails_without_memory_for_the_reason(job: MakeJob, full: bool) -> None:
-    made = job(1)
-    made.start_all(BODIES, "fails_without_memory", full)
-    ((value, text),) = made.results()
-    assert value == "2"
-    assert "came to nothing: " in text and "ValueError" in text
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("where", [0.0, 0.01, 0.02])
 def test_a_worker_that_is_stopped_is_lost_and_fenced_when_it_wakes(job: MakeJob, where: float) -> None:

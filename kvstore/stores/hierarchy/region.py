@@ -10,11 +10,9 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
 
 import msgspec
 
-from ...arrays.grouping import Key
 from ...errors import KVStoreError
 from ...settings.options import StoreConfig
 from ...waiting import WaitClock
@@ -42,20 +40,9 @@ class HostUpdater(JobUpdater):
 
     carry: Carry
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._handed: dict[Key, int] = {}  # the last round of each key that was handed over
-
     def carry_out(self, handle: Handle, rows: SparseKeys) -> None:
         """Hand the round that this worker has opened to the carrier."""
-        round = handle.complete + 1
-        if shm.holds(handle, round) and self._handed.get(handle.key) != round:
-            self.carry(handle, round)
-            self._handed[handle.key] = round
-
-    def is_carried(self, handle: Handle) -> bool:
-        """Whether the carrier has the round that this worker has opened."""
-        return self._handed.get(handle.key) == handle.complete + 1
+        self.carry(handle, handle.complete + 1)
 
 
 class HostWaitErrors(WaitErrors):

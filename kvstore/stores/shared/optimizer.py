@@ -51,10 +51,6 @@ class JobUpdater:
         self._at_work: tuple[int, Key] | None = None
         self._records: dict[int | str, int] = {}
 
-    def is_carried(self, handle: Handle) -> bool:
-        """Whether the round that this worker has opened is on its way, though no thread is at work on it."""
-        return False
-
     @property
     def at_work(self) -> Key | None:
         """The key whose round this thread is carrying out: to wait for it would be to wait for oneself."""
@@ -160,10 +156,8 @@ class JobUpdater:
     def carry_out(self, handle: Handle, rows: SparseKeys) -> None:
         """Plan, or do, the update of the round that this worker has just opened."""
         outer, self._at_work = self._at_work, (threading.get_ident(), handle.key)
+        handle.note_opened()
         try:
-            handle.note_opened()
-            if not handle.is_opened:  # another thread has resumed it
-                return
             self._enter_update(handle)
             on_gpu, ranks = shm.opened_on_gpu(handle)
             if on_gpu:

@@ -116,11 +116,10 @@ class WaitErrors:
         """Make the error of a round that came to nothing."""
         if not shm.mode(self._job) & 1:
             self.raise_if_peer_lost(handle, patience=_DYING if text is None else 0.0)
-        cause = self._updater.causes.pop((handle.key, round), None)
-        why = text or (repr(cause) if cause else "the memory of a worker could not be read")
+        why = text or "the memory of a worker could not be read"
         kind = UpdaterError if shm.mode(self._job) & 1 else KVStoreError
         error = kind(f"round {round} of key {handle.key!r} came to nothing: {why}")
-        error.__cause__ = cause
+        error.__cause__ = self._updater.causes.pop((handle.key, round), None)
         return error
 
     def raise_if_peer_lost(self, handle: Handle, patience: float) -> None:

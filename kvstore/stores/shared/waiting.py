@@ -196,16 +196,6 @@ class RoundWaiter:
             finally:
                 handle.end_work()
 
-    def _resume(self, handle: Handle | None) -> None:
-        """Go on with a round that this worker has opened, and was interrupted before it had begun with."""
-        if handle is None or not self._preparing.acquire(blocking=False):
-            return
-        try:
-            if not self._updater.is_carried(handle) and (outcome := handle.resume()) == shm.PLAN:
-                self._prepare(outcome, handle)
-        finally:
-            self._preparing.release()
-
     def _rest(self, call: shm.Call) -> None:
         """After a loss: see what can be finished without the dead finished, by this worker or by others."""
 
@@ -352,7 +342,6 @@ class RoundWaiter:
                 outcome = step()
                 if outcome != shm.TICK:
                     continue
-                self._resume(handle)
                 slow.look(waited)
                 if clock.over:
                     raise TimeoutError(self._errors.waiting(handle, missing, what, waited))

@@ -218,7 +218,6 @@ cdef extern from "region.h" nogil:
     int kv_has_rows(kv_self *me, kv_entry *e, uint64_t round, uint64_t mask)
     int kv_has_on_gpu(kv_self *me, kv_entry *e, uint64_t round, uint64_t mask)
     int kv_read_private(kv_self *me, int w, uint64_t address, char *to, uint64_t size)
-    int kv_prepare(kv_self *me, kv_call *call, uint64_t phase)
     void kv_put_out(kv_self *me, kv_entry *e, uint64_t phase, int rule)
     int kv_close(kv_self *me, kv_entry *e, uint64_t phase, uint64_t current)
     int kv_borrow(kv_self *me, kv_entry *e, int writes)

@@ -15,7 +15,6 @@ cdef class Handle:
     cdef list arrays  # over the two values
     cdef uint64_t undo_at, undo_bytes  # memory for `note_undo`
     cdef uint64_t held  # phase of the key since this worker has made it its own; any other means that it is not
-    cdef bint busy  # a thread of this process is at work on what `held` says
     cdef uint64_t counted  # rounds up to this one were counted
     cdef readonly cnp.ndarray like  # of the key's shape and type, without content
 
@@ -143,13 +142,12 @@ cdef class Handle:
     def give_back(self, bint other):
         """End `borrow`; with `other`, the other value is in use from now on."""
         kv_return(self.job.me, self.e, self.held, other)
-        self.end_work()
+        kv_end_work(self.job.me)
 
     def note_opened(self):
         """Note the round that this worker has opened: `put_out`, `close_opened` and `undo` touch no other."""
         cdef uint64_t phase = kv_get(&self.e.phase)
         self.held = phase if kv_holds(self.job.me, phase, kv_round_of(phase)) else KV_NO_ROUND
-        self.busy = True
 
     @property
     def is_opened(self):
@@ -158,47 +156,17 @@ cdef class Handle:
 
     def end_work(self):
         """This worker has done what it opened a round for; others may take it for dead again without ending it."""
-        self.busy = False
         kv_end_work(self.job.me)
 
-    def resume(self):
-        """Prepare a round again that this worker has opened, and at which none of its threads is at work; an outcome.
-
-        Such a one is left where Ctrl-C comes between the opening and the work.
-        """
-        cdef kv_self *me = self.job.me
-        cdef kv_call c
-        cdef int outcome
-        cdef uint64_t phase = kv_get(&self.e.phase)
-        if self.busy or not kv_holds(me, phase, kv_round_of(phase)) or not kv_begin_work(me):
-            return KV_TICK
-        memset(&c, 0, sizeof(c))
-        c.entry = self.e
-        with nogil:
-            outcome = kv_prepare(me, &c, phase)
-        if outcome != KV_PLAN:
-            kv_end_work(me)
-        return outcome
-
     def fail_round(self, uint64_t round, str text):
-        """Make a round come to nothing; the text says why, to whoever waits for it, if there is memory for it."""
-        cdef kv_self *me = self.job.me
+        """Make a round come to nothing; the text says why, to whoever waits for it."""
         cdef bytes data = text.encode()[:4000]
-        cdef uint64_t offset
-        cdef uint64_t *note
-        try:
-            self.job.lock()
-        except InterruptedError:  # it is taken for dead; the round must not count all the same
-            kv_put(&self.e.failed, round)
-            return
-        offset = kv_take_locked(me, len(data) + 16)
-        if offset:
-            note = <uint64_t *>(me.base + offset)
-            note[0], note[1] = round, len(data)
-            memcpy(note + 2, <char *>data, len(data))
+        cdef uint64_t offset = self.job.take(len(data) + 16)
+        cdef uint64_t *note = <uint64_t *>(self.job.me.base + offset)
+        note[0], note[1] = round, len(data)
+        memcpy(note + 2, <char *>data, len(data))
         kv_put(&self.e.error, offset)
         kv_put(&self.e.failed, round)
-        kv_unlock_region(me)
 
     def why(self, uint64_t round):
         """The text of `fail_round` for a round, or None."""
