@@ -103,7 +103,7 @@ def host_outs(
 
 
 def check_first_outs(groups: Sequence[Group], outs: Sequence[Group]) -> Iterator[tuple[Keyed, list[Any]]]:
-    """Raise, before keys are made, for outs on the host that cannot take their values; yield those on GPUs."""
+    """Raise, before keys are made, for outs on the host that cannot take the values; yield others."""
     first = {key: values[0] for key, values in groups if len(values) == 1}
     for key, arrays in outs:
         shape = getattr(first.get(key), "shape", None)
