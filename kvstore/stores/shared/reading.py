@@ -40,8 +40,12 @@ class ValueReader:
         found: list[T] = []
 
         def step() -> int:
-            outcome = reading.begin()
-            return _copied(reading, copy, found) if outcome == shm.READY else outcome
+            try:
+                outcome = reading.begin()
+                return _copied(reading, copy, found) if outcome == shm.READY else outcome
+            except BaseException:
+                reading.end()  # Ctrl-C came before the copy, perhaps while rounds wait for this read
+                raise
 
         self._waiter.wait(step, handle)
         return found[0]
