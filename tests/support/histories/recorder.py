@@ -78,7 +78,6 @@ class RecordedStore:
 
     def save(self, path: Path) -> None:
         """Read all keys by way of a file."""
-        from safetensors.numpy import load_file  # not at the top: the Python of an MPI may have none
 
         outs = self._outs(self._numbers)
 
