@@ -119,6 +119,26 @@ def _in_turn(
     return held
 
 
+def _unless_taken(
+    method: Callable[Concatenate[MachineDriver, P], bool],
+) -> Callable[Concatenate[MachineDriver, P], bool]:
+    """Run a method while it holds the machine and the sockets; False, at once, where somebody else does."""
+
+    @wraps(method)
+    def tried(driver: MachineDriver, /, *args: P.args, **kwargs: P.kwargs) -> bool:
+        if driver.holds_sockets():
+            return False
+        try:
+            return driver._lock.acquire(blocking=False) and method(driver, *args, **kwargs)
+        finally:
+            try:  # noqa: SIM105 - as in `_in_turn`
+                driver._lock.release()
+            except RuntimeError:
+                pass
+
+    return tried
+
+
 class MachineDriver:
     """Steps one store's machine, and carries out what it says; a wait lasts at most `timeout` seconds."""
 
@@ -230,37 +250,35 @@ class MachineDriver:
 
     def begin(self, call: QuickCall) -> bool:
         """Begin a call, if nothing else is to be done; False: nothing has happened."""
-        if self._waiters or self._operations.failed is not None or self.holds_sockets():
+        if self._waiters or self._operations.failed is not None:
             return False
+        return self._begin(call)
+
+    @_unless_taken
+    def _begin(self, call: QuickCall) -> bool:
+        if not self._is_free():
+            return False
+        if time.monotonic() - self._ticked >= _TICK:
+            self._adopt()
+            self._tick()
+            self._process.look_after_others(self)
+            self._handle(0.0)  # what has been sent may have hidden that something has come
+            if not self._is_free():
+                return False
+        if self._quick is not None and call.small and not self._received(self._quick, _SOON):
+            self._counters.leave()
+            return False
+        before, self._quick = self._quick, call
         try:
-            if not self._lock.acquire(blocking=False) or not self._is_free():
-                return False
-            if time.monotonic() - self._ticked >= _TICK:
-                self._adopt()
-                self._tick()
-                self._process.look_after_others(self)
-                self._handle(0.0)  # what has been sent may have hidden that something has come
-                if not self._is_free():
-                    return False
-            if self._quick is not None and call.small and not self._received(self._quick, _SOON):
-                self._counters.leave()
-                return False
-            before, self._quick = self._quick, call
-            try:
-                begun = call.begin(self._machine, self._sockets, before)
-            except BaseException:
-                self._adopt()
-                raise
-            if not begun:
-                self._quick = before
-            elif not call.sent:
-                self._adopt()
-            return begun
-        finally:
-            try:  # noqa: SIM105 - as in `_in_turn`
-                self._lock.release()
-            except RuntimeError:
-                pass
+            begun = call.begin(self._machine, self._sockets, before)
+        except BaseException:
+            self._adopt()
+            raise
+        if not begun:
+            self._quick = before
+        elif not call.sent:
+            self._adopt()
+        return begun
 
     def _is_free(self) -> bool:
         """Whether a call can begin: nothing is to be done, and this worker has its part in the job."""
@@ -270,16 +288,13 @@ class MachineDriver:
 
     def end(self, call: QuickCall) -> PendingOperation | None:
         """Wait for a call; if it has not ended then, return the operation that it is now."""
-        if self._quick is call and not self.holds_sockets():
-            try:
-                if self._lock.acquire(blocking=False) and self._quick is call and self._received(call):
-                    return None
-            finally:
-                try:  # noqa: SIM105 - as in `_in_turn`
-                    self._lock.release()
-                except RuntimeError:
-                    pass
+        if self._quick is call and self._ended(call):
+            return None
         return self._adopted(call)
+
+    @_unless_taken
+    def _ended(self, call: QuickCall) -> bool:
+        return self._quick is call and self._received(call)
 
     @_in_turn
     def _adopted(self, call: QuickCall) -> PendingOperation | None:
@@ -324,20 +339,16 @@ class MachineDriver:
         Others may wait for a word of this store's: a server that has come back does, until it has heard of
         every member.
         """
-        if self.closed or self.failure is not None or self.holds_sockets():
-            return
-        try:
-            if not self._lock.acquire(blocking=False):
-                return
-            with contextlib.suppress(KVStoreError):  # the next call here raises it again
-                self._adopt()
-                self._tick()
-                self._handle(0.0)
-        finally:
-            try:  # noqa: SIM105 - as in `_in_turn`
-                self._lock.release()
-            except RuntimeError:
-                pass
+        if not self.closed and self.failure is None:
+            self._glance()
+
+    @_unless_taken
+    def _glance(self) -> bool:
+        with contextlib.suppress(KVStoreError):  # the next call here raises it again
+            self._adopt()
+            self._tick()
+            self._handle(0.0)
+        return True
 
     @_in_turn
     def forget(self, operation: PendingOperation) -> bool:

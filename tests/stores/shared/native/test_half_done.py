@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 import subprocess
-import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 
 import pace
 import pytest
-
-ROOT = Path(__file__).parents[4]
-FOLDERS = ("kvstore/stores/shared/native", "kvstore/observe/native", "kernels")
 
 PROGRAM = """
 #define _GNU_SOURCE
@@ -139,14 +135,8 @@ int main(int n, char **arguments)
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("half_done")
-    (folder / "half_done.c").write_text(PROGRAM)
-    compiler = shlex.split(sysconfig.get_config_var("CC") or "cc")
-    where = [f"-I{ROOT / name}" for name in FOLDERS]
-    command = [*compiler, "-std=gnu11", "-O0", "-w", *where, "half_done.c", "-o", "half_done", "-pthread"]
-    subprocess.run(command, cwd=folder, check=True, timeout=pace.seconds(60))
-    return folder / "half_done"
+def program(build_c: Callable[[str, str], Path]) -> Path:
+    return build_c("half_done", PROGRAM)
 
 
 def told(program: Path, *arguments: str) -> tuple[str, int]:

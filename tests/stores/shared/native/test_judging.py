@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 import subprocess
-import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 
 import pace
 import pytest
-
-ROOT = Path(__file__).parents[4]
-FOLDERS = ("kvstore/stores/shared/native", "kvstore/observe/native", "kernels")
 
 PROGRAM = """
 #include <fcntl.h>
@@ -96,14 +92,8 @@ int main(int n, char **names)
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("judging")
-    (folder / "judging.c").write_text(PROGRAM)
-    compiler = shlex.split(sysconfig.get_config_var("CC") or "cc")
-    where = [f"-I{ROOT / name}" for name in FOLDERS]
-    command = [*compiler, "-std=gnu11", "-O1", "-w", *where, "judging.c", "-o", "judging", "-pthread"]
-    subprocess.run(command, cwd=folder, check=True, timeout=pace.seconds(60))
-    return folder / "judging"
+def program(build_c: Callable[[str, str], Path]) -> Path:
+    return build_c("judging", PROGRAM)
 
 
 def told(program: Path, what: str) -> list[str]:
