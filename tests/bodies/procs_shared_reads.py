@@ -71,10 +71,10 @@ def _save(store: Any, shape: tuple[int, int], folder: Path) -> list[Any]:
 
 
 def _save_states(store: Any, shape: tuple[int, int], folder: Path) -> list[Any]:
-    """AdaGrad's state of gradients of one is the number of updates."""
+    """AdaGrad's state of gradients of one is the number of updates; before the first a key has none."""
     store.save_optimizer_states(folder / "states")
     content = states.read(str(folder / "states"))
-    return [content.states["w"], np.array(content.counts["w"])]
+    return [np.asarray(content.states.get("w", 0)), np.asarray(content.counts.get("w", 0))]
 
 
 class Way(NamedTuple):
