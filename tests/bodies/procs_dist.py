@@ -769,6 +769,7 @@ def bytes_to_servers(slices: int, rounds: int) -> int:
         out = np.ones(slices * OF_A_SLICE, F)
         for _ in range(rounds):
             out[...] = 1
+            store.barrier()  # whoever comes last to a slice sends it: all begin together
             store.pushpull("w", out)
             assert (out == store.num_workers).all()
         store.barrier()

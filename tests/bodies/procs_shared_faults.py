@@ -656,6 +656,63 @@ def interrupted(where: str) -> float:
     return at
 
 
+def _once(owner: Any, name: str, before: bool) -> None:
+    """Have Ctrl-C come once as a method is called, or as it returns: as a signal does, between two steps."""
+    real = getattr(owner, name)
+
+    def interrupted(*arguments: Any) -> Any:
+        delattr(owner, name)
+        if not before:
+            real(*arguments)
+        raise KeyboardInterrupt
+
+    setattr(owner, name, interrupted)
+
+
+def interrupted_as_it_opens(size: int, then: str) -> list[float]:
+    """Ctrl-C between the opening of a round and its update, on the worker that has come last."""
+    store = kv.create("shared")
+    store.init("w", np.zeros(size, F))
+    store.set_optimizer(kv.optimizer.SGD(learning_rate=-1.0))
+    value, seen = np.ones(size, F), []
+    if store.rank == 1:
+        store.push("w", value)
+        tell("has pushed")
+        hear()
+    else:
+        hear()
+        _once(store._backend._waiter, "_prepare", before=True)
+        with pytest.raises(KeyboardInterrupt):
+            store.push("w", value)
+        tell("is interrupted")
+        if then == "view":
+            seen.append(float(store.view("w")[-1]))
+    for _ in range(2):
+        store.pushpull("w", value, out=(out := np.zeros(size, F)))
+        seen.append(float(out[-1]))
+    store.close()
+    return seen[-2:]
+
+
+def interrupted_as_it_assigns(before: bool, folder: str) -> list[float]:
+    """Ctrl-C as a value is put in the place of another."""
+    store = kv.create("shared")
+    store.init("w", np.zeros(100, F))
+    store.barrier()
+    if store.rank == 0:
+        store.save(f"{folder}/values")
+        _once(store._backend._waiter, "wait", before)
+        with pytest.raises(KeyboardInterrupt):
+            store.load(f"{folder}/values")
+    store.pull("w", out=(out := np.full(100, -1, F)))
+    seen = [float(out[-1])]
+    for _ in range(2):
+        store.pushpull("w", np.ones(100, F), out=out)
+        seen.append(float(out[-1]))
+    store.close()
+    return seen
+
+
 def stopped_within_a_call(rows: bool) -> str:
     """Worker 1 is stopped while it waits for the sum of a round; worker 0 goes on without it."""
     store = kv.create("shared", on_peer_loss="continue")

@@ -433,6 +433,26 @@ def test_ctrl_c_in_a_wait(job: MakeJob, where: str) -> None:
     assert made.results()[0] - sent < pace.seconds(IN_TIME)
 
 
+@pytest.mark.parametrize("size", [100, 40_000])
+@pytest.mark.parametrize("then", ["view", "pushpull"])
+def test_ctrl_c_between_the_opening_of_a_round_and_its_update(job: MakeJob, size: int, then: str) -> None:
+    """Whatever the worker calls next carries the update out; before, all waited to their deadlines."""
+    made = job(2)
+    opens, other = made.start_all(BODIES, "interrupted_as_it_opens", size, then)
+    other.expect("has pushed")
+    opens.say("go")
+    opens.expect("is interrupted")
+    other.say("go")
+    assert made.results() == [[4.0, 6.0]] * 2
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before it holds the key", "as it holds the key"])
+def test_ctrl_c_as_a_value_is_overwritten(job: MakeJob, tmp_path: Path, before: bool) -> None:
+    made = job(2)
+    made.start_all(BODIES, "interrupted_as_it_assigns", before, str(tmp_path))
+    assert made.results() == [[0.0, 2.0, 2.0]] * 2
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("where", [0.0, 0.01, 0.02])
 def test_a_worker_that_is_stopped_is_lost_and_fenced_when_it_wakes(job: MakeJob, where: float) -> None:

@@ -41,8 +41,13 @@ class HostUpdater(JobUpdater):
     carry: Carry
 
     def carry_out(self, handle: Handle, rows: SparseKeys) -> None:
-        """Hand the round that this worker has opened to the carrier."""
-        self.carry(handle, handle.complete + 1)
+        """Hand the round that this worker has opened to the carrier, unless another thread does."""
+        try:
+            if handle.take_plan():
+                self.carry(handle, handle.complete + 1)
+        except BaseException as error:
+            self._fail(handle, error, f"worker {self._rank} was interrupted: {error!r}")
+            raise
 
 
 class HostWaitErrors(WaitErrors):

@@ -154,33 +154,41 @@ class JobUpdater:
     # ------------------------------------------------------------------------------------------ rounds
 
     def carry_out(self, handle: Handle, rows: SparseKeys) -> None:
-        """Plan, or do, the update of the round that this worker has just opened."""
-        outer, self._at_work = self._at_work, (threading.get_ident(), handle.key)
-        handle.note_opened()
+        """Plan, or do, the update of the round that this worker has opened, unless another thread does."""
+        outer = self._at_work
         try:
-            self._enter_update(handle)
-            on_gpu, ranks = shm.opened_on_gpu(handle)
-            if on_gpu:
-                self._gpus.use().ipc.carry_out(handle, on_gpu, ranks)
-            elif shm.opened_with_rows(handle):
-                rows.carry_out(handle)
-            elif self._may_update_in_place(handle):
-                self._plan(handle)
-            else:
-                self._do(handle)
+            if handle.take_plan():
+                self._at_work = (threading.get_ident(), handle.key)
+                self._carry_out(handle, rows)
         except BaseException as error:
             kind = type(error).__name__
             text = f"{self._name()} raised {kind} on key {handle.key!r} (worker {self._rank}): {error}"
-            if handle.is_opened:  # else another has taken it over, and this worker is about to be told
-                self.causes[handle.key, handle.complete + 1] = error
-                handle.undo()
-                handle.fail_round(handle.complete + 1, text)
-                shm.close_opened(handle, False)
+            self._fail(handle, error, text)
             if not isinstance(error, Exception):  # Ctrl-C stays what it is, here
                 raise
         finally:
             self._at_work = outer
             self._job.leave_phase()
+
+    def _carry_out(self, handle: Handle, rows: SparseKeys) -> None:
+        self._enter_update(handle)
+        on_gpu, ranks = shm.opened_on_gpu(handle)
+        if on_gpu:
+            self._gpus.use().ipc.carry_out(handle, on_gpu, ranks)
+        elif shm.opened_with_rows(handle):
+            rows.carry_out(handle)
+        elif self._may_update_in_place(handle):
+            self._plan(handle)
+        else:
+            self._do(handle)
+
+    def _fail(self, handle: Handle, error: BaseException, text: str) -> None:
+        """Have the opened round come to nothing; where another has it, this worker is about to be told."""
+        if handle.is_opened:
+            self.causes[handle.key, handle.complete + 1] = error
+            handle.undo()
+            handle.fail_round(handle.complete + 1, text)
+            shm.close_opened(handle, False)
 
     def _enter_update(self, handle: Handle) -> None:
         phase = UPDATING if shm.mode(self._job) & 1 else SUMMING

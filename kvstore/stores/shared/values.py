@@ -81,18 +81,18 @@ class StoredValues:
         """Put a value in the place of another, between two rounds."""
         self._waiter.settle(handle)
         self._gpus.staging.copy_to_region(handle)
-        self._waiter.wait(handle.borrow, handle)
+        holding, is_written = shm.Holding(handle), False
         try:
+            self._waiter.wait(holding.begin, handle)
             if isinstance(value, RowSparseArray):
                 self._rows.overwrite(handle, value)
             else:
                 np.copyto(handle.value(other=True), value)
                 self._arguments.updater.follow(handle, handle.value(other=True))
-        except BaseException:
-            handle.give_back(False)
-            raise
-        self._gpus.staging.overwritten(handle)
-        handle.give_back(True)
+            self._gpus.staging.overwritten(handle)
+            is_written = True
+        finally:
+            holding.end(is_written)
 
     def copy_all_to_region(self) -> None:
         """See all rounds of this worker complete, and all values in the region."""

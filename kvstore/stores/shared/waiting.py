@@ -194,7 +194,7 @@ class RoundWaiter:
                 self._errors.told[handle.key] = handle.failed
                 raise
             finally:
-                handle.end_work()
+                handle.end_plan()
 
     def _rest(self, call: shm.Call) -> None:
         """After a loss: see what can be finished without the dead finished, by this worker or by others."""

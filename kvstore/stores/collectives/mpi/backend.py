@@ -28,6 +28,7 @@ from ....waiting import WaitClock
 from ..agreement import all_mean_the_same, difference, mark
 from ..backend import AllReduceBackend, called, check_launched, check_process
 from ..engine import Finish, Item
+from .local_peers import LocalPeers, identity
 from .roll_call import RollCall, absent
 
 log = logging.getLogger("kvstore.mpi")
@@ -105,6 +106,7 @@ class Mpi:
         self._queue: deque[_Operation] = deque()
         self._count = 0  # of operations announced
         self._roll: RollCall | None = None
+        self._peers = LocalPeers([])
         self._broken: str | None = None
         self._pid = os.getpid()
         world = self._mpi.COMM_WORLD
@@ -141,6 +143,7 @@ class Mpi:
         # A split has no deadline, but now all are here.
         near = self._order.Split_type(self._mpi.COMM_TYPE_SHARED)
         local_rank = int(near.Get_rank())
+        self._peers = LocalPeers([one for one in near.allgather(identity(self.rank)) if one[0] != self.rank])
         near.Free()
         return local_rank
 
@@ -210,6 +213,7 @@ class Mpi:
         if self._roll is not None:
             with self._lock:
                 self._roll.drain()
+        self._peers.close()
         while self._own:
             self._own.pop().Free()
 
@@ -279,6 +283,7 @@ class Mpi:
             if operation.data is None:
                 break
             if not operation.done and self._mpi.Request.Testall(operation.data):
+                self._check_peers(operation)
                 for packed, places in operation.back:
                     _unpack(packed, places)
                 operation.done = True
@@ -292,8 +297,16 @@ class Mpi:
         if all_mean_the_same(operation.checks):
             operation.data = operation.start(operation)
         else:
+            self._check_peers(operation)
             operation.data, operation.done = [], True
             operation.error = difference(self.name, self.rank, operation.what)
+
+    def _check_peers(self, operation: _Operation) -> None:
+        """Raise if another process has ended: what is complete then can be wrong."""
+        if (rank := self._peers.lost()) is None:
+            return
+        self._break(f"worker {rank} died in {operation.what}")
+        raise PeerLostError(f"worker {self.rank}: {self._broken}", role="worker", rank=rank)
 
     def _complete(self, requests: list[Any], what: str) -> None:
         """Wait; should the wait end early, the memory stays MPI's."""

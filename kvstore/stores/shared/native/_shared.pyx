@@ -91,7 +91,7 @@ cdef extern from "region.h" nogil:
         double params[16]
         uint64_t number, name, name_bytes, shape, ndim, is_text, hash
         int64_t int_key
-        uint64_t error, record, rows_of, undo, gpu_table
+        uint64_t error, record, rows_of, undo, planned, gpu_table
     ctypedef struct kv_header:
         uint64_t n_workers, members, lost, first_lost, epoch, no_peer_reads, mode, go_on, lock
         uint64_t settings, settings_version, installed, num_update, text_keys, top, reserved, n_keys
@@ -195,6 +195,7 @@ cdef extern from "region.h" nogil:
     uint64_t kv_current_of(uint64_t phase)
     uint64_t kv_round_of(uint64_t phase)
     int kv_holds(const kv_self *me, uint64_t phase, uint64_t round)
+    int kv_is_planned(kv_self *me, kv_entry *e, uint64_t phase)
     int kv_wait_for_free_slot(kv_self *me, kv_entry *e)
     void kv_fill(kv_self *me, kv_entry *e)
     void kv_arrive(kv_self *me, kv_entry *e, int kind, uint64_t source)

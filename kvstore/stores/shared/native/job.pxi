@@ -206,7 +206,8 @@ cdef class Job:
 
     def be_lost(self):
         """Have the others take this worker for dead, who lives and knows that it is out."""
-        kv_deregister(self.me, KV_LOST)
+        with nogil:
+            kv_deregister(self.me, KV_LOST)
 
     def leave(self, bint lost):
         """End this process's part; with `lost`, the others are to take it for dead. A second call does nothing."""
@@ -216,7 +217,8 @@ cdef class Job:
             return
         if not self.closed and not self.me.forked:
             kv_stop_heartbeat(self.me)
-            kv_deregister(self.me, KV_LOST if lost else KV_LEFT)
+            with nogil:
+                kv_deregister(self.me, KV_LOST if lost else KV_LEFT)
         self.closed = True
         with nogil:
             n = kv_give_up_descriptors(self.me, given)

@@ -14,7 +14,7 @@ cdef class Handle:
     cdef readonly tuple shape
     cdef list arrays  # over the two values
     cdef uint64_t undo_at, undo_bytes  # memory for `note_undo`
-    cdef uint64_t held  # phase of the key since this worker has made it its own; any other means that it is not
+    cdef uint64_t held  # phase of the round that is being carried out; any other: it is not this worker's any more
     cdef uint64_t counted  # rounds up to this one were counted
     cdef readonly cnp.ndarray like  # of the key's shape and type, without content
 
@@ -125,47 +125,41 @@ cdef class Handle:
         cdef uint64_t i = kv_current_of(kv_get(&self.e.phase)) ^ <uint64_t>bool(other)
         return self.e.rows_of + i * (8 + 8 * <uint64_t>self.shape[0])
 
-    def borrow(self):
-        """Hold the key as who opens its next round does, until `give_back`; an outcome.
+    def take_plan(self):
+        """Begin to carry out the round that this worker has opened: `put_out`, `close_opened` and `undo` touch no other.
 
-        No round comes of it, whether the value has changed or not.
+        False: another thread does so already, or another worker has taken the round over.
         """
-        cdef int outcome
-        with nogil:
-            outcome = kv_borrow(self.job.me, self.e, 1)
-            if outcome != KV_TICK:
-                kv_leave()
-        if outcome == KV_READY:
-            self.note_opened()
-        return outcome
-
-    def give_back(self, bint other):
-        """End `borrow`; with `other`, the other value is in use from now on."""
-        kv_return(self.job.me, self.e, self.held, other)
-        kv_end_work(self.job.me)
-
-    def note_opened(self):
-        """Note the round that this worker has opened: `put_out`, `close_opened` and `undo` touch no other."""
         cdef uint64_t phase = kv_get(&self.e.phase)
-        self.held = phase if kv_holds(self.job.me, phase, kv_round_of(phase)) else KV_NO_ROUND
+        if not kv_is_planned(self.job.me, self.e, phase) or not kv_swap(&self.e.planned, phase, 0):
+            return False
+        self.held = phase
+        return True
 
     @property
     def is_opened(self):
-        """Whether the round of `note_opened` is this worker's still."""
+        """Whether the round of `take_plan` is this worker's still."""
         return bool(kv_get(&self.e.phase) == self.held and kv_standing(self.job.me) != KV_FENCED)
 
-    def end_work(self):
-        """This worker has done what it opened a round for; others may take it for dead again without ending it."""
-        kv_end_work(self.job.me)
+    def end_plan(self):
+        """End what `take_plan` has begun, if it has: others may take this worker for dead again without ending it."""
+        if self.held != KV_NO_ROUND:
+            self.held = KV_NO_ROUND
+            kv_end_work(self.job.me)
 
     def fail_round(self, uint64_t round, str text):
-        """Make a round come to nothing; the text says why, to whoever waits for it."""
+        """Make a round come to nothing; the text says why, to whoever waits for it, where there is memory for it."""
         cdef bytes data = text.encode()[:4000]
-        cdef uint64_t offset = self.job.take(len(data) + 16)
-        cdef uint64_t *note = <uint64_t *>(self.job.me.base + offset)
-        note[0], note[1] = round, len(data)
-        memcpy(note + 2, <char *>data, len(data))
-        kv_put(&self.e.error, offset)
+        cdef uint64_t offset
+        cdef uint64_t *note
+        try:
+            offset = self.job.take(len(data) + 16)
+            note = <uint64_t *>(self.job.me.base + offset)
+            note[0], note[1] = round, len(data)
+            memcpy(note + 2, <char *>data, len(data))
+            kv_put(&self.e.error, offset)
+        except (MemoryError, TimeoutError):
+            pass
         kv_put(&self.e.failed, round)
 
     def why(self, uint64_t round):
@@ -276,6 +270,38 @@ cdef class Handle:
         return offset, self.job.array(offset, shape, dtype, None)
 
 
+cdef class Holding:
+    """A key held as who opens its next round does, for a value from outside of rounds; no round comes of it."""
+
+    cdef Handle handle
+    cdef uint64_t held  # phase of the key meanwhile
+
+    def __cinit__(self, Handle handle):
+        self.handle, self.held = handle, KV_NO_ROUND
+
+    def begin(self):
+        """Hold the key until `end`; an outcome."""
+        cdef kv_self *me = self.handle.job.me
+        cdef kv_entry *e = self.handle.e
+        cdef uint64_t phase
+        cdef int outcome
+        with nogil:
+            outcome = kv_borrow(me, e, 1)
+            if outcome != KV_TICK:
+                kv_leave()
+        phase = kv_get(&e.phase)
+        if outcome == KV_READY and kv_holds(me, phase, kv_round_of(phase)):  # else it is taken for dead already
+            self.held = phase
+        return outcome
+
+    def end(self, bint other):
+        """End what `begin` has begun, if it has; with `other`, the other value is in use from now on."""
+        if self.held != KV_NO_ROUND:
+            kv_return(self.handle.job.me, self.handle.e, self.held, other)
+            self.held = KV_NO_ROUND
+            kv_end_work(self.handle.job.me)
+
+
 cdef class Reading:
     """A read of a key's value, while rounds may go on without this worker."""
 
@@ -349,7 +375,7 @@ cdef class Keys:
         """The handle of key number `number` in the order of init."""
         cdef Handle h = Handle.__new__(Handle)
         cdef kv_entry *e = kv_entry_at(self.job.me, number)
-        h.e, h.job = e, self.job
+        h.e, h.job, h.held = e, self.job, KV_NO_ROUND
         h.counted = kv_complete_round(kv_get(&e.phase))
         h.key = e.int_key
         if e.is_text:

@@ -14,7 +14,7 @@
 #include "job.h"
 
 enum {
-    KV_LAYOUT_VERSION = 6,
+    KV_LAYOUT_VERSION = 7,
     KV_MAX_WORKERS = 64,
     KV_BLOCK_KEYS = 1024,      /* entries are made in blocks of so many */
     KV_MAX_KEY_BLOCKS = 16384,
@@ -79,6 +79,7 @@ static inline enum kv_kind kv_kind_of(const kv_part *part, int parity) { return 
 typedef struct {
     _Alignas(64) _Atomic uint64_t phase; /* see round.h */
     _Atomic uint64_t failed;   /* round that came to nothing */
+    _Atomic uint64_t planned;  /* phase of an opening whose opener has still to carry it out by Python */
     uint64_t mask;             /* who is in the open round */
     _Atomic uint64_t of[2];    /* round that each value is of */
     int32_t dtype, rule, n_states, sparse;

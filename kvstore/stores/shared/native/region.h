@@ -7,7 +7,11 @@
 #include "round.h"
 #include "texts.h"
 
-enum { KV_BEAT = 250 /* milliseconds, or less */, KV_FIRST_INDEX = 8 /* log2 of the first hash table's length */ };
+enum {
+    KV_BEAT = 250, /* milliseconds, or less */
+    KV_GOES_AFTER = 1000, /* milliseconds, however long other threads are at work */
+    KV_FIRST_INDEX = 8 /* log2 of the first hash table's length */
+};
 
 #define KV_ROOM ((size_t)64 << 20) /* bytes of addresses for stacks and heaps */
 
@@ -172,8 +176,12 @@ static void kv_clean_up(kv_self *me, kv_entry *e)
     kv_call call = {.entry = e};
     uint64_t phase = kv_get(&e->phase), round = kv_round_of(phase);
     if (kv_step_of(phase) == KV_OPENING && kv_opener_of(phase) == me->rank) { /* if nobody has taken it over by now */
-        kv_undo(me, e, round);
-        kv_swap(&e->phase, phase, kv_phase_word(round - 1, 0, kv_version_of(phase) + 2, KV_CLOSED));
+        uint64_t held = kv_seize(me, e, phase);
+        if (held) {
+            kv_undo(me, e, round);
+            kv_return(me, e, held, 0);
+            kv_end_work(me);
+        }
     }
     for (uint64_t c = 0; kv_step_of(phase) == KV_OPEN && c < e->chunks; c++) {
         if (kv_get(&kv_map(me, e)[c]) != kv_chunk_word(round, me->rank, KV_TAKEN))
@@ -341,12 +349,27 @@ static int kv_all_registered(void *context)
     return 1;
 }
 
-/* Leave, or stop taking part in rounds; the others go on without this worker. */
+/* Go once no other thread of this process is at work: what it changes then, another takes over. It may be long at it,
+ * in an updater of the user's: some time is enough. */
+static int kv_go(kv_self *me, enum kv_state state)
+{
+    const struct timespec nap = {0, KV_MILLISECOND / 5};
+    uint64_t end = kv_now_ns() + KV_GOES_AFTER * KV_MILLISECOND, now;
+    do {
+        while (kv_is_at_work(now = kv_get(&me->worker->state)) && kv_now_ns() < end)
+            nanosleep(&nap, NULL);
+        if (!kv_here(now) || kv_is_out(me, now))
+            return 0;
+    } while (!kv_swap(&me->worker->state, now, (now & ~0xffull) | (uint64_t)state));
+    return 1;
+}
+
+/* Leave, be lost, or stop taking part in rounds; the others go on without this worker. */
 static void kv_deregister(kv_self *me, enum kv_state state)
 {
     if (state == KV_JOINED)
         kv_put(&me->worker->joined, me->incarnation);
-    if (kv_become(me, state)) {
+    if (state == KV_JOINED ? kv_become(me, state) : kv_go(me, state)) {
         kv_write_off(me); /* where the lock is held by another: the others do */
         kv_add(&me->head->epoch, 1);
         kv_wake_all(me);

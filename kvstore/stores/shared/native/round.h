@@ -166,8 +166,10 @@ static int kv_prepare(kv_self *me, kv_call *call, uint64_t phase)
         kv_return(me, e, phase, 0);
         return KV_READY;
     }
-    if (!kv_sums(me) || kv_is_python_s(me, e, kv_round_of(phase), e->mask))
+    if (!kv_sums(me) || kv_is_python_s(me, e, kv_round_of(phase), e->mask)) {
+        kv_put(&e->planned, phase);
         return KV_PLAN;
+    }
     int outcome = kv_make_room(me, e);
     if (outcome != KV_READY) {
         kv_return(me, e, phase, 0);
@@ -184,6 +186,13 @@ static int kv_prepare(kv_self *me, kv_call *call, uint64_t phase)
         call->delivered[0] = 1;
     kv_close(me, e, phase, 1 - current);
     return KV_READY;
+}
+
+/* Whether a thread of this process has opened the round, and has not come to carrying it out: a signal has ended its
+ * call in between. Then another does. */
+static int kv_is_planned(kv_self *me, const kv_entry *e, uint64_t phase)
+{
+    return kv_holds(me, phase, kv_round_of(phase)) && kv_get(&e->planned) == phase;
 }
 
 static int kv_in_step(const kv_self *me)
@@ -296,6 +305,8 @@ static int kv_bring_forward(kv_self *me, kv_call *call, int patient)
             outcome = kv_bring_to_close(me, call, phase);
         else if (kv_may_open(me, e, phase))
             outcome = kv_open(me, call, phase);
+        else if (kv_is_planned(me, e, phase))
+            outcome = KV_PLAN;
         if (outcome != KV_READY)
             return outcome;
         if (kv_get(&e->phase) != phase)
@@ -331,7 +342,9 @@ static int kv_borrow(kv_self *me, kv_entry *e, int writes)
         if (held)
             kv_undo(me, e, kv_round_of(held));
         return held ? KV_READY : kv_held_by_another(me) == KV_FENCED ? KV_FENCED : KV_TICK;
-    } else
+    } else if (kv_is_planned(me, e, phase))
+        outcome = KV_PLAN;
+    else
         outcome = kv_await(me, kv_changed, kv_about_watch, &watch, 1);
     return outcome == KV_READY ? KV_TICK : outcome;
 }
@@ -345,7 +358,8 @@ typedef struct {
 static int kv_have_arrived(void *context)
 {
     kv_arrivals *a = (kv_arrivals *)context;
-    return kv_everyone(a->me, a->entry, a->round, &a->in) || kv_get(&a->me->head->epoch) != a->epoch;
+    return kv_everyone(a->me, a->entry, a->round, &a->in) || kv_get(&a->me->head->epoch) != a->epoch ||
+           kv_is_planned(a->me, a->entry, kv_get(&a->entry->phase)); /* the round before */
 }
 
 static kv_about kv_about_arrivals(const void *context)

@@ -270,14 +270,6 @@ static void kv_mark_lost(kv_self *me, int w, uint64_t seen)
         kv_swap(&me->head->worker[w].state, seen, (seen & ~0xffull) | KV_LOST);
 }
 
-/* Who has left is not lost when its process ends, but it still gives memory back under the lock. */
-static void kv_release_lock_of(kv_self *me, int w)
-{
-    uint64_t holder = kv_get(&me->head->lock);
-    if ((int)(holder & 0xff) - 1 == w && kv_state(me, w) == KV_LEFT && kv_ended(me, w))
-        kv_swap(&me->head->lock, holder, 0);
-}
-
 /* End a process, and see it ended: that takes a moment. */
 static void kv_end_process(kv_self *me, int w)
 {
@@ -286,6 +278,20 @@ static void kv_end_process(kv_self *me, int w)
         kill((pid_t)kv_get(&me->head->worker[w].pid), SIGKILL);
     else if (!syscall(SYS_pidfd_send_signal, one.fd, SIGKILL, NULL, 0))
         poll(&one, 1, KV_TICK_AFTER);
+}
+
+/* Who has left is not lost when its process ends, but it leaves under the lock: that of a process which has ended is
+ * free, and one that was stopped with it is ended. */
+static void kv_release_lock_of(kv_self *me, int w, uint64_t now)
+{
+    uint64_t holder = kv_get(&me->head->lock);
+    if ((int)(holder & 0xff) - 1 != w || kv_state(me, w) != KV_LEFT ||
+        kv_get(&me->head->worker[w].incarnation) != holder >> 8)
+        return;
+    if (kv_ended(me, w))
+        kv_swap(&me->head->lock, holder, 0);
+    else if (kv_silent(me, w, now) && !kv_stood_still(me, now))
+        kv_end_process(me, w);
 }
 
 /* See who is gone. A worker that was stopped at work could write later: it is ended, so that it cannot. */
@@ -300,7 +306,7 @@ static void kv_look_around(kv_self *me)
         uint64_t seen = kv_get(&peer->state);
         if (w == me->rank)
             continue;
-        kv_release_lock_of(me, w);
+        kv_release_lock_of(me, w, now);
         if (!kv_here(seen))
             continue;
         int gone = kv_ended(me, w);

@@ -130,7 +130,7 @@ typedef struct {
     ucontext_t context;
     char *stack;
     kv_self self;
-    int lives, done, begun, parked, pid, told, stopped;
+    int lives, done, begun, parked, pid, told, stopped, interrupted;
     uint64_t wakes_at;
     uint32_t futex;
     kv_condition ready;
@@ -177,7 +177,7 @@ static jmp_buf home;
 static char broken[512];
 static struct {
     uint64_t rounds, steps, deaths, returns, updates, peer_reads, overwrites, joins, lost, failed, finished, in_place, calls;
-    uint64_t updates_in_place, reads, again, held, stops, fenced, ended;
+    uint64_t updates_in_place, reads, again, held, stops, fenced, ended, interrupted;
 } count;
 
 static uint64_t chance(void)
@@ -698,6 +698,9 @@ static void plan_update(worker *w, key *k)
 /* As RoundWaiter._prepare. */
 static void carry_out(worker *w, key *k)
 {
+    uint64_t phase = kv_get(&k->e->phase);
+    if (!kv_is_planned(&w->self, k->e, phase) || !kv_swap(&k->e->planned, phase, 0))
+        return; /* it was taken over */
     if (plan.by_hand)
         (plan.in_place ? update_in_place : update_by_hand)(w, k);
     else
@@ -707,7 +710,11 @@ static void carry_out(worker *w, key *k)
 
 static int prepared(worker *w, key *k, int outcome)
 {
-    if (outcome == KV_PLAN)
+    if (outcome == KV_PLAN && (w->salt + kv_get(&k->e->phase)) % 7 == 0 && !w->interrupted) {
+        w->interrupted = 1; /* by a signal, before it was carried out: then the call is made again */
+        count.interrupted++;
+        note("is interrupted", kv_get(&k->e->phase) >> 16, k - keys);
+    } else if (outcome == KV_PLAN)
         carry_out(w, k);
     else if (outcome == KV_NEW_MODE)
         w->self.mode = w->self.tried = kv_get(&w->self.head->mode);
@@ -1179,7 +1186,7 @@ static void new_process(worker *w)
     w->pid = ++pids;
     process_lives[w->pid] = 1;
     w->lives = 1;
-    w->done = w->begun = w->parked = w->told = w->stopped = 0;
+    w->done = w->begun = w->parked = w->told = w->stopped = w->interrupted = 0;
     w->doing = "begins";
 }
 
@@ -1424,13 +1431,14 @@ int main(int n, char **arguments)
     printf("{\"runs\": %llu, \"steps\": %llu, \"rounds\": %llu, \"finished\": %llu, \"deaths\": %llu, \"returns\": %llu, "
            "\"updates\": %llu, \"peer_reads\": %llu, \"in_place\": %llu, \"overwrites\": %llu, \"joins\": %llu, \"lost\": %llu, "
            "\"failed\": %llu, \"calls\": %llu, \"updates_in_place\": %llu, \"reads\": %llu, \"again\": %llu, \"held\": %llu, "
-           "\"stops\": %llu, \"fenced\": %llu, \"ended\": %llu}\n",
+           "\"stops\": %llu, \"fenced\": %llu, \"ended\": %llu, \"interrupted\": %llu}\n",
            (unsigned long long)how_many, (unsigned long long)count.steps, (unsigned long long)count.rounds,
            (unsigned long long)count.finished, (unsigned long long)count.deaths, (unsigned long long)count.returns,
            (unsigned long long)count.updates, (unsigned long long)count.peer_reads, (unsigned long long)count.in_place,
            (unsigned long long)count.overwrites, (unsigned long long)count.joins, (unsigned long long)count.lost,
            (unsigned long long)count.failed, (unsigned long long)count.calls, (unsigned long long)count.updates_in_place,
            (unsigned long long)count.reads, (unsigned long long)count.again, (unsigned long long)count.held,
-           (unsigned long long)count.stops, (unsigned long long)count.fenced, (unsigned long long)count.ended);
+           (unsigned long long)count.stops, (unsigned long long)count.fenced, (unsigned long long)count.ended,
+           (unsigned long long)count.interrupted);
     return 0;
 }

@@ -38,6 +38,7 @@ KINDS = (
         "stops",
         "fenced",
         "ended",
+        "interrupted",
     ),
 )
 
@@ -62,8 +63,8 @@ MUTANTS = {
     ),
     "a round closes before its chunks are done": (
         "round.h",
-        "    if (kv_all_done(me, e, round))\n",
-        "    if (1)\n",
+        "    if (outcome == KV_READY && kv_all_done(me, e, round))\n",
+        "    if (outcome == KV_READY)\n",
     ),
     "two take one chunk": (
         "chunks.h",
@@ -103,7 +104,7 @@ MUTANTS = {
         "kv_get(&mine->pushed[round & 1]) < round;",
         "1;",
     ),
-    "a reader holds a key for ever": ("reading.h", "            kv_return(me, e, 0);", "            ;"),
+    "a reader holds a key for ever": ("reading.h", "            kv_return(me, e, now, 0);", "            ;"),
     "an opener is not taken over": (
         "round.h",
         "return opener != me->rank && !kv_here(kv_get(&me->head->worker[opener].state));",
@@ -147,7 +148,22 @@ MUTANTS = {
     ),
     "the dead stay members": ("wait.h", "    kv_write_off(me);\n", ""),
     "the lock of the dead stays": ("wait.h", "if (holder && kv_state(me, w) != KV_LOST &&", "if (holder &&"),
-    "the lock of who has left stays": ("wait.h", "        kv_release_lock_of(me, w);\n", ""),
+    "the lock of who has left stays": ("wait.h", "        kv_release_lock_of(me, w, now);\n", ""),
+    "who was stopped as it left keeps the lock": (
+        "wait.h",
+        "    else if (kv_silent(me, w, now) && !kv_stood_still(me, now))\n        kv_end_process(me, w);\n",
+        "",
+    ),
+    "a round whose opener was interrupted is carried out by nobody": (
+        "round.h",
+        "        else if (kv_is_planned(me, e, phase))\n            outcome = KV_PLAN;\n",
+        "",
+    ),
+    "a reader waits for who can carry out what a dead one has left": (
+        "reading.h",
+        "reading->tries >= KV_READ_TRIES || kv_is_left(me, phase)",
+        "reading->tries >= KV_READ_TRIES",
+    ),
     "who leaves after a loss is not waited for": ("wait.h", "if (*lost && !me->go_on)", "if (0)"),
     "who comes back leaves its chunks": (
         "region.h",
