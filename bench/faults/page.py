@@ -124,7 +124,7 @@ without a sign of life, beside busy processes after 5 s (the default); in `share
 dead, and after 5 s if it stands still. `mpi` is MPICH, which ends all processes if one is lost, and
 does not notice one that stands still: waits have a deadline there, of 4 s. MPICH can complete a sum
 without the part of a process that is killed in it, in the tenth of a second before the others are
-ended; that counts as wrong."""
+ended: kvstore raises `PeerLostError` instead."""
 
 
 def _measured(calls: list[dict[str, Any]]) -> Iterator[str]:
