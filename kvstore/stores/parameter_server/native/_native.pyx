@@ -90,6 +90,7 @@ cdef extern from "links.h" nogil:
     void kp_erase(kp_numbers *set, uint64_t number)
     int kp_has_come(const kp_duplicates *d, uint64_t number)
     int kp_come(kp_duplicates *d, uint64_t number)
+    void kp_skip(kp_duplicates *d, uint64_t end)
     void kp_forget_answers(kp_session *s)
     void kp_close_session(kp_session *s)
     ctypedef struct kp_payload:

@@ -59,6 +59,17 @@ static int kp_come(kp_duplicates *d, uint64_t number)
     return 0;
 }
 
+/* All numbers below `end` count as come. */
+static void kp_skip(kp_duplicates *d, uint64_t end)
+{
+    for (; d->low + 1 < end && d->above.count; d->low++)
+        kp_erase(&d->above, d->low + 1);
+    if (d->low + 1 < end)
+        d->low = end - 1;
+    for (; kp_has(&d->above, d->low + 1); d->low++)
+        kp_erase(&d->above, d->low + 1);
+}
+
 /* One request's answer, until the step is over. */
 typedef struct {
     enum kp_kind kind;

@@ -110,6 +110,16 @@ cdef class Session:
         for sequence in above:
             self.take(sequence)
 
+    def resume(self, uint64_t end, unanswered):
+        """Note as come what will not come again: requests below `end` that another process has answered."""
+        cdef uint64_t number, last
+        cdef set left = set(unanswered)
+        kp_skip(&self.s.duplicates, min(left, default=end))
+        last = self.s.duplicates.low + KP_SPAN
+        for number in range(self.s.duplicates.low + 1, min(end, last + 1)):
+            if number not in left and not self.has_come(number):
+                self.take(number)
+
     def answered(self):
         """Which requests have come and are answered: all up to a number, and a list of others."""
         cdef uint64_t number, low = self.s.duplicates.low

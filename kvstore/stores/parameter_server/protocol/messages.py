@@ -31,7 +31,7 @@ COPIED = 16 * 1024
 SPAN = 65536
 
 #: Version of everything in this file; processes of another version are refused.
-PROTOCOL = 7
+PROTOCOL = 8
 
 
 class Kind(enum.IntEnum):
@@ -483,6 +483,10 @@ class Attach(msgspec.Struct, frozen=True, tag=True):
     """Bytes of requests after which it is told that they have come, if no answer tells it."""
     host: str = ""
     """Of a worker that pushes for its host: its identity. Servers of other hosts share no memory with it."""
+    next: Annotated[int, _SIZE] = 1
+    """Sequence of its next new request; for a server that comes back, as is `unanswered`."""
+    unanswered: tuple[Annotated[int, _SIZE], ...] = ()
+    """Those below it without an answer. The others never come again: no request waits for them."""
 
 
 class Attached(msgspec.Struct, frozen=True, tag=True):

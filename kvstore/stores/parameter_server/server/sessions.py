@@ -75,6 +75,7 @@ class StoreSessions:
             self._effects.actions.append(
                 Attachment(self._store, attach.rank, attach.incarnation, attach.memory, attach.host)
             )
+        session.resume(attach.next, attach.unanswered)
         session.peer = peer
         session.report_after = max(1, attach.report)
         session.epoch = max(session.epoch, attach.epoch)

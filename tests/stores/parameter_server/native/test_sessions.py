@@ -56,6 +56,39 @@ def test_a_number_too_far_ahead_is_not_taken(low: int) -> None:
 
 
 @given(
+    st.sets(st.integers(1, 30)),
+    st.sets(st.integers(1, 30)),
+    st.integers(1, 40),
+    st.sampled_from([0, SPAN - 10, 3 * SPAN - 15]),
+)
+def test_what_was_answered_elsewhere_counts_as_come(
+    come: set[int], unanswered: set[int], end: int, low: int
+) -> None:
+    worker = session(low, tuple(low + one for one in come))
+    left = {one for one in unanswered if one < end}
+    for _ in range(2):
+        worker.resume(low + end, [low + one for one in left])
+        known = {one for one in range(1, 60) if worker.has_come(low + one)}
+        assert known == come | set(range(1, end)) - left
+        assert worker.has_come(low)
+    for one in sorted(left - come):
+        worker.take(low + one)
+    assert worker.low >= low + end - 1
+    assert worker.above == [low + one for one in sorted(come) if low + one > worker.low]
+
+
+def test_of_what_was_answered_elsewhere_only_the_window_is_kept() -> None:
+    worker = session(0, (1, 7, SPAN))
+    worker.resume(2**63 - 1, [2 * SPAN])
+    assert worker.low == 2 * SPAN - 1
+    assert worker.above == list(range(2 * SPAN + 1, 3 * SPAN))
+    worker.resume(1, ())
+    assert worker.low == 2 * SPAN - 1
+    worker.resume(2**63 - 1, [0])
+    assert (worker.low, worker.above) == (3 * SPAN - 1, [])
+
+
+@given(
     st.sets(st.integers(1, 30)), st.sets(st.integers(1, 30)), st.sampled_from([0, SPAN - 10, 3 * SPAN - 15])
 )
 def test_answered_are_exactly_those_that_do_not_wait(come: set[int], waiting: set[int], low: int) -> None:

@@ -541,6 +541,21 @@ def test_an_async_server_that_was_restarted_waits_for_no_request_that_it_had_ans
     assert server.jobs() == [(1, ["0:2"])]
 
 
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_server_that_was_restarted_takes_requests_for_ever(mode: str) -> None:
+    first = Machine(1, mode=mode)
+    first.start()
+    first.machine.step(e.Saved(), 0.0)
+    server = Machine(1, mode=mode, restarted=True, snapshot=first.machine.snapshot())
+    unanswered = (7, m.SPAN, m.SPAN + 5)
+    assert isinstance(server.attach(0, met=True, next=m.SPAN + 6, unanswered=unanswered), m.Attached)
+    for sequence in (*unanswered, *range(m.SPAN + 6, m.SPAN + 9), 2 * m.SPAN + 8):
+        server.ask(0, K.PULL, sequence=sequence)
+        assert server.answers() == {0: [(K.VALUE, sequence)]}
+    session = server.machine._stores[0].sessions.by_rank[0]
+    assert (session.low, session.above) == (m.SPAN + 8, [2 * m.SPAN + 8])
+
+
 def test_who_is_missing() -> None:
     server = Machine(3)
     server.start()

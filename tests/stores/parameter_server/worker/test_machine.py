@@ -192,6 +192,7 @@ def test_a_new_server_gets_what_the_old_one_has_not_answered() -> None:
     assert e.Connect(0, "tcp://c", 2) in store.actions
     [attach] = store.sent(0)
     assert (attach.accepted, attach.met) == (((0, 1),), True)
+    assert (attach.next, attach.unanswered) == (3, (2,))
     store.step(e.Received(0, m.Attached(2, epoch=2)))
     assert [(one.slice, one.sequence) for one in store.sent(0)[0].records] == [(5, 2)]
 

@@ -122,6 +122,10 @@ class RequestTable:
         own = {slice_: count + self.first_rounds.get(slice_, 0) for slice_, count in self.pushes.items()}
         return tuple((self.first_rounds | own).items())
 
+    def unanswered(self) -> tuple[int, tuple[int, ...]]:
+        """Sequence of the next new request, and those of requests before it that have no answer."""
+        return self._next, tuple(one.sequence for one in self._all() if one.sequence)
+
     def outstanding(self) -> int:
         """Bytes that have been sent and may still be on the way."""
         return max(0, self._sent - max(self._received, self._answered))

@@ -265,7 +265,8 @@ class ServerLinks:
             met = link.met and link.join_epoch >= member.join_epoch
             host = self._hello.host if member.seats else ""
             how = met, member.rejoining, self._memory, self._options.report
-            attach = m.Attach(*who, self._hello.job, tuple(known.items()), *how, host=host)
+            sequences = () if link.attached else link.requests.unanswered()
+            attach = m.Attach(*who, self._hello.job, tuple(known.items()), *how, host, *sequences)
             actions.append(Send(server, attach))
 
     def attached(self, server: int, message: m.Attached, now: float, actions: list[Action]) -> None:
