@@ -305,6 +305,23 @@ def optimizers(rounds: int = 3, every: int = 1) -> str:
     return digest.hex()
 
 
+def schedules() -> str:
+    """The schedule of each optimizer begins with it, whatever was pushed before."""
+    digest = Digest()
+    with create() as store, kv.create("local", processes=1) as local:
+        for made in (store, local):
+            made.init([key for key, _, _ in SHAPES], [start_of(shape, kind, 1) for _, shape, kind in SHAPES])
+        train(store, local, "nothing", 2, digest)
+        for begin in (0, 1):
+            for made in (store, local):
+                schedule = kv.optimizer.lr_scheduler.FactorScheduler(step=1, factor=0.5, base_lr=1.0)
+                rule = kv.optimizer.SGD(lr_scheduler=schedule, begin_num_update=begin)
+                made.set_optimizer(rule)
+            train(store, local, f"a schedule from {begin} on", 3, digest)
+        store.barrier()
+    return digest.hex()
+
+
 def train(store: Any, local: Any, name: str, rounds: int, digest: Digest) -> None:
     """Some rounds by different verbs; the weights must be those of `local`."""
     for i in range(rounds):

@@ -78,13 +78,13 @@ class StoreShards:
         for piece in entry.slices:
             self.shards[piece.server].write(piece.id, payload_of(value, piece, entry.spec.sparse), first)
 
-    def set_optimizer(self, optimizer: Optimizer) -> None:
-        self.install("optimizer", json.dumps(optimizer.describe()))
+    def set_optimizer(self, optimizer: Optimizer, clock: int = 0) -> None:
+        self.install("optimizer", json.dumps(optimizer.describe()), clock)
 
-    def install(self, kind: str, text: str) -> None:
+    def install(self, kind: str, text: str, clock: int = 0) -> None:
         self._version += 1
         for shard in self.shards:
-            shard.install(self._version, kind, text)
+            shard.install(self._version, kind, text, clock)
 
     def push(self, *pushed: tuple[int | str, Sequence[Value]]) -> list[Exception | None]:
         """Complete one round of each key, with one part for each worker; the keys in one call."""

@@ -75,6 +75,10 @@ def test_every_optimizer_gives_the_weights_of_local(served: Served, hosts: list[
     same(served, hosts, "optimizers", 3, every)
 
 
+def test_a_schedule_begins_with_its_optimizer(served: Served) -> None:
+    same(served, [0, 0, 1], "schedules")
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("hosts", IN_ORDER)
 def test_arrays_that_overlap_end_as_in_local(served: Served, hosts: list[int]) -> None:

@@ -107,6 +107,10 @@ def test_every_optimizer_gives_the_weights_of_local(
     same(served(workers, servers, **SMALL), "optimizers", 3, every)
 
 
+def test_a_schedule_begins_with_its_optimizer(served: Served) -> None:
+    same(served(2, 2, **SMALL), "schedules")
+
+
 @pytest.mark.parametrize(
     ("workers", "servers"), nightly_unless(lambda *layout: layout in ((2, 1), (4, 2)), LAYOUTS[1:])
 )

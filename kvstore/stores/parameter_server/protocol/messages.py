@@ -317,6 +317,8 @@ class Settings(MemberRequest, frozen=True, tag=True):
     ordinal: int
     """How many optimizers this worker has set, with this one."""
     text: str
+    clock: Annotated[int, _SIZE] = 0
+    """With an optimizer: the worker's clock, where the schedule's time begins. The first of equals counts."""
 
 
 class Command(MemberRequest, frozen=True, tag=True):
@@ -433,6 +435,8 @@ class Install(msgspec.Struct, frozen=True, tag=True):
     """As in `Settings`, or ``"command"``, ``"drop"`` (a store that all have left; slices in `slices`)."""
     text: str
     head: int = 0
+    clock: Annotated[int, _SIZE] = 0
+    """As in `Settings`."""
 
 
 class Slices(msgspec.Struct, frozen=True, tag=True):

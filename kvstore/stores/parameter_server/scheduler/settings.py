@@ -70,7 +70,7 @@ class SettingsTable:
                 return setting, False
         new = setting is None
         if setting is None:
-            setting = self._make(asked.kind, asked.text, 0, servers)
+            setting = self._make(asked.kind, asked.text, servers, clock=asked.clock)
             self._add(setting, asked, unpaced)
         self._positions[rank] = max(self._positions.get(rank, 0), setting.install.version + 1)
         setting.waiting.append((rank, asked.request))
@@ -78,7 +78,7 @@ class SettingsTable:
 
     def command(self, rank: int, asked: Command, servers: set[int]) -> Setting:
         """Make a new command."""
-        setting = self._make("command", asked.body, asked.head, servers)
+        setting = self._make("command", asked.body, servers, asked.head)
         setting.waiting.append((rank, asked.request))
         self._commands[setting.install.version] = setting
         return setting
@@ -159,9 +159,9 @@ class SettingsTable:
         self.history[:old] = kept
         self._most = 2 * len(self.history)
 
-    def _make(self, kind: str, text: str, head: int, servers: set[int]) -> Setting:
+    def _make(self, kind: str, text: str, servers: set[int], head: int = 0, clock: int = 0) -> Setting:
         self._versions += 1
-        return Setting(Install(self.store, self._versions, kind, text, head), set(servers))
+        return Setting(Install(self.store, self._versions, kind, text, head, clock), set(servers))
 
 
 def _is_same(setting: Setting, asked: Settings) -> bool:

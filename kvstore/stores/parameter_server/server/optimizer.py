@@ -58,14 +58,14 @@ class OptimizerVersions:
         place = bisect.bisect_right(self._versions, version, key=lambda settings: settings.version)
         return self._versions[max(0, place - 1)]
 
-    def after(self, version: int, kind: str, text: str) -> OptimizerVersion | None:
+    def after(self, version: int, kind: str, text: str, clock: int = 0) -> OptimizerVersion | None:
         """Return what will hold from a version on; None for one that is known already."""
         last = self._versions[-1]
         if version <= last.version:
             return None
         if kind not in _KINDS:
             raise ConfigError(f"settings of a kind {kind!r}; known are {', '.join(_KINDS)}")
-        return _next(last, version, kind, text)
+        return _next(last, version, kind, text, clock)
 
     def add(self, settings: OptimizerVersion) -> None:
         """Add a version."""
@@ -107,7 +107,7 @@ class OptimizerVersions:
         return versions
 
 
-def _next(last: OptimizerVersion, version: int, kind: str, text: str) -> OptimizerVersion:
+def _next(last: OptimizerVersion, version: int, kind: str, text: str, clock: int) -> OptimizerVersion:
     keeps = last.keeps_states
     if kind == "none":
         return OptimizerVersion(version, last.generation + 1, None, "", 0, keeps)
@@ -119,9 +119,8 @@ def _next(last: OptimizerVersion, version: int, kind: str, text: str) -> Optimiz
     if optimizer is None:
         raise ConfigError("settings of an optimizer without a name")
     if kind == "optimizer":
-        return OptimizerVersion(
-            version, last.generation + 1, optimizer, text, optimizer.begin_num_update, keeps
-        )
+        base = optimizer.begin_num_update - clock
+        return OptimizerVersion(version, last.generation + 1, optimizer, text, base, keeps)
     if type(optimizer) is not type(last.optimizer):
         raise ConfigError(f"settings of {type(optimizer).__name__}, where {_name(last.optimizer)} is set")
     return last._replace(version=version, optimizer=optimizer, text=text)

@@ -246,7 +246,8 @@ class ServerStorage:
             log.info("command %d: %s", install.head, install.text)
             return None
         try:
-            self.shard(install.store).install(install.version, install.kind, install.text)
+            shard = self.shard(install.store)
+            shard.install(install.version, install.kind, install.text, install.clock)
         except KVStoreError as error:
             return self._failure(error)
         return None

@@ -181,7 +181,7 @@ class StoreShard:
 
     # ------------------------------------------------------------------------------------------- settings
 
-    def install(self, version: int, kind: str, text: str) -> None:
+    def install(self, version: int, kind: str, text: str, clock: int = 0) -> None:
         """Take in settings; they hold for jobs of this version or a later one.
 
         A version that is known changes nothing. Versions count upwards over all kinds. "optimizer": fresh
@@ -189,10 +189,11 @@ class StoreShard:
         `Optimizer.describe()`, ``{"name", "config"}``, after the change. "none": sums replace the value.
         "steps": states are kept for one more round.
         "clock": the schedule's time is `text`, a whole number, plus the job's clock; after "optimizer" it is
-        the optimizer's ``begin_num_update``. Raises ConfigError for what is not known here, and for a rule
-        that needs whole tensors where a key has slices on several servers.
+        the optimizer's ``begin_num_update``, plus what the job's clock has gone on since `clock`. Raises
+        ConfigError for what is not known here, and for a rule that needs whole tensors where a key has slices
+        on several servers.
         """
-        settings = self._optimizers.after(version, kind, text)
+        settings = self._optimizers.after(version, kind, text, clock)
         if settings is None:
             return
         for entry in self._slices.entries.values():

@@ -253,7 +253,7 @@ class DistBackend(Backend):
         """Use an optimizer; the first worker that says so installs it, the others must mean the same."""
         if needs_whole_keys(optimizer):
             self._values.make_whole(self.config.timeout)
-        self._optimizer.install(optimizer)
+        self._optimizer.install(optimizer, self._pushes.clock)
 
     def configure(self, changes: dict[str, Any]) -> None:
         """Change settings of the optimizer, from this worker's next push of each key on."""

@@ -41,9 +41,12 @@ class WorkerOptimizer:
         """Whether the rule must see whole tensors."""
         return self.updater is not None and needs_whole_keys(self.updater.optimizer)
 
-    def install(self, optimizer: Optimizer) -> None:
-        """Have the servers update, with fresh states; the first of equals does, and others change nothing."""
-        answer = self._agree("optimizer", _described(optimizer), self._set + 1)
+    def install(self, optimizer: Optimizer, clock: int) -> None:
+        """Have the servers update, with fresh states; the first of equals does, and others change nothing.
+
+        The schedule counts from `clock` on, what has been pushed so far.
+        """
+        answer = self._agree("optimizer", _described(optimizer), self._set + 1, clock)
         self._set += 1
         self._adopt(answer, optimizer)
 
@@ -67,10 +70,9 @@ class WorkerOptimizer:
         self.version = self._agree("steps", "", self._set).version
         self._keeps_states = True
 
-    def _agree(self, kind: str, text: str, ordinal: int) -> m.Answer:
-        return self._client.request(
-            partial(m.Settings, kind=kind, ordinal=ordinal, text=text), f"the settings of {kind}"
-        )
+    def _agree(self, kind: str, text: str, ordinal: int, clock: int = 0) -> m.Answer:
+        settings = partial(m.Settings, kind=kind, ordinal=ordinal, text=text, clock=clock)
+        return self._client.request(settings, f"the settings of {kind}")
 
     def _adopt(self, answer: m.Answer, optimizer: Optimizer) -> None:
         """Keep what holds for all: somebody may have changed more than this worker has."""

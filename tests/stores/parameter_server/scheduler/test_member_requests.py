@@ -83,9 +83,10 @@ def test_lookup_waits_or_not_and_drop_forgets() -> None:
 def test_one_optimizer_for_all() -> None:
     job = Job()
     job.start()
-    job.say("w0", m.Settings(1, 0, "optimizer", 1, "sgd"))
+    job.say("w0", m.Settings(1, 0, "optimizer", 1, "sgd", clock=7))
     assert job.last("w0", m.Answer) is None
-    job.say("w1", m.Settings(1, 0, "optimizer", 1, "sgd"))
+    assert job.last("s0.1", m.Install).clock == 7
+    job.say("w1", m.Settings(1, 0, "optimizer", 1, "sgd", clock=9))
     job.say("s0.1", m.Installed(0, 1))
     assert [job.last(peer, m.Answer).version for peer in ("w0", "w1")] == [1, 1]
     job.say("w1", m.Settings(2, 0, "optimizer", 1, "adam"))

@@ -137,14 +137,16 @@ def test_a_schedule_goes_by_the_clock(servers: int, cuts: tuple[int, ...]) -> No
         pair.check("b")
 
 
-def test_the_base_of_the_schedules_time() -> None:
+@pytest.mark.parametrize("clock", [0, 5])
+def test_the_base_of_the_schedules_time(clock: int) -> None:
     schedule = kv.optimizer.lr_scheduler.FactorScheduler(step=1, factor=0.5, base_lr=1.0)
     shards = StoreShards(1)
     shards.init("w", np.zeros(3, np.float32))
     for _ in range(5):
         shards.push(("w", [np.zeros(3, np.float32)]))
-    shards.set_optimizer(create("test", lr_scheduler=schedule))
-    shards.install("clock", "-5")  # the pushes before there was an optimizer
+    shards.set_optimizer(create("test", lr_scheduler=schedule), clock)
+    if not clock:
+        shards.install("clock", "-5")  # the pushes before there was an optimizer
     shards.push(("w", [np.ones(3, np.float32)]))
     assert (shards.pull("w") == -1).all()
     shards.push(("w", [np.ones(3, np.float32)]))
