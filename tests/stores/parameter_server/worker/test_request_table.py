@@ -260,6 +260,19 @@ def test_a_new_server_gets_what_is_open_first_and_with_its_numbers() -> None:
     assert requests.outstanding() <= 20
 
 
+def test_a_late_answer_takes_no_push_back() -> None:
+    requests = table()
+    for round_ in (1, 2, 3):
+        add(requests, 7).record = Record(Kind.PUSH, 7, 0, round_)
+    pump(requests)
+    for sequence, last in ((2, 2), (1, 2), (3, 3)):
+        requests.answered(Batch(0, 0, 0, 1, [Record(Kind.DONE, 7, sequence)]), 0.0)
+        assert requests.accepted == {7: last}
+    assert requests.begin_exchange([7]) == (4, 0, [1])
+    requests.end_exchange([7], [1], [3], 0, 0)
+    assert requests.accepted == {7: 3}
+
+
 def test_whoever_came_back_counts_from_his_base() -> None:
     requests = table()
     requests.first_rounds[0] = 7

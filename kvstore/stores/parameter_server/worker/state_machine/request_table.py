@@ -222,7 +222,8 @@ class RequestTable:
             seen += last - (known[slice_] if slice_ in known else self.first_rounds.get(slice_, 0))
             known[slice_] = last
         if rounds:  # of pulls there are none
-            self.accepted.update(zip(slices, rounds, strict=True))
+            for slice_, round_ in zip(slices, rounds, strict=True):
+                self._accept(slice_, round_)
         self._sent += nbytes
         self._answered += nbytes
         self._received = max(self._received, received)
@@ -272,7 +273,7 @@ class RequestTable:
         """Let go what has waited for the answer to a request."""
         slice_, kind = asked[SLICE], asked[KIND]
         if kind in _PUSHES:
-            self.accepted[slice_] = asked[ROUND] + self.first_rounds.get(slice_, 0)
+            self._accept(slice_, asked[ROUND] + self.first_rounds.get(slice_, 0))
             self._flying[slice_] -= 1
         if kind in _READS and (reads := self._reads.get(slice_)):
             if asked[ROUND] in reads:  # not of one that was given up
@@ -281,6 +282,10 @@ class RequestTable:
                 del self._reads[slice_]
         if self._held:
             self._release(slice_)
+
+    def _accept(self, slice_: int, round_: int) -> None:
+        """Note that a push was answered; an answer may come after those to later pushes."""
+        self.accepted[slice_] = max(round_, self.accepted.get(slice_, round_))
 
     def overdue(self, now: float) -> list[RequestInFlight]:
         """Return requests that have waited too long for an answer; they count as sent now.
