@@ -83,12 +83,13 @@ class RetrySlice(NamedTuple):
     """Worker: the value in shared memory changed before it was copied; ask for it in a frame.
 
     `part` is the one submitted. If the `Done` of `op` is among the actions in hand, the loop drops it:
-    another one comes.
+    another one comes, with its `error`.
     """
 
     op: Any
     index: int  # type: ignore[assignment]
     part: SliceRequest
+    error: Failure | None = None
 
 
 class SchedulerLost(NamedTuple):

@@ -541,6 +541,7 @@ class MachineDriver:
         """Ask for a value once more; the operation is not done yet."""
         for one in [one for one in self._actions if isinstance(one, events.Done) and one.op == retry.op]:
             self._actions.remove(one)
+            retry = retry._replace(error=one.error)
         self._actions.extend(self._machine.step(retry, time.monotonic()))
 
     def _connect(self, action: events.Connect) -> None:

@@ -15,7 +15,10 @@ import pytest
 from quick_counter import Quick
 
 import kvstore as kv
+from kvstore.stores.parameter_server.protocol import events
+from kvstore.stores.parameter_server.protocol.messages import Failure
 from kvstore.stores.parameter_server.worker.pushes import Pushes
+from kvstore.stores.parameter_server.worker.replies import FillOuts
 
 F = np.float32
 LOCK: Any = type(threading.RLock())
@@ -91,6 +94,33 @@ def test_a_push_that_is_begun_by_half_says_so_from_then_on(
     for _ in range(2):
         with pytest.raises(kv.KVStoreError, match="interrupted while it began a pushpull, and has left"):
             store.pull("a", out=out)
+
+
+def test_what_has_failed_is_told_after_another_value_was_asked_for_again(
+    create: Callable[..., kv.KVStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = create()
+    driver: Any = store._backend._client.driver  # type: ignore[attr-defined]
+    store.init("a", np.ones(1000, F))
+    taken, out = [], np.zeros(1000, F)
+    take, step = FillOuts.__call__, driver._machine.step
+
+    def changed_once(self: FillOuts, *arguments: Any) -> bool:
+        taken.append(arguments)
+        return len(taken) > 1 and take(self, *arguments)
+
+    def failed_once(*arguments: Any) -> list[Any]:
+        failure = None if taken else Failure("UpdaterError", "of another part")
+        done = {events.Done: lambda one: one._replace(error=one.error or failure)}
+        return [done.get(type(one), lambda one: one)(one) for one in step(*arguments)]
+
+    monkeypatch.setattr(driver, "begin", lambda _: False)
+    monkeypatch.setattr(FillOuts, "__call__", changed_once)
+    monkeypatch.setattr(driver._machine, "step", failed_once)
+    with pytest.raises(kv.UpdaterError, match="of another part"):
+        store.pull("a", out=out)
+    assert len(taken) == 2
+    assert (out == 1).all()
 
 
 @pytest.mark.parametrize("verb", ["pull", "push", "keys"])

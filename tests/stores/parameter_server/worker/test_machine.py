@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 
 from kvstore.stores.parameter_server.protocol import events as e
 from kvstore.stores.parameter_server.protocol import messages as m
@@ -132,15 +133,17 @@ def test_an_empty_operation_is_done_at_once() -> None:
     assert store.done() == [e.Done("a")]
 
 
-def test_a_value_is_asked_for_again_in_a_frame() -> None:
+@pytest.mark.parametrize("error", [None, m.Failure("UpdaterError", "another part failed")])
+def test_a_value_is_asked_for_again_in_a_frame(error: m.Failure | None) -> None:
     store = Store()
     store.submit("a", (0, K.PUSHPULL, 0))
     store.reply(0, (K.VALUE, 1))
-    store.step(e.RetrySlice("a", 0, e.SliceRequest(0, m.Record(K.PUSHPULL, 0, 0), "payload")))
+    store.step(e.RetrySlice("a", 0, e.SliceRequest(0, m.Record(K.PUSHPULL, 0, 0), "payload"), error))
     [batch] = store.sent(0)
     assert [(one.kind, one.round, one.flags) for one in batch.records] == [(K.PULL, 1, m.BY_FRAME)]
     store.reply(0, (K.VALUE, 2))
     assert [type(one) for one in store.actions] == [e.SliceReceived, e.Done]
+    assert store.done() == [e.Done("a", error)]
 
 
 def test_questions_get_their_answers() -> None:

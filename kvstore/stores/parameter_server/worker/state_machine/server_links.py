@@ -107,6 +107,7 @@ class ServerLinks:
         operation = self._operations.get(event.op)
         if operation is None:
             operation = self._operations[event.op] = OperationProgress(event.op, 0)
+            operation.error = event.error
         operation.left += 1
         record = event.part.record
         kind = _PULL if record.kind == _PUSHPULL else record.kind
