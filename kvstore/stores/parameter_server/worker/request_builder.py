@@ -42,7 +42,7 @@ class RequestBuilder:
         self, key: DistKey, values: list[Array], head: PushHeader, take: FillOuts | None
     ) -> Iterator[Request]:
         """Send the sum of values; they stay as they are until all is answered."""
-        shared = self._memory.put(key, values)
+        shared = self._memory.put(key, values, head.kind != Kind.ASSIGN)
         data = None
         if shared is None:
             data = as_bytes(self._summed(key, values))

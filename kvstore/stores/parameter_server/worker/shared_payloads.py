@@ -53,7 +53,7 @@ class SharedPayloads:
 
     A sum that is pushed stays where it is until its round is complete: servers read it only then. So each
     key has a block for every push whose round is not known to be complete, and uses them again. Without
-    rounds a push is answered when it has been read.
+    rounds a push is answered when it has been read, and so is a value that is no push.
     """
 
     def __init__(self, client: Client, synchronous: bool) -> None:
@@ -65,15 +65,15 @@ class SharedPayloads:
         #: Such arrays that were pushed in rounds which are not known to be complete: they stay, if dropped.
         self._pushed: dict[int | str, deque[tuple[int, BlockLease]]] = {}
 
-    def put(self, key: DistKey, values: list[Array]) -> SharedPayload | None:
-        """Put the sum of values where all servers can read it, as the key's next push; None: send it.
+    def put(self, key: DistKey, values: list[Array], pushed: bool = True) -> SharedPayload | None:
+        """Put the sum of values where all servers can read it; None: send it.
 
-        That push is counted later.
+        If it is `pushed`, it is the key's next push, which is counted later.
         """
         if key.nbytes < SHARED_BYTES or not self.shares:
             return None
         copies: list[cpu.ReduceItem] = []
-        shared = self.place(key, values, copies)
+        shared = self.place(key, values, copies, pushed)
         self.carry_out(copies)
         return shared
 
@@ -94,20 +94,23 @@ class SharedPayloads:
         """Whether large values are put where servers read them, if there is room."""
         return self._pool is not None and self._client.all_read_here
 
-    def place(self, key: DistKey, values: list[Array], copies: list[cpu.ReduceItem]) -> SharedPayload | None:
+    def place(
+        self, key: DistKey, values: list[Array], copies: list[cpu.ReduceItem], pushed: bool = True
+    ) -> SharedPayload | None:
         """As `put`, of a large key where memory is shared; what is to be summed is added to `copies`."""
         assert self._pool is not None
+        in_round = pushed and self._synchronous
         there = self._handed_out.get(values[0].ctypes.data) if self._handed_out and len(values) == 1 else None
         if there is not None:
-            if self._synchronous:
+            if in_round:
                 self._keep(key, there)
             return SharedPayload(there.block.segment, there.block.offset, own=True, lease=there)
-        block = self._block(key) if self._synchronous else self._pool.take(key.nbytes)
+        block = self._block(key) if in_round else self._pool.take(key.nbytes)
         if block is None:
             return None
         target = block.array[: key.nbytes].view(key.dtype).reshape(key.shape)
         copies.append((values, target, []))
-        lease = None if self._synchronous else BlockLease(self._pool, block)
+        lease = None if in_round else BlockLease(self._pool, block)
         return SharedPayload(block.segment, block.offset, lease=lease)
 
     def _keep(self, key: DistKey, lease: BlockLease) -> None:

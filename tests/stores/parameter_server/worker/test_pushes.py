@@ -324,6 +324,24 @@ def test_a_quick_push_that_raises_does_not_count(
     assert all((out == 1).all() for out in outs)
 
 
+def test_a_value_under_way_keeps_its_memory_from_pushes(create: Callable[..., kv.KVStore]) -> None:
+    store = create(same_host_shm=True)
+    ours: Any = store._backend
+    pool, before = ours._client.pool, np.zeros(100_000, F)
+    store.init("a", before)
+    [written] = ours._values._written(ours._keys.get("a"), np.full(100_000, 7, F))
+    record = written.record
+    lies = pool._segments[record.frame][record.offset : record.offset + record.nbytes].view(F)
+    for _ in range(3):  # the server may read the value after a deadline, when the worker goes on
+        store.push("a", np.full(100_000, 5, F))
+        assert (lies == 7).all()
+    del written
+    nbytes = pool.nbytes
+    for _ in range(50):
+        ours.assign([("a", [before])])
+    assert pool.nbytes == nbytes
+
+
 def test_memory_of_pushes_that_raise_is_used_again(
     create: Callable[..., kv.KVStore], monkeypatch: Patch
 ) -> None:
