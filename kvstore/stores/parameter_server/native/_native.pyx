@@ -215,7 +215,7 @@ cdef extern from "links.h" nogil:
         kp_run run
         kp_run_rows run_rows
         const int *threads
-        int near
+        int near, keeps_parts
         kp_observer observer
     void kp_free_sums(kp_sums *sums)
     ctypedef struct kp_slices:

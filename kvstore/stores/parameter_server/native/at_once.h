@@ -55,7 +55,7 @@ static int kp_push_at_once(kp_sums *sums, kp_slice *slice, kp_session *session, 
     kp_record request = *r;
     if (!open)
         return -1;
-    int failed = kp_put_part(open, session->rank, r, payload), is_out = !failed && kp_is_out(&open->parts[0]);
+    int failed = kp_put_part(open, session->rank, r, payload), is_out = !failed && kp_is_out(sums, &open->parts[0]);
     if (failed || kp_run_alone(sums, slice, open, is_out, &own, session)) {
         kp_drop_open(slice, open);
         return -1;

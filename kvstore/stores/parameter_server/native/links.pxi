@@ -39,12 +39,16 @@ cdef class SliceTable(dict):
 
 @cython.final
 cdef class Sums:
-    """Memory for sums, and the kernels that do them."""
+    """Memory for sums, and the kernels that do them.
+
+    `keeps_parts`: they are written over nothing that was pushed, though its worker may want that.
+    """
 
     cdef kp_sums s
     cdef object kernels, counters
 
-    def __cinit__(self):
+    def __cinit__(self, bint keeps_parts=False):
+        self.s.keeps_parts = keeps_parts
         self.s.run = <kp_run>PyCapsule_GetPointer(cpu.run_pointer(), "kvstore.run")
         self.s.run_rows = <kp_run_rows>PyCapsule_GetPointer(cpu.run_rows_pointer(), "kvstore.run_rows")
         self.s.threads = <const int *>PyCapsule_GetPointer(cpu.threads_pointer(), "kvstore.threads")

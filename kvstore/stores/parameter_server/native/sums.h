@@ -20,6 +20,7 @@ typedef struct {
     kp_run_rows run_rows;
     const int *threads;
     int near; /* workers of this host that have streams */
+    int keeps_parts; /* what was pushed stays as it was: a server that is started again gets it again */
     kv_item *items;
     kp_slice **slices;
     char **pointers;
@@ -93,10 +94,11 @@ static int kp_target(const kp_value *v, const kp_open *open)
     return open->n > 1 ? 1 - v->current : v->current;
 }
 
-/* Whether a part's worker wants the sum written over it. */
-static int kp_is_out(const kp_part *part)
+/* Whether the sum is written over a part, as its worker wants. */
+static int kp_is_out(const kp_sums *sums, const kp_part *part)
 {
-    return part->request.flags == KP_IN_PLACE && part->request.place == KP_SHARED && !part->request.coding;
+    const kp_record *r = &part->request;
+    return !sums->keeps_parts && r->flags == KP_IN_PLACE && r->place == KP_SHARED && !r->coding;
 }
 
 /* What an item needs besides if the round updates the value. */
@@ -135,7 +137,7 @@ static int kp_add_sum(kp_sums *sums, kp_slice *slice, const kp_open *open)
         sums->pointers[sums->n_pointers++] = (char *)open->parts[i].at;
     }
     for (int i = 0; i < open->n; i++)
-        if (kp_is_out(&open->parts[i])) {
+        if (kp_is_out(sums, &open->parts[i])) {
             sums->pointers[sums->n_pointers++] = (char *)open->parts[i].at;
             it->m++;
         }
@@ -204,10 +206,10 @@ static int kp_keep_packed(kp_slice *slice, const kp_open *open)
 }
 
 /* Say of whose waiting requests the value was written over what they had pushed. */
-static void kp_note_outs(kp_slice *slice, const kp_open *open)
+static void kp_note_outs(const kp_sums *sums, kp_slice *slice, const kp_open *open)
 {
     for (int i = 0; i < open->n; i++)
-        for (int j = 0; kp_is_out(&open->parts[i]) && j < slice->pulls.n; j++) {
+        for (int j = 0; kp_is_out(sums, &open->parts[i]) && j < slice->pulls.n; j++) {
             kp_waiter *one = &slice->pulls.all[j];
             if (one->session->seat == open->parts[i].rank && one->request.sequence == open->parts[i].request.sequence)
                 one->request.flags = KP_WRITTEN;
@@ -287,7 +289,7 @@ static int kp_run_sums(kp_sums *sums)
         if (failed)
             continue;
         kp_forget_packed(kp_target_of(slice));
-        kp_note_outs(slice, open);
+        kp_note_outs(sums, slice, open);
         if (!slice->value->sums) {
             kp_note_kept(slice->value, slice->round + 1, slice->value->plan.keeps && open->n > 1);
             kp_count(&slice->value->plan, open);

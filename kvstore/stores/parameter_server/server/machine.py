@@ -36,7 +36,8 @@ class ServerOptions:
     #: Bytes of requests after which a worker is told that they have come, if no answer tells it; it may want
     #: to be told earlier.
     report: int = 1 << 20
-    #: Whether snapshots are kept: the first value of a key is then answered once it is in one.
+    #: Whether snapshots are kept: the first value of a key is then answered once it is in one, and no sum is
+    #: written over what was pushed, which comes again if this server is started again.
     saves: bool = False
     #: Seconds that it may take until the scheduler's first word; 0: as long.
     start: float = 0.0
@@ -59,7 +60,7 @@ class Server:
         self._link = ReliableLink(self.options.resend_after)
         self._stores: dict[int, StoreMachine] = {}
         self._early: dict[Hashable, m.Attach] = {}
-        self._sums = Sums()
+        self._sums = Sums(self.options.saves)
         self._saving: list[tuple[WorkerSession, Record]] = []  # in the snapshot that is being written
         self._silence = SilenceDetector(self.options.dead_after)
         self._met = False  # the scheduler has ever said a word

@@ -52,6 +52,8 @@ class ServerStorage:
         self._worker_buffers: dict[tuple[int, int], PeerBuffers] = {}
         #: By store and slice, whose requests (rank and sequence) the last round has answered in their memory.
         self._in_place: dict[tuple[int, int], set[tuple[int, int]]] = {}
+        #: Else a server that is started again gets what was pushed again: it has to be as it was.
+        self._writes_over_parts = not config.snapshot
         if config.threads:
             cpu.set_threads(config.threads)
 
@@ -88,7 +90,7 @@ class ServerStorage:
         outs: list[Any] = []
         written = set()
         for (rank, payload), (_, record, _) in zip(parts, job.parts, strict=True):
-            if record.flags == IN_PLACE and shard.writes_to(job.slice, payload):
+            if self._writes_over_parts and record.flags == IN_PLACE and shard.writes_to(job.slice, payload):
                 outs.append(payload.data)
                 written.add((rank, record.sequence))
         self._in_place[store, job.slice] = written

@@ -217,12 +217,14 @@ class Server:
 
     mode = "sync"
 
-    def __init__(self, patch: pytest.MonkeyPatch, links: bool, report: int = 1000) -> None:
+    def __init__(
+        self, patch: pytest.MonkeyPatch, links: bool, report: int = 1000, snapshot: str = ""
+    ) -> None:
         patch.setattr(server_loop, "ServerSockets", type("Sockets", (Sockets,), {"links": links}))
         options = server_loop.ServerOptions
         patch.setattr(server_loop, "ServerOptions", lambda **more: options(**{**more, "report": report}))
         roles = Roles("server", 0, 3, 1, JOB, "tcp://127.0.0.1:1", "127.0.0.1", 0, None, True)
-        config = PsConfig(timeout=1e6, heartbeat=1.0, dead_after=1e6, threads=1)
+        config = PsConfig(timeout=1e6, heartbeat=1.0, dead_after=1e6, threads=1, snapshot=snapshot)
         self.loop = server_loop.ServerLoop(roles, config)
         patch.undo()
         self.sockets: Any = self.loop._sockets
@@ -932,6 +934,39 @@ def test_an_answer_is_read_before_a_sum_of_the_same_message(server: Server) -> N
     assert server.values()[0] == (2, ones(9).tobytes())
 
 
+@pytest.mark.parametrize("saves", [False, True])
+@pytest.mark.parametrize("links", [True, False])
+@pytest.mark.parametrize(("mode", "values"), [
+    ("sync", [[-1, -4], [-1, -4]]),
+    ("async", [[0, -3], [-2, -5]]),
+])  # fmt: skip
+def test_a_server_that_may_be_started_again_writes_over_nothing_that_was_pushed(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    mode: str,
+    values: list[list[int]],
+    links: bool,
+    saves: bool,
+) -> None:
+    server = Server(monkeypatch, links, snapshot=str(tmp_path) if saves else "")
+    server.mode = mode
+    server.define([(8, "float32")])
+    begun(server)
+    server.tell(m.Install(0, 1, "optimizer", '{"name": "sgd", "config": {"learning_rate": 1.0}}'))
+    for round_ in (2, 3):  # the second without Python, where there are links
+        for rank in (0, 1):
+            sequence = round_ + 1 - rank
+            record = put(server, rank, sequence, round_, rank + 1)
+            server.send(rank, [record._replace(version=1, flags=m.IN_PLACE)], [])
+            server.pump()
+        for rank, worker in server.workers.items():
+            value, sequence = ones(values[rank][round_ - 2]).tobytes(), round_ + 1 - rank
+            there = worker.blocks[sequence].array[:32].tobytes()
+            assert worker.answers[sequence] == [Answer(K.VALUE, worker.answers[sequence][0].round, value)]
+            assert there == (ones(rank + 1).tobytes() if saves else value)
+    server.close()
+
+
 # ------------------------------------------------------------------------------------------ parts of hosts
 
 #: Workers 0 and 1 are of one host, worker 2 is of another.
@@ -955,6 +990,7 @@ def put(server: Server, rank: int, sequence: int, round_: int, value: float) -> 
     block = server.workers[rank].pool.take(32)
     assert block is not None
     block.array[:] = ones(value).view(np.uint8)
+    server.workers[rank].blocks[sequence] = block
     record = push(sequence, round_, kind=K.PUSHPULL)
     return record._replace(place=P.SHARED, frame=block.segment, offset=block.offset)
 
