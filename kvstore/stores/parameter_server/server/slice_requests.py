@@ -16,7 +16,8 @@ from .slice_rounds import OPEN, WRITES, Frames, SliceActivity, SliceRounds
 _PUSH, _PULL, _PUSHPULL, _INIT = Kind.PUSH, Kind.PULL, Kind.PUSHPULL, Kind.INIT
 _DONE, _VALUE, _UNKNOWN, _LAST_ROUND = Kind.DONE, Kind.VALUE, Kind.UNKNOWN, Kind.LAST_ROUND
 _PUSHES = frozenset((_PUSH, _PUSHPULL))
-_READS = frozenset((_PULL, Kind.PULL_ROWS, Kind.FETCH_STATE, _LAST_ROUND))
+_VALUE_READS = frozenset((_PULL, Kind.PULL_ROWS, Kind.FETCH_STATE))
+_READS = _VALUE_READS | {_LAST_ROUND}
 _VALUES = frozenset((_INIT, Kind.ASSIGN))
 _ROUND, _WRITE = SliceActivity.ROUND, SliceActivity.WRITE
 
@@ -158,9 +159,18 @@ class SliceRequests:
             # whoever knows of the loss asks for whatever there is
             self._effects.fail(session, record, rounds.round, broken)
         elif rounds.busy or not self._readable(rounds, record):
-            rounds.wait_for_value(session, record, frames)
+            self._wait_to_read(session, rounds, record, frames)
         else:
             self._answer_read(session, rounds, record, frames)
+
+    def _wait_to_read(
+        self, session: WorkerSession, rounds: SliceRounds, record: Record, frames: Frames
+    ) -> None:
+        """Let a read wait; without rounds for the pushes that have come before it and wait, too."""
+        if self._members.sync or record[KIND] not in _VALUE_READS:
+            rounds.wait_for_value(session, record, frames)
+        else:
+            rounds.enqueue((session, record, frames))
 
     def _readable(self, rounds: SliceRounds, record: Record) -> bool:
         """Whether the round that a request wants is complete."""

@@ -265,10 +265,37 @@ def test_async_pushes_are_applied_one_at_a_time() -> None:
     server.ask(1, K.PULL, 1)
     assert (server.jobs(), server.answers()) == ([], {})
     server.applied()
-    assert server.answers() == {0: [(K.DONE, 2)], 1: [(K.VALUE, 2)]}
+    assert server.answers() == {0: [(K.DONE, 2)]}
     assert server.jobs() == [(2, ["1:1"])]
     server.applied()
-    assert server.answers() == {1: [(K.VALUE, 1)]}
+    assert server.answers() == {1: [(K.VALUE, 1), (K.VALUE, 2)]}
+
+
+@pytest.mark.parametrize("kind", [K.PULL, K.PULL_ROWS, K.FETCH_STATE])
+def test_an_async_read_has_what_its_worker_had_pushed_before(kind: m.Kind) -> None:
+    server = Machine(mode="async")
+    server.start()
+    server.ask(1, K.PUSH, 1)
+    server.ask(1, K.PUSH, 2)
+    server.ask(1, kind)
+    server.ask(1, K.PUSH, 3)
+    server.applied()
+    assert (server.answers(), server.jobs()) == ({1: [(K.DONE, 1)]}, [(2, ["1:2"])])
+    server.applied()
+    assert (server.answers(), server.jobs()) == ({1: [(K.DONE, 2), (K.VALUE, 3)]}, [(3, ["1:3"])])
+    server.applied()
+    assert server.answers() == {1: [(K.DONE, 4)]}
+
+
+def test_an_async_pushpull_that_comes_again_while_another_is_applied_is_not_done_again() -> None:
+    server = Machine(mode="async")
+    server.start()
+    server.ask(1, K.PUSHPULL, 1)
+    server.applied()
+    server.ask(0, K.PUSH, 1)
+    server.ask(1, K.PUSHPULL, 1, sequence=1)
+    server.applied()
+    assert (server.answers(), server.jobs()) == ({0: [(K.DONE, 2)], 1: [(K.VALUE, 1)]}, [])
 
 
 def test_an_async_push_waits_for_one_that_it_has_overtaken() -> None:
