@@ -9,7 +9,7 @@ import numpy as np
 
 from ....arrays.grouping import Key
 from ....arrays.sparse import RowSparseArray, trusted_rows
-from ....errors import DTypeError, KVStoreError, RowIndexError, ShapeError
+from ....errors import DTypeError, KVStoreError, ProtocolError, RowIndexError, ShapeError
 from ....kernels import cpu
 from ...entry import Array
 
@@ -118,6 +118,13 @@ def some_rows(payload: Payload, dtype: np.dtype[Any], start: int, shape: tuple[i
         )
     data = _typed(data_bytes, dtype, n * width)
     return trusted_rows(data.reshape(n, *shape[1:]), ids, shape)
+
+
+def opaque(payload: Payload) -> bytes:
+    """Copy a payload that is no array; ProtocolError: it is one of rows, or cannot be read."""
+    if payload.rows >= 0:
+        raise ProtocolError(f"{payload.rows} rows where there can be none; the request was not carried out")
+    return _bytes(payload.data).tobytes()
 
 
 def _bytes(data: Any) -> Array:

@@ -33,7 +33,7 @@ from ..protocol.messages import (
 )
 from ..protocol.payloads import SHARED_BYTES, as_bytes
 from ..transport.shared_buffers import PeerBuffers, Values
-from .payload import Payload, SliceUpdate
+from .payload import Payload, SliceUpdate, opaque
 from .store_shard import StoreShard
 
 log = logging.getLogger("kvstore.server")
@@ -145,7 +145,7 @@ class ServerStorage:
         try:
             payload = _payload(record, action.frames)
             if record.kind == Kind.PUT_STATE:
-                shard.put_state(action.slice, bytes(payload.data))
+                shard.put_state(action.slice, opaque(payload))
             else:
                 shard.write(action.slice, payload, record.kind == Kind.INIT)
         except (KVStoreError, MemoryError) as error:
@@ -352,11 +352,16 @@ def _fingerprint(job: str) -> str:
 
 
 def _ids(request: Record, frames: Sequence[Any]) -> Any:
-    """Ids of the rows that are asked for; None: all."""
+    """Ids of the rows that are asked for; None: all. ProtocolError: they have not come with the request."""
     if request.kind != Kind.PULL_ROWS:
         return None
-    data = np.frombuffer(_one(request, frames), np.uint8)[: request.rows * 8]
-    return data.copy().view(np.int64)
+    ids = _one(request, frames)[: request.rows * 8] if request.place == PayloadLocation.FRAME else b""
+    if request.rows < 0 or len(ids) != request.rows * 8:
+        raise ProtocolError(
+            f"{request.rows} rows of slice {request.slice} are asked for by {len(ids)} bytes of ids; "
+            "the request was not carried out"
+        )
+    return np.frombuffer(ids, np.int64).copy()
 
 
 def _state_found(state: bytes) -> tuple[Record, list[Any]]:

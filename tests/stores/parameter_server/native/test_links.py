@@ -1410,6 +1410,32 @@ FIELDS = [
 ]  # fmt: skip
 
 
+ROWS = Record(K.PULL_ROWS, 0, 3, 1)
+STATE = Record(K.PUT_STATE, 0, 3, 1)
+UNFIT = {
+    "no ids": ROWS,
+    "ids of no rows": ROWS._replace(place=P.FRAME, nbytes=16),
+    "ids in two frames": ROWS._replace(place=P.FRAME, nbytes=24, frame=1, rows=2),
+    "ids in memory": ROWS._replace(place=P.SHARED, nbytes=16),
+    "ids in memory that is not there": ROWS._replace(place=P.SHARED, nbytes=16, frame=9, rows=2),
+    "a state of rows": STATE._replace(place=P.FRAME, nbytes=24, frame=1, rows=1),
+    "a state in memory that is not there": STATE._replace(place=P.SHARED, nbytes=16, frame=9),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_a_payload_that_is_none_for_its_request_fails_that_alone(server: Server, name: str) -> None:
+    begun(server)
+    server.tell(m.Install(0, 1, "optimizer", '{"name": "sgd", "config": {}}'))
+    frames = () if UNFIT[name].place == P.NONE else (bytes(40_000), bytes(12), bytes(12))
+    server.raw(0, Codec(JOB).encode(Batch(0, 0, 100, server.epoch, [UNFIT[name]], frames)))
+    server.pump()
+    assert [one.kind for one in server.workers[0].answers[3]] == [K.FAILED]
+    server.send(0, [Record(K.PULL, 0, 4, 1)], [])
+    server.pump()
+    assert [one.kind for one in server.workers[0].answers[4]] == [K.VALUE]
+
+
 def hostile(seed: int, links: bool, count: int) -> dict[int, list[Answer]]:
     """Send mutated batches as worker 2, which rests, and rounds as the others; return what these are told."""
     chance = random.Random(seed)
