@@ -60,6 +60,30 @@ def trained(store: Any, local: Any, steps: range) -> None:
             assert_same_bits(out, local.view(key))
 
 
+def third_push_waits_without_rounds() -> None:
+    """Worker 0 pushes to a server that is stopped meanwhile; worker 1 has pushed before, and more often."""
+    store, one = opened(), np.ones(SIZES["small"], F)
+    for _ in range(9 * store.rank):
+        store.push("small", one)
+    store.barrier()
+    if store.rank == 0:
+        store.push("small", one)
+        store.pull("small", out=one.copy())  # what it knows now counts the others' pushes, too
+        tell("stop")
+        hear()
+        store.push("small", one)
+        store.push("small", one)
+        third = threading.Thread(target=store.push, args=("small", one))
+        third.start()
+        third.join(0.3)
+        assert third.is_alive(), "the third push did not wait"
+        tell("waits")
+        third.join(20)
+        assert not third.is_alive()
+    store.barrier()
+    store.close()
+
+
 # ------------------------------------------------------------------------------------------------------ bits
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -459,6 +460,17 @@ def test_two_jobs_at_once(served: Served) -> None:
 # ------------------------------------------------------------------------------------------------ dist_async
 
 ASYNC = {tested_store.NAME: "dist_async", "KVSTORE_SLICE_BYTES": "131072"}
+
+
+def test_the_third_push_waits_without_rounds(served: Served) -> None:
+    made = served(2, 1, **ASYNC, KVSTORE_DEAD_AFTER="60")
+    first, _ = made.start_all(OWN, "third_push_waits_without_rounds")
+    first.expect("stop")
+    made.servers[0].signal(signal.SIGSTOP)
+    first.say("go")
+    first.expect("waits")
+    made.servers[0].signal(signal.SIGCONT)
+    made.results()
 
 
 @pytest.mark.parametrize(("workers", "function"), each_once([1, 2], ["async_failure", "at_once"]))

@@ -47,6 +47,7 @@ class Client:
         roles = worker_roles()
         self._process = this_process(roles)
         self._operations = OperationTable()
+        self._synchronous = synchronous
         #: Counts what goes and comes, and takes times.
         self.counters = self._operations.counters
         self._barriers = 0
@@ -391,8 +392,12 @@ class Client:
         return round - self._machine.base(part.server, part.id)
 
     def complete(self, slices: Iterable[Slice]) -> int:
-        """Count the pushes of this worker whose rounds are known to be complete, in all slices (parts)."""
-        return min(self._machine.complete(one.server, one.id) for one in slices)
+        """Count the pushes of this worker whose rounds are known to be complete, in all slices (parts).
+
+        Without rounds, the pushes that are answered: there the server's count is of all workers.
+        """
+        count = self._machine.complete if self._synchronous else self._machine.answered
+        return min(count(one.server, one.id) for one in slices)
 
     # ---------------------------------------------------------------------------------------------------- end
 

@@ -105,6 +105,12 @@ class WorkerMachine:
         requests = self._servers[server].requests
         return requests.complete.get(slice, 0) - requests.first_rounds.get(slice, 0)
 
+    def answered(self, server: int, slice: int) -> int:
+        """How many of this worker's pushes into a slice are answered, where they are so in their order."""
+        requests = self._servers[server].requests
+        first = requests.first_rounds.get(slice, 0)
+        return requests.accepted.get(slice, first) - first
+
     def base(self, server: int, slice: int) -> int:
         """Round of a slice after which this worker's own begin."""
         return self._servers[server].requests.first_rounds.get(slice, 0)
