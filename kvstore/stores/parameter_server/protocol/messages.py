@@ -432,7 +432,7 @@ class Install(msgspec.Struct, frozen=True, tag=True):
     store: int
     version: int
     kind: str
-    """As in `Settings`, or ``"command"``, ``"drop"`` (a store that all have left; slices in `slices`)."""
+    """As in `Settings`, or ``"command"``, ``"drop"`` (slices in `text`; none: a store that all left)."""
     text: str
     head: int = 0
     clock: Annotated[int, _SIZE] = 0

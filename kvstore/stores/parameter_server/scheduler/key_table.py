@@ -119,6 +119,11 @@ class KeyTable:
             release(self._bytes(entry), self.loads)
         return [one.id for entry in gone for one in entry.slices]
 
+    def gone(self) -> list[int]:
+        """Slices of keys that were forgotten."""
+        there = {one.id for entry in self.entries.values() for one in entry.slices}
+        return [slice_ for slice_ in range(self._slices) if slice_ not in there]
+
     def leave(self, rank: int) -> None:
         """Forget what a worker waits for."""
         self._take(rank)

@@ -10,7 +10,7 @@ from ..protocol.messages import Answer, Failure
 from .membership import Membership
 from .peers import Outgoing, Peer, State
 from .rank_assignment import RankAssignment
-from .stores import Stores
+from .stores import Stores, dropped
 
 
 class MemberRequests:
@@ -94,8 +94,7 @@ class MemberRequests:
         """Forget keys."""
         slices = store.keys.drop(message.keys)
         if slices:
-            text = ",".join(map(str, slices))
-            self._servers.tell_all(m.Install(store.number, 0, "drop", text), outgoing)
+            self._servers.tell_all(dropped(store, slices), outgoing)
         outgoing.write(peer, Answer(message.request))
 
     # ---------------------------------------------------------------------------------------------- settings

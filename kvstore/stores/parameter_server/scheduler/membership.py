@@ -76,6 +76,11 @@ class Membership:
         self.hosts.give(self.members)
         self.epoch = 1
 
+    def end(self) -> None:
+        """All have closed it: servers hold nothing of it any more."""
+        self.over = True
+        self.keys.drop(tuple(self.keys.entries))
+
     def enter(self, member: Member) -> None:
         """Take in a member; one that comes back takes the place of the lost one."""
         self.members[member.rank] = member

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..protocol.events import End
-from ..protocol.messages import Bye, Failure, Install, Leave, Loss, Over
+from ..protocol.messages import Bye, Failure, Leave, Loss, Over
 from .admission import Admission
 from .failure_detector import FailureDetector
 from .peers import Outgoing, Peer, State
 from .rank_assignment import RankAssignment
-from .stores import Stores
+from .stores import Stores, dropped
 
 
 class JobShutdown:
@@ -62,8 +62,8 @@ class JobShutdown:
             self._stores.show_once(store, outgoing)
             self._stores.go_on(store, outgoing)
         else:
-            store.over = True
-            self._assignment.servers.tell_all(Install(store.number, 0, "drop", ""), outgoing)
+            store.end()
+            self._assignment.servers.tell_all(dropped(store), outgoing)
 
     def bye(self, peer: Peer, message: Bye, outgoing: Outgoing) -> None:
         """Take a process out of the job."""

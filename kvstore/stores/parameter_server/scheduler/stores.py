@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, ValuesView
 
-from ..protocol.messages import Answer, Failure, Hello, KeyEntry, Loss, Member, Slices, Welcome
+from ..protocol.messages import Answer, Failure, Hello, Install, KeyEntry, Loss, Member, Slices, Welcome
 from .membership import Membership
 from .peers import Outgoing, Peer, Process, State
 from .rank_assignment import RankAssignment
 from .rejoins import JoinPoint
+
+
+def dropped(store: Membership, slices: Iterable[int] = ()) -> Install:
+    """Say to servers that slices are no more, or the store, where none is named."""
+    return Install(store.number, 0, "drop", ",".join(map(str, slices)))
 
 
 class Stores:
@@ -106,11 +111,15 @@ class Stores:
     def bring_up(self, rank: int, outgoing: Outgoing) -> None:
         """Tell a server that has come back everything, and everybody that it has."""
         for store in self.values():
-            if not store.started:
+            if store.over:  # the server may have a snapshot from before
+                self._servers.tell(rank, dropped(store), outgoing)
+            if store.over or not store.started:
                 continue
             entries = tuple(store.keys.entries.values())
             if entries:
                 self._servers.tell(rank, Slices(store.number, entries), outgoing)
+            if gone := store.keys.gone():
+                self._servers.tell(rank, dropped(store, gone), outgoing)
             for install in store.settings.again(rank):
                 self._servers.tell(rank, install, outgoing)
             store.epoch += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from scheduled import SPEC, Job
 
 from kvstore.stores.parameter_server.protocol import messages as m
@@ -41,6 +42,22 @@ def test_a_server_may_come_back_in_time_and_hears_everything() -> None:
     assert kinds == [m.Met, m.Welcome, m.Slices, m.Install, m.View]
     view = job.last("w1", m.View)
     assert (view.broken, view.epoch, view.servers[0].incarnation) == (False, 2, 2)
+
+
+def test_a_server_that_comes_back_drops_what_was_dropped_meanwhile() -> None:
+    job = Job(1, server_grace=10.0)
+    for number in range(2):
+        job.worker(0, f"w{number}", process="w", ordinal=number)
+        job.say(f"w{number}", m.CreateKeys(1, number, (SPEC, msgspec.structs.replace(SPEC, key="v"))))
+    job.pass_time(7, "w")
+    job.say("w0", m.Leave(0))
+    job.say("w1", m.Drop(2, 1, ("w",)))
+    job.server(0, 2, restarted=True)
+    told = [one for one in job.sent["s0.2"] if isinstance(one, m.Slices | m.Install | m.View)]
+    assert told[0] == m.Install(0, 0, "drop", "")
+    assert [(one.store, [entry.spec.key for entry in one.keys]) for one in told[1:2]] == [(1, ["v"])]
+    assert told[2] == m.Install(1, 0, "drop", "0")
+    assert [(type(one), one.store) for one in told[3:]] == [(m.View, 1)]
 
 
 def test_a_server_without_its_values_cannot_come_back() -> None:

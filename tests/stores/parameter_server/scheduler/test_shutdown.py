@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduled import Job
+from scheduled import SPEC, Job
 
 from kvstore.stores.parameter_server.protocol import events as e
 from kvstore.stores.parameter_server.protocol import messages as m
@@ -57,3 +57,15 @@ def test_the_end_waits_until_all_know_it_but_not_for_ever() -> None:
     assert not job.machine.ended
     job.pass_time(2, "s0.1")
     assert job.machine.ended
+
+
+def test_keys_of_a_store_that_is_over_weigh_nothing() -> None:
+    job = Job(1, 2)
+    homes = []
+    for number in range(2):
+        job.worker(0, f"w0.{number}", process="w0", ordinal=number)
+        job.say(f"w0.{number}", m.CreateKeys(1, number, (SPEC,)))
+        homes.append(job.last(f"w0.{number}", m.Answer).entries[0].slices[0].server)
+        job.say(f"w0.{number}", m.Leave(number))
+    assert homes == [0, 0]
+    assert [len(store.keys.entries) for store in job.machine._stores.values()] == [0, 0]
