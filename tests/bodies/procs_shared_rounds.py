@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import own_rules
 import pytest
 from jobs import hear, tell
 from procs_shared import assert_same_bits, start_of
@@ -324,6 +327,36 @@ def failing_updater() -> list[str]:
 
 
 # ---------------------------------------------------------------------------------- init and keys
+
+
+def failed_long_ago() -> None:
+    """Of two rounds that came to nothing each worker is told once, though it reads only after others."""
+    with opened() as store:
+        store.set_optimizer(own_rules.FiniteOnly())
+        for key in ("small", "edge"):
+            told = []
+            for value in (1, np.nan, np.nan, 1, 1):
+                if store.rank == 1:  # it comes last, and begins the update
+                    store.barrier()
+                with telling(told):
+                    store.push(key, full(key, value))
+                if store.rank == 0:
+                    store.barrier()
+            for _ in range(3):
+                with telling(told):
+                    value = pulled(store, key)
+            assert len(told) == 2, told
+            assert value == -1 + 3 * store.num_workers
+        store.barrier()
+
+
+@contextlib.contextmanager
+def telling(told: list[str]) -> Iterator[None]:
+    """Note what an updater raises."""
+    try:
+        yield
+    except kv.UpdaterError as error:
+        told.append(str(error))
 
 
 def several_stores() -> None:

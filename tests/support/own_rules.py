@@ -55,3 +55,13 @@ class Added(kv.optimizer.Optimizer):
         self._update_count(index)
         dense = grad.todense() if isinstance(grad, kv.RowSparseArray) else grad
         weight += np.float32(self.rescale_grad) * dense
+
+
+@kv.optimizer.register
+class FiniteOnly(Added):
+    """Raises where a gradient is not finite."""
+
+    def update(self, index: Any, weight: Array, grad: Any, state: Any) -> None:
+        if not np.isfinite(grad).all():
+            raise FloatingPointError("the gradient is not finite")
+        super().update(index, weight, grad, state)

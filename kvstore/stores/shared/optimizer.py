@@ -215,7 +215,7 @@ class JobUpdater:
     def _do(self, handle: Handle) -> None:
         merged, weight = pages.empty(handle.shape, handle.dtype), handle.value(other=True)
         shm.sum_opened(handle, merged)
-        if handle.failed == handle.complete + 1:
+        if handle.has_failed(handle.complete + 1):
             raise UpdaterError("the memory of a worker could not be read")
         self._enter_update(handle)
         np.copyto(weight, handle.value())

@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
-from ...arrays.grouping import Key
 from ...errors import ClosedError, FencedError, KVStoreError, PeerLostError, UpdaterError
 from ...observe.log import SLOW
 from .native import _shared as shm
@@ -28,7 +27,6 @@ class WaitErrors:
         self._own, self._rank = rank, self._names[rank]
         self._known_lost: set[str] = set()  # as the log has it
         self.loss_told = False  # this worker was told that a peer is lost
-        self.told: dict[Key, int] = {}  # the last failed round that this worker was told of
 
     def warn_who_left(self, handle: Handle, round: int, left: list[tuple[int, int]]) -> None:
         """Say that workers have left without having joined."""
@@ -106,11 +104,15 @@ class WaitErrors:
         )
 
     def failure(self, handle: Handle, round: int) -> KVStoreError | None:
-        """Return the error of a round that came to nothing; each worker is told once."""
-        if not round or handle.failed != round or self.told.get(handle.key) == round:
+        """Return the error of the first round up to this one that came to nothing; each worker is told once.
+
+        Of an earlier one, too: a worker may push several times before it asks.
+        """
+        failed = handle.untold(round)
+        if not failed:
             return None
-        self.told[handle.key] = round
-        return self._error_of(handle, round, handle.why(round))
+        handle.note_told(failed)
+        return self._error_of(handle, failed, handle.why(failed))
 
     def _error_of(self, handle: Handle, round: int, text: str | None) -> KVStoreError:
         """Make the error of a round that came to nothing."""

@@ -188,10 +188,11 @@ class RoundWaiter:
                 self._updater.adopt_mode()
                 return
             assert handle is not None
+            round = handle.complete + 1
             try:
                 self._updater.carry_out(handle, self._rows)
             except BaseException:
-                self._errors.told[handle.key] = handle.failed
+                handle.note_told(round)
                 raise
             finally:
                 handle.end_plan()
@@ -291,7 +292,7 @@ class RoundWaiter:
             return
         if self._errors.loss_told:
             self.see_whole([handle])
-        elif handle.complete < handle.arrived or handle.failed == handle.arrived > 0:
+        elif handle.complete < handle.arrived or handle.untold(handle.arrived):
             self.complete([shm.Call(handle, [], False)], set())
         else:
             handle.note_complete()

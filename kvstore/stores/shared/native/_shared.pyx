@@ -48,6 +48,7 @@ cdef extern from "region.h" nogil:
         KV_SHARE_BYTES
         KV_LOG_ELEMENTS
         KV_LOG_ARRAYS
+        KV_FAILURES
         KV_MAGIC
         KV_READY
         KV_TICK
@@ -82,7 +83,7 @@ cdef extern from "region.h" nogil:
         uint32_t kind[2]
         float threshold[2]
     ctypedef struct kv_entry:
-        uint64_t phase, failed, mask
+        uint64_t phase, mask
         int32_t dtype, rule, n_states, sparse
         uint64_t n, nbytes, chunks
         uint64_t value[2], of[2]
@@ -91,7 +92,8 @@ cdef extern from "region.h" nogil:
         double params[16]
         uint64_t number, name, name_bytes, shape, ndim, is_text, hash
         int64_t int_key
-        uint64_t error, record, rows_of, undo, planned, gpu_table
+        uint64_t record, rows_of, undo, planned, gpu_table
+        uint64_t why[KV_FAILURES]
     ctypedef struct kv_header:
         uint64_t n_workers, members, lost, first_lost, epoch, no_peer_reads, mode, go_on, lock
         uint64_t settings, settings_version, installed, num_update, text_keys, top, reserved, n_keys
@@ -185,6 +187,7 @@ cdef extern from "region.h" nogil:
     char *kv_text(kv_self *me, uint64_t offset)
     uint64_t kv_new_text(kv_self *me, const char *text, uint64_t size)
     int kv_set_settings(kv_self *me, const char *text, uint64_t size)
+    void kv_set_why(kv_self *me, kv_entry *e, uint64_t round, const char *text, uint64_t size)
     uint64_t kv_hash(const char *text, uint64_t size, int64_t number)
     uint64_t kv_find(kv_self *me, const char *text, uint64_t size, int64_t number)
     kv_entry *kv_entry_at(kv_self *me, uint64_t number)
@@ -212,6 +215,9 @@ cdef extern from "region.h" nogil:
     int kv_step_back(kv_self *me, kv_entry *e, uint64_t round)
     int kv_at_rest(kv_self *me, kv_entry *e)
     uint64_t kv_pushed_round(kv_self *me, kv_entry *e)
+    void kv_fail(kv_entry *e, uint64_t round)
+    int kv_has_failed(kv_entry *e, uint64_t round)
+    uint64_t kv_untold(kv_self *me, kv_entry *e, const uint64_t *told, uint64_t round)
     uint64_t kv_next_behind(kv_self *me, uint64_t start, uint64_t n)
     int kv_is_unopened(kv_self *me, kv_entry *e, uint64_t round, uint64_t *within)
     uint64_t kv_left_out(kv_self *me, kv_entry *e, uint64_t round)

@@ -60,6 +60,18 @@ static inline kv_part *kv_parts(kv_self *me, const kv_entry *e)
     return (kv_part *)kv_at(me, e->parts);
 }
 
+/* A round comes to nothing. That is known until the one KV_FAILURES later does, too: a worker that pushes on and asks late
+ * still hears of it. */
+static inline void kv_fail(kv_entry *e, uint64_t round)
+{
+    kv_put(&e->failed[round % KV_FAILURES], round);
+}
+
+static inline int kv_has_failed(const kv_entry *e, uint64_t round)
+{
+    return kv_get(&e->failed[round % KV_FAILURES]) == round;
+}
+
 /* Whether a worker that has arrived has arrived at all keys of that call. A call is a part of all of its rounds or of
  * none: a round that was opened with one who then dies could be complete, and the next key's could never be. */
 static int kv_whole(kv_self *me, const kv_part *part, int w, int parity)

@@ -32,7 +32,7 @@ static int kv_all_done(kv_self *me, const kv_entry *e, uint64_t round)
  * least of all by itself, to whom no system call says that it is gone. Updates read slots only, and go on. */
 static int kv_withdrawn(const kv_entry *e, uint64_t round)
 {
-    return e->rule < 0 && kv_get(&e->failed) == round;
+    return e->rule < 0 && kv_has_failed(e, round);
 }
 
 /* The chunk that the log names, to its end. What cannot be read fails the round, and the round goes on. */
@@ -48,7 +48,7 @@ static int kv_finish_chunk(kv_self *me, kv_call *call, kv_log *log, uint64_t pha
         outcome = e->rule < 0 ? kv_sum_chunk(me, call, log->round, e->mask, current, from, end)
                               : kv_update_chunk(me, call, log, current, end);
     if (outcome != KV_READY)
-        kv_put(&e->failed, log->round);
+        kv_fail(e, log->round);
     else if (e->rule < 0 && call->delivered && log->round == call->round)
         call->delivered[log->chunk] = 1;
     kv_put(&kv_map(me, e)[log->chunk], kv_chunk_word(log->round, me->rank, KV_DONE));
@@ -117,7 +117,7 @@ static void kv_take_over(kv_self *me, kv_call *call, int owner, uint64_t phase, 
     } else if (!kv_over_sources(me, e, round)) {
         kv_finish_chunk(me, call, log, phase);
     } else {
-        kv_put(&e->failed, round);
+        kv_fail(e, round);
         kv_put(&kv_map(me, e)[chunk], kv_chunk_word(round, me->rank, KV_DONE));
         kv_put(&log->entry, 0);
     }

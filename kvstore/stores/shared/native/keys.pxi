@@ -16,6 +16,7 @@ cdef class Handle:
     cdef uint64_t undo_at, undo_bytes  # memory for `note_undo`
     cdef uint64_t held  # phase of the round that is being carried out; any other: it is not this worker's any more
     cdef uint64_t counted  # rounds up to this one were counted
+    cdef uint64_t told[KV_FAILURES]  # failed rounds that this worker was told of, by the places of `failed`
     cdef readonly cnp.ndarray like  # of the key's shape and type, without content
 
     @property
@@ -58,10 +59,17 @@ cdef class Handle:
         """The last round that this process pushed into; 0: none."""
         return pushed_round(self)
 
-    @property
-    def failed(self):
-        """The last round that came to nothing; 0: none did."""
-        return kv_get(&self.e.failed)
+    def has_failed(self, uint64_t round):
+        """Whether a round came to nothing."""
+        return bool(kv_has_failed(self.e, round))
+
+    def untold(self, uint64_t round):
+        """The first round up to this one that came to nothing with this worker, and that `note_told` was not given; or 0."""
+        return kv_untold(self.job.me, self.e, self.told, round)
+
+    def note_told(self, uint64_t round):
+        """This worker was told that a round came to nothing."""
+        self.told[round % KV_FAILURES] = round
 
     def missing(self, uint64_t round):
         """Ranks that a round still waits for."""
@@ -149,26 +157,23 @@ cdef class Handle:
 
     def fail_round(self, uint64_t round, str text):
         """Make a round come to nothing; the text says why, to whoever waits for it, where there is memory for it."""
-        cdef bytes data = text.encode()[:4000]
-        cdef uint64_t offset
-        cdef uint64_t *note
+        cdef bytes data = b"%d %b" % (round, text.encode()[:4000])
         try:
-            offset = self.job.take(len(data) + 16)
-            note = <uint64_t *>(self.job.me.base + offset)
-            note[0], note[1] = round, len(data)
-            memcpy(note + 2, <char *>data, len(data))
-            kv_put(&self.e.error, offset)
-        except (MemoryError, TimeoutError):
+            self.job.lock()
+            kv_set_why(self.job.me, self.e, round, <char *>data, len(data))
+            kv_unlock_region(self.job.me)
+        except TimeoutError:
             pass
-        kv_put(&self.e.failed, round)
+        kv_fail(self.e, round)
 
     def why(self, uint64_t round):
         """The text of `fail_round` for a round, or None."""
-        cdef uint64_t offset = kv_get(&self.e.error)
-        cdef uint64_t *note = <uint64_t *>(self.job.me.base + offset)
-        if not offset or note[0] != round:
+        cdef uint64_t *place = &self.e.why[round % KV_FAILURES]
+        cdef uint64_t offset = kv_get(place), size = kv_text_bytes(self.job.me, offset)
+        if not offset or kv_get(place) != offset:  # a later round's is there now, and its memory was given back
             return None
-        return (<char *>(note + 2))[:<Py_ssize_t>note[1]].decode(errors="replace")
+        number, _, text = kv_text(self.job.me, offset)[:<Py_ssize_t>size].partition(b" ")
+        return text.decode(errors="replace") if number == b"%d" % round else None
 
     def gpu_table(self, uint64_t size):
         """Memory, zeros at first, for what the workers say of the key's memory on GPUs; all give the same size."""

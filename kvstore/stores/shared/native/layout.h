@@ -23,6 +23,7 @@ enum {
     KV_SHARE_BYTES = 128 * 1024, /* of each array, in one chunk of work */
     KV_LOG_ELEMENTS = 2048,    /* updated at a time */
     KV_READ_TRIES = 4,         /* until rounds wait for a read that they outrun */
+    KV_FAILURES = 8,           /* failed rounds that are kept of a key, for workers that have yet to be told */
     KV_LOG_ARRAYS = 2 + KV_MAX_STATES
 };
 
@@ -78,7 +79,6 @@ static inline enum kv_kind kv_kind_of(const kv_part *part, int parity) { return 
 /* A key. */
 typedef struct {
     _Alignas(64) _Atomic uint64_t phase; /* see round.h */
-    _Atomic uint64_t failed;   /* round that came to nothing */
     _Atomic uint64_t planned;  /* phase of an opening whose opener has still to carry it out by Python */
     uint64_t mask;             /* who is in the open round */
     _Atomic uint64_t of[2];    /* round that each value is of */
@@ -93,11 +93,12 @@ typedef struct {
     int64_t int_key;
     uint64_t is_text, hash;
     _Atomic uint64_t updates[2]; /* of the optimizer, by parity of the round that they are complete with */
-    _Atomic uint64_t error;    /* offset of the text for `failed` */
     _Atomic uint64_t record;   /* description of the states: see texts.h */
     _Atomic uint64_t undo;     /* offset of what an update by one worker is about to change; 0: nothing. See kv_undo */
     uint64_t rows_of;          /* row-sparse: for each value, the number of its rows (-1: all) and their ids */
     _Atomic uint64_t gpu_table; /* offset of what the workers say of the key's memory on GPUs; 0: nothing yet */
+    _Atomic uint64_t failed[KV_FAILURES]; /* rounds that came to nothing, each in the place of its remainder */
+    _Atomic uint64_t why[KV_FAILURES];    /* offsets of the texts for those: see texts.h */
 } kv_entry;
 
 typedef struct {

@@ -24,7 +24,7 @@ static int kv_close(kv_self *me, kv_entry *e, uint64_t phase, uint64_t current)
     uint64_t version = kv_version_of(phase) + (current != kv_current_of(phase));
     if (kv_get(&e->phase) != phase)
         return 0;
-    if (kv_get(&e->failed) != kv_round_of(phase))
+    if (!kv_has_failed(e, kv_round_of(phase)))
         kv_put(&e->of[current], kv_round_of(phase));
     if (!kv_swap(&e->phase, phase, kv_phase_word(kv_round_of(phase), kv_opener_of(phase), version, KV_CLOSED)))
         return 0;
@@ -284,7 +284,7 @@ static int kv_bring_to_close(kv_self *me, kv_call *call, uint64_t phase)
     if (!kv_all_done(me, e, round) && kv_get(&me->head->lost))
         outcome = kv_recover(me, call, phase);
     if (outcome == KV_READY && kv_all_done(me, e, round))
-        kv_close(me, e, phase, e->rule < 0 && kv_get(&e->failed) != round ? 1 - current : current);
+        kv_close(me, e, phase, e->rule < 0 && !kv_has_failed(e, round) ? 1 - current : current);
     kv_end_work(me);
     return outcome;
 }
@@ -418,6 +418,19 @@ static uint64_t kv_pushed_round(kv_self *me, const kv_entry *e)
     const kv_part *part = &kv_parts(me, e)[me->rank];
     uint64_t arrived = kv_get(&part->arrived);
     return arrived >= kv_get(&part->first) ? arrived : 0;
+}
+
+/* The first round up to this one that has waited for this worker and came to nothing, of those that it was not told of:
+ * `told` has, by the same places, the others. 0: there is none. */
+static uint64_t kv_untold(kv_self *me, const kv_entry *e, const uint64_t *told, uint64_t round)
+{
+    uint64_t found = 0, first = kv_get(&kv_parts(me, e)[me->rank].first);
+    for (int i = 0; i < KV_FAILURES; i++) {
+        uint64_t failed = kv_get(&e->failed[i]);
+        if (failed > told[i] && failed >= first && failed <= round && (!found || failed < found))
+            found = failed;
+    }
+    return found;
 }
 
 /* The first key from number `from` on with a round that this worker has pushed into and that is not complete; else `n`. */

@@ -235,7 +235,7 @@ def opened_sources(Handle handle):
             found.append(array)
         elif kv_kind_of(&part[w], parity) == KV_PRIVATE:
             array = np.empty(handle.shape, handle.dtype)
-            if kv_get(&handle.e.failed) == round or kv_read_private(handle.job.me, w, part[w].source[parity], <char *>cnp.PyArray_DATA(array), array.nbytes):
+            if kv_has_failed(handle.e, round) or kv_read_private(handle.job.me, w, part[w].source[parity], <char *>cnp.PyArray_DATA(array), array.nbytes):
                 raise OSError(f"the memory of worker {w} could not be read")
             found.append(array)
         else:
@@ -285,7 +285,7 @@ def quick_pushpull(Job job, key, value, out):
             kv_leave()
     if outcome == KV_READY and kv_standing(me) == KV_FENCED:
         outcome = KV_FENCED
-    if outcome == KV_READY and h.e.failed != c.round and not kv_left_out(me, h.e, c.round):
+    if outcome == KV_READY and not kv_untold(me, h.e, h.told, c.round) and not kv_left_out(me, h.e, c.round):
         count_rounds(h, c.round)
         kv_count_received(me, h.e.nbytes)
         return KV_READY
@@ -333,7 +333,7 @@ def sum_unopened(Handle handle, uint64_t round):
     with nogil:
         kv_sum_of(me, handle.e, round, within, data)
         kv_leave()
-    return None if kv_get(&handle.e.failed) == round else total
+    return None if kv_has_failed(handle.e, round) else total
 
 
 def close_opened(Handle handle, bint other, updates=None):

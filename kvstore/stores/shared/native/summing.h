@@ -144,10 +144,10 @@ static void kv_sum_of(kv_self *me, kv_entry *e, uint64_t round, uint64_t mask, c
     kv_enter_round(me, KV_SUMMING, e->number, round, e->nbytes);
     kv_gather(me, &call, round, mask, &s);
     s.m = 0;
-    for (ptrdiff_t at = 0, size = kv_chunk_size(e); at < (ptrdiff_t)e->n && kv_get(&e->failed) != round; at += size) {
+    for (ptrdiff_t at = 0, size = kv_chunk_size(e); at < (ptrdiff_t)e->n && !kv_has_failed(e, round); at += size) {
         ptrdiff_t end = at + size < (ptrdiff_t)e->n ? at + size : (ptrdiff_t)e->n;
         if (kv_sum_gathered(me, &call, &s, to, at, end) != KV_READY)
-            kv_put(&e->failed, round);
+            kv_fail(e, round);
     }
     pthread_mutex_unlock(&me->busy);
 }

@@ -31,6 +31,16 @@ static uint64_t kv_new_text(kv_self *me, const char *text, uint64_t bytes)
     return offset;
 }
 
+/* Put down why a round came to nothing, where there is memory for it. The lock is held. */
+static void kv_set_why(kv_self *me, kv_entry *e, uint64_t round, const char *text, uint64_t bytes)
+{
+    _Atomic uint64_t *why = &e->why[round % KV_FAILURES];
+    uint64_t old = kv_get(why), offset = kv_new_text(me, text, bytes);
+    kv_put(why, offset);
+    if (old)
+        kv_give_locked(me, old, kv_text_size(kv_text_bytes(me, old)));
+}
+
 /* Change the settings; -1: there is no memory. The lock is held. The version comes first: who sees it waits for the
  * lock, and should this worker die, all find the same text. */
 static int kv_set_settings(kv_self *me, const char *text, uint64_t bytes)

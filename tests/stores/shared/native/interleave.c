@@ -450,7 +450,7 @@ static void close_in_model(key *k, uint64_t round, int other)
 {
     unsigned in = pushed_into(k, round);
     const kv_entry *e = k->e;
-    int failed = atomic_load(&e->failed) == round && !(other && !plan.updates);
+    int failed = kv_has_failed(e, round) && !(other && !plan.updates);
     version *v = new_version(k, round);
     note("round is closed, by so many", round, (uint64_t)__builtin_popcount(in));
     count.rounds++;
@@ -826,7 +826,7 @@ static int receive(worker *w, key *k, uint64_t *first, int n_outs, const char *h
     kv_call call = {.entry = k->e, .round = pushed_round(w, k), .outs = outs, .n_outs = n_outs};
     call.delivered = n_outs && !kv_over_own(&w->self, &call) ? delivered : NULL;
     int outcome = see_complete(w, k, &call);
-    if (outcome != KV_READY || (call.round && atomic_load(&k->e->failed) == call.round))
+    if (outcome != KV_READY || (call.round && kv_has_failed(k->e, call.round)))
         return outcome;
     if ((outcome = deliver(w, k, &call)) != KV_READY)
         return outcome;
@@ -878,7 +878,7 @@ static void give_up(worker *w, key *k)
     uint64_t round = pushed_round(w, k);
     gave_up = 1;
     if (kv_complete_round(kv_get(&k->e->phase)) < round)
-        kv_put(&k->e->failed, round);
+        kv_fail(k->e, round);
 }
 
 static int pushpull(worker *w, key *k)
@@ -896,7 +896,7 @@ static int pushpull(worker *w, key *k)
     outcome = receive(w, k, first, in_place ? 0 : 1 + draw(2), w->doing);
     if (is_private && outcome != KV_READY)
         give_up(w, k);
-    if (outcome == KV_READY && in_place && atomic_load(&k->e->failed) != round) {
+    if (outcome == KV_READY && in_place && !kv_has_failed(k->e, round)) {
         count.in_place++;
         check_result(k, source, round, w->doing);
     }
