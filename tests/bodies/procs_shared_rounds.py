@@ -512,6 +512,37 @@ def in_the_background(rounds: int) -> None:
     end(store)
 
 
+def late_reads(how: str) -> None:
+    """A read in the background gives the value before the push that was called next, however late it runs."""
+    with opened() as store:
+        store.init("one", full("small", 0))
+        if how == "rows":
+            store.init("rows", all_rows(-1))
+        store.barrier()
+        first, second = ("small", "edge") if store.rank == 0 else ("edge", "small")
+        values = {key: full(key, 1) for key in SIZES}
+        store.pushpull(first, values[first], async_op=True)  # the other worker pushes it after all the rest
+        out = all_rows(-9) if how == "rows" else full("large", -9)
+        if how == "rows":
+            store.row_sparse_pull("rows", out=out, row_ids=[1, 3], async_op=True)
+            store.push("rows", all_rows(1), async_op=True)
+        elif how == "pull":
+            store.pull("large", out=out, async_op=True)
+            store.push("large", values["large"], async_op=True)
+        else:
+            one = full("small", 1)
+            store.pushpull(["one", "large"], [[one], []], out=[[one], [out]], async_op=True)
+            store.push("large", values["large"], async_op=True)
+        store.pushpull(second, values[second], async_op=True)
+        store.wait()
+        assert ((out.data if how == "rows" else out) == -1).all()
+        store.barrier()
+
+
+def all_rows(value: float) -> kv.RowSparseArray:
+    return kv.RowSparseArray(np.full((5, 3), value, F), np.arange(5), (5, 3))
+
+
 def pushed_and_never_pulled() -> None:
     """A push that finds the round before the last one complete carries it out."""
     for rule in ("sgd", ""):

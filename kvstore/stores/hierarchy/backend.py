@@ -44,6 +44,7 @@ from ..parameter_server.worker.pulls import delivering
 from ..protocol import Backend, Kind
 from ..shared.native import _shared as shm
 from ..shared.native.membership import OtherProcesses, RegionPlace
+from ..shared.undelivered import UndeliveredResults
 from .carrier import HostCarrier
 from .packing import HostFeedback
 from .region import Handle, HostRegion
@@ -116,6 +117,7 @@ class HierarchyBackend(Backend):
         self._clocks: dict[tuple[Key, int], tuple[int, int]] = {}
         #: Keys whose value in the host's memory is as new as this worker can know.
         self._fresh: set[Key] = set()
+        self._from_servers = UndeliveredResults()  # what the region does not know of
         self._pid = os.getpid()
         self._lost = False  # the caller was told of a loss
         self._carrier: HostCarrier | None = None
@@ -265,10 +267,14 @@ class HierarchyBackend(Backend):
 
     def is_clear(self, verb: str, keys: list[Key]) -> bool:
         """Whether a push has memory, and no result is still to be delivered."""
+        if verb in ("push", "pushpull") and self._from_servers.has_any(keys):
+            return False
         return self._region.is_clear(verb, self._names(keys))
 
     def wait_for_free_slot(self, verb: str, keys: list[Key]) -> None:
         """See results delivered, and rounds complete, that the next push of the keys would overwrite."""
+        if verb in ("push", "pushpull"):
+            self._from_servers.deliver(keys)
         self._told(partial(self._region.wait_for_free_slot, verb, self._names(keys)))
 
     def _names(self, keys: list[Key]) -> list[Key]:
@@ -287,7 +293,8 @@ class HierarchyBackend(Backend):
         sparse = any(isinstance(out, RowSparseArray) for _, outs in groups for out in outs)
         near = [(key, outs) for key, outs in groups if key in self._fresh and not self._apart and outs]
         if sparse or len(near) < len(groups):
-            return partial(self._pull_from_servers, groups, ignore_sparse)
+            read = partial(self._pull_from_servers, groups, ignore_sparse)
+            return read if priority is None else self._from_servers.note([key for key, _ in groups], read)
         later = Later()
         wanted: list[tuple[DistKey, list[Array], list[Array]]] = [
             (key, [], self._flat.pulls.targets(key, outs, later)) for key, outs in directory.in_order(near)

@@ -7,7 +7,6 @@ reach them, `waiting` brings rounds to their end, `delivery` results to where th
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import sys
 import weakref
@@ -35,9 +34,10 @@ from .optimizer import JobUpdater
 from .pushing import RoundPusher
 from .reading import ValueReader
 from .rows import SparseKeys
+from .undelivered import UndeliveredResults
 from .values import StoredValues
 from .wait_errors import WaitErrors
-from .waiting import CallOnce, RoundWaiter
+from .waiting import RoundWaiter
 
 if TYPE_CHECKING:
     from ...optimizer.states import Content
@@ -76,8 +76,7 @@ class SharedBackend(Backend):
         self._pusher = RoundPusher(job, gpus, rows, self._waiter)
         self._delivery = ResultDelivery(job, self._waiter, self._reader, rows, gpus)
         self._values = StoredValues(self._arguments, rows, self._waiter)
-        # Asynchronous operations that have yet to write their results, by key.
-        self._undelivered: dict[Key, list[CallOnce]] = {}
+        self._undelivered = UndeliveredResults()
         if config.threads:
             cpu.set_threads(config.threads)
         elif self.num_workers > 1:
@@ -159,33 +158,22 @@ class SharedBackend(Backend):
     def begin(self, verb: str, arguments: tuple[Any, ...], priority: int | None) -> Finish:
         """Arrive at once: then workers that wait in different orders do not wait for each other."""
         start: Callable[..., Finish] | None = getattr(self, f"start_{verb}", None)
-        if start is None:
-            return super().begin(verb, arguments, priority)
-        if priority is None:  # the key's turn lasts to the end of it
-            return start(*arguments)
-        finish = CallOnce(start(*arguments))
-        if verb != "push":
-            for key, _ in arguments[0]:
-                earlier = self._undelivered.get(key, ())
-                self._undelivered[key] = [*(one for one in earlier if not one.done), finish]
-        return finish
+        finish = super().begin(verb, arguments, priority) if start is None else start(*arguments)
+        if priority is None or verb == "push":  # None: the key's turn lasts to the end of it
+            return finish
+        return self._undelivered.note([key for key, _ in arguments[0]], finish)
 
     def is_clear(self, verb: str, keys: list[Key]) -> bool:
         """Whether a push has memory, and no result is still to be delivered."""
         if verb == "pull" or verb == "row_sparse_pull":
             return True
-        if not self._undelivered.keys().isdisjoint(keys):
-            return False
-        return shm.is_clear(self._job, keys)
+        return not self._undelivered.has_any(keys) and shm.is_clear(self._job, keys)
 
     def wait_for_free_slot(self, verb: str, keys: list[Key]) -> None:
         """See results delivered, and rounds complete, that the next push of the keys would overwrite."""
         if verb not in ("push", "pushpull"):
             return
-        for key in keys:
-            for finish in self._undelivered.pop(key, ()):
-                with contextlib.suppress(Exception):  # whoever holds the operation's handle is told
-                    finish()
+        self._undelivered.deliver(keys)
         if self._waiter.rejoining or self._job.forked or self._job.standing() != shm.READY:
             return  # the push says what is wrong
         self._waiter.wait_for_free_slot(

@@ -24,33 +24,6 @@ log = logging.getLogger("kvstore.shared")
 Handle = shm.Handle
 Step = Callable[[], int]
 
-
-class CallOnce:
-    """Something to be done once, by whichever thread comes first; all are told how it went."""
-
-    def __init__(self, run: Callable[[], None]) -> None:
-        self._run: Callable[[], None] | None = run
-        self._error: BaseException | None = None
-        self._lock = threading.Lock()
-
-    @property
-    def done(self) -> bool:
-        """Whether it was done, well or not."""
-        return self._run is None
-
-    def __call__(self) -> None:
-        """Do it, or wait until it is done. Raises what it raised."""
-        with self._lock:
-            if self._run is not None:
-                try:
-                    self._run()
-                except BaseException as error:
-                    self._error = error
-                self._run = None
-        if self._error is not None:
-            raise self._error
-
-
 #: Calls of each key that can be apart after a loss: what comes after the last round of who is lost is never
 #: complete, and no push goes further than two rounds ahead.
 _CALLS = 3

@@ -204,6 +204,11 @@ def test_operations_in_the_background_need_no_common_order(served: Served) -> No
     run(served, [0, 0, 1], ROUNDS, "in_the_background", 6)
 
 
+@pytest.mark.parametrize("how", ["pull", "pushpull"])
+def test_no_push_overtakes_a_read_in_the_background(served: Served, how: str) -> None:
+    run(served, [0, 0], ROUNDS, "late_reads", how)
+
+
 def test_arrays_that_the_caller_drops_are_read_all_the_same(served: Served) -> None:
     run(served, [0, 0, 1], ROUNDS, "dropped")
 

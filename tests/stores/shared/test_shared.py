@@ -248,6 +248,11 @@ def test_operations_in_the_background_need_no_common_order(job: MakeJob, size: i
     together(job(size), "in_the_background", 12)
 
 
+@pytest.mark.parametrize("how", ["pull", "pushpull", "rows"])
+def test_no_push_overtakes_a_read_in_the_background(job: MakeJob, how: str) -> None:
+    together(job(2), "late_reads", how)
+
+
 @pytest.mark.parametrize("size", nightly_unless(lambda size: size == 3, [2, 3]))
 def test_pushes_without_pulls_go_on(job: MakeJob, size: int) -> None:
     together(job(size), "pushed_and_never_pulled")
