@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from jobs import hear, tell
 from references import Array, assert_same_bits, draw, dtype_of, total
 from tested_store import by_hosts, create, held, hosts
@@ -323,6 +324,22 @@ def waits_alone() -> list[str]:
         store.barrier()
         driver._handle = handle
     return turns
+
+
+def without_memory() -> None:
+    """Whoever carries the sum has no memory to pack it: no worker of the host waits for it."""
+    with create() as store:
+        store.init("w", np.zeros(5, F))
+        store.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+
+        def refused(*_: Any) -> Any:
+            raise MemoryError("on demand")
+
+        store._backend._carrier.packing.pack = refused
+        with pytest.raises(kv.KVStoreError, match="on demand"):
+            store.pushpull("w", np.ones(5, F))
+        tell("told")
+        hear()  # once a worker has left, another carries what it had begun
 
 
 def set_again(times: int) -> None:

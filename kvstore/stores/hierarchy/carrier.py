@@ -183,15 +183,19 @@ class HostCarrier:
 
     def _send_all(self) -> None:
         """Send what was summed here since the last time."""
-        exchanges, requests = [], []
+        exchanges: list[Exchange] = []
+        requests: list[Request] = []
+        self._open.append((PendingOperation(), exchanges))  # known to `_give_up` from here on
         while self._queue:
-            exchange = self._queue.popleft()
-            if (request := self._request_held(exchange, Kind.PUSHPULL)) is not None:
-                exchanges.append(exchange)
+            exchanges.append(self._queue.popleft())
+            if (request := self._request_held(exchanges[-1], Kind.PUSHPULL)) is not None:
                 requests.append(request)
+            else:
+                exchanges.pop()
         if requests:
-            self._open.append((PendingOperation(), exchanges))  # known to `_give_up` from here on
             self._open[-1] = (self._client.submit(requests), exchanges)
+        else:
+            self._open.pop()
 
     def _request_held(self, exchange: Exchange, kind: Kind) -> Request | None:
         """Ask a server to take in what this worker carries; None: another has taken it over."""

@@ -353,6 +353,16 @@ def test_sums_of_hosts_are_packed(served: Served, hosts: list[int], codec: dict[
     run(served, hosts, OWN, "packed", codec, hosts, 5)
 
 
+def test_a_sum_that_cannot_be_packed_comes_to_nothing_for_all(served: Served) -> None:
+    job = served(2, 1, **SMALL)
+    workers = start_on_hosts(job, [0, 0], HOSTS, "without_memory", KVSTORE_TIMEOUT="10")
+    for worker in workers:
+        worker.expect("told")
+    for worker in workers:
+        worker.say("go")
+    job.results()
+
+
 def test_workers_of_a_host_that_set_different_codecs(served: Served) -> None:
     assert sorted(run(served, [0, 0], OWN, "codecs_differ")) == ["refused", "set"]
 
