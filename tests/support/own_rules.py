@@ -59,9 +59,13 @@ class Added(kv.optimizer.Optimizer):
 
 @kv.optimizer.register
 class FiniteOnly(Added):
-    """Raises where a gradient is not finite."""
+    """Raises where a gradient is not finite, and says so in so many words."""
+
+    def __init__(self, words: int = 1, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.words = words
 
     def update(self, index: Any, weight: Array, grad: Any, state: Any) -> None:
         if not np.isfinite(grad).all():
-            raise FloatingPointError("the gradient is not finite")
+            raise FloatingPointError("not finite: " + "∞" * self.words)
         super().update(index, weight, grad, state)

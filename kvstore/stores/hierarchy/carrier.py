@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from ...arrays.grouping import Key
@@ -31,7 +30,7 @@ from ..parameter_server.worker.operations import PendingOperation, Request
 from ..parameter_server.worker.replies import elements
 from ..shared.native import _shared as shm
 from .packing import HostPacking
-from .region import Handle, HostRegion
+from .region import Handle, HostRegion, noted
 from .shared_parts import SharedParts
 
 log = logging.getLogger("kvstore.ps")
@@ -57,7 +56,7 @@ class Exchange(NamedTuple):
         """Have all workers of the host told why the round came to nothing."""
         with self.work() as held:
             if held:
-                self.handle.fail_round(self.round, msgspec.json.encode(failure).decode())
+                self.handle.fail_round(self.round, noted(failure))
                 shm.close_held(self.handle, self.round, False)
 
 

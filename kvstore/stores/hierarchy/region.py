@@ -50,14 +50,22 @@ class HostUpdater(JobUpdater):
             raise
 
 
+def noted(failure: Failure) -> str:
+    """Return what `HostWaitErrors` makes an error of; a long text may be cut at its end."""
+    head = msgspec.structs.replace(failure, text="")
+    return f"{msgspec.json.encode(head).decode()}\n{failure.text}"
+
+
 class HostWaitErrors(WaitErrors):
     """Errors that the servers have answered reach every worker of the host, as what they were."""
 
     def _error_of(self, handle: Handle, round: int, text: str | None) -> KVStoreError:
+        head, _, why = (text or "").partition("\n")
         try:
-            return raised(msgspec.json.decode(text or "", type=Failure))
+            return raised(msgspec.structs.replace(msgspec.json.decode(head, type=Failure), text=why))
         except msgspec.MsgspecError:
-            return KVStoreError(f"round {round} of key {handle.key!r} came to nothing: {text}")
+            why = text or "there was no memory to say why"
+            return KVStoreError(f"round {round} of key {handle.key!r} came to nothing: {why}")
 
     def waiting(self, handle: Handle | None, missing: Missing | None, what: str, waited: float) -> str:
         """Say on what this worker waits, and for whom: workers of its host, or other hosts."""

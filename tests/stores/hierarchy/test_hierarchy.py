@@ -323,8 +323,9 @@ def test_an_error_of_an_update_reaches_all(served: Served) -> None:
     run(served, TWO_BY_TWO, "procs_dist", "failing_rule")
 
 
-def test_of_a_failed_round_all_are_told_who_read_it_late(served: Served) -> None:
-    run(served, [0, 0], ROUNDS, "failed_long_ago")
+@pytest.mark.parametrize("words", [1, 2000])
+def test_of_a_failed_round_all_are_told_who_read_it_late(served: Served, words: int) -> None:
+    run(served, [0, 0], ROUNDS, "failed_long_ago", words)
 
 
 @pytest.mark.parametrize(("verb", "arrives"), each_once(["push", "pushpull", "async push"], [False, True]))

@@ -214,8 +214,9 @@ def test_an_error_of_the_updater_reaches_everybody(job: MakeJob, size: int) -> N
     assert all(other == first for other in others)
 
 
-def test_of_a_failed_round_all_are_told_who_read_it_late(job: MakeJob) -> None:
-    together(job(2), "failed_long_ago")
+@pytest.mark.parametrize("words", [1, 2000])
+def test_of_a_failed_round_all_are_told_who_read_it_late(job: MakeJob, words: int) -> None:
+    together(job(2), "failed_long_ago", words)
 
 
 def test_kinds_of_keys_that_differ_between_workers(job: MakeJob) -> None:

@@ -157,7 +157,7 @@ cdef class Handle:
 
     def fail_round(self, uint64_t round, str text):
         """Make a round come to nothing; the text says why, to whoever waits for it, where there is memory for it."""
-        cdef bytes data = b"%d %b" % (round, text.encode()[:4000])
+        cdef bytes data = b"%d %b" % (round, text.encode(errors="replace")[:4000])
         try:
             self.job.lock()
             kv_set_why(self.job.me, self.e, round, <char *>data, len(data))
@@ -173,7 +173,7 @@ cdef class Handle:
         if not offset or kv_get(place) != offset:  # a later round's is there now, and its memory was given back
             return None
         number, _, text = kv_text(self.job.me, offset)[:<Py_ssize_t>size].partition(b" ")
-        return text.decode(errors="replace") if number == b"%d" % round else None
+        return text.decode(errors="ignore") if number == b"%d" % round else None
 
     def gpu_table(self, uint64_t size):
         """Memory, zeros at first, for what the workers say of the key's memory on GPUs; all give the same size."""
