@@ -25,7 +25,7 @@ from .child_process import ProcessRole
 from .process import GRACE, new_job, stopped, tied_to, told, variables
 from .signals import deferred
 
-_LONGEST = 32_000  # characters of a traceback: less than a pipe holds, so that a worker never waits to tell
+_LONGEST = 32_000  # bytes of a traceback: less than a pipe holds, so that a worker never waits to tell
 _LOOK = 0.05  # seconds between two looks at a process that is about to end
 
 
@@ -79,7 +79,7 @@ class _Worker:
 
     def error(self) -> WorkerError:
         """Put what the ended process told into an error."""
-        words = b"\n".join(self.tail).decode()
+        words = b"\n".join(self.tail).decode(errors="ignore")  # a cut can go through a character
         text = f":\n{words}" if words else "; it told nothing, its stderr may say more"
         code = self.code or 0
         return WorkerError(f"rank {self.rank} {told(code)}{text}", rank=self.rank, code=code)
@@ -198,5 +198,5 @@ def _body(
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)  # Ctrl-C reaches all; the caller tells of it once
     except Exception:
-        telling.send_bytes(traceback.format_exc()[-_LONGEST:].encode(errors="replace"))
+        telling.send_bytes(traceback.format_exc().encode(errors="replace")[-_LONGEST:])
         sys.exit(1)

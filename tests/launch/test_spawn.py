@@ -100,6 +100,8 @@ except kv.WorkerError as error:
             ["rank 1 failed with exit code 1", "in fn", "ValueError: bad batch"],
         ),
         ("raise ValueError('x' * 200_000)", 1, ["rank 1 failed with exit code 1", "xxx"]),
+        # Its UTF-8 is larger than a pipe, and the cut goes through a character.
+        (r"raise ValueError('\u6f22' * 200_000)", 1, ["rank 1 failed with exit code 1", ":\n\u6f22"]),
         ("sys.exit(7)", 7, ["rank 1 failed with exit code 7"]),
         ("os._exit(7)", 7, ["rank 1 failed with exit code 7"]),
         ("os.kill(os.getpid(), signal.SIGKILL)", -9, ["rank 1 was ended by SIGKILL"]),
