@@ -2,7 +2,8 @@
 
 An operation waits only for earlier operations on its keys. Of the operations that are ready, the one with the
 highest priority runs first; among equal priorities, the oldest. One thread runs all operations, because the
-kernels use all cores by themselves.
+kernels use all cores by themselves. But an operation that waits for other processes must not hold up what
+somebody waits for: the others may wait for just that. Then another thread runs what the wait is for.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import waiting
@@ -25,6 +27,8 @@ from .turns import Turns
 
 if TYPE_CHECKING:
     from logging import Logger
+
+_HELD_UP = 0.01  # seconds of a wait after which another thread is worth its start
 
 
 class Work:
@@ -38,6 +42,8 @@ class Work:
         self._marks = marks
         self._timeout = timeout
         self._finished = threading.Event()
+        #: Has the operation run although the engine's thread is busy with another.
+        self._hasten: Callable[[], None] | None = None
         self._error: BaseException | None = None
         self._ended = 0
         self._seen = False
@@ -86,7 +92,11 @@ class Work:
 
     def _wait_on(self, limit: float) -> bool:
         finished = self._finished
-        if finished.wait(min(limit, waiting.NOTICE_AFTER)) or finished.is_set():
+        if finished.wait(min(limit, _HELD_UP)) or finished.is_set():
+            return True
+        if limit and (hasten := self._hasten) is not None:
+            hasten()
+        if finished.wait(min(limit, waiting.NOTICE_AFTER) - _HELD_UP) or finished.is_set():
             return True
         if limit <= waiting.NOTICE_AFTER:
             return False
@@ -96,6 +106,7 @@ class Work:
     def _finish(self, error: BaseException | None) -> None:
         self._error = error
         self._ended = time.monotonic_ns()
+        self._hasten = None
         self._finished.set()
 
     def _disown(self) -> None:
@@ -121,25 +132,38 @@ def ended_at(work: Work) -> int:
 
 
 class _Task:
-    __slots__ = ("followers", "keys", "priority", "run", "waits_for", "work")
+    __slots__ = ("followers", "keys", "priority", "run", "urgent", "waits_for", "work")
 
     def __init__(self, keys: frozenset[Hashable], run: Callable[[], Any], priority: int, work: Work) -> None:
         self.keys, self.run, self.priority, self.work = keys, run, priority, work
         self.followers: list[_Task] = []
         self.waits_for = 0
+        #: Whether it is to run although the engine's thread is busy.
+        self.urgent = False
 
 
 class Engine:
-    """Runs tasks on one thread of its own, which exists only while there is something to do."""
+    """Runs tasks on a thread of its own, which exists only while there is something to do.
+
+    Parameters
+    ----------
+    timeout : float
+        Seconds; of waits without a limit of their own.
+    marks : Marks, optional
+        Records the waits.
+    concurrent : bool
+        Whether tasks of different keys can run at the same time, since they wait for other processes.
+    """
 
     #: Held by whoever touches the values of the store, in this thread or another.
     exclusive: threading.RLock
     #: Of operations that wait for other processes outside of the lock.
     turns: Turns
 
-    def __init__(self, timeout: float, marks: Marks = NO_MARKS) -> None:
+    def __init__(self, timeout: float, marks: Marks = NO_MARKS, concurrent: bool = False) -> None:
         self.timeout = timeout
         self._marks = marks
+        self._concurrent = concurrent
         self._closed = False
         self._reset()
         _engines.add(self)
@@ -150,9 +174,10 @@ class Engine:
         self._lock = threading.Condition()
         self._last: dict[Hashable, _Task] = {}
         self._ready: list[tuple[int, int, _Task]] = []
-        self._pending: set[_Task] = set()
+        self._pending: dict[_Task, None] = {}  # in the order of the calls
         self._sequence = 0
         self._thread: threading.Thread | None = None
+        self._threads: set[threading.Thread] = set()  # that one, and those that run what is urgent
         self._announced = 0
         self._inside: set[int] = set()
         self.turns = Turns(self.exclusive)
@@ -186,6 +211,8 @@ class Engine:
         """Queue `run` behind the unfinished tasks of `keys` and return its handle."""
         work = Work(what, self.timeout, self._marks)
         task = _Task(frozenset(keys), run, priority, work)
+        if self._concurrent:
+            work._hasten = partial(self._hasten, task)
         with self._lock:
             self._check_open(what)
             self._ensure_thread(what)
@@ -194,7 +221,7 @@ class Engine:
                 earlier.followers.append(task)
             task.waits_for = len(before)
             self._last.update(dict.fromkeys(task.keys, task))
-            self._pending.add(task)
+            self._pending[task] = None
             self.busy = True
             if not before:
                 self._push(task)
@@ -205,7 +232,7 @@ class Engine:
 
         To wait for others would then be to wait for ever, for they wait for this one.
         """
-        return self.nested() or threading.current_thread() is self._thread
+        return self.nested() or threading.current_thread() in self._threads
 
     def nested(self) -> bool:
         """Whether the caller's thread is within an operation: it has the lock, or needs none."""
@@ -253,9 +280,10 @@ class Engine:
             with self._lock:
                 self._closed = True
                 self._lock.notify_all()
-                thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(self.timeout)
+                running = [thread for thread in self._threads if thread.is_alive()]
+        if threading.current_thread() not in running:
+            for thread in running:
+                thread.join(self.timeout)
 
     def _wait_all(self, pending: list[Work]) -> None:
         deadline = time.monotonic() + self.timeout
@@ -267,39 +295,87 @@ class Engine:
         self._sequence += 1
         heapq.heappush(self._ready, (-task.priority, self._sequence, task))
         self._lock.notify()
+        if task.urgent:
+            self._run_beside(task)
+
+    def _hasten(self, task: _Task) -> None:
+        """Run a task, and those that it waits for, although the engine's thread is busy with another."""
+        with self._lock:
+            if task not in self._pending:
+                return
+            keys, unfinished = set(task.keys), list(self._pending)
+            ready = {one for _, _, one in self._ready}
+            for one in reversed(unfinished[: unfinished.index(task) + 1]):
+                if not keys.isdisjoint(one.keys):
+                    keys |= one.keys
+                    one.urgent = True
+                    if one in ready:
+                        self._run_beside(one)
+
+    def _run_beside(self, task: _Task) -> None:
+        """Give a ready task a thread, which takes it itself: Ctrl-C can end this call at any step."""
+        with contextlib.suppress(KVStoreError):  # the engine's own thread will come to it
+            self._start_thread(partial(self._run_urgent, task), task.work._what)
 
     def _ensure_thread(self, what: str) -> None:
-        if self._thread is not None and self._thread.is_alive():
-            return
-        thread = threading.Thread(target=self._loop, name=threads.ENGINE, daemon=True)
-        self._thread = thread
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = self._start_thread(self._loop, what)
+
+    def _start_thread(self, target: Callable[[], None], what: str) -> threading.Thread:
+        thread = threading.Thread(target=target, name=threads.ENGINE, daemon=True)
+        self._threads = {thread, *(one for one in self._threads if one.is_alive())}
         try:
             thread.start()
         except RuntimeError as error:
-            self._thread = None
             raise KVStoreError(
                 f"{what}: no background thread can be started ({error}); "
                 "free some threads, or call without async_op"
             ) from error
+        return thread
 
     def _loop(self) -> None:
         threads.remember()
         while (task := self._take()) is not None:
-            error = _error_of(task.run)
-            if self._thread is not threading.current_thread():
-                return  # an updater forked: this is the child, and the task is the parent's
+            if not self._carry_out(task):
+                return
+            del task  # an idle thread must not hold on to the caller's arrays
+
+    def _run_urgent(self, task: _Task) -> None:
+        threads.remember()
+        if self._withdraw(task):
+            self._carry_out(task)
+        del task
+
+    def _withdraw(self, task: _Task) -> bool:
+        """Take a ready task; False if another thread was faster."""
+        with self._lock:
+            others = [entry for entry in self._ready if entry[2] is not task]
+            found = len(others) < len(self._ready)
+            if found:
+                heapq.heapify(others)
+                self._ready = others
+            return found
+
+    def _carry_out(self, task: _Task) -> bool:
+        """Run a task; False in the child of a fork that it has made, for the task is the parent's."""
+        error = _error_of(task.run)
+        mine = task in self._pending
+        if mine:
             self._complete(task, error)
-            del task, error  # an idle thread must not hold on to the caller's arrays
+        del task, error  # the error holds this frame, and a lost handle would be noticed late
+        return mine
 
     def _take(self) -> _Task | None:
         """Next ready task; None ends the thread: closed, or idle for a second."""
         with self._lock:
             while not self._ready:
-                if self._closed or (not self._lock.wait(1.0) and not self._ready):
-                    if (self._pending or self._announced) and not self._closed:
-                        continue
-                    self._thread = None
-                    return None
+                if self._closed and not self._pending:
+                    break
+                if not (self._lock.wait(1.0) or self._ready or self._pending or self._announced):
+                    break
+            if not self._ready:
+                self._thread = None
+                return None
             return heapq.heappop(self._ready)[2]
 
     def _complete(self, task: _Task, error: BaseException | None) -> None:
@@ -311,7 +387,7 @@ class Engine:
                 follower.waits_for -= 1
                 if follower.waits_for == 0:
                     self._push(follower)
-            self._pending.discard(task)
+            self._pending.pop(task, None)
             self.busy = bool(self._pending)
         task.work._finish(error)
 

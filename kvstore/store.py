@@ -111,7 +111,8 @@ class KVStore(KVStoreBase):
         self._backend = backend
         self._config = config
         self._counters = Counters(name, job_name(), backend.rank, backend.num_workers)
-        self._engine = Engine(config.timeout, Marks(self._counters))
+        concurrent = backend.begins_async and backend.waits_concurrently
+        self._engine = Engine(config.timeout, Marks(self._counters), concurrent)
         self._closed = False
         self._steps: dict[int, Step] = {}  # that are open, by thread
         backend.observe(self._counters)

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import subprocess
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -186,6 +187,146 @@ def test_a_finished_operation_lets_its_arrays_go(engine: Engine) -> None:
     work.wait()
     engine.submit(["b"], lambda: None, 0, "next").wait()
     assert gone() is None
+
+
+# ------------------------------------------------------------------------- operations that wait for others
+
+
+@pytest.fixture
+def held() -> Iterator[tuple[Engine, Gate]]:
+    """The thread of an engine whose operations can run at the same time is held until the gate opens."""
+    engine, gate = Engine(timeout=PATIENCE, concurrent=True), Gate()
+    work = engine.submit(["gate"], gate, 0, "gate")
+    assert gate.entered.wait(PATIENCE)
+    yield engine, gate
+    gate.open()
+    engine.close()
+    work.wait()  # raises if nobody opened the gate in time
+
+
+Wait = Callable[[Engine, Work], None]
+WAITS: list[Wait] = [
+    lambda engine, work: work.wait(),
+    lambda engine, work: engine.wait_for(["c"]),
+]
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_other_keys_do_not_hold_up_what_somebody_waits_for(held: tuple[Engine, Gate], wait: Wait) -> None:
+    engine, log = held[0], []
+    unwanted = submit(engine, log, "d", ["d"], 9)
+    submit(engine, log, "a", ["a"], -9)
+    submit(engine, log, "ab", ["a", "b"])
+    submit(engine, log, "b", ["b"])
+    work = submit(engine, log, "bc", ["b", "c"], -1)
+    later = submit(engine, log, "c", ["c"])
+    wait(engine, later)
+    assert log == ["a", "ab", "b", "bc", "c"]
+    assert work.done()
+    assert not unwanted.done()
+
+
+def test_two_that_are_held_up_run_once_each(held: tuple[Engine, Gate]) -> None:
+    engine, log = held[0], []
+    hold, first = Gate(), engine.submit(["x"], lambda: None, 0, "x")
+    second = engine.submit(["a"], hold, 0, "a")
+    third = submit(engine, log, "a", ["a"])
+    for _ in range(3):
+        with pytest.raises(kv.TimeoutError, match=r"a is not complete after 0.001 s.*wait again"):
+            third.wait(timeout=0.001)
+    assert hold.entered.wait(PATIENCE)
+    first.wait()
+    waiting = [threading.Thread(target=third.wait) for _ in range(4)]
+    for thread in waiting:
+        thread.start()
+    hold.open()
+    second.wait()
+    for thread in waiting:
+        thread.join()
+    held[1].open()
+    engine.wait_all()
+    assert log == ["a"]
+
+
+def test_a_thread_that_comes_late_runs_nothing(
+    held: tuple[Engine, Gate], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, log, late = held[0], [], []
+    work = submit(engine, log, "a", ["a"])
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", lambda self: late.append(self))
+        with pytest.raises(kv.TimeoutError):
+            work.wait(0.02)
+    held[1].open()
+    work.wait()
+    for thread in late:
+        thread.start()
+        thread.join()
+    assert len(late) == 1
+    assert log == ["a"]
+
+
+def test_a_close_that_is_cut_off_forgets_nothing_that_is_queued(
+    held: tuple[Engine, Gate], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, hold, ran = held[0], Gate(), threading.Event()
+    work = engine.submit(["a"], hold, 0, "a")
+    with pytest.raises(kv.TimeoutError):
+        work.wait(0.02)
+    assert hold.entered.wait(PATIENCE)
+    engine.submit(["a"], ran.set, 0, "after")
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "wait_all", failing(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            engine.close()
+    held[1].open()
+    engine.wait_for(["gate"])
+    time.sleep(0.01)  # the engine's thread has nothing to do, and must not end
+    hold.open()
+    assert ran.wait(PATIENCE)
+
+
+def test_an_operation_that_was_held_up_tells_its_error(
+    held: tuple[Engine, Gate], caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = held[0]
+    for keys in (["a"], ["b"]):
+        engine.submit(keys, failing(ValueError("such bad luck")), 0, f"push of {keys}")
+    with pytest.raises(ValueError, match="such bad luck"):
+        engine.submit(["a"], failing(ValueError("such bad luck")), 0, "push").wait()
+    engine.wait_for(["b"])
+    held[1].open()
+    engine.close()  # the threads have ended
+    assert [record.getMessage()[:13] for record in caplog.records] == ["push of ['a']", "push of ['b']"]
+
+
+def test_close_leaves_no_thread_that_ran_what_was_held_up() -> None:
+    before = threading.enumerate()
+    engine, gate = Engine(timeout=PATIENCE, concurrent=True), Gate()
+    work = engine.submit(["gate"], gate, 0, "gate")
+    assert gate.entered.wait(PATIENCE)
+    engine.submit(["a"], lambda: None, 0, "a").wait()
+    gate.open()
+    engine.close()
+    work.wait()
+    assert threading.enumerate() == before
+
+
+def test_where_no_thread_can_be_started_it_waits_its_turn(
+    held: tuple[Engine, Gate], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, gate = held
+    work = engine.submit(["a"], lambda: None, 0, "a")
+
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        with pytest.raises(kv.TimeoutError):
+            work.wait(0.02)
+    gate.open()
+    work.wait()
 
 
 # ------------------------------------------------------------------------------------------------- deadlines

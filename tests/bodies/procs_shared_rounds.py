@@ -750,6 +750,31 @@ def threads_with_one_key(rounds: int) -> None:
     end(store)
 
 
+def waits_out_of_order() -> None:
+    """Worker 0 waits for its second operation; its first needs worker 1, which first needs the second."""
+    store = opened(timeout=30)
+    sums, twice = [full(key, store.rank + 1) for key in ("large", "small")], full("small", store.rank + 1)
+    if store.rank == 0:
+        first = store.pushpull("large", sums[0], async_op=True)
+        while store._engine._ready:  # until the background thread has begun to wait
+            time.sleep(0.001)
+        second = store.pushpull("small", sums[1], async_op=True, priority=9)
+        second.wait()
+        assert not first.done()
+        queued = store.pushpull("small", twice, async_op=True)
+        store.pull("small", out=sums[1])  # waits for what is queued on the key
+        assert queued.done()
+        store.barrier()
+        first.wait()
+    else:
+        store.pushpull("small", sums[1])
+        store.pushpull("small", twice)
+        store.barrier()
+        store.pushpull("large", sums[0])
+    assert all((got == everywhere(store)).all() for got in (*sums, twice))
+    end(store)
+
+
 def close_waits_for_threads() -> None:
     """Worker 0 closes while a thread of its waits for worker 1, whom this keeps from nothing."""
     store = opened()

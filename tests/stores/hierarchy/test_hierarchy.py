@@ -217,6 +217,10 @@ def test_threads_wait_side_by_side(served: Served) -> None:
     run(served, [0, 0], "procs_dist", "threads_in_opposite_order", 4, 1 << 20)
 
 
+def test_a_wait_is_not_held_up_by_operations_of_other_keys(served: Served) -> None:
+    run(served, [0, 0], ROUNDS, "waits_out_of_order")
+
+
 LAYOUTS = [[0, 0], [0, 0, 1, 1], [0, 1, 1, 1], [0, 1, 0, 1], [0, 1, 0], [1, 0, 0, 2], [0, 1]]
 CODECS = [{"type": "2bit", "threshold": 0.3}, {"type": "1bit"}, {"type": "fp16"}]
 KINDS = [*((name, {}) for name in DTYPES), *(("float32", codec) for codec in CODECS)]

@@ -143,6 +143,10 @@ def test_threads_wait_side_by_side(served: Served) -> None:
     run(served(2, 1, **SYNC), OWN, "threads_in_opposite_order", 4, 1 << 20)
 
 
+def test_a_wait_is_not_held_up_by_operations_of_other_keys(served: Served) -> None:
+    run(served(2, 1, **SYNC), ROUNDS, "waits_out_of_order")
+
+
 #: Nothing is asked for again within a test.
 ONCE = {**BY_FRAME, "KVSTORE_RESEND": "600"}
 

@@ -155,6 +155,12 @@ def test_threads_with_one_key_take_turns(job: MakeJob) -> None:
     made.results()
 
 
+def test_a_wait_is_not_held_up_by_operations_of_other_keys(job: MakeJob) -> None:
+    made = job(2)
+    made.start_all(ROUNDS, "waits_out_of_order")
+    made.results()
+
+
 def test_a_store_is_closed_when_no_thread_waits_in_it(job: MakeJob) -> None:
     made = job(2)
     closing, late = made.start_all(ROUNDS, "close_waits_for_threads")
