@@ -33,7 +33,9 @@ class LocalPeers:
                 # Of its first thread alone: of the process, the kernel would sum the times of all threads.
                 file = os.open(f"/proc/{other.pid}/task/{other.pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
                 self._files[other.rank] = file
-                if _fields(file, _STARTED)[_STARTED] != b"%d" % other.started:  # of another namespace of processes
+                if (
+                    _fields(file, _STARTED)[_STARTED] != b"%d" % other.started
+                ):  # of another namespace of processes
                     os.close(self._files.pop(other.rank))
 
     def lost(self) -> int | None:
