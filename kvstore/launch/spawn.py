@@ -49,10 +49,16 @@ class _Worker:
         with telling, changed_variables(job), _without_ctrl_c():
             self._process.start()
 
-    @property
+    @functools.cached_property
     def sentinel(self) -> int:
-        """What `multiprocessing.connection.wait` takes; ready when the process has ended."""
-        return self._process.sentinel
+        """What `multiprocessing.connection.wait` takes; ready when the process has ended.
+
+        Its own sentinel is a pipe, which is open as long as anything lives that it has forked.
+        """
+        try:
+            return os.pidfd_open(self._process.pid or 0)
+        except OSError:  # before Linux 5.3
+            return self._process.sentinel
 
     @property
     def part(self) -> ProcessRole:
@@ -63,7 +69,7 @@ class _Worker:
     def tail(self) -> list[bytes]:
         """What the ended process told, in lines."""
         try:
-            return self._told.recv_bytes().split(b"\n")
+            return self._told.recv_bytes().split(b"\n") if self._told.poll() else []
         except (EOFError, OSError):
             return []
 
@@ -92,6 +98,8 @@ class _Worker:
     def close(self) -> None:
         """Reap the ended process and close the pipe."""
         self._process.join()
+        if self.sentinel != self._process.sentinel:
+            os.close(self.sentinel)
         self._process.close()
         self._told.close()
 

@@ -115,6 +115,24 @@ def test_a_failure_ends_the_others_and_is_raised(job: Job, how: str, code: int, 
         assert word in out
 
 
+@pytest.mark.parametrize(("how", "code"), [("raise ValueError('bad batch')", 1), ("os._exit(7)", 7)])
+def test_a_failure_is_raised_although_what_the_process_forked_lives(job: Job, how: str, code: int) -> None:
+    body = f"""
+if RANK == 1:
+    if os.fork() == 0:
+        say("child")
+        forever()
+    wait_for("child", 1)
+    {how}
+forever()
+"""
+    call = CATCH + "\nos.kill(int((HERE / 'child-1').read_text()), signal.SIGKILL)"
+    status, out, _ = finish(script(job, body, call))
+    assert status == 0
+    assert out.startswith(f"1 {code}\n")
+    assert ("bad batch" in out) == (code == 1)
+
+
 def test_a_process_that_ignores_sigterm_is_killed(job: Job) -> None:
     body = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + FAILURE.format(
         how="sys.exit(2)", rest="forever()"
