@@ -145,6 +145,8 @@ class RoundWaiter:
             outcome = self._help(call)
             if outcome not in (shm.READY, shm.TICK):
                 self._errors.raise_outcome(outcome, call.handle)
+            if not call.handle.has_failed(call.round):  # of an earlier round reads tell: this push counts
+                continue
             if failure := self._errors.failure(call.handle, call.round):
                 errors.append(failure)
         if errors:
