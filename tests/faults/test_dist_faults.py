@@ -324,7 +324,7 @@ def kill_one_at_the_start(faults: Faults, draw: random.Random, on_peer_loss: str
 def kill_a_server_at_the_start(faults: Faults, draw: random.Random) -> None:
     """A server dies before the workers are there; another one takes its place."""
     with faults.job(2, 2) as made:
-        time.sleep(0.2 + draw.random() * 0.2)
+        time.sleep(pace.seconds(0.2 + draw.random() * 0.2))  # the scheduler knows it by now
         kill(made.servers[0])
         worker = made.start(BODIES, "until_lost", "pushpull", str(made.folder), rank=0)
         other = made.start(BODIES, "until_lost", "pushpull", str(made.folder), rank=1)

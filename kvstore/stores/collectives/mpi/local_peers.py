@@ -34,7 +34,7 @@ class LocalPeers:
                 file = os.open(f"/proc/{other.pid}/task/{other.pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
                 self._files[other.rank] = file
                 if (
-                    _fields(file, _STARTED)[_STARTED] != b"%d" % other.started
+                    _stat(file, _STARTED)[_STARTED] != b"%d" % other.started
                 ):  # of another namespace of processes
                     os.close(self._files.pop(other.rank))
 
@@ -56,19 +56,19 @@ def identity(rank: int) -> Identity:
     pid = os.getpid()
     file = os.open(f"/proc/{pid}/task/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return Identity(rank, pid, int(_fields(file, _STARTED)[_STARTED]))
+        return Identity(rank, pid, int(_stat(file, _STARTED)[_STARTED]))
     finally:
         os.close(file)
 
 
-def _fields(file: int, last: int) -> list[bytes]:
+def _stat(file: int, last: int) -> list[bytes]:
     text = os.pread(file, 1024, 0)
     return text[text.rindex(b")") + 2 :].split(None, last + 1)  # the name may hold anything, as brackets
 
 
 def _has_ended(file: int) -> bool:
     try:
-        fields = _fields(file, _FLAGS)
+        fields = _stat(file, _FLAGS)
     except OSError:  # ESRCH: it is gone, and was waited for
         return True
     return fields[_STATE] in (b"Z", b"X") or bool(int(fields[_FLAGS]) & _EXITING)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import threading
 import weakref
@@ -35,6 +36,8 @@ class Context:
         self._context = zmq.Context(io_threads)
         self._context.set(zmq.MAX_SOCKETS, 8192)
         self._sockets: set[zmq.Socket[bytes]] = set()
+        self._known: weakref.WeakSet[zmq.Socket[bytes]] = weakref.WeakSet()  # also of other threads
+        self._making = False
         self._doorkeeper: Doorkeeper | None = None
         self._lock = threading.Lock()
         self.closed = False
@@ -64,8 +67,11 @@ class Context:
     def socket(self, kind: int) -> zmq.Socket[bytes]:
         """Make a bare socket; for the rest of this package."""
         self.check()
+        self._making = True
         made: zmq.Socket[bytes] = self._context.socket(kind)
         self._sockets.add(made)
+        self._known.add(made)
+        self._making = False
         return made
 
     def drop(self, socket: zmq.Socket[bytes], linger: float = 0.0) -> None:
@@ -97,7 +103,15 @@ class Context:
             self.drop(socket, linger)
         if self._doorkeeper is not None:
             self._doorkeeper.close()
+        if self._making:
+            self._close_unknown()
         self._context.term()
+
+    def _close_unknown(self) -> None:
+        """Close a socket that Ctrl-C left as it was made: the error may keep it, and `term` waits for it."""
+        for one in gc.get_objects():
+            if isinstance(one, zmq.Socket) and one.context is self._context and one not in self._known:
+                one.close(0)
 
 
 @atexit.register
