@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import heapq
 import os
+import sys
 import threading
 import time
 import weakref
@@ -119,7 +120,7 @@ class Work:
 
     def __del__(self) -> None:
         error = getattr(self, "_error", None)
-        if error is not None and not self._seen:
+        if error is not None and not self._seen and not sys.is_finalizing():  # no module can be imported then
             _log().error("%s failed and nobody waited for it: %s", self._what, error)
 
     def __repr__(self) -> str:
@@ -216,16 +217,34 @@ class Engine:
         with self._lock:
             self._check_open(what)
             self._ensure_thread(what)
-            before = {id(t): t for t in map(self._last.get, task.keys) if t is not None}
-            for earlier in before.values():
-                earlier.followers.append(task)
-            task.waits_for = len(before)
-            self._last.update(dict.fromkeys(task.keys, task))
-            self._pending[task] = None
-            self.busy = True
-            if not before:
-                self._push(task)
+            try:
+                self._enqueue(task)
+            except BaseException:  # Ctrl-C: what is known and never runs would hold up its keys
+                self._forget(task)
+                raise
         return work
+
+    def _enqueue(self, task: _Task) -> None:
+        """Let a task run when those before it have; the lock is held."""
+        before = {id(t): t for t in map(self._last.get, task.keys) if t is not None}
+        for earlier in before.values():
+            earlier.followers.append(task)
+        task.waits_for = len(before)
+        self._last.update(dict.fromkeys(task.keys, task))
+        self._pending[task] = None
+        self.busy = True
+        if not before:
+            self._push(task)
+
+    def _forget(self, task: _Task) -> None:
+        """Take back what `_enqueue` has done of a task, under the same lock."""
+        self._pending.pop(task, None)
+        self._ready = [entry for entry in self._ready if entry[2] is not task]
+        heapq.heapify(self._ready)
+        for earlier in self._pending:
+            earlier.followers = [one for one in earlier.followers if one is not task]
+        self._last = {key: one for one in self._pending for key in one.keys}
+        self.busy = bool(self._pending)
 
     def inside(self) -> bool:
         """Whether the caller is part of an operation under way: an updater that calls its own store.

@@ -347,6 +347,28 @@ def test_a_wait_ends_at_its_deadline_and_may_be_repeated(engine: Engine, gate: G
     assert "done" in repr(work)
 
 
+@pytest.mark.parametrize("step", ["_push", "_enqueue"])
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+def test_ctrl_c_as_an_operation_is_queued_leaves_none(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, step: str, before: bool
+) -> None:
+    log: list[Any] = []
+    real = getattr(engine, step)
+
+    def interrupted(*arguments: Any) -> None:
+        if not before:
+            real(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, step, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            submit(engine, log, "lost", {1, 2})
+    assert not engine.busy
+    submit(engine, log, "next", {2, 3}).wait(10)
+    assert log == ["next"]
+
+
 def test_the_store_s_deadline_holds_where_none_is_given() -> None:
     engine, gate = Engine(timeout=0.02), Gate()
     work = engine.submit(["a"], gate, 0, "push of 'a'")

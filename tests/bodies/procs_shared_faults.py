@@ -694,6 +694,35 @@ def interrupted_as_it_opens(size: int, then: str) -> list[float]:
     return seen[-2:]
 
 
+def interrupted_as_it_fails(size: int) -> list[float]:
+    """Ctrl-C while the error of an updater is handled, on the worker that has come last."""
+    store = kv.create("shared")
+    store.init("w", np.zeros(size, F))
+    calls = []
+
+    def raises_once(key: str, merged: Array, weight: Array) -> None:
+        calls.append(key)
+        if len(calls) == 1:
+            raise RuntimeError
+        weight += merged
+
+    store.set_updater(raises_once)
+    value = np.ones(size, F)
+    if store.rank == 1:
+        store.push("w", value)
+        tell("has pushed")
+        hear()
+    else:
+        hear()
+        _once(store._backend._updater, "_name", before=True)
+        with pytest.raises(KeyboardInterrupt):
+            store.push("w", value)
+        tell("is interrupted")
+    store.pull("w", out=(out := np.zeros(size, F)))
+    store.close()
+    return [float(out[-1]), len(calls)]
+
+
 def interrupted_as_it_assigns(before: bool, folder: str) -> list[float]:
     """Ctrl-C as a value is put in the place of another."""
     store = kv.create("shared")

@@ -446,6 +446,18 @@ def test_ctrl_c_between_the_opening_of_a_round_and_its_update(job: MakeJob, size
     assert made.results() == [[4.0, 6.0]] * 2
 
 
+@pytest.mark.parametrize("size", [100, 40_000])
+def test_ctrl_c_while_the_error_of_an_updater_is_handled(job: MakeJob, size: int) -> None:
+    """The update is made anew; before, all waited to their deadlines."""
+    made = job(2)
+    fails, other = made.start_all(BODIES, "interrupted_as_it_fails", size)
+    other.expect("has pushed")
+    fails.say("go")
+    fails.expect("is interrupted")
+    other.say("go")
+    assert made.results() == [[2.0, 2], [2.0, 0]]
+
+
 @pytest.mark.parametrize("before", [True, False], ids=["before it holds the key", "as it holds the key"])
 def test_ctrl_c_as_a_value_is_overwritten(job: MakeJob, tmp_path: Path, before: bool) -> None:
     made = job(2)

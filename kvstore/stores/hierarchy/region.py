@@ -38,6 +38,7 @@ Carry = Callable[[Handle, int], None]
 class HostUpdater(JobUpdater):
     """What becomes of a round of a host: its sum is carried to the servers."""
 
+    completes = False
     carry: Carry
 
     def carry_out(self, handle: Handle, rows: SparseKeys) -> None:

@@ -40,6 +40,9 @@ _MISSING: Any = object()
 class JobUpdater:
     """The updater of a job, as one process carries it out."""
 
+    #: Whether a round that was carried out is complete, or came to nothing.
+    completes = True
+
     def __init__(self, job: shm.Job, keys: shm.Keys, gpus: GpuAccess, rank: int) -> None:
         self._job, self._keys, self._gpus, self._rank = job, keys, gpus, rank
         self.updater: Updater | None = None
@@ -159,7 +162,10 @@ class JobUpdater:
         try:
             if handle.take_plan():
                 self._at_work = (threading.get_ident(), handle.key)
-                self._carry_out(handle, rows)
+                if handle.has_failed(handle.complete + 1):  # and Ctrl-C came as that was noted
+                    shm.close_opened(handle, False)
+                else:
+                    self._carry_out(handle, rows)
         except BaseException as error:
             kind = type(error).__name__
             text = f"{self._name()} raised {kind} on key {handle.key!r} (worker {self._rank}): {error}"

@@ -14,7 +14,7 @@ class CallOnce:
 
     def __init__(self, run: Callable[[], None]) -> None:
         self._run: Callable[[], None] | None = run
-        self._error: BaseException | None = None
+        self._error: Exception | None = None
         self._lock = threading.Lock()
 
     @property
@@ -28,9 +28,9 @@ class CallOnce:
             if self._run is not None:
                 try:
                     self._run()
-                except BaseException as error:
+                except Exception as error:
                     self._error = error
-                self._run = None
+                self._run = None  # after Ctrl-C, which is the caller's, the next one does it
         if self._error is not None:
             raise self._error
 

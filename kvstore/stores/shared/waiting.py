@@ -170,7 +170,7 @@ class RoundWaiter:
                 handle.note_told(round)
                 raise
             finally:
-                handle.end_plan()
+                handle.end_plan(self._updater.completes)
 
     def _rest(self, call: shm.Call) -> None:
         """After a loss: see what can be finished without the dead finished, by this worker or by others."""

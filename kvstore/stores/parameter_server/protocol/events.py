@@ -202,6 +202,8 @@ class SliceReceived(NamedTuple):
     index: int  # type: ignore[assignment]
     record: Record
     frames: Sequence[Any]
+    #: The round that was asked for, as the request counted.
+    asked: int = 0
 
 
 class Done(NamedTuple):

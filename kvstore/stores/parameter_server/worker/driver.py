@@ -542,7 +542,8 @@ class MachineDriver:
         for one in [one for one in self._actions if isinstance(one, events.Done) and one.op == retry.op]:
             self._actions.remove(one)
             retry = retry._replace(error=one.error)
-        self._actions.extend(self._machine.step(retry, time.monotonic()))
+        # Before pushes that the answer has let go: the server may write the value anew with them.
+        self._actions.extendleft(reversed(self._machine.step(retry, time.monotonic())))
 
     def _connect(self, action: events.Connect) -> None:
         log.debug("server %d is at %s", action.server, action.address)

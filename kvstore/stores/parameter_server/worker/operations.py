@@ -98,7 +98,8 @@ class OperationTable:
             self.counters.leave()
         if good:
             return None
-        part = SliceRequest(request.server, request.record, request.payload, request.back)
+        asked = request.record._replace(round=action.asked)
+        part = SliceRequest(request.server, asked, request.payload, request.back)
         return RetrySlice(action.op, action.index, part)
 
     def end(self, action: Done) -> None:

@@ -149,10 +149,19 @@ cdef class Handle:
         """Whether the round of `take_plan` is this worker's still."""
         return bool(kv_get(&self.e.phase) == self.held and kv_standing(self.job.me) != KV_FENCED)
 
-    def end_plan(self):
-        """End what `take_plan` has begun, if it has: others may take this worker for dead again without ending it."""
-        if self.held != KV_NO_ROUND:
-            self.held = KV_NO_ROUND
+    def end_plan(self, bint completes):
+        """End what `take_plan` has begun, if it has: others may take this worker for dead again without ending it.
+
+        If it `completes` rounds, one that is open still was interrupted: it is to be carried out anew.
+        """
+        cdef uint64_t held = self.held
+        self.held = KV_NO_ROUND
+        if held == KV_NO_ROUND:
+            return
+        if completes and kv_get(&self.e.phase) == held:
+            kv_undo(self.job.me, self.e, kv_round_of(held))
+            kv_put(&self.e.planned, held)
+        else:
             kv_end_work(self.job.me)
 
     def fail_round(self, uint64_t round, str text):

@@ -123,6 +123,31 @@ def test_what_has_failed_is_told_after_another_value_was_asked_for_again(
     assert (out == 1).all()
 
 
+def test_a_value_that_is_asked_for_again_is_that_of_its_round(
+    create: Callable[..., kv.KVStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pushes that were called meanwhile come after it."""
+    store = create()
+    driver: Any = store._backend._client.driver  # type: ignore[attr-defined]
+    store.init("a", np.zeros(1000, F))
+    taken, take = [], FillOuts.__call__
+
+    def changed_at_first(self: FillOuts, *arguments: Any) -> bool:
+        taken.append(self)
+        return len(taken) % 2 == 0 and take(self, *arguments)
+
+    monkeypatch.setattr(driver, "begin", lambda _: False)
+    monkeypatch.setattr(FillOuts, "__call__", changed_at_first)
+    outs = [np.zeros(1000, F) for _ in range(6)]
+    works = [
+        store.pushpull("a", np.full(1000, n, F), out=out, async_op=True) for n, out in enumerate(outs, 1)
+    ]
+    for work in works:
+        work.wait()
+    assert [float(out[0]) for out in outs] == [1, 2, 3, 4, 5, 6]
+    assert len(taken) == 12
+
+
 @pytest.mark.parametrize("verb", ["pull", "push", "keys"])
 def test_a_signal_handler_is_refused_at_once(
     create: Callable[..., kv.KVStore], monkeypatch: pytest.MonkeyPatch, verb: str

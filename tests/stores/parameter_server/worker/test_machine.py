@@ -138,12 +138,25 @@ def test_a_value_is_asked_for_again_in_a_frame(error: m.Failure | None) -> None:
     store = Store()
     store.submit("a", (0, K.PUSHPULL, 0))
     store.reply(0, (K.VALUE, 1))
-    store.step(e.RetrySlice("a", 0, e.SliceRequest(0, m.Record(K.PUSHPULL, 0, 0), "payload"), error))
+    store.step(e.RetrySlice("a", 0, e.SliceRequest(0, m.Record(K.PUSHPULL, 0, 0, 1), "payload"), error))
     [batch] = store.sent(0)
     assert [(one.kind, one.round, one.flags) for one in batch.records] == [(K.PULL, 1, m.BY_FRAME)]
     store.reply(0, (K.VALUE, 2))
     assert [type(one) for one in store.actions] == [e.SliceReceived, e.Done]
     assert store.done() == [e.Done("a", error)]
+
+
+def test_a_value_is_asked_for_again_of_its_round() -> None:
+    store = Store()
+    for name in ("a", "b", "c"):
+        store.submit(name, (0, K.PUSHPULL, 0))
+    store.reply(0, (K.VALUE, 1))
+    [got] = [one for one in store.actions if isinstance(one, e.SliceReceived)]
+    assert got.asked == 1
+    record = m.Record(K.PUSHPULL, 0, 0, got.asked)
+    store.step(e.RetrySlice("a", 0, e.SliceRequest(0, record, "payload")))
+    [batch] = store.sent(0)
+    assert [(one.kind, one.round) for one in batch.records] == [(K.PULL, 1)]
 
 
 def test_questions_get_their_answers() -> None:

@@ -117,6 +117,11 @@ class RequestTable:
         self._order += 1
         heapq.heappush(self._queue, (-priority, self._order, request))
 
+    def add_first(self, request: RequestInFlight) -> None:
+        """Queue a request before all that have not been sent."""
+        self._order += 1
+        heapq.heappush(self._queue, (_FIRST, -self._order, request))
+
     def pushed(self) -> tuple[tuple[int, int], ...]:
         """Last push into each slice, as a round of the server; where there is none, the round before."""
         own = {slice_: count + self.first_rounds.get(slice_, 0) for slice_, count in self.pushes.items()}

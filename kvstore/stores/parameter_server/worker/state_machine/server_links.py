@@ -103,7 +103,7 @@ class ServerLinks:
             self._pump(server, now, actions)
 
     def retry(self, event: RetrySlice, now: float, actions: list[Action]) -> None:
-        """Ask for a value once more, in a frame."""
+        """Ask for a value once more, in a frame, of the same round: before pushes that waited for it."""
         operation = self._operations.get(event.op)
         if operation is None:
             operation = self._operations[event.op] = OperationProgress(event.op, 0)
@@ -114,8 +114,8 @@ class ServerLinks:
         payload = None if kind == _PULL else event.part.payload
         place, nbytes = (PayloadLocation.NONE, 0) if kind == _PULL else (record.place, record.nbytes)
         link = self._links[event.part.server]
-        record = self._counted(link, record._replace(kind=kind, flags=BY_FRAME, place=place, nbytes=nbytes))
-        link.requests.add(RequestInFlight(operation, event.index, record, payload, event.part.back), 0)
+        record = record._replace(kind=kind, sequence=0, flags=BY_FRAME, place=place, nbytes=nbytes)
+        link.requests.add_first(RequestInFlight(operation, event.index, record, payload, event.part.back))
         self._pump(event.part.server, now, actions)
 
     def _counted(self, link: ServerLink, record: Record) -> Record:
@@ -159,7 +159,8 @@ class ServerLinks:
                 continue
             operation.left -= 1
             if record[KIND] == _VALUE:
-                actions.append(SliceReceived(operation.name, request.index, record, batch.frames))
+                asked = request.record[ROUND]
+                actions.append(SliceReceived(operation.name, request.index, record, batch.frames, asked))
             elif record[KIND] == _FAILED and operation.error is None:
                 operation.error = failure_of(record, batch)
             if not operation.left:
