@@ -149,11 +149,6 @@ MUTANTS = {
     "the dead stay members": ("wait.h", "    kv_write_off(me);\n", ""),
     "the lock of the dead stays": ("wait.h", "if (holder && kv_state(me, w) != KV_LOST &&", "if (holder &&"),
     "the lock of who has left stays": ("wait.h", "        kv_release_lock_of(me, w, now);\n", ""),
-    "who was stopped as it left keeps the lock": (
-        "wait.h",
-        "    else if (kv_silent(me, w, now) && !kv_stood_still(me, now))\n        kv_end_process(me, w);\n",
-        "",
-    ),
     "a round whose opener was interrupted is carried out by nobody": (
         "round.h",
         "        else if (kv_is_planned(me, e, phase))\n            outcome = KV_PLAN;\n",
@@ -181,7 +176,6 @@ MUTANTS = {
 SEEDS = {
     "the lock of who has left stays": (30_000, 5_000),
     "a reader waits for who can carry out what a dead one has left": (900_010_000, 5_000),
-    "who was stopped as it left keeps the lock": (900_145_000, 5_000),
 }
 #: At least one of each header; the others at night.
 EVERY_TIME = {

@@ -84,3 +84,55 @@ def test_it_waits_for_another_thread(program: Path, locks: int, lost: int) -> No
 
 def test_it_does_not_wait_for_ever(program: Path) -> None:
     assert goes(program, 0, 0, 1) == [True, False]
+
+
+STOPPED = """
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include "region.h"
+
+enum { REGION = 4 << 20 };
+
+/* Worker 1 is stopped as it leaves, with the region's lock. */
+int main(int n, char **arguments)
+{
+    static kv_self me = {.window = REGION, .size = 2, .fd = -1, .go_on = 1, .silence = 50 * KV_MILLISECOND};
+    me.base = mmap(NULL, REGION, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    me.head = (kv_header *)me.base;
+    pthread_mutex_init(&me.busy, NULL);
+    memset(me.pidfd, 0xff, sizeof me.pidfd);
+    kv_create_region(&me, REGION);
+    pid_t child = fork();
+    me.rank = child == 0;
+    if (!child) {
+        kv_register(&me);
+        kv_become(&me, KV_LEFT);
+        kv_try_lock(&me);
+        raise(SIGSTOP);
+        _exit(0);
+    }
+    waitpid(child, NULL, WUNTRACED);
+    kv_register(&me);
+    int held = me.head->lock != 0;
+    for (int i = 0; i < 200 && me.head->lock; i++) {
+        kv_beat(&me, kv_now_ns());
+        kv_look_around(&me);
+        usleep(5000);
+    }
+    int status;
+    kill(child, SIGCONT);
+    waitpid(child, &status, 0);
+    printf("%d %d %d\\n", held, me.head->lock == 0, WIFSIGNALED(status));
+    return 0;
+}
+"""
+
+
+def test_who_is_stopped_with_the_lock_as_it_leaves_is_ended(build_c: Callable[[str, str], Path]) -> None:
+    """Nobody else could have it: the others waited to their deadlines."""
+    assert goes(build_c("stopped", STOPPED)) == [True, True, True]
