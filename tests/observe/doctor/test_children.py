@@ -101,7 +101,7 @@ with open(sys.argv[1], "w+b") as file:
 
 
 def test_what_an_mpi_leaves_in_shared_memory_is_removed(marked: Job) -> None:
-    name = Path(f"/dev/shm/mpich_shm_test_{os.getpid()}_0")
+    name = Path(f"/dev/shm/vader_segment_test_{os.getpid()}_0")
     other = name.with_name(f"{name.name}1")
     other.touch()  # of somebody else
     try:
