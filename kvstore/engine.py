@@ -238,9 +238,8 @@ class Engine:
 
     def _forget(self, task: _Task) -> None:
         """Take back what `_enqueue` has done of a task, under the same lock."""
+        self._withdraw(task)
         self._pending.pop(task, None)
-        self._ready = [entry for entry in self._ready if entry[2] is not task]
-        heapq.heapify(self._ready)
         for earlier in self._pending:
             earlier.followers = [one for one in earlier.followers if one is not task]
         self._last = {key: one for one in self._pending for key in one.keys}

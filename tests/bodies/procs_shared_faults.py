@@ -669,24 +669,29 @@ def _once(owner: Any, name: str, before: bool) -> None:
     setattr(owner, name, interrupted)
 
 
+def _interrupted_push(store: Any, value: Array, owner: Any, name: str) -> None:
+    """Push on both workers, with Ctrl-C as worker 0, which has come last, calls that method of `owner`."""
+    if store.rank == 1:
+        store.push("w", value)
+        tell("has pushed")
+        hear()
+        return
+    hear()
+    _once(owner, name, before=True)
+    with pytest.raises(KeyboardInterrupt):
+        store.push("w", value)
+    tell("is interrupted")
+
+
 def interrupted_as_it_opens(size: int, then: str) -> list[float]:
     """Ctrl-C between the opening of a round and its update, on the worker that has come last."""
     store = kv.create("shared")
     store.init("w", np.zeros(size, F))
     store.set_optimizer(kv.optimizer.SGD(learning_rate=-1.0))
     value, seen = np.ones(size, F), []
-    if store.rank == 1:
-        store.push("w", value)
-        tell("has pushed")
-        hear()
-    else:
-        hear()
-        _once(store._backend._waiter, "_prepare", before=True)
-        with pytest.raises(KeyboardInterrupt):
-            store.push("w", value)
-        tell("is interrupted")
-        if then == "view":
-            seen.append(float(store.view("w")[-1]))
+    _interrupted_push(store, value, store._backend._waiter, "_prepare")
+    if store.rank == 0 and then == "view":
+        seen.append(float(store.view("w")[-1]))
     for _ in range(2):
         store.pushpull("w", value, out=(out := np.zeros(size, F)))
         seen.append(float(out[-1]))
@@ -707,17 +712,7 @@ def interrupted_as_it_fails(size: int) -> list[float]:
         weight += merged
 
     store.set_updater(raises_once)
-    value = np.ones(size, F)
-    if store.rank == 1:
-        store.push("w", value)
-        tell("has pushed")
-        hear()
-    else:
-        hear()
-        _once(store._backend._updater, "_name", before=True)
-        with pytest.raises(KeyboardInterrupt):
-            store.push("w", value)
-        tell("is interrupted")
+    _interrupted_push(store, np.ones(size, F), store._backend._updater, "_name")
     store.pull("w", out=(out := np.zeros(size, F)))
     store.close()
     return [float(out[-1]), len(calls)]

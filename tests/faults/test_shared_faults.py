@@ -433,29 +433,27 @@ def test_ctrl_c_in_a_wait(job: MakeJob, where: str) -> None:
     assert made.results()[0] - sent < pace.seconds(IN_TIME)
 
 
+def interrupted_push(made: Job, *body: object) -> list[object]:
+    """Run a body in which worker 0 pushes last, and is interrupted; what both return."""
+    interrupted, other = made.start_all(BODIES, *body)
+    other.expect("has pushed")
+    interrupted.say("go")
+    interrupted.expect("is interrupted")
+    other.say("go")
+    return made.results()
+
+
 @pytest.mark.parametrize("size", [100, 40_000])
 @pytest.mark.parametrize("then", ["view", "pushpull"])
 def test_ctrl_c_between_the_opening_of_a_round_and_its_update(job: MakeJob, size: int, then: str) -> None:
     """Whatever the worker calls next carries the update out; before, all waited to their deadlines."""
-    made = job(2)
-    opens, other = made.start_all(BODIES, "interrupted_as_it_opens", size, then)
-    other.expect("has pushed")
-    opens.say("go")
-    opens.expect("is interrupted")
-    other.say("go")
-    assert made.results() == [[4.0, 6.0]] * 2
+    assert interrupted_push(job(2), "interrupted_as_it_opens", size, then) == [[4.0, 6.0]] * 2
 
 
 @pytest.mark.parametrize("size", [100, 40_000])
 def test_ctrl_c_while_the_error_of_an_updater_is_handled(job: MakeJob, size: int) -> None:
     """The update is made anew; before, all waited to their deadlines."""
-    made = job(2)
-    fails, other = made.start_all(BODIES, "interrupted_as_it_fails", size)
-    other.expect("has pushed")
-    fails.say("go")
-    fails.expect("is interrupted")
-    other.say("go")
-    assert made.results() == [[2.0, 2], [2.0, 0]]
+    assert interrupted_push(job(2), "interrupted_as_it_fails", size) == [[2.0, 2], [2.0, 0]]
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before it holds the key", "as it holds the key"])

@@ -56,6 +56,7 @@ class UndeliveredResults:
     def deliver(self, keys: Iterable[Key]) -> None:
         """See the reads of these keys done."""
         for key in keys:
-            for read in self._reads.pop(key, ()):
+            for read in self._reads.get(key, ()):
                 with contextlib.suppress(Exception):  # whoever holds the operation's handle is told
                     read()
+            self._reads.pop(key, None)  # not before: after Ctrl-C the next push sees to them

@@ -30,12 +30,8 @@ class LocalPeers:
         self._files: dict[int, int] = {}
         for other in others:
             with contextlib.suppress(OSError):
-                # Of its first thread alone: of the process, the kernel would sum the times of all threads.
-                file = os.open(f"/proc/{other.pid}/task/{other.pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-                self._files[other.rank] = file
-                if (
-                    _stat(file, _STARTED)[_STARTED] != b"%d" % other.started
-                ):  # of another namespace of processes
+                file = self._files[other.rank] = _opened(other.pid)
+                if _started(file) != other.started:  # of another namespace of processes
                     os.close(self._files.pop(other.rank))
 
     def lost(self) -> int | None:
@@ -54,11 +50,20 @@ class LocalPeers:
 def identity(rank: int) -> Identity:
     """Return what names this process."""
     pid = os.getpid()
-    file = os.open(f"/proc/{pid}/task/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    file = _opened(pid)
     try:
-        return Identity(rank, pid, int(_stat(file, _STARTED)[_STARTED]))
+        return Identity(rank, pid, _started(file))
     finally:
         os.close(file)
+
+
+def _opened(pid: int) -> int:
+    """Open what the kernel says of the first thread; of the process, it would sum up all threads."""
+    return os.open(f"/proc/{pid}/task/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _started(file: int) -> int:
+    return int(_stat(file, _STARTED)[_STARTED])
 
 
 def _stat(file: int, last: int) -> list[bytes]:

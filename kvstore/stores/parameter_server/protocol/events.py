@@ -203,7 +203,7 @@ class SliceReceived(NamedTuple):
     record: Record
     frames: Sequence[Any]
     #: The round that was asked for, as the request counted.
-    asked: int = 0
+    asked: int
 
 
 class Done(NamedTuple):

@@ -92,6 +92,7 @@ STOPPED = """
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include "region.h"
@@ -110,6 +111,7 @@ int main(int n, char **arguments)
     pid_t child = fork();
     me.rank = child == 0;
     if (!child) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* where the program is ended at its deadline */
         kv_register(&me);
         kv_become(&me, KV_LEFT);
         kv_try_lock(&me);
