@@ -14,7 +14,7 @@ import numpy as np
 import own_rules
 import pace
 import pytest
-from jobs import hear, tell
+from jobs import hear, tell, waits_in
 from procs_shared import Digest, assert_same_bits, random_rows, start_of
 from references import Array, draw, lcg, total
 from tested_store import create, held
@@ -73,13 +73,7 @@ def third_push_waits_without_rounds() -> None:
         hear()
         store.push("small", one)
         store.push("small", one)
-        third = threading.Thread(target=store.push, args=("small", one))
-        third.start()
-        third.join(0.3)
-        assert third.is_alive(), "the third push did not wait"
-        tell("waits")
-        third.join(20)
-        assert not third.is_alive()
+        waits_in(store.push, "small", one)  # the third
     store.barrier()
     store.close()
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import own_rules
 import pytest
-from jobs import hear, tell
+from jobs import hear, tell, waits_in
 from procs_shared import assert_same_bits, start_of
 from references import Array
 from tested_store import create, held
@@ -69,13 +69,7 @@ def third_push_waits(key: str, home: bool) -> None:
         array[...] = t
     store.push(key, arrays[0])
     store.push(key, arrays[1])
-    third = threading.Thread(target=store.push, args=(key, arrays[2]))
-    third.start()
-    third.join(0.3)
-    assert third.is_alive(), "the third push did not wait"
-    tell("waits")
-    third.join(20)
-    assert not third.is_alive()
+    waits_in(store.push, key, arrays[2])  # the third
     assert pulled(store, key) == 33
     end(store)
 

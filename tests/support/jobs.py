@@ -20,9 +20,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,17 @@ def run_worker(request: dict[str, Any], descriptors: list[int]) -> None:
 def tell(line: str) -> None:
     """In a worker: a line that the test sees at once."""
     os.write(1, (line + "\n").encode())
+
+
+def waits_in(call: Callable[..., Any], *arguments: Any) -> None:
+    """In a worker: a call that must wait, which the test is told of, and then end."""
+    waiting = threading.Thread(target=call, args=arguments)
+    waiting.start()
+    waiting.join(0.3)
+    assert waiting.is_alive(), f"{call} did not wait"
+    tell("waits")
+    waiting.join(20)
+    assert not waiting.is_alive()
 
 
 def hear(timeout: float = DEADLINE) -> str:
