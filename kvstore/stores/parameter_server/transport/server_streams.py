@@ -16,7 +16,7 @@ from .channel import Poller
 from .frames import Buffer
 from .native._streams import Frame, Sender, Stream, StreamSet
 from .stream_listener import StreamListener
-from .streams import is_near, note_altered, open_stream
+from .streams import note_altered, open_stream
 
 _REST = 0.1  # seconds in which a listener that is stuck is left alone
 
@@ -116,9 +116,9 @@ class ServerStreams:
             return
         self._poller.unwatch(connection.fileno())
         self._drop(peer)
-        if is_near(connection):
-            self._near.add(peer)
         stream = self._streams[peer] = open_stream(connection, self._sender, cipher, self._counters)
+        if stream.is_near:
+            self._near.add(peer)
         self._peers[stream] = peer
         self._all.add(stream)
 

@@ -71,7 +71,9 @@ def open_stream(
     connection: socket.socket, sender: Sender, cipher: Cipher | None = None, counters: Counters | None = None
 ) -> Stream:
     """Make a stream of a connection after the handshake; the connection is the stream's then."""
+    near = is_near(connection)
     made = Stream(sender, connection.detach(), _LARGEST, cipher)
+    made.is_near = near
     if counters is not None and counters.number >= 0:  # else those of its store are yet to come
         made.observe(counters)
     return made

@@ -104,10 +104,11 @@ def test_messages_go_both_ways(server: End, worker: End) -> None:
 
 
 def test_a_link_knows_that_its_worker_is_on_this_host(server: End, worker: End) -> None:
-    """Workers of this host need cores: `Sums` leaves them some."""
+    """Workers of this host need cores: `Sums` leaves them some. They know that they are near, too."""
     stream = opened(worker, server.streams.offer(PEER))
     until(lambda: stream.send([b"up"]), server)
     until(lambda: server.came, server)
+    assert stream.stream is not None and stream.stream.is_near
     sums, session = Sums(), Session(0, 0, 9, 0)
     first, second = (link(session, sums) for _ in range(2))
     for one in (first, second):  # the second one takes the first one's place

@@ -63,6 +63,7 @@ class Cipher:
     ) -> None: ...
 
 class Stream:
+    is_near: bool
     @property
     def closed(self) -> bool: ...
     @property

@@ -72,6 +72,7 @@ cdef extern from "serve.h" nogil:
     const uint64_t KP_MOST_UNSENT
     ctypedef struct kp_stream:
         int fd
+        int is_near
         uint64_t most_unsent
         int broken
         kp_outcome end
@@ -428,6 +429,15 @@ cdef class Stream:
         if self.closed or self.s.end not in (KP_OPEN, KP_BLOCKED):
             return False
         return exchange.begin(&self.s, rounds, clocks, first, base, epoch, version)
+
+    @property
+    def is_near(self):
+        """Whether the peer is known to be on this host: less is on the way to it at a time then."""
+        return bool(self.s.is_near)
+
+    @is_near.setter
+    def is_near(self, bint near):
+        self.s.is_near = near
 
     @property
     def is_full(self):

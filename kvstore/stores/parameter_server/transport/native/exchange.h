@@ -98,12 +98,16 @@ static uint32_t kp_all_left(const kp_way *ways, size_t n)
     return left;
 }
 
-static int kp_any_held_back(const kp_way *ways, size_t n)
+/* Nanoseconds without a word after which more may go; INT64_MAX: nothing is held back. */
+static int64_t kp_patience(const kp_way *ways, size_t n)
 {
-    for (size_t i = 0; i < n; i++)
-        if (kp_is_held_back(ways[i].exchange))
-            return 1;
-    return 0;
+    int64_t least = INT64_MAX;
+    for (size_t i = 0; i < n; i++) {
+        int64_t one = ways[i].stream->is_near ? KP_NEAR_WIDER_NS : KP_WIDER_NS;
+        if (kp_is_held_back(ways[i].exchange) && one < least)
+            least = one;
+    }
+    return least;
 }
 
 static kv_about kp_about_first(const kp_exchange *x)
@@ -129,7 +133,8 @@ static int kp_begin_wait(const kp_way *ways, size_t n_ways, struct pollfd *waits
 /* Wait once. 1: something has come; 0: go on; -1: the end, or something failed. */
 static int kp_await_some(kp_way *ways, size_t n_ways, struct pollfd *waits, nfds_t n, int64_t end, unsigned *looks)
 {
-    int64_t wider = kp_any_held_back(ways, n_ways) ? kp_clock_ns() + KP_WIDER_NS : end;
+    int64_t patience = kp_patience(ways, n_ways);
+    int64_t wider = patience < INT64_MAX ? kp_clock_ns() + patience : end;
     int64_t until = wider < end ? wider : end;
     int got = n_ways && kv_is_timed(ways[0].exchange->observer.counters) ? kp_begin_wait(ways, n_ways, waits, n) : 0;
     got = got ? got : kp_poll(waits, n, until, looks);

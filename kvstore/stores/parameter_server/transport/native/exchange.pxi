@@ -10,7 +10,6 @@ cdef extern from "exchange.h" nogil:
     int kp_unplace(kp_stream *s)
     enum:
         KP_LOOKS
-        KP_WINDOW_BYTES
         KP_DATA
         KP_PAGE
         KP_PUSH
@@ -136,7 +135,7 @@ cdef class Exchange:
         (self.x.head.version, self.x.head.job, self.x.head.store, self.x.head.rank,
          self.x.head.incarnation) = head
         self.x.batch_bytes, self.x.frame_limit, self.x.credit = batch_bytes, frame_limit, credit
-        self.x.report, self.x.window, self.x.looks = max(report, 1), KP_WINDOW_BYTES, KP_LOOKS
+        self.x.report, self.x.looks = max(report, 1), KP_LOOKS
         self.x.run = <kp_run>PyCapsule_GetPointer(cpu.run_pointer(), "kvstore.run")
         self.x.threads = <const int *>PyCapsule_GetPointer(cpu.threads_pointer(), "kvstore.threads")
         self.sizes, self.mapped = sizes, []
@@ -279,9 +278,6 @@ cdef class Exchange:
         """Have sent nothing of a call, whose memory `arrays` keep."""
         self.x.next, self.x.left, self.x.received = 0, self.x.n, 0
         self.x.gone = self.x.back = 0
-        if not self.x.is_held:
-            self.x.window = KP_WINDOW_BYTES
-        self.x.is_held = 0
         self.x.coding, self.x.threshold = KV_PLAIN, 0
         self.arrays = arrays
 

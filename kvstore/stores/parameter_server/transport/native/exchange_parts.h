@@ -16,7 +16,9 @@ enum {
     KP_FEW_LOOKS = 4,           /* and at least */
     KP_SOON_NS = 300000,        /* a sleep that was shorter should have been looks */
     KP_WINDOW_BYTES = 4 << 20,  /* without an answer: parts that wait for others should stay in a cache */
+    KP_NEAR_WINDOW_BYTES = 2 << 20, /* within a host: both ends share its caches */
     KP_WIDER_NS = 2000000,      /* without a word until more may go: an update may need all parts of a key at once */
+    KP_NEAR_WIDER_NS = 10000000, /* within a host, whose cores the server may have to wait for */
     KP_PAGE = 4096           /* bytes to which a seqlock belongs, as shared_buffers has it */
 };
 

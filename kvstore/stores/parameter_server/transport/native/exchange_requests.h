@@ -262,6 +262,11 @@ static uint64_t kp_outstanding(const kp_exchange *x)
     return gone > there ? gone - there : 0;
 }
 
+static uint64_t kp_usual_window(const kp_stream *s)
+{
+    return s->is_near ? KP_NEAR_WINDOW_BYTES : KP_WINDOW_BYTES;
+}
+
 /* Send as much as credit and window allow. 0; -1: the stream is at its end, or there is no memory. */
 static int kp_send_allowed(kp_stream *s, kp_exchange *x)
 {
@@ -288,7 +293,7 @@ static int kp_send_allowed(kp_stream *s, kp_exchange *x)
         return -1;
     x->flying = flying - (x->before ? x->before->flying : 0);
     x->gone = gone;
-    x->is_held = end == x->n && x->left == x->n && x->window > KP_WINDOW_BYTES;
+    x->is_held = end == x->n && x->left == x->n && x->window > kp_usual_window(s);
     return 0;
 }
 
@@ -303,6 +308,9 @@ static void kp_enter_moving(const kp_exchange *x)
 /* Begin to send an exchange; as `kp_send_allowed`. */
 static int kp_send_first(kp_stream *s, kp_exchange *x)
 {
+    if (!x->is_held)
+        x->window = kp_usual_window(s);
+    x->is_held = 0;
     kp_enter_moving(x);
     int failed = kp_send_allowed(s, x);
     kv_leave();

@@ -45,6 +45,7 @@ typedef struct kp_stream {
     char *bytes; /* received, and not parsed */
     size_t from, to;
     uint64_t frame_limit;
+    int is_near; /* the peer is on this host */
     uint32_t head[2], at;
     uint64_t *sizes, got; /* `got`: bytes of the sizes, or of frame `at` */
     size_t sizes_room;
