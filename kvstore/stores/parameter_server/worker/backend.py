@@ -2,7 +2,7 @@
 
 What a round is, and who keeps whom waiting, is said in `server/slice_rounds.py`; how requests travel, in
 `driver.py`. A push returns when the servers have taken it in, which is before the round is
-complete; so no array of the caller is needed after the call.
+complete, or when all of it is copied; so no array of the caller is needed after the call.
 """
 
 from __future__ import annotations

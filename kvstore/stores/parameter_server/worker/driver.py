@@ -265,7 +265,7 @@ class MachineDriver:
             self._handle(0.0)  # what has been sent may have hidden that something has come
             if not self._is_free():
                 return False
-        if self._quick is not None and call.small and not self._received(self._quick, _SOON):
+        if self._quick is not None and call.kept and not self._received(self._quick, _SOON):
             self._counters.leave()
             return False
         before, self._quick = self._quick, call

@@ -4,8 +4,8 @@ The requests are written, and the replies read, by compiled `Exchange` objects, 
 state machine only counts. Where anything unusual comes meanwhile, the machine adopts what has no answer yet,
 and the call goes on as any other.
 
-A small push is waited for by nobody. One such push may be without an answer when the next call begins, which
-then waits for both: its requests go out behind those of the push.
+A push of which nothing is the caller's any more is waited for by nobody. One such push may be without an
+answer when the next call begins, which then waits for both: its requests go out behind those of the push.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ from .request_builder import PushHeader, RequestBuilder, read_requests
 from .shared_payloads import SharedPayload, SharedPayloads
 from .state_machine.machine import WorkerMachine
 
+_COPIED_BYTES = 512 * 1024  # of a push at most, so that nobody has to wait until servers have taken it in
+_COPIED_KEYS = 8  # to copy more, one by one, takes longer than to wait
 _DENSE = (Kind.PUSHPULL, Kind.PUSH, Kind.PULL)
 _WHAT = {
     Kind.PUSHPULL: "a pushpull",
@@ -73,20 +75,31 @@ class QuickCalls:
         return self.begun(QuickCall(self, plan, values, outs))
 
     def push(self, names: Any, value: Any) -> bool | Finish:
-        """As `pushpull`; True: it was small, and is waited for by nobody."""
+        """As `pushpull`; True: it keeps nothing of the caller's, and is waited for by nobody."""
         plan = self._plan(Kind.PUSH, names)
         if plan is None or not self.may_push(plan):
             return False
         values = plan.found(value, type(names) is list, False)
         if values is None:
             return False
-        small = plan.nbytes < SHARED_BYTES
-        if small and self.pushes.feedback is None:
-            values = cpu.plain_arrays([one.copy() for one in values[0]], plan.likes)
-            assert values is not None
-        call = QuickCall(self, plan, values, None, small)
+        kept = self._kept(plan, values)
+        call = QuickCall(self, plan, kept or values, None, kept is not None)
         begun = self.begun(call)
         return begun and (call.let_go or begun)
+
+    def _kept(self, plan: CallPlan, values: Arrays) -> Arrays | None:
+        """Return values to push of which nothing is the caller's; None: there is too much to copy.
+
+        Those that are packed are so before the push returns, and large ones are put where servers read them.
+        """
+        if plan.nbytes > (_COPIED_BYTES if len(plan.keys) <= _COPIED_KEYS else SHARED_BYTES):
+            return None
+        packs = self.pushes.feedback is not None
+        placed = plan.large if plan.large and self.memory.shares else []
+        if packs or len(placed) == len(plan.keys):
+            return values
+        kept = [one if at in placed else one.copy() for at, one in enumerate(values[0])]
+        return cpu.plain_arrays(kept, plan.likes)
 
     def pull(self, names: Any, out: Any) -> bool | Finish:
         """As `pushpull`."""
@@ -137,12 +150,13 @@ class ServerWay:
 class QuickCall:
     """One call; the driver has it from its beginning to its end, or until the machine adopts it.
 
-    A call without `values` pulls, one without `outs` pushes; for a `small` push nobody waits, if that can be.
+    A call without `values` pulls, one without `outs` pushes. For a push whose values are all `kept`, or put
+    into memory that servers read, nobody waits, if that can be.
     """
 
     __slots__ = (
         "_before", "_calls", "_clocks", "_codec", "_outs", "_packed", "_plan", "_pushes", "_shared",
-        "_values", "_version", "_ways", "half_begun", "let_go", "operation", "sent", "small",
+        "_shares", "_values", "_version", "_ways", "half_begun", "kept", "let_go", "operation", "sent",
     )  # fmt: skip
 
     def __init__(
@@ -151,7 +165,7 @@ class QuickCall:
         plan: CallPlan,
         values: Arrays | None,
         outs: Arrays | None,
-        small: bool = False,
+        kept: bool = False,
     ) -> None:
         self._calls, self._plan = calls, plan
         self._values, self._outs = values, outs
@@ -163,7 +177,9 @@ class QuickCall:
         self._codec: tuple[int, float] | None = None
         self._packed: PackedValues | None = None
         self._before: QuickCall | None = None
-        self.small = small
+        self._shares = kept and bool(plan.large) and calls.memory.shares
+        #: Whether a push has nothing of the caller's, once its values are where servers read them.
+        self.kept = kept
         #: Whether it is being counted: an exception now leaves the machine with half of it.
         self.half_begun = False
         #: Whether nobody waits for it.
@@ -195,7 +211,7 @@ class QuickCall:
             if stream is None:
                 return False
             ways.append(ServerWay(plan, stream))
-        if not machine.allows_exchange(self._plan.server_numbers) or not self._set(ways):
+        if not self._may_begin(machine) or not self._set(ways):
             return False
         try:
             self._prepare(ways)
@@ -212,6 +228,11 @@ class QuickCall:
         self.half_begun = False
         self._send(machine.member.epoch)
         return True
+
+    def _may_begin(self, machine: WorkerMachine) -> bool:
+        """Whether nothing is in its way; a server that cannot read this memory may have come meanwhile."""
+        allowed = machine.allows_exchange(self._plan.server_numbers)
+        return allowed and (not self._shares or self._calls.memory.shares)
 
     def _set(self, ways: list[ServerWay]) -> bool:
         values, outs = self._values, self._outs
@@ -257,7 +278,7 @@ class QuickCall:
         pushes, keys = self._calls.pushes, self._plan.keys
         self._clocks, self._version = pushes.clocks(keys), pushes.optimizer.version
         pushes.count(keys)
-        self.let_go = self.small and pushes.are_few_open(keys)
+        self.let_go = self.kept and pushes.are_few_open(keys)
 
     def _share(self, ways: list[ServerWay], values: list[Array]) -> None:
         """Put values where the servers read them, those that are large enough."""
@@ -267,6 +288,7 @@ class QuickCall:
         for at in self._plan.large:
             value = values[at]
             shared = memory.place(self._plan.keys[at], [value], copies)
+            self.kept = self.kept and shared is not None and not shared.own
             if shared is not None:
                 self._shared[at] = shared
                 is_out = self._outs is not None and value is self._outs[0][at]

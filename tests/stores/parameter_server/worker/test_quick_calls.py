@@ -319,9 +319,12 @@ def test_random_programs_as_in_the_usual_way(
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("size", [100, 100_000])
-def test_a_push_then_a_pull(quick: Quick, create: Callable[..., kv.KVStore], size: int) -> None:
-    store = create()
+@pytest.mark.parametrize(
+    ("size", "shm"), [(100, True), (100_000, True), (100_000, False), (300_000, True), (300_000, False)]
+)
+def test_a_push_then_a_pull(quick: Quick, create: Callable[..., kv.KVStore], size: int, shm: bool) -> None:
+    """What was pushed is not the caller's any more when the push returns, waited for or not."""
+    store = create(same_host_shm=shm)
     store.init(["a", "b"], [np.zeros(size, F)] * 2)
     out, calls = np.zeros(size, F), 0
 
@@ -338,6 +341,59 @@ def test_a_push_then_a_pull(quick: Quick, create: Callable[..., kv.KVStore], siz
     begun = quick.begun
     quick.call(lambda: call("b"))
     assert quick.begun >= begun + 2
+
+
+@pytest.mark.parametrize("shm", [True, False])
+def test_a_push_of_a_list_then_a_pull(quick: Quick, create: Callable[..., kv.KVStore], shm: bool) -> None:
+    """What lies in shared memory is not copied besides, what is small is: neither is the caller's."""
+    store, names, sizes = create(same_host_shm=shm), list("abc"), [10, 60_000, 5000]
+    store.init(names, [np.zeros(size, F) for size in sizes])
+    outs, calls = [np.zeros(size, F) for size in sizes], 0
+
+    def call() -> None:
+        nonlocal calls
+        calls += 1
+        values = [np.full(size, calls * 10 + at, F) for at, size in enumerate(sizes)]
+        store.push(names, values)
+        for value in values:
+            value[:] = -1
+        store.pull(names, out=outs)
+        assert all((out == calls * 10 + at).all() for at, out in enumerate(outs))
+
+    for _ in range(5):
+        quick.call(call)
+
+
+@pytest.mark.parametrize(
+    ("size", "shm", "let_go"),
+    [
+        (100, False, True),
+        (100_000, False, True),
+        (100_000, True, True),
+        (300_000, False, False),
+        (300_000, True, False),
+    ],
+)
+def test_who_waits_for_a_push(create: Callable[..., kv.KVStore], size: int, shm: bool, let_go: bool) -> None:
+    """The caller, of an array that is too large to copy, or that servers read where it is."""
+    store = create(same_host_shm=shm)
+    store.init("a", np.zeros(size, F))
+    driver: Any = store._backend._client.driver  # type: ignore[attr-defined]
+    value, end = np.ones(size, F), pace.deadline(20)
+    home = store.empty("a") if shm else None
+
+    def is_let_go(pushed: Any) -> bool:
+        store.pull("a", out=np.zeros(size, F))
+        store.push("a", pushed)
+        return driver._quick is not None
+
+    while not any(is_let_go(value) for _ in range(5)) and let_go:
+        assert time.monotonic() < end
+    if not let_go:
+        assert not any(is_let_go(value) for _ in range(20))
+    if home is not None:
+        assert not any(is_let_go(home) for _ in range(20))
+    store.pull("a", out=value)
 
 
 def test_small_pushes_one_after_the_other(quick: Quick, create: Callable[..., kv.KVStore]) -> None:
@@ -404,20 +460,28 @@ def test_an_error_after_a_push_that_is_not_waited_for(
     assert out[0] < 1
 
 
+@pytest.mark.parametrize(("size", "shm"), [(10, True), (100_000, True), (100_000, False)])
 @pytest.mark.parametrize("closed", [False, True])
 def test_a_stream_that_breaks_before_a_push_is_answered(
-    quick: Quick, create: Callable[..., kv.KVStore], closed: bool, monkeypatch: pytest.MonkeyPatch
+    quick: Quick,
+    create: Callable[..., kv.KVStore],
+    closed: bool,
+    size: int,
+    shm: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("KVSTORE_RESEND", "1000")  # what went with the stream is asked for sooner
-    store = create()
-    store.init("a", np.zeros(10, F))
+    store = create(same_host_shm=shm)
+    store.init("a", np.zeros(size, F))
     store.set_optimizer(own_rules.Added())
-    out, pushes = np.zeros(10, F), 0
+    out, pushes = np.zeros(size, F), 0
 
     def push() -> None:
         nonlocal pushes
         pushes += 1
-        store.push("a", np.ones(10, F))
+        value = np.ones(size, F)
+        store.push("a", value)
+        value[:] = -1
 
     driver: Any = store._backend._client.driver  # type: ignore[attr-defined]
     step, ended = driver._machine.step, []
