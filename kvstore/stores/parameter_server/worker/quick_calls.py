@@ -98,8 +98,10 @@ class QuickCalls:
         placed = plan.large if plan.large and self.memory.shares else []
         if packs or len(placed) == len(plan.keys):
             return values
-        kept = [one if at in placed else one.copy() for at, one in enumerate(values[0])]
-        return cpu.plain_arrays(kept, plan.likes)
+        copies = [one if at in placed else one.copy() for at, one in enumerate(values[0])]
+        kept = cpu.plain_arrays(copies, plan.likes)
+        assert kept is not None
+        return kept
 
     def pull(self, names: Any, out: Any) -> bool | Finish:
         """As `pushpull`."""
