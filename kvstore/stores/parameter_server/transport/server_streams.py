@@ -37,7 +37,6 @@ class ServerStreams:
         self._streams: dict[Hashable, Stream] = {}
         self._peers: dict[Stream, Hashable] = {}
         self._links: dict[Hashable, Link] = {}
-        self._near: set[Hashable] = set()  # peers of this host
         self._all = StreamSet(two=len(os.sched_getaffinity(0)) > 1)
         self._counters: Counters | None = None
         self._rests_until = math.inf  # the listener; else it is watched
@@ -73,9 +72,10 @@ class ServerStreams:
 
     def set_link(self, peer: Hashable, link: Link) -> None:
         """Have a worker's messages handled by a link as far as it can."""
-        self._streams[peer].hand_to(link)
+        stream = self._streams[peer]
+        stream.hand_to(link)
         self._links[peer] = link
-        link.near = peer in self._near
+        link.near = stream.is_near
 
     def attend(self, item: Any) -> None:
         """Look after an item that the poller has returned, and that is no channel."""
@@ -117,8 +117,6 @@ class ServerStreams:
         self._poller.unwatch(connection.fileno())
         self._drop(peer)
         stream = self._streams[peer] = open_stream(connection, self._sender, cipher, self._counters)
-        if stream.is_near:
-            self._near.add(peer)
         self._peers[stream] = peer
         self._all.add(stream)
 
@@ -127,7 +125,6 @@ class ServerStreams:
         if stream is not None:
             del self._peers[stream]
             self._links.pop(peer, None)
-            self._near.discard(peer)
             self._all.remove(stream.fileno())
             stream.close()
 
