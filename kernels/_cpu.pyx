@@ -96,6 +96,7 @@ cdef extern from "run.h" nogil:
     const int *kv_code_bits
     int kv_usable_levels()
     int kv_cpus()
+    ptrdiff_t kv_cache_bytes(int threads)
     void kv_run_init()
     int kv_run_dense(kv_item *items, ptrdiff_t n, ptrdiff_t n_bytes, int threads)
     void kv_run_rows(const kv_rows *rows, const kv_group *group, int threads)
@@ -198,20 +199,21 @@ def threads():
 
 
 def set_threads(int n):
-    """Use `n` threads for large work from now on; 0 takes the number of usable cores."""
-    global default_threads
+    """Use `n` threads, and the shares of as many cores in the cache, for large work from now on; 0: all usable cores."""
+    global default_threads, kv_stream_bytes
     if n < 0:
         raise ValueError(f"the number of threads must not be negative, got {n}")
     default_threads = n if n > 0 else kv_cpus()
+    kv_stream_bytes = kv_cache_bytes(default_threads)
 
 
 def stream_bytes():
-    """Size in bytes above which a call writes past the cache."""
+    """Size in bytes from which on a call writes past the cache."""
     return kv_stream_bytes
 
 
 def set_stream_bytes(ptrdiff_t n):
-    """Set the size above which a call writes past the cache, for tests and measurements."""
+    """Set the size from which on a call writes past the cache, until `set_threads`: for tests and measurements."""
     global kv_stream_bytes
     kv_stream_bytes = n
 
@@ -234,11 +236,6 @@ def run_rows_pointer():
 def threads_pointer():
     """For other compiled modules: a capsule with the address of what `threads` returns."""
     return PyCapsule_New(<void *>&default_threads, "kvstore.threads", NULL)
-
-
-def stream_pointer():
-    """For other compiled modules: a capsule with the address of what `stream_bytes` returns."""
-    return PyCapsule_New(<void *>&kv_stream_bytes, "kvstore.stream", NULL)
 
 
 include "fits.pxi"

@@ -9,7 +9,11 @@
 #include "overlap.h"
 #include "pool.h"
 
-enum { KV_CHUNK_BYTES = 128 * 1024, KV_SERIAL_BYTES = 192 * 1024 };
+enum {
+    KV_CHUNK_BYTES = 128 * 1024,
+    KV_SERIAL_BYTES = 192 * 1024,
+    KV_SHARE_OF_CACHE = 4 << 20 /* of a core: measured: docs/decisions/0003 */
+};
 
 static const kv_level *kv_now; /* the level in use */
 static ptrdiff_t kv_stream_bytes;
@@ -25,21 +29,24 @@ static int kv_cpus(void)
     return n > 0 ? (int)n : 1;
 }
 
-/* A job that touches more than this is not kept in the cache. */
-static ptrdiff_t kv_cache_bytes(void)
+/* A job of so many threads that touches this much is not kept in the cache. Their cores' shares count, not the whole
+ * cache: the cores beside use theirs, be it for other processes or, in a virtual machine, for other machines. */
+static ptrdiff_t kv_cache_bytes(int threads)
 {
     long l3 = -1;
 #if defined(_SC_LEVEL3_CACHE_SIZE)
     l3 = sysconf(_SC_LEVEL3_CACHE_SIZE);
 #endif
+    ptrdiff_t share = (ptrdiff_t)threads * KV_SHARE_OF_CACHE;
     ptrdiff_t usual = (ptrdiff_t)32 << 20; /* servers report the sum over core complexes; one core sees its own */
-    return l3 > 0 && l3 < usual ? (ptrdiff_t)l3 : usual;
+    ptrdiff_t most = share < usual ? share : usual;
+    return l3 > 0 && l3 < most ? (ptrdiff_t)l3 : most;
 }
 
 static void kv_run_init(void)
 {
     kv_now = kv_all_levels[kv_usable_levels() - 1];
-    kv_stream_bytes = kv_cache_bytes();
+    kv_stream_bytes = kv_cache_bytes(kv_cpus());
 }
 
 static inline ptrdiff_t kv_chunk_elements(int dtype)
@@ -92,7 +99,7 @@ static void kv_run_all(kv_item *items, ptrdiff_t n, ptrdiff_t bytes, int threads
     for (ptrdiff_t i = 0; i < n; i++) {
         kv_item *it = &items[i];
         ptrdiff_t size = kv_itemsize[it->dtype];
-        it->stream = bytes > kv_stream_bytes;
+        it->stream = bytes >= kv_stream_bytes;
         /* Packed sources are cut at whole bytes and words, wherever the outs lie. */
         it->lead = it->coding ? 0 : (ptrdiff_t)(-(uintptr_t)kv_anchor(it) & (KV_LINE - 1)) / size;
         it->first_chunk = chunks;

@@ -161,4 +161,4 @@ def _rows_stay(handle: Handle) -> CapabilityError:
 
 def is_large(pairs: list[tuple[Handle, list[Any]]]) -> bool:
     """Whether a call moves more than the caches hold."""
-    return sum(h.nbytes * (1 + len(arrays)) for h, arrays in pairs) * 2 > cpu.stream_bytes()
+    return sum(h.nbytes * (1 + len(arrays)) for h, arrays in pairs) * 2 >= cpu.stream_bytes()

@@ -10,7 +10,6 @@ enum {
     KP_REPLY_BYTES = 1 << 20, /* of values in a message, as loop._REPLY_BYTES; a larger value has one of its own */
     KP_COPIED_BYTES = 16 * 1024, /* values up to this size travel together, as frames.SMALL */
     KP_TOGETHER = 64, /* where each of them begins, as in frames.pack */
-    KP_SHARED_BYTES = 16 * 1024, /* as payloads.SHARED_BYTES */
     KP_MOST_BYTES = 256 << 20 /* of a frame, as frames.Limits */
 };
 

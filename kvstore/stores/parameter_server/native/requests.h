@@ -13,6 +13,7 @@ enum kp_kind {
     KP_LAST_ROUND, KP_DONE = 20, KP_VALUE, KP_FAILED
 };
 enum kp_place { KP_NOWHERE, KP_FRAME, KP_SHARED };
+enum { KP_SHARED_BYTES = 16 * 1024 /* of a value in shared memory at least; as payloads.SHARED_BYTES */ };
 enum kp_flag { KP_BY_FRAME = 1, KP_PROBE, KP_IN_PLACE, KP_OF_ROUND, KP_PACKED };
 
 /* As messages.WRITTEN: of a request under way whose value was written over what was pushed. Never sent. */

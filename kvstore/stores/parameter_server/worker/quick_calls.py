@@ -92,11 +92,13 @@ class QuickCalls:
 
         Those that are packed are so before the push returns, and large ones are put where servers read them.
         """
+        packs = self.pushes.feedback is not None
+        placed = plan.large if plan.large and self.memory.shares and not packs else []
+        if len(placed) == len(plan.keys):
+            return values
         if plan.nbytes > (_COPIED_BYTES if len(plan.keys) <= _COPIED_KEYS else SHARED_BYTES):
             return None
-        packs = self.pushes.feedback is not None
-        placed = plan.large if plan.large and self.memory.shares else []
-        if packs or len(placed) == len(plan.keys):
+        if packs:
             return values
         copies = [one if at in placed else one.copy() for at, one in enumerate(values[0])]
         kept = cpu.plain_arrays(copies, plan.likes)

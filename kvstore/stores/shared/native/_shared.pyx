@@ -118,7 +118,6 @@ cdef extern from "region.h" nogil:
         int rank, size, fd, forked, is_last, go_on, crowded
         int *pidfd
         const kv_level *const *level
-        const ptrdiff_t *stream_bytes
         char *bounce
     ctypedef struct kv_reading:
         uint64_t phase

@@ -60,7 +60,6 @@ cdef class Job:
         self.me.silence = <uint64_t>(min(dead_after, 1e9) * 1e9)
         self.me.crowded = size > len(os.sched_getaffinity(0))
         self.me.level = <const kv_level *const *>PyCapsule_GetPointer(cpu.level_pointer(), "kvstore.level")
-        self.me.stream_bytes = <const ptrdiff_t *>PyCapsule_GetPointer(cpu.stream_pointer(), "kvstore.stream")
         self.me.bounce = <char *>malloc(size * (KV_SHARE_BYTES + 256))
         if self.me.bounce == NULL:
             raise MemoryError()

@@ -145,7 +145,6 @@ typedef struct {
     int pidfd[KV_MAX_WORKERS];
     uint64_t pidfd_of[KV_MAX_WORKERS];
     const kv_level *const *level;
-    const ptrdiff_t *stream_bytes;
     char *bounce;
     uint64_t word; /* for `probe` */
     pthread_t heartbeat; /* the heartbeat's thread */

@@ -371,7 +371,7 @@ def test_a_push_of_a_list_then_a_pull(quick: Quick, create: Callable[..., kv.KVS
         (100_000, False, True),
         (100_000, True, True),
         (300_000, False, False),
-        (300_000, True, False),
+        (300_000, True, True),
     ],
 )
 def test_who_waits_for_a_push(create: Callable[..., kv.KVStore], size: int, shm: bool, let_go: bool) -> None:

@@ -586,7 +586,6 @@ static void span(const kv_item *it, ptrdiff_t from, ptrdiff_t end)
 static void no_fence(void) {}
 static const kv_level level = {.name = "test", .item_span = span, .fence = no_fence};
 static const kv_level *const the_level = &level;
-static const ptrdiff_t stream_bytes = 1 << 30;
 
 /* ---------------------------------------------------------------------------------------------------- the verbs */
 
@@ -1179,7 +1178,6 @@ static void new_process(worker *w)
     me->go_on = plan.go_on;
     me->word = KV_MAGIC;
     me->level = &the_level;
-    me->stream_bytes = &stream_bytes;
     me->bounce = (char *)w->bounce;
     for (int i = 0; i < plan.workers; i++)
         me->pidfd[i] = -1;

@@ -10,10 +10,16 @@ static int kp_takes_packed(const kp_exchange *x)
     return x->kind == KP_PULL || (x->kind == KP_PUSHPULL && x->coding);
 }
 
+/* Whether the value that answers a part is read where the server has it. */
+static int kp_is_read_there(const kp_exchange *x, const kp_part *part)
+{
+    return part->is_shared || (x->kind == KP_PULL && x->n_segments && part->nbytes >= KP_SHARED_BYTES);
+}
+
 /* Bytes that a part has on the way, there or back. */
 static uint64_t kp_traffic(const kp_exchange *x, const kp_part *part)
 {
-    uint64_t back = part->is_shared || x->kind == KP_PUSH ? 0 : part->nbytes;
+    uint64_t back = x->kind == KP_PUSH || kp_is_read_there(x, part) ? 0 : part->nbytes;
     return part->carried > back ? part->carried : back;
 }
 

@@ -701,6 +701,20 @@ def test_more_goes_where_nothing_comes(pair: Callable[..., Pair], near: bool, us
         one.answer_all(wanted)
 
 
+@pytest.mark.parametrize(("mapped", "sent"), [(False, 4), (True, 12)])
+def test_pulls_of_values_that_are_read_where_they_lie_go_at_once(
+    pair: Callable[..., Pair], mapped: bool, sent: int
+) -> None:
+    """In one message: nothing of them comes over the stream that could be too much at a time."""
+    one = pair([1 << 20] * 12, kind=Kind.PULL)
+    if mapped:
+        one.exchange.map([(3, Segment(20_000).memory)])
+    one.begin()
+    assert one.exchange.sent == sent
+    asked = batch_of(CODEC.decode(receive(one.server)))
+    assert len(asked.records) == (12 if mapped else 1)
+
+
 def test_arrays_over_two_streams(sender: Sender) -> None:
     """Parts of the same two arrays go to two servers; each replies when it likes."""
     one, two = Pair(sender, [1]), Pair(sender, [1])
