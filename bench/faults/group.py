@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import jobs
+from faults.faulty_jobs import Behind
 from faults.proxy import Proxy
-from faults.test_dist_faults import Behind
 from servers import ServedJob, start_on
 
 from bench import ROOT

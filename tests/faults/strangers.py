@@ -16,7 +16,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+
+import jobs
 
 
 def greeting(mechanism: bytes) -> bytes:
@@ -226,3 +228,8 @@ def _main() -> None:
 
 if __name__ == "__main__":
     _main()
+
+
+def has_closed(roles: Sequence[jobs.Worker], before: Sequence[int]) -> bool:
+    """Whether processes have no more open files than before."""
+    return all(open_files(one.pid) <= n for one, n in zip(roles, before, strict=True))

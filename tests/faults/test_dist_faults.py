@@ -1,7 +1,6 @@
 """Jobs with servers whose processes are killed, stopped, cut off, starved and interrupted.
 
-Nobody may hang, no value may be wrong, and nothing may be left behind. Most of the time of a case is waiting,
-so several run side by side.
+Nobody may hang, no value may be wrong, and nothing may be left behind.
 """
 
 from __future__ import annotations
@@ -9,203 +8,35 @@ from __future__ import annotations
 import os
 import random
 import re
-import resource
 import shutil
 import signal
 import socket
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import jobs
 import pace
 import pytest
 from faults import strangers
+from faults.faulty_jobs import (
+    BODIES,
+    UNTIL_TOLD,
+    Behind,
+    Case,
+    Faults,
+    FaultyJob,
+    check_lost,
+    finish,
+    kill,
+    ready,
+    say,
+    silence,
+    stood_still,
+)
 from faults.proxy import Proxy
-from launched import until
 from nightly import nightly_unless
-from servers import ServedJob
-
-from kvstore.launch.certificates import Certificates
-
-BODIES = "procs_dist_faults"
-AT_ONCE = 4
-IN_TIME = 6  # times the silence that counts as a loss, until everybody knows: the machine may be busy
-LONGEST = 5  # times what an idle machine needs, if the machine is busy when a job starts
-UNTIL_TOLD = 30  # seconds: a lost scheduler is told after some 3.4 * LONGEST * 1.5, perhaps of idleness
-
-
-def silence(idle: float) -> str:
-    """After how many seconds of silence somebody is lost: on a busy machine living processes are silent, too.
-
-    But not so long that the deadlines of the tests are over if the machine is idle again by then.
-    """
-    return f"{min(pace.seconds(idle), LONGEST * idle):.3f}"
-
-
-def times() -> dict[str, str]:
-    """Make deaths be noticed soon, where a test does not say otherwise."""
-    return {
-        "KVSTORE_HEARTBEAT": "0.1",
-        "KVSTORE_DEAD_AFTER": silence(1.5),
-        "KVSTORE_RESEND": "0.5",
-        "KVSTORE_TIMEOUT": pace.variable(15),
-    }
-
-
-Case = tuple[Any, ...]
-
-
-class SharedNursery(jobs.Nursery):
-    """One that several threads of a test may ask."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        super().__init__(BODIES, *jobs.MODULES)
-
-    def _ask(self, request: dict[str, Any], descriptors: list[int]) -> Any:
-        with self._lock:
-            return super()._ask(request, descriptors)
-
-
-@pytest.fixture(scope="module")
-def shared_nursery() -> Iterator[SharedNursery]:
-    made = SharedNursery()
-    yield made
-    made.close()
-
-
-class Faults:
-    """Makes jobs, each in a folder of its own, and runs cases."""
-
-    def __init__(self, nursery: SharedNursery, folder: Path) -> None:
-        self.nursery, self.folder = nursery, folder
-        self._count = 0
-        self._lock = threading.Lock()
-
-    def job(
-        self,
-        workers: int,
-        servers: int,
-        server: str = "",
-        scheduler: str = "",
-        keys: dict[str, str] | None = None,
-        **variables: str,
-    ) -> FaultyJob:
-        """Start scheduler and servers of a job, perhaps with bodies of their own; for `with`."""
-        with self._lock:
-            self._count += 1
-            folder = self.folder / str(self._count)
-        folder.mkdir()
-        bodies = {"server": server, "scheduler": scheduler}
-        variables = {**times(), **variables}
-        return FaultyJob(self.nursery, folder, (workers, servers), bodies, keys or {}, variables)
-
-    def run(self, body: Callable[..., None], cases: Sequence[Case], seed: int) -> None:
-        """Run cases side by side, each with moments drawn from the seed and its name; say which failed."""
-
-        def one(case: Case) -> str:
-            try:
-                body(self, random.Random(f"{seed} {case}"), *case)
-            except Exception as error:
-                return f"--- {body.__name__}{case}, seed {seed}: {type(error).__name__}: {error}"
-            return ""
-
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            failed = [text for text in pool.map(one, cases) if text]
-        assert not failed, "\n".join(failed)
-
-
-class FaultyJob(ServedJob):
-    """A job that is disturbed."""
-
-    def __init__(
-        self,
-        nursery: SharedNursery,
-        folder: Path,
-        size: tuple[int, int],
-        bodies: dict[str, str],
-        keys: dict[str, str],
-        variables: dict[str, str],
-    ) -> None:
-        self._bodies, self._keys, self.nursery = bodies, keys, nursery
-        self._others: list[jobs.Worker] = []
-        super().__init__(nursery, folder, *size, **variables)
-
-    def _role(self, role: str, rank: int, *_: str, **variables: str) -> jobs.Worker:
-        """As elsewhere, but for those that run another body, or have keys."""
-        if self._keys:
-            name = role if role == "scheduler" else f"{role}-{rank}"
-            variables["KVSTORE_KEYS_FILE"] = self._keys[name]
-        module = BODIES if self._bodies[role] else "servers"
-        return super()._role(role, rank, module, self._bodies[role], **variables)
-
-    def role(self, role: str, **variables: str) -> jobs.Worker:
-        """Start one process more."""
-        made = self._role(role, 0, **variables)
-        self._others.append(made)
-        return made
-
-    def close(self) -> None:
-        for one in self._others:
-            one.close()
-        super().close()
-
-    def __enter__(self) -> FaultyJob:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if isinstance(error, AssertionError):
-            error.args = (f"{error}\n{self.told()}",)
-        self.close()
-
-    @property
-    def dead_after(self) -> float:
-        """Seconds of silence that count as a loss."""
-        return float(self.variables["KVSTORE_DEAD_AFTER"])
-
-    @property
-    def in_time(self) -> float:
-        """Seconds until everybody knows of a loss."""
-        return pace.seconds(IN_TIME * self.dead_after)
-
-    def told(self) -> str:
-        """Everything that the processes have written to stderr."""
-        named = [("scheduler", self.scheduler)]
-        named += [(f"server {i}", one) for i, one in enumerate(self.servers)]
-        named += [(f"worker {i}", one) for i, one in enumerate(self.workers)]
-        return "\n".join(f"[{name}] {one.code} {one.lines} {one.errors()[-2000:]}" for name, one in named)
-
-
-@pytest.fixture
-def faults(shared_nursery: SharedNursery, tmp_path: Path) -> Faults:
-    return Faults(shared_nursery, tmp_path)
-
-
-def finish(*workers: jobs.Worker, timeout: float = UNTIL_TOLD) -> list[Any]:
-    """Results of workers, which must end well."""
-    end = pace.deadline(timeout)
-    for worker in workers:
-        worker.finish(end)
-    return [worker.result() for worker in workers]
-
-
-def say(worker: jobs.Worker, line: str) -> None:
-    """Send a line to a worker that must be there."""
-    try:
-        worker.say(line)
-    except BrokenPipeError:
-        raise AssertionError(f"the worker is gone: {worker.errors()}") from None
-
-
-def ready(*workers: jobs.Worker, line: str = "ready") -> None:
-    for worker in workers:
-        worker.expect(line, UNTIL_TOLD)
-
 
 # ------------------------------------------------------------------------------------------------- kill -9
 
@@ -215,25 +46,6 @@ PHASES = ["init", "push", "pushpull", "quick", "pull", "barrier", "settings", "c
 def drawn(phases: list[str], seed: int) -> list[Case]:
     """Half of them; the others have their turn at night."""
     return [(phase,) for phase in random.Random(seed).sample(phases, 4)]
-
-
-def kill(one: jobs.Worker) -> float:
-    """Kill it; return when."""
-    one.signal(signal.SIGKILL)
-    return time.monotonic()
-
-
-def check_lost(made: FaultyJob, found: list[dict[str, Any]], killed: float, role: str, rank: int) -> None:
-    for one in found:
-        assert (one["role"], one["rank"]) == (role, rank), one
-        assert one["noticed"] - killed < made.in_time, one["noticed"] - killed
-        assert role in one["text"]
-    assert len({str(one.get("values")) for one in found}) == 1, found
-
-
-def stood_still(text: str) -> bool:
-    """Whether a process was told that it had not run itself, which is true on a busy machine only."""
-    return "stood still" in text and pace.slowness() > 1
 
 
 def kill_a_worker(faults: Faults, draw: random.Random, phase: str) -> None:
@@ -653,29 +465,6 @@ def test_a_server_comes_back(faults: Faults, seed: int) -> None:
 # ---------------------------------------------------------------------------------------------- the network
 
 
-class Behind:
-    """The servers of a job behind proxies, and the scheduler, as its workers see it."""
-
-    def __init__(self, made: ServedJob, workers: Callable[[str], Any]) -> None:
-        self.proxies = [workers(made.variables["KVSTORE_SCHEDULER"])]
-        made.variables["KVSTORE_SCHEDULER"] = self.proxies[0].address
-        echo = workers(made.scheduler.expect_some("echo at ")[8:])
-        self.proxies.append(echo)
-        made.scheduler.say(echo.address)
-        for server in made.servers:
-            for what in ("at ", "streams at "):
-                proxy = workers(server.expect_some(what).removeprefix(what))
-                self.proxies.append(proxy)
-                server.say(proxy.address)
-
-    def __enter__(self) -> Behind:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for proxy in self.proxies:
-            proxy.close()
-
-
 def disturb(faults: Faults, draw: random.Random, how: str, same_host: bool) -> None:
     """Connections are slow, or break again and again: every push counts once, and nobody is lost."""
     options: dict[str, Any] = {
@@ -863,102 +652,7 @@ def test_ctrl_c_in_a_wait(faults: Faults, seed: int) -> None:
     faults.run(interrupt, [*cases, ("barrier", True)], seed)
 
 
-# -------------------------------------------------------------------------------------------- other processes
-
-
-def test_two_jobs_do_not_meet(faults: Faults) -> None:
-    with faults.job(2, 1) as one, faults.job(2, 2) as two:
-        workers = [*one.start_all(BODIES, "trained", 5), *two.start_all(BODIES, "trained", 5)]
-        finish(*workers)
-        assert one.ended(10) == [0, 0]
-        assert two.ended(10) == [0, 0, 0]
-
-
-def intrude(faults: Faults, draw: random.Random, who: str) -> None:
-    """Somebody who has no place in the job is told so, and the job goes on."""
-    with faults.job(2, 1) as made:
-        workers = made.start_all(BODIES, "sits")
-        ready(*workers, line="in")
-        body, arguments, rank, variables, word = {
-            "rank of another": ("refused", ["FencedError"], 1, {}, "there already"),
-            "number of workers": (
-                "refused",
-                ["ConfigError"],
-                5,
-                {"KVSTORE_SIZE": "6", "KVSTORE_LOCAL_SIZE": "6", "KVSTORE_NUM_WORKERS": "6"},
-                "out of range",
-            ),
-            "job": ("refused", ["AuthError"], 0, {"KVSTORE_JOB": "yesterday"}, "another job"),
-            "version": ("of_another_version", [], 0, {}, "99"),
-        }[who]
-        stranger = made.start(BODIES, body, *arguments, rank=rank, **variables)
-        assert word in finish(stranger)[0]
-        for worker in workers:
-            worker.say("go")
-        finish(*workers)
-        assert made.ended(10) == [0, 0]
-
-
-def test_who_has_no_place_in_the_job(faults: Faults) -> None:
-    faults.run(intrude, [("rank of another",), ("number of workers",), ("job",), ("version",)], 0)
-
-
-def differ(faults: Faults, draw: random.Random, options: dict[str, Any], word: str) -> None:
-    with faults.job(2, 1) as made:
-        first = made.start(BODIES, "refused", "KVStoreError", rank=0)
-        time.sleep(0.5)
-        second = made.start(BODIES, "refused_with", "ConfigError", options, rank=1)
-        second.finish(pace.deadline(20))
-        assert word in second.result()
-        first.signal(signal.SIGKILL)
-
-
-def test_workers_that_want_different_stores(faults: Faults) -> None:
-    faults.run(
-        differ, [({"on_peer_loss": "continue"}, "on_peer_loss"), ({"slice_bytes": 8192}, "slice_bytes")], 0
-    )
-
-
-def garbage(address: str, draw: random.Random, count: int) -> int:
-    """Connect so often, and say what makes no sense, or nothing; return how many got through."""
-    host, _, port = address.rpartition("//")[2].rpartition(":")
-    greeting = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\0NULL" + b"\0" * 48
-    open_: list[socket.socket] = []
-    there = 0
-    for number in range(count):
-        try:
-            made = socket.create_connection((host, int(port)), timeout=5)
-        except OSError:
-            continue
-        there += 1
-        text = draw.randbytes(draw.randrange(200))
-        made.sendall(
-            [b"", text, greeting[: draw.randrange(65)], greeting + text, b"GET / HTTP/1.1\r\n"][number % 5]
-        )
-        open_.append(made)
-        if len(open_) > 100:  # some stay half open for a while
-            open_.pop(draw.randrange(100)).close()
-    for made in open_:
-        made.close()
-    return there
-
-
-def test_garbage_while_a_job_trains(faults: Faults) -> None:
-    """2,000 connections by strangers change nothing."""
-    with faults.job(2, 1, server="behind", KVSTORE_DEAD_AFTER=silence(5)) as made:
-        targets = [made.variables["KVSTORE_SCHEDULER"]]
-        for what in ("at ", "streams at "):
-            targets.append(made.servers[0].expect_some(what).removeprefix(what))
-            made.servers[0].say(targets[-1])
-        workers = made.start_all(BODIES, "trained", 150, 0.01)
-        ready(*workers)
-        there = [garbage(one, random.Random(1), 1000) for one in targets]
-        first, second = finish(*workers, timeout=60)
-        assert first["digest"] == second["digest"]
-        assert min(there) == 1000
-        assert made.ended(10) == [0, 0]
-        for one in (made.scheduler, *made.servers):
-            assert one.errors().count("\n") < 10, one.errors()
+# ------------------------------------------------------------------------------------------------ many stores
 
 
 def test_nothing_grows_over_many_stores(faults: Faults) -> None:
@@ -1085,130 +779,6 @@ def test_addresses_that_cannot_be_had(faults: Faults) -> None:
             assert second.finish(pace.deadline(10)) == 1
             assert "ConfigError" in second.errors()
             assert word in second.errors()
-
-
-# ---------------------------------------------------------------------------------------------------- keys
-
-
-def test_wrong_keys(faults: Faults) -> None:
-    """Who has another job's keys, or none, is refused, with few words; the job goes on."""
-    files = [keys_of_a_job(faults.folder / name, workers=2) for name in ("ours", "theirs")]
-    ours, theirs = files
-    with faults.job(2, 1, keys=ours, KVSTORE_DEAD_AFTER=silence(5)) as made:
-        workers = [
-            made.start(BODIES, "trained", 60, 0.02, rank=rank, KVSTORE_KEYS_FILE=ours[f"worker-{rank}"])
-            for rank in (0, 1)
-        ]
-        ready(*workers)
-        stranger = made.start(BODIES, "refused", "AuthError", rank=1, KVSTORE_KEYS_FILE=theirs["worker-1"])
-        bare = made.start(BODIES, "refused", "AuthError", rank=1)
-        assert all("refuses this process" in text for text in finish(stranger, bare))
-        first, second = finish(*workers, timeout=40)
-        assert first["digest"] == second["digest"]
-        assert made.ended(10) == [0, 0]
-        assert made.scheduler.errors().count("\n") < 6, made.scheduler.errors()
-
-
-@pytest.mark.parametrize("secured", [False, True])
-@pytest.mark.parametrize(
-    "seconds", [2, pytest.param(600, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)])]
-)
-def test_floods_of_strangers(faults: Faults, seconds: int, secured: bool) -> None:
-    """Ten senders of what never ends, at every port: little memory, few words, and right sums."""
-    keys = keys_of_a_job(faults.folder / "keys", workers=2) if secured else {}
-    own = [{"KVSTORE_KEYS_FILE": keys[f"worker-{rank}"]} if secured else {} for rank in (0, 1)]
-    with faults.job(2, 1, keys=keys, KVSTORE_DEAD_AFTER="60", KVSTORE_TIMEOUT="100") as made:
-        workers = [
-            made.start(BODIES, "trained", seconds * 20, 0.05, True, rank=rank, **own[rank]) for rank in (0, 1)
-        ]
-        ready(*workers, line="working")
-        ports = [port for one in (made.scheduler, *made.servers) for port in strangers.listening(one.pid)]
-        assert len(ports) == 5  # three are the scheduler's, two the server's: one of them for streams
-        with (
-            strangers.Memory(made.scheduler.pid) as scheduler,
-            strangers.Memory(made.servers[0].pid) as server,
-            strangers.flood(ports, list(strangers.KINDS)) as end,
-        ):
-            for worker in workers:
-                say(worker, "go")
-            first, second = finish(*workers, timeout=60 + 4 * seconds)
-            assert all(count > 0 for count in end())
-        assert first["digest"] == second["digest"]
-        assert made.ended(30) == [0, 0]
-        said = [line for one in (made.scheduler, *made.servers) for line in one.errors().splitlines()]
-        assert 0 < max(scheduler.grown, server.grown) < 16, (scheduler.grown, server.grown)
-        # For each port, and for all that showed something wrong to a process; again after a minute.
-        assert 2 <= len(said) <= 5 * (2 + first["lasted"] // 60), said
-        assert all("refused a " in line for line in said), said
-
-
-def with_files(faults: Faults, files: int, **variables: str) -> FaultyJob:
-    """Start a job of two workers whose server and scheduler may open so many files."""
-    roles = {"server": "server_of_files", "scheduler": "scheduler_of_files"}
-    return faults.job(2, 1, **roles, FILES=str(files), **variables)
-
-
-def test_strangers_leave_descriptors_for_the_job(faults: Faults) -> None:
-    """More of them than there are descriptors: who is there is served, and who comes is let in."""
-    with with_files(faults, 256) as made:
-        workers = made.start_all(BODIES, "going_on", "pushpull")
-        ready(*workers, line="working")
-        roles = [made.scheduler, *made.servers]
-        before = [strangers.open_files(one.pid) for one in roles]
-        ports = [port for one in roles for port in strangers.listening(one.pid)]
-        with strangers.crowd(ports, 2000):
-            # A listener with somebody at the door and no descriptor for him would not rest.
-            until(lambda: all(strangers.unaccepted(one.pid) == 0 for one in roles))
-            assert all(strangers.open_files(one.pid) < 256 for one in roles)
-            kill(workers[1])
-            workers[1] = made.start(BODIES, "going_on", "pushpull", rank=1)
-            workers[1].expect("working", UNTIL_TOLD)
-        until(lambda: has_closed(roles, before))
-        say(workers[0], "stop")
-        assert [one["last"] for one in finish(*workers)] == [[11], [11]]
-        assert made.ended(10) == [0, 0]
-        for one in roles:
-            assert one.errors().count("few descriptors are left") == 1, one.errors()
-
-
-def has_closed(roles: list[jobs.Worker], before: list[int]) -> bool:
-    """Whether processes have no more open files than before."""
-    return all(strangers.open_files(one.pid) <= n for one, n in zip(roles, before, strict=True))
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(1800)
-def test_ten_thousand_strangers(faults: Faults) -> None:
-    """All at once, and again: the job trains on, and nothing is kept of them."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if hard < 12_000:
-        pytest.skip(f"a process may open {hard} files here")
-    patient = {"HANDSHAKES": "300000", "KVSTORE_DEAD_AFTER": "60", "KVSTORE_TIMEOUT": "100"}
-    with with_files(faults, hard, **patient) as made:
-        workers = made.start_all(BODIES, "going_on", "pushpull")
-        ready(*workers, line="working")
-        roles = [made.scheduler, *made.servers]
-        ports = [port for one in roles for port in strangers.listening(one.pid)]
-        before = [strangers.open_files(one.pid) for one in roles]
-        sizes = [[strangers.memory(one.pid) for one in roles]]
-        for _ in range(3):
-            with strangers.crowd(ports, 10_000, processes=4):
-                until(lambda: not any(strangers.unaccepted(one.pid) for one in roles))
-                assert sum(strangers.open_files(one.pid) for one in roles) > 5000
-            until(lambda: has_closed(roles, before))
-            sizes.append([strangers.memory(one.pid) for one in roles])
-        # What is free again is not given back to the kernel, but used for the next ones.
-        for first, second, *_, last in zip(*sizes, strict=True):
-            assert second - first < 64, sizes
-            assert last - second < 16, sizes
-        say(workers[0], "stop")
-        assert [one["last"] for one in finish(*workers)] == [[11], [11]]
-        assert made.ended(30) == [0, 0]
-
-
-def keys_of_a_job(folder: Path, workers: int) -> dict[str, str]:
-    """Make the keys of a job with one server; return each process's file."""
-    return {path.stem: str(path) for path in Certificates(workers, 1).save(folder)}
 
 
 # ------------------------------------------------------------------------------------------------ namespaces

@@ -11,21 +11,17 @@ from typing import Any
 import jobs
 import pace
 import pytest
-from faults.test_dist_faults import (
+from faults.faulty_jobs import (
     BODIES,
     UNTIL_TOLD,
     Faults,
     FaultyJob,
-    faults,  # noqa: F401 - a fixture
     finish,
     kill,
-    kill_one_of,
-    kill_one_server,
     ready,
-    restart_under,
     say,
-    shared_nursery,  # noqa: F401 - a fixture
 )
+from faults.test_dist_faults import kill_one_of, kill_one_server, restart_under
 from nightly import nightly_unless
 from servers import start_on, start_on_hosts
 
@@ -33,7 +29,7 @@ LAYOUTS = [[0, 0, 1, 1], [0, 0, 1], [0, 1, 0]]
 PHASES = ["init", "push", "pushpull", "quick", "pull", "barrier", "settings", "close"]
 
 
-def kill_a_worker(faults: Faults, draw: random.Random, phase: str) -> None:  # noqa: F811
+def kill_a_worker(faults: Faults, draw: random.Random, phase: str) -> None:
     hosts = draw.choice(LAYOUTS)
     with faults.job(len(hosts), draw.choice([1, 2])) as made:
         workers = start_on_hosts(made, hosts, BODIES, "until_lost", phase, str(made.folder))
@@ -41,23 +37,23 @@ def kill_a_worker(faults: Faults, draw: random.Random, phase: str) -> None:  # n
 
 
 @pytest.mark.parametrize("seed", [0])
-def test_a_killed_worker(faults: Faults, seed: int) -> None:  # noqa: F811
+def test_a_killed_worker(faults: Faults, seed: int) -> None:
     faults.run(kill_a_worker, [(phase,) for phase in PHASES], seed)
 
 
-def kill_a_server(faults: Faults, draw: random.Random, phase: str) -> None:  # noqa: F811
+def kill_a_server(faults: Faults, draw: random.Random, phase: str) -> None:
     with faults.job(4, 2) as made:
         workers = start_on_hosts(made, [0, 0, 1, 1], BODIES, "until_lost", phase, str(made.folder))
         kill_one_server(made, workers, draw)
 
 
 @pytest.mark.parametrize("seed", [0])
-def test_a_killed_server(faults: Faults, seed: int) -> None:  # noqa: F811
+def test_a_killed_server(faults: Faults, seed: int) -> None:
     faults.run(kill_a_server, [("push",), ("pushpull",), ("barrier",)], seed)
 
 
 def go_on(
-    faults: Faults,  # noqa: F811
+    faults: Faults,
     draw: random.Random,
     phase: str,
     back: bool,
@@ -88,12 +84,12 @@ def go_on(
 
 
 @pytest.mark.parametrize("seed", nightly_unless(lambda seed: seed == 0, [0, 1]))
-def test_the_living_go_on(faults: Faults, seed: int) -> None:  # noqa: F811
+def test_the_living_go_on(faults: Faults, seed: int) -> None:
     faults.run(go_on, [("pushpull", False), ("push", False), ("barrier", False), ("close", False)], seed)
 
 
 @pytest.mark.parametrize("seed", nightly_unless(lambda seed: seed == 0, [0, 1]))
-def test_a_worker_that_is_started_again_joins_its_host(faults: Faults, seed: int) -> None:  # noqa: F811
+def test_a_worker_that_is_started_again_joins_its_host(faults: Faults, seed: int) -> None:
     # Phases with one push of each key in a pass, as it is said of those who come back.
     faults.run(go_on, [("pushpull", True), ("barrier", True), ("barrier", True, "fp16")], seed)
 
@@ -101,7 +97,7 @@ def test_a_worker_that_is_started_again_joins_its_host(faults: Faults, seed: int
 PASSES = [(verb, meets) for verb in ("pushpull", "push") for meets in (False, True)]
 
 
-def come_back_into_a_pass(faults: Faults, draw: random.Random, verb: str, meets: bool) -> None:  # noqa: F811
+def come_back_into_a_pass(faults: Faults, draw: random.Random, verb: str, meets: bool) -> None:
     """The others push key after key: who comes back is in all rounds of a pass, or in none."""
     hosts = draw.choice([[0, 0, 1, 1], [0, 0, 1], [0, 0, 0]])
     with faults.job(len(hosts), draw.choice([1, 2])) as made:
@@ -122,11 +118,11 @@ def come_back_into_a_pass(faults: Faults, draw: random.Random, verb: str, meets:
 
 
 @pytest.mark.parametrize("seed", [0])
-def test_who_comes_back_into_a_pass(faults: Faults, seed: int) -> None:  # noqa: F811
+def test_who_comes_back_into_a_pass(faults: Faults, seed: int) -> None:
     faults.run(come_back_into_a_pass, PASSES, seed)
 
 
-def lose_a_host(faults: Faults, draw: random.Random) -> None:  # noqa: F811
+def lose_a_host(faults: Faults, draw: random.Random) -> None:
     """All workers of a host die; the others go on."""
     with faults.job(4, 2) as made:
         workers = start_on_hosts(made, [0, 0, 1, 1], BODIES, "going_on", "pushpull")
@@ -141,11 +137,11 @@ def lose_a_host(faults: Faults, draw: random.Random) -> None:  # noqa: F811
         assert made.ended(10) == [0, 0, 0]
 
 
-def test_a_host_is_lost(faults: Faults) -> None:  # noqa: F811
+def test_a_host_is_lost(faults: Faults) -> None:
     faults.run(lose_a_host, [()], 0)
 
 
-def lose_a_host_and_raise(faults: Faults, draw: random.Random, phase: str) -> None:  # noqa: F811
+def lose_a_host_and_raise(faults: Faults, draw: random.Random, phase: str) -> None:
     """All workers of a host die together: all others are told, read one round, save and close."""
     hosts = draw.choice([[0, 0, 1, 1], [0, 1, 1], [0, 1, 0, 1]])
     with faults.job(len(hosts), draw.choice([1, 2])) as made:
@@ -166,7 +162,7 @@ def lose_a_host_and_raise(faults: Faults, draw: random.Random, phase: str) -> No
 
 
 @pytest.mark.parametrize("seed", [0])
-def test_a_host_is_lost_where_that_is_an_error(faults: Faults, seed: int) -> None:  # noqa: F811
+def test_a_host_is_lost_where_that_is_an_error(faults: Faults, seed: int) -> None:
     faults.run(lose_a_host_and_raise, [(phase,) for phase in ("push", "pushpull", "barrier", "pull")], seed)
 
 
@@ -192,7 +188,7 @@ def wait_until_lost(worker: jobs.Worker, *ranks: int) -> None:
         time.sleep(0.05)
 
 
-def host_comes_back(faults: Faults, draw: random.Random, count: int) -> None:  # noqa: F811
+def host_comes_back(faults: Faults, draw: random.Random, count: int) -> None:
     """Workers of a host that is known to be lost whole are turned away, and told why; the others go on."""
     with faults.job(4, 2) as made:
         workers = start_on_hosts(made, [0, 0, 1, 1], BODIES, "going_on", "pushpull")
@@ -205,7 +201,7 @@ def host_comes_back(faults: Faults, draw: random.Random, count: int) -> None:  #
         refuse_all(made, again, workers[:2])
 
 
-def host_dies_while_one_comes_back(faults: Faults, _: random.Random, rank: int) -> None:  # noqa: F811
+def host_dies_while_one_comes_back(faults: Faults, _: random.Random, rank: int) -> None:
     """The scheduler lets it in, as it does not know yet that the other one of its host is dead, too."""
     with faults.job(4, 2) as made:
         workers = start_on_hosts(made, [0, 0, 1, 1], BODIES, "going_on", "pushpull")
@@ -217,15 +213,15 @@ def host_dies_while_one_comes_back(faults: Faults, _: random.Random, rank: int) 
         refuse_all(made, [again], workers[:2])
 
 
-def test_a_host_that_was_lost_is_turned_away(faults: Faults) -> None:  # noqa: F811
+def test_a_host_that_was_lost_is_turned_away(faults: Faults) -> None:
     faults.run(host_comes_back, [(1,), (2,), (2,)], 0)
 
 
-def test_a_host_that_dies_while_one_of_it_comes_back(faults: Faults) -> None:  # noqa: F811
+def test_a_host_that_dies_while_one_of_it_comes_back(faults: Faults) -> None:
     faults.run(host_dies_while_one_comes_back, [(2,), (3,)], 0)
 
 
-def restart_a_server(faults: Faults, draw: random.Random, hosts: list[int]) -> None:  # noqa: F811
+def restart_a_server(faults: Faults, draw: random.Random, hosts: list[int]) -> None:
     """A server comes back from its snapshot; what hosts had pushed since is lost, or sent again once."""
 
     def start(made: FaultyJob) -> list[jobs.Worker]:
@@ -238,11 +234,11 @@ RESTARTED = [([0, 0, 1, 1],), ([0, 0, 1],), ([0, 0],)]
 
 
 @pytest.mark.parametrize("seed", [0])
-def test_a_server_comes_back(faults: Faults, seed: int) -> None:  # noqa: F811
+def test_a_server_comes_back(faults: Faults, seed: int) -> None:
     faults.run(restart_a_server, RESTARTED, seed)
 
 
-def stop_for_long(faults: Faults, draw: random.Random) -> None:  # noqa: F811
+def stop_for_long(faults: Faults, draw: random.Random) -> None:
     """Who stands still for long is lost, and fenced when it wakes up."""
     with faults.job(4, 2) as made:
         phase = draw.choice(["pushpull", "push", "barrier"])
@@ -264,7 +260,7 @@ def stop_for_long(faults: Faults, draw: random.Random) -> None:  # noqa: F811
         assert made.ended(15) == [0, 0, 0]
 
 
-def test_a_worker_stands_still(faults: Faults) -> None:  # noqa: F811
+def test_a_worker_stands_still(faults: Faults) -> None:
     faults.run(stop_for_long, [()], 0)
 
 
@@ -282,7 +278,7 @@ def answer(worker: jobs.Worker, word: str, begun: bool = False) -> str:
     return worker.expect_some(f"{word}: ", UNTIL_TOLD).removeprefix(f"{word}: ")
 
 
-def test_who_is_fenced_leaves_what_it_carries_to_its_host(faults: Faults) -> None:  # noqa: F811
+def test_who_is_fenced_leaves_what_it_carries_to_its_host(faults: Faults) -> None:
     """The scheduler missed it, and the workers of its host did not: they are more patient."""
     with faults.job(3, 1) as made:
         first, second, other = on_command(made, "continue", KVSTORE_DEAD_AFTER="60")
@@ -304,7 +300,7 @@ def test_who_is_fenced_leaves_what_it_carries_to_its_host(faults: Faults) -> Non
         assert made.ended(10) == [0, 0]
 
 
-def test_the_last_push_of_a_host_counts_though_another_of_it_is_found_dead_later(faults: Faults) -> None:  # noqa: F811
+def test_the_last_push_of_a_host_counts_though_another_of_it_is_found_dead_later(faults: Faults) -> None:
     with faults.job(3, 1) as made:
         first, second, other = on_command(made, "continue")
         kill(second)
@@ -319,7 +315,7 @@ def test_the_last_push_of_a_host_counts_though_another_of_it_is_found_dead_later
         assert made.ended(10) == [0, 0]
 
 
-def test_a_wait_for_ones_host_misses_the_scheduler(faults: Faults) -> None:  # noqa: F811
+def test_a_wait_for_ones_host_misses_the_scheduler(faults: Faults) -> None:
     """Nothing of this worker is under way at servers or scheduler."""
     with faults.job(3, 1, KVSTORE_TIMEOUT=pace.variable(100)) as made:
         first, *_ = on_command(made, "raise")
@@ -329,7 +325,7 @@ def test_a_wait_for_ones_host_misses_the_scheduler(faults: Faults) -> None:  # n
         assert "PeerLostError: scheduler is lost" in answer(first, "pushpull", begun=True)
 
 
-def test_reads_after_another_has_missed_the_scheduler(faults: Faults) -> None:  # noqa: F811
+def test_reads_after_another_has_missed_the_scheduler(faults: Faults) -> None:
     """Who hears of it by the carrier of its round finds out itself before it reads."""
     with faults.job(3, 1, KVSTORE_TIMEOUT=pace.variable(100)) as made:
         first, second, _ = on_command(made, "raise")
@@ -341,7 +337,7 @@ def test_reads_after_another_has_missed_the_scheduler(faults: Faults) -> None:  
         assert all(one.startswith("PeerLostError: scheduler is lost") for one in told), told
 
 
-def test_the_job_says_how_long_a_worker_may_stand_still(faults: Faults) -> None:  # noqa: F811
+def test_the_job_says_how_long_a_worker_may_stand_still(faults: Faults) -> None:
     """In the memory of a host, too: a worker that stands still for less is missed by nobody."""
     with faults.job(3, 1, KVSTORE_DEAD_AFTER="60", KVSTORE_TIMEOUT="120") as made:
         workers = start_on_hosts(made, [0, 0, 1], BODIES, "through_absences", 8)
@@ -374,7 +370,7 @@ CASES: list[tuple[Callable[..., None], list[tuple[Any, ...]]]] = [
 @pytest.mark.parametrize("seed", range(50))
 @pytest.mark.parametrize(("body", "cases"), CASES)
 def test_fifty_seeds(
-    faults: Faults,  # noqa: F811
+    faults: Faults,
     body: Callable[..., None],
     cases: list[tuple[Any, ...]],
     seed: int,

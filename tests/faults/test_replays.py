@@ -11,21 +11,18 @@ from concurrent.futures import ThreadPoolExecutor
 import jobs
 import pytest
 from faults import strangers
-from faults.proxy import Proxy
-from faults.test_dist_faults import (
+from faults.faulty_jobs import (
     BODIES,
     Behind,
     Faults,
-    faults,  # noqa: F401 - a fixture
     finish,
-    has_closed,
     keys_of_a_job,
     kill,
     ready,
     say,
-    shared_nursery,  # noqa: F401 - a fixture
     silence,
 )
+from faults.proxy import Proxy
 from launched import until
 
 HANDSHAKE = 5  # pieces of a connection that wait for an answer, as those who said them did
@@ -110,7 +107,7 @@ class Recorded:
 
     def end(self) -> None:
         """Let it end well, with nothing kept of what was said again."""
-        until(lambda: has_closed(self._roles, self._files))
+        until(lambda: strangers.has_closed(self._roles, self._files))
         for one, before in zip(self._roles, self._size, strict=True):
             assert strangers.memory(one.pid) - before < 32
         say(self.workers[0], "stop")
@@ -126,7 +123,7 @@ class Recorded:
 
 
 @pytest.mark.parametrize("secured", [False, True])
-def test_what_is_said_again_counts_once(faults: Faults, secured: bool) -> None:  # noqa: F811
+def test_what_is_said_again_counts_once(faults: Faults, secured: bool) -> None:
     """To another job, and with keys to the job itself while it trains: nobody even has to connect again.
 
     Without keys connections of that job are lost, and perhaps the job.
@@ -142,7 +139,7 @@ def test_what_is_said_again_counts_once(faults: Faults, secured: bool) -> None: 
             job.end()
 
 
-def test_what_a_worker_has_said_that_was_replaced_counts_no_more(faults: Faults) -> None:  # noqa: F811
+def test_what_a_worker_has_said_that_was_replaced_counts_no_more(faults: Faults) -> None:
     with Recorded(faults, {}) as job:
         *messages, streams = job.said
         of_first = [[one for one in said if b"/worker1/" in b"".join(one)] for said in messages]

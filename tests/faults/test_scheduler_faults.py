@@ -8,14 +8,12 @@ import time
 
 import pace
 import pytest
-from faults.test_dist_faults import (
+from faults.faulty_jobs import (
     BODIES,
     Faults,
-    faults,  # noqa: F401 - a fixture
     finish,
     kill,
     ready,
-    shared_nursery,  # noqa: F401 - a fixture
 )
 from servers import ServedJob
 
@@ -34,7 +32,7 @@ def restart(made: ServedJob, count: int) -> None:
     made.scheduler.expect_some("at ")
 
 
-def come_back(faults: Faults, draw: random.Random, when: str, secure: bool) -> None:  # noqa: F811
+def come_back(faults: Faults, draw: random.Random, when: str, secure: bool) -> None:
     journal = faults.folder / f"journal-{draw.random()}"
     variables = {**JOURNALED, "KVSTORE_JOURNAL": str(journal)}
     workers, servers = draw.choice([2, 3]), draw.choice([1, 2])
@@ -62,11 +60,11 @@ CASES = [("starting", False), ("running", False), ("running", True), ("starting"
 
 
 @pytest.mark.parametrize("seed", [0])
-def test_a_killed_scheduler_comes_back(faults: Faults, seed: int) -> None:  # noqa: F811
+def test_a_killed_scheduler_comes_back(faults: Faults, seed: int) -> None:
     faults.run(come_back, CASES, seed)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(1, 126))
-def test_a_thousand_killed_schedulers(faults: Faults, seed: int) -> None:  # noqa: F811
+def test_a_thousand_killed_schedulers(faults: Faults, seed: int) -> None:
     faults.run(come_back, CASES, seed)

@@ -10,12 +10,10 @@ from pathlib import Path
 import pace
 import pytest
 from bodies import procs_steps
-from faults.test_dist_faults import (
+from faults.faulty_jobs import (
     Faults,
-    faults,  # noqa: F401 - a fixture
     finish,
     kill,
-    shared_nursery,  # noqa: F401 - a fixture
 )
 from jobs import Job
 
@@ -34,7 +32,7 @@ def drawn(draw: random.Random, hows: list[str], **fixed: str) -> tuple[str, str,
     return fixed.get("rule", rule), draw.choice(procs_steps.STYLES), draw.choice(hows)
 
 
-def kill_on_servers(faults: Faults, draw: random.Random, seed: int) -> None:  # noqa: F811
+def kill_on_servers(faults: Faults, draw: random.Random, seed: int) -> None:
     size, servers = draw.choice([2, 3]), draw.choice([1, 2, 2])
     rule, style, how = drawn(draw, ["killed", "some time", "some time", "one server"])
     options = {"KVSTORE_DEAD_AFTER": "4", "KVSTORE_TIMEOUT": "120"}
@@ -53,14 +51,14 @@ def kill_on_servers(faults: Faults, draw: random.Random, seed: int) -> None:  # 
         assert made.ended(120) == [0] * (1 + servers)
 
 
-def test_steps_on_servers(faults: Faults) -> None:  # noqa: F811
+def test_steps_on_servers(faults: Faults) -> None:
     faults.run(kill_on_servers, [(seed,) for seed in range(10)], 0)
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(50))
-def test_steps_on_servers_with_many_seeds(faults: Faults, seed: int) -> None:  # noqa: F811
+def test_steps_on_servers_with_many_seeds(faults: Faults, seed: int) -> None:
     faults.run(kill_on_servers, [(100 + seed * 10 + one,) for one in range(10)], seed)
 
 
