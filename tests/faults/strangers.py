@@ -18,8 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-import jobs
-
 
 def greeting(mechanism: bytes) -> bytes:
     """What ZMTP 3.1 begins with: signature, version, mechanism, not a server, filler."""
@@ -119,6 +117,11 @@ def _crowd(count: int, ports: list[int]) -> None:
 def open_files(pid: int) -> int:
     """Count the descriptors of a process."""
     return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def have_closed(pids: Sequence[int], before: Sequence[int]) -> bool:
+    """Whether processes have no more open files than before."""
+    return all(open_files(pid) <= n for pid, n in zip(pids, before, strict=True))
 
 
 def unaccepted(pid: int) -> int:
@@ -228,8 +231,3 @@ def _main() -> None:
 
 if __name__ == "__main__":
     _main()
-
-
-def has_closed(roles: Sequence[jobs.Worker], before: Sequence[int]) -> bool:
-    """Whether processes have no more open files than before."""
-    return all(open_files(one.pid) <= n for one, n in zip(roles, before, strict=True))

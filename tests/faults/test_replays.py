@@ -107,7 +107,7 @@ class Recorded:
 
     def end(self) -> None:
         """Let it end well, with nothing kept of what was said again."""
-        until(lambda: strangers.has_closed(self._roles, self._files))
+        until(lambda: strangers.have_closed([one.pid for one in self._roles], self._files))
         for one, before in zip(self._roles, self._size, strict=True):
             assert strangers.memory(one.pid) - before < 32
         say(self.workers[0], "stop")
