@@ -53,7 +53,8 @@ cdef extern from "exchange.h" nogil:
         kp_head head
         uint8_t kind
         uint64_t batch_bytes, frame_limit, credit, report, window
-        int is_held
+        int is_wide
+        uint32_t wide, wider
         unsigned looks
         uint32_t n
         kp_part *parts

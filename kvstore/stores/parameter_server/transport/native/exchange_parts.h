@@ -19,6 +19,8 @@ enum {
     KP_NEAR_WINDOW_BYTES = 2 << 20, /* within a host: both ends share its caches */
     KP_WIDER_NS = 2000000,      /* without a word until more may go: an update may need all parts of a key at once */
     KP_NEAR_WIDER_NS = 10000000, /* within a host, whose cores the server may have to wait for */
+    KP_FEW_WIDE = 8,         /* calls that begin with such a window before the usual one is tried again, at first */
+    KP_MANY_WIDE = 1024,     /* and in the end */
     KP_PAGE = 4096           /* bytes to which a seqlock belongs, as shared_buffers has it */
 };
 
@@ -52,7 +54,9 @@ typedef struct kp_exchange {
     uint64_t batch_bytes, frame_limit, credit;
     uint64_t report; /* bytes that the server may have taken in without a word of it */
     uint64_t window; /* bytes without an answer, there or back */
-    int is_held;     /* no answer had come when all was sent, beyond the usual window */
+    int is_wide;     /* this call began with the window of the last one */
+    uint32_t wide;   /* calls that are to begin so */
+    uint32_t wider;  /* how many there are the next time */
     unsigned looks;  /* before a wait sleeps */
     uint32_t n;
     kp_part *parts;

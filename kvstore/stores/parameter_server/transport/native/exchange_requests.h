@@ -273,6 +273,30 @@ static uint64_t kp_usual_window(const kp_stream *s)
     return s->is_near ? KP_NEAR_WINDOW_BYTES : KP_WINDOW_BYTES;
 }
 
+/* All was sent before an answer came, beyond the usual window: let the next calls send as much at once.
+ *
+ * The server needs all parts at a time, or another worker was late. So the usual window is tried again, and less often
+ * each time that it has not been enough. */
+static void kp_begin_wide(kp_exchange *x)
+{
+    x->wide = x->wider ? x->wider : KP_FEW_WIDE;
+    x->wider = x->wide < KP_MANY_WIDE ? 2 * x->wide : KP_MANY_WIDE;
+}
+
+/* Choose the window with which a call begins. */
+static void kp_choose_window(const kp_stream *s, kp_exchange *x)
+{
+    if (x->wide) {
+        x->wide--;
+        x->is_wide = 1;
+        return;
+    }
+    if (!x->is_wide) /* the last call needed no more than the usual one */
+        x->wider = 0;
+    x->is_wide = 0;
+    x->window = kp_usual_window(s);
+}
+
 /* Send as much as credit and window allow. 0; -1: the stream is at its end, or there is no memory. */
 static int kp_send_allowed(kp_stream *s, kp_exchange *x)
 {
@@ -299,7 +323,8 @@ static int kp_send_allowed(kp_stream *s, kp_exchange *x)
         return -1;
     x->flying = flying - (x->before ? x->before->flying : 0);
     x->gone = gone;
-    x->is_held = end == x->n && x->left == x->n && x->window > kp_usual_window(s);
+    if (!x->is_wide && end == x->n && x->left == x->n && x->window > kp_usual_window(s))
+        kp_begin_wide(x);
     return 0;
 }
 
@@ -314,9 +339,7 @@ static void kp_enter_moving(const kp_exchange *x)
 /* Begin to send an exchange; as `kp_send_allowed`. */
 static int kp_send_first(kp_stream *s, kp_exchange *x)
 {
-    if (!x->is_held)
-        x->window = kp_usual_window(s);
-    x->is_held = 0;
+    kp_choose_window(s, x);
     kp_enter_moving(x);
     int failed = kp_send_allowed(s, x);
     kv_leave();

@@ -120,6 +120,25 @@ class Pair:
             thread.join()
         assert self.out.tobytes() == b"".join(wanted)
 
+    def answer_what_was_sent(self, wanted: Sequence[bytes]) -> None:
+        """Answer the first part, then again and again all that were sent; more go for no other reason."""
+        reader = threading.Thread(target=read, args=(self.server, sum(map(len, wanted))))
+        reader.start()
+        answered, end = 0, pace.deadline(20)
+        while answered < len(wanted):
+            to = self.exchange.sent if answered else 1
+            answers = self.reply(range(answered, to), wanted[answered:to])
+            writer = threading.Thread(target=self.server.sendall, args=(answers,))
+            writer.start()
+            while self.exchange.left > len(wanted) - to:
+                assert self.wait(0.005) == [] and time.monotonic() < end
+            writer.join()
+            answered = to
+        reader.join()
+        assert self.out.tobytes() == b"".join(wanted)
+        while select.select([self.server], [], [], 0)[0]:
+            self.server.recv(1 << 20)  # heads, which would fill the socket in the end
+
     def reply(self, answers: Sequence[int], payloads: Sequence[bytes]) -> bytes:
         """Write a reply as a server does."""
         return written(Batch(*HEAD, self.records(answers, payloads), tuple(payloads), 77))
@@ -699,6 +718,34 @@ def test_more_goes_where_nothing_comes(pair: Callable[..., Pair], near: bool, us
         assert one.wait(0.5) == [] and one.exchange.sent == 12
         wanted = [os.urandom(size) for size in sizes]
         one.answer_all(wanted)
+
+
+def test_the_usual_window_is_tried_again(pair: Callable[..., Pair]) -> None:
+    """After 8 calls that sent all at once, then after 16; where answers come in time it stays."""
+    sizes = [1 << 16] * 96
+    usual, every = 32, len(sizes)
+    one = pair(sizes, batch_bytes=1 << 16)
+    one.stream.is_near = True
+    first, wanted = 1, [os.urandom(size) for size in sizes]
+
+    def call(late: bool = False) -> int:
+        """Return how much was sent at once."""
+        nonlocal first
+        one.begin(first)
+        first += every
+        sent, end = one.exchange.sent, pace.deadline(20)
+        while late and one.exchange.sent < every:
+            assert one.wait(0.05) == [] and time.monotonic() < end
+        one.answer_what_was_sent(wanted)
+        return sent
+
+    assert call(late=True) == usual
+    assert [call() for _ in range(8)] == [every] * 8
+    assert call(late=True) == usual
+    assert [call() for _ in range(16)] == [every] * 16
+    assert [call() for _ in range(3)] == [usual] * 3
+    assert call(late=True) == usual
+    assert [call() for _ in range(9)] == [every] * 8 + [usual]
 
 
 @pytest.mark.parametrize(("mapped", "sent"), [(False, 4), (True, 12)])
