@@ -12,7 +12,7 @@
 enum {
     KV_CHUNK_BYTES = 128 * 1024,
     KV_SERIAL_BYTES = 192 * 1024,
-    KV_SHARE_OF_CACHE = 4 << 20 /* of a core: measured: docs/decisions/0003 */
+    KV_SHARE_OF_CACHE = 4 << 20 /* of a core; docs/decisions/0003 has the measurements */
 };
 
 static const kv_level *kv_now; /* the level in use */

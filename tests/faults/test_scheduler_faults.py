@@ -8,13 +8,7 @@ import time
 
 import pace
 import pytest
-from faults.faulty_jobs import (
-    BODIES,
-    Faults,
-    finish,
-    kill,
-    ready,
-)
+from faults.faulty_jobs import BODIES, Faults, finish, kill, ready
 from servers import ServedJob
 
 from kvstore.launch.certificates import Certificates

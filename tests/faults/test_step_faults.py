@@ -10,11 +10,7 @@ from pathlib import Path
 import pace
 import pytest
 from bodies import procs_steps
-from faults.faulty_jobs import (
-    Faults,
-    finish,
-    kill,
-)
+from faults.faulty_jobs import Faults, finish, kill
 from jobs import Job
 
 BODIES = "procs_steps"
