@@ -44,6 +44,9 @@ _LOOK = 20  # ms between two looks at handshakes that are not done
 _SOON, _EAGER = 1, 0.05  # ms, for so many seconds after one that is
 _HUNG_UP = (errno.EPIPE, errno.ECONNRESET)
 _NAMES = itertools.count()
+#: What only another client says. Where nobody listens at a port of this machine, the system may choose that
+#: very port for a connection to it, if it is one of those for connections: then it is one to itself.
+_MET_ITSELF = (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.PROTOCOL_ERROR_ZMTP_UNEXPECTED_COMMAND)
 _PATIENCE = 3  # connections that end without a word: one may be the other process's own death
 
 
@@ -286,6 +289,8 @@ class HandshakeMonitor:
         self._failures = 0
         self._monitored = socket
         self.error: AuthError | None = None
+        #: Whether the error is that the system has connected the client with itself.
+        self.met_itself = False
         events = _FAILED | zmq.EVENT_HANDSHAKE_SUCCEEDED
         self.socket: zmq.Socket[bytes] | None = listen(socket, pair, events)
 
@@ -293,13 +298,13 @@ class HandshakeMonitor:
         """Take note of what has happened; `error` says if this client is refused."""
         while self.socket is not None:
             try:
-                event = parse_monitor_message(self.socket.recv_multipart(zmq.DONTWAIT))["event"]
+                told = parse_monitor_message(self.socket.recv_multipart(zmq.DONTWAIT))
             except zmq.Again:
                 return
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            if told["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.close()
-            elif event & _FAILED:
-                self._failed(event)
+            elif told["event"] & _FAILED:
+                self._failed(told["event"], told["value"])
 
     def close(self) -> None:
         """Watch no longer. A second call does nothing."""
@@ -308,8 +313,9 @@ class HandshakeMonitor:
             self._release(self.socket)
             self.socket = None
 
-    def _failed(self, event: int) -> None:
+    def _failed(self, event: int, value: int) -> None:
         self._failures += 1
+        self.met_itself = (event, value) == _MET_ITSELF
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             why = (
                 "it does not know the key of this process"

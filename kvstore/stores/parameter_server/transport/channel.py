@@ -10,6 +10,7 @@ import contextlib
 import errno
 import math
 import os
+import random
 import re
 import select
 import time
@@ -30,6 +31,7 @@ from .options import BORROWED, set_options, watch_closely
 _MORE = zmq.SNDMORE | zmq.DONTWAIT
 _LOOK = 0.05  # seconds between two looks at a handshake that is not done
 _SOON = 1.0  # seconds in which another thread has its turn
+_PORTS, _TRIES = range(10_000, 20_000), 20  # below those that Linux gives to connections
 
 
 class NotSentError(KVStoreError):
@@ -129,6 +131,8 @@ class Dealer(Channel):
         try:
             self._send(frames)
         except zmq.Again:
+            if self.role == "scheduler":  # which comes back at its address
+                self._connect_again()
             raise NotSentError(f"{self.peer} has not read for long: its queue is full") from None
 
     def receive(self, timeout: float = 0.0) -> list[zmq.Frame] | None:
@@ -190,15 +194,20 @@ class Dealer(Channel):
         if self._watch is None:
             return False
         self._watch.read()
-        if self._watch.error is not None and not self._insists:
+        if self._watch.error is not None and not (self._insists or self._watch.met_itself):
             raise AuthError(str(self._watch.error))
-        if self._watch.error is not None:  # ZeroMQ does not come back to who has refused it
+        if self._watch.error is not None:
             self._watch.error = None
-            self.socket.disconnect(self.address)
-            self._knock()
+            self._connect_again()
         if self._watch.socket is None:
             self._watch = None
         return self._watch is not None
+
+    def _connect_again(self) -> None:
+        """Begin anew: ZeroMQ does not come back to where it has once met something else than its peer."""
+        with contextlib.suppress(zmq.ZMQError):  # it has forgotten the address, too
+            self.socket.disconnect(self.address)
+        self._knock()
 
     def _unwatch(self) -> None:
         if self._watch is not None and os.getpid() == self._context.pid:
@@ -221,12 +230,26 @@ class Router(Channel):
             if context.keys is not None:
                 use_keys(self.socket, context.keys)
             limited = context.watch_door(self.socket, address)
-            self.socket.bind(re.sub(r"^(tcp://.*):0$", r"\1:*", address))
+            self._bind(address)
             limited.wait(_SOON)
         except zmq.ZMQError as error:
             self.close()
             raise ConfigError(_unbound(address, error)) from None
         self.address = cast(bytes, self.socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
+
+    def _bind(self, address: str) -> None:
+        """Bind; where any port will do, to none of those that the system gives to connections.
+
+        A scheduler may come back to its port, and meanwhile the system must not give it to others, nor to
+        those who try to connect to it: they would be connected with themselves.
+        """
+        host, port = addresses.split(address)
+        if host and not port:
+            for chosen in random.sample(_PORTS, _TRIES):
+                with contextlib.suppress(zmq.ZMQError):
+                    self.socket.bind(f"tcp://{host}:{chosen}")
+                    return
+        self.socket.bind(re.sub(r"^(tcp://.*):0$", r"\1:*", address))
 
     def send(self, peer: bytes, frames: Sequence[Buffer]) -> None:
         """Send a message to a dealer, without waiting; else as `Dealer.send`.

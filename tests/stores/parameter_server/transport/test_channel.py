@@ -8,6 +8,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pace
@@ -15,6 +17,7 @@ import pytest
 import zmq
 
 from kvstore.errors import ClosedError, ConfigError, KVStoreError
+from kvstore.settings.keys import Keys
 from kvstore.stores.parameter_server.transport.channel import Channel, Dealer, NotSentError, Poller, Router
 from kvstore.stores.parameter_server.transport.context import Context
 from kvstore.stores.parameter_server.transport.frames import Limits
@@ -35,11 +38,12 @@ def pair(context: Contexts, address: str, **options: object) -> tuple[Router, De
     return router, Dealer(made, router.address, b"worker 0")
 
 
-def until(true: Callable[[], object]) -> None:
+def until(true: Callable[[], Any]) -> Any:
     end = pace.deadline(PATIENCE)
-    while not true():
+    while not (found := true()):
         assert time.monotonic() < end, "it did not come to that"
         time.sleep(0.01)
+    return found
 
 
 def test_messages_go_both_ways(context: Contexts, address: str) -> None:
@@ -150,6 +154,66 @@ def test_a_dealer_finds_a_router_that_has_started_again(context: Contexts) -> No
         assert time.monotonic() < end
         dealer.send([b"two"])
     assert found[0] == b"faithful"
+
+
+def mirror(address: str) -> None:
+    """Take one connection in place of a router, and say what it says: so it is connected with itself."""
+    with contextlib.closing(socket.socket()) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        end = pace.deadline(PATIENCE)
+        while True:
+            try:
+                listener.bind(("127.0.0.1", int(address.rpartition(":")[2])))
+                break
+            except OSError:  # whoever was there has not gone yet
+                assert time.monotonic() < end
+                time.sleep(0.01)
+        listener.listen()
+        listener.settimeout(pace.deadline(PATIENCE) - time.monotonic())
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(ConnectionError):
+            while data := connection.recv(1000):
+                connection.sendall(data)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_who_was_connected_with_itself_is_not_refused(
+    context: Contexts, job_keys: dict[str, Keys], secure: bool
+) -> None:
+    keys = {name: job_keys[name] if secure else None for name in ("worker", "scheduler")}
+    address = f"tcp://127.0.0.1:{free_port()}"
+    dealer = Dealer(context(keys["worker"]), address, b"narcissus")
+    mirror(address)
+    assert dealer.receive(0.3) is None
+    router = Router(context(keys["scheduler"]), address)
+    dealer.send([b"hello"])
+    found = until(lambda: dealer.receive(0.0) or router.receive(0.1))
+    assert found[0] == b"narcissus"
+
+
+def test_a_dealer_comes_back_though_it_has_met_something_else(context: Contexts) -> None:
+    first = context()
+    router = Router(first, "tcp://127.0.0.1:0")
+    dealer = Dealer(context(), router.address, b"faithful")
+    dealer.send([b"one"])
+    assert router.receive(PATIENCE)
+    assert dealer.receive(0.0) is None and dealer.watch is None
+    first.close()
+    mirror(router.address)
+    router, end = Router(context(), router.address), pace.deadline(PATIENCE)
+    while (found := router.receive(0.1)) is None:
+        assert time.monotonic() < end
+        with contextlib.suppress(NotSentError):
+            dealer.send([b"two"])
+    assert found[0] == b"faithful"
+
+
+def test_free_ports_are_none_that_the_system_gives_to_connections(context: Contexts) -> None:
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    if first < 20_000:
+        pytest.skip("this system gives almost all of its ports to connections")
+    ports = [int(Router(context(), "tcp://127.0.0.1:0").address.rpartition(":")[2]) for _ in range(5)]
+    assert max(ports) < first and len(set(ports)) == 5
 
 
 def test_messages_over_the_limit_never_reach_the_receiver(context: Contexts, address: str) -> None:
