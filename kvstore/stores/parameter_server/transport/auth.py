@@ -47,7 +47,8 @@ _NAMES = itertools.count()
 #: What only another client says. Where nobody listens at a port of this machine, the system may choose that
 #: very port for a connection to it, if it is one of those for connections: then it is one to itself.
 _MET_ITSELF = (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.PROTOCOL_ERROR_ZMTP_UNEXPECTED_COMMAND)
-_PATIENCE = 3  # connections that end without a word: one may be the other process's own death
+#: Connections, one after the other, that end without a word: one may be the other process's own death.
+_PATIENCE = 3
 
 
 def listen(socket: zmq.Socket[bytes], pair: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
@@ -291,7 +292,7 @@ class HandshakeMonitor:
         self.error: AuthError | None = None
         #: Whether the error is that the system has connected the client with itself.
         self.met_itself = False
-        events = _FAILED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+        events = _FAILED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_CLOSED
         self.socket: zmq.Socket[bytes] | None = listen(socket, pair, events)
 
     def read(self) -> None:
@@ -303,6 +304,10 @@ class HandshakeMonitor:
                 return
             if told["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.close()
+            elif (
+                told["event"] == zmq.EVENT_CLOSED
+            ):  # nobody is there any more: that was what broke connections
+                self._failures = 0
             elif told["event"] & _FAILED:
                 self._failed(told["event"], told["value"])
 

@@ -156,24 +156,46 @@ def test_a_dealer_finds_a_router_that_has_started_again(context: Contexts) -> No
     assert found[0] == b"faithful"
 
 
+def listening(address: str) -> socket.socket:
+    """Listen in place of a router."""
+    listener, end = socket.socket(), pace.deadline(PATIENCE)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    while True:
+        try:
+            listener.bind(("127.0.0.1", int(address.rpartition(":")[2])))
+            break
+        except OSError:  # whoever was there has not gone yet
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    listener.listen()
+    listener.settimeout(pace.deadline(PATIENCE) - time.monotonic())
+    return listener
+
+
 def mirror(address: str) -> None:
     """Take one connection in place of a router, and say what it says: so it is connected with itself."""
-    with contextlib.closing(socket.socket()) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        end = pace.deadline(PATIENCE)
-        while True:
-            try:
-                listener.bind(("127.0.0.1", int(address.rpartition(":")[2])))
-                break
-            except OSError:  # whoever was there has not gone yet
-                assert time.monotonic() < end
-                time.sleep(0.01)
-        listener.listen()
-        listener.settimeout(pace.deadline(PATIENCE) - time.monotonic())
+    with contextlib.closing(listening(address)) as listener:
         connection, _ = listener.accept()
         with connection, contextlib.suppress(ConnectionError):
             while data := connection.recv(1000):
                 connection.sendall(data)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_who_dies_again_and_again_refuses_nobody(
+    context: Contexts, job_keys: dict[str, Keys], secure: bool
+) -> None:
+    keys = {name: job_keys[name] if secure else None for name in ("worker", "scheduler")}
+    address = f"tcp://127.0.0.1:{free_port()}"
+    dealer = Dealer(context(keys["worker"]), address, b"patient")
+    for _ in range(4):
+        with contextlib.closing(listening(address)) as listener:
+            listener.accept()[0].close()
+        assert dealer.receive(0.4) is None  # meanwhile it has found nobody there
+    router = Router(context(keys["scheduler"]), address)
+    dealer.send([b"hello"])
+    found = until(lambda: dealer.receive(0.0) or router.receive(0.1))
+    assert found[0] == b"patient"
 
 
 @pytest.mark.parametrize("secure", [False, True])
