@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -131,7 +131,12 @@ class CheckpointManager:
             raise
         self._folder.rotate(step, self._keep)
 
-    def restore(self, store: KVStore, step: int | None = None) -> Checkpoint | None:
+    def restore(
+        self,
+        store: KVStore,
+        step: int | None = None,
+        check: Callable[[Checkpoint], None] | None = None,
+    ) -> Checkpoint | None:
         """Load the newest checkpoint that is whole into the store.
 
         All workers must call it, before their first push and at the same place of the program. Worker 0 reads
@@ -148,6 +153,9 @@ class CheckpointManager:
             A store with as many or as few workers as the job has now.
         step : int, optional
             The step to load, instead of the newest.
+        check : callable, optional
+            Worker 0 calls it with the checkpoint before anything changes. A `StateFileError` that it raises
+            is raised on all workers.
 
         Returns
         -------
@@ -163,13 +171,17 @@ class CheckpointManager:
         _checked(store)
         self._writer.wait()
         number = None if step is None else _whole(step, "step", 0)
-        return restore(store, partial(self._find, number))
+        return restore(store, partial(self._find, number, check))
 
-    def _find(self, step: int | None) -> Contents | None:
+    def _find(self, step: int | None, check: Callable[[Checkpoint], None] | None) -> Contents | None:
         newest = self._folder.newest() if step is None else step
         if newest is None:
             return None
-        return contents.read(self._folder.file_of(newest) if step is None else self._folder.check_whole(step))
+        path = self._folder.file_of(newest) if step is None else self._folder.check_whole(step)
+        found = contents.read(path)
+        if check is not None:
+            check(Checkpoint(found.step, found.extra, found.arrays))
+        return found
 
     def steps(self) -> list[int]:
         """Return the steps that have files in the folder, from the lowest on, damaged ones too."""

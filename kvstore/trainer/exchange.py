@@ -11,6 +11,7 @@ import numpy as np
 from ..arrays.sparse import RowSparseArray
 from ..observe.timeline.marks import Marks
 from ..optimizer import Optimizer, Updater, states
+from ..optimizer.updater import Counts
 from ..store import KVStore, counters_of, updater_of, whole_step
 from .choice import Choice
 from .gradients import StepGradients
@@ -111,11 +112,23 @@ class StoreExchange:
     def load_states(self, fname: str | os.PathLike[str], optimizer: Optimizer) -> Optimizer:
         """Let the store read a file of states, and return the optimizer as it came from there."""
         self._store.load_optimizer_states(fname)
-        updater = updater_of(self._store)
-        if updater is None or self._sent is None:
-            return getattr(updater, "optimizer", optimizer)
+        if self._sent is None:
+            return getattr(updater_of(self._store), "optimizer", optimizer)
         content = states.read(fname)
-        self._sent = updater.optimizer.get_config()
-        own = Updater(content.optimizer or optimizer)
-        own.restore_counts((content.counts, content.num_update))
+        return self.follow_optimizer((content.counts, content.num_update))
+
+    def follow_optimizer(self, counts: Counts) -> Optimizer:
+        """Return the optimizer that the store has loaded; where it has a copy, one with these counts."""
+        theirs: Optimizer = updater_of(self._store).optimizer
+        if self._sent is None:
+            return theirs
+        self._sent = theirs.get_config()
+        own = Updater(Optimizer.from_config(**theirs.describe()))
+        own.restore_counts(counts)
         return own.optimizer
+
+    def pull(self, weights: dict[int, list[Any]]) -> None:
+        """Bring values of the store into all replicas; sparse ones get rows when these are needed."""
+        dense = [key for key, arrays in weights.items() if not isinstance(arrays[0], RowSparseArray)]
+        if dense:
+            self._store.pull(dense, out=[weights[key] for key in dense])

@@ -5,21 +5,25 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any
 
+from ..checkpoint.manager import CheckpointManager
+from ..checkpoint.restoring import Checkpoint
 from ..compression import create as create_codec
 from ..errors import ArgumentError, CapabilityError, ConfigError
-from ..optimizer import Optimizer, checks
+from ..factory import create
+from ..optimizer import Optimizer, checks, states
 from ..store import KVStore
 from ..store_kinds import is_on_servers
-from . import gradients
+from . import checkpoints, gradients
 from .arguments import count_replicas, in_order, make_optimizer
 from .choice import Choice, choose
 from .exchange import StoreExchange
 from .gradients import StepGradients
 from .parameter import Parameter, Trainable, factor
-from .updates import ReplicaUpdaters
+from .updates import ReplicaUpdaters, assign
 
 PathLike = str | os.PathLike[str]
 
@@ -324,9 +328,85 @@ class Trainer:
         if self._choice.updates:
             self._optimizer = self._exchange.load_states(fname, self._optimizer)
         else:
-            weights = {key: param.list_data()[0] for key, param in enumerate(self._params)}
-            self._optimizer = self._updaters.load(fname, weights)
+            self._optimizer = self._updaters.load(partial(states.read, fname), self._weights())
         self._attach_multipliers()
+
+    def save_checkpoint(
+        self, manager: CheckpointManager, step: int, extra: dict[str, Any] | None = None
+    ) -> None:
+        """Save weights, optimizer and states as one step: one file, written beside training.
+
+        Call it between two steps, on all workers or on worker 0, which writes; see `CheckpointManager.save`.
+        Replicas are saved as one, and residuals of gradient compression not at all.
+
+        Parameters
+        ----------
+        manager : CheckpointManager
+            Where the file belongs.
+        step : int
+            Number of the step.
+        extra : dict, optional
+            What else belongs to the step, such as the position in the data. JSON must be able to say it.
+
+        Raises
+        ------
+        ConfigError
+            A parameter has no data yet, or the optimizer is of a class that is not registered.
+        ArgumentError, StateFileError, TimeoutError, KVStoreError
+            As `CheckpointManager.save`.
+        """
+        self._prepare()
+        self._check_complete("save_checkpoint")
+        store, updates = self._choice.store, self._choice.updates
+        said = checkpoints.described(extra, self._optimizer, updates)
+        if updates:
+            manager.save(store, step, said)
+        elif store is None or store.rank == 0:
+            with create("local", processes=1) as empty:
+                manager.save(empty, step, said, checkpoints.arrays(self._params, self._updaters.packed()))
+
+    def restore_checkpoint(self, manager: CheckpointManager) -> Checkpoint | None:
+        """Load the newest checkpoint that is whole: weights, optimizer and states.
+
+        All workers call it, before their first step. The optimizer of the checkpoint replaces the present
+        one; the factors ``lr_mult`` and ``wd_mult`` of the parameters do not change.
+
+        Returns
+        -------
+        Checkpoint or None
+            `step`, and as `extra` what was given to `save_checkpoint`. None if there is no checkpoint; then
+            nothing has changed.
+
+        Raises
+        ------
+        StateFileError
+            The file is not one of `save_checkpoint`, or of another `update_on_kvstore`, or does not fit the
+            parameters; see `CheckpointManager.restore`. Nothing has changed.
+        ConfigError
+            A parameter has no data yet.
+        """
+        self._prepare()
+        self._check_complete("restore_checkpoint")
+        store, updates = self._choice.store, self._choice.updates
+        fits = partial(checkpoints.check, params=self._params, updates=updates)
+        with create("local", processes=1) as empty:
+            tells_others = updates or isinstance(store, KVStore)
+            found = manager.restore(store if tells_others else empty, check=fits)
+        if found is None:
+            return None
+        if updates:
+            self._optimizer = self._exchange.follow_optimizer(checkpoints.counts_of(found))
+            self._exchange.pull({key: param.list_data() for key, param in enumerate(self._params)})
+        else:
+            read = partial(states.unpack, checkpoints.states_of(found))
+            self._optimizer = self._updaters.load(read, self._weights())
+            for key, param in enumerate(self._params):
+                assign(param, checkpoints.weight_of(found, key))
+        self._attach_multipliers()
+        return checkpoints.users_part(found)
+
+    def _weights(self) -> dict[int, Any]:
+        return {key: param.list_data()[0] for key, param in enumerate(self._params)}
 
     def _check_complete(self, verb: str) -> None:
         missing = [param.name for param in self._params if not param.list_data()]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..arrays.host import readable, writable
 from ..arrays.sparse import RowSparseArray
 from ..errors import ConfigError, KVStoreError
-from ..optimizer import Optimizer, Updater
+from ..optimizer import Optimizer, Updater, states
 from ..optimizer.builtin import BuiltIn, Elementwise, arrays_of, check_fit
 from ..optimizer.optimizer import Array
+from ..optimizer.states import Content
 from ..optimizer.updater import check_states
 from .gradients import StepGradients
 from .parameter import Trainable
@@ -44,14 +45,18 @@ class ReplicaUpdaters:
         for one in gradients:
             _update(self._updaters, one.key, one.param)
 
-    def save(self, fname: PathLike) -> None:
-        """Write the optimizer, and the states of the first replica."""
-        self._updaters[0].save(fname, dump_optimizer=True)
+    def packed(self) -> bytes:
+        """Return the optimizer, and the states of the first replica."""
+        return self._updaters[0].get_states(dump_optimizer=True)
 
-    def load(self, fname: PathLike, weights: Mapping[Any, Array]) -> Optimizer:
-        """Read a file of `save` for all replicas, and return its optimizer."""
+    def save(self, fname: PathLike) -> None:
+        """Write what `packed` returns."""
+        states.write(fname, self.packed())
+
+    def load(self, read: Callable[[], Content], weights: Mapping[Any, Array]) -> Optimizer:
+        """Give each replica what it reads for itself of what was `packed`, and return its optimizer."""
         for updater in self._updaters:
-            updater.load(fname, weights)
+            updater.adopt(read(), weights)
         optimizer = self._updaters[0].optimizer
         for updater in self._updaters:
             updater.optimizer = optimizer
@@ -134,6 +139,13 @@ def _put_back(rule: Optimizer, key: int, count: int | None, num_update: int) -> 
 def _gradient(param: Trainable, replica: int) -> Any:
     grad = param.list_grad()[replica]
     return grad if isinstance(grad, RowSparseArray) else readable(grad, f"gradient of {param.name!r}")
+
+
+def assign(param: Trainable, value: Array) -> None:
+    """Give all replicas of a parameter a value."""
+    for replica in range(len(param.list_data())):
+        with _in_memory(param, replica) as weight:
+            weight[...] = value
 
 
 @contextlib.contextmanager

@@ -158,6 +158,32 @@ def resume(name: str, folder: str) -> list[float]:
     return found
 
 
+def resume_checkpoint(name: str, updates: bool, folder: str, first: int) -> list[float]:
+    """Two steps, and in the next job two more from there, with the weights and the rate of a loop by hand."""
+    param = Parameter("w", np.full(3, 4 - first, F))
+    settings = {"learning_rate": 1 if first == 0 else 64, "momentum": 0.5}
+    options = {"kvstore": name, "update_on_kvstore": updates}
+    with (
+        kv.CheckpointManager(folder) as manager,
+        Trainer([param], "sgd", settings, **options) as trainer,
+    ):
+        found = trainer.restore_checkpoint(manager)
+        assert (found is None) == (first == 0)
+        assert trainer.learning_rate == 1
+        for step in range(first, first + 2):
+            param.grad()[:] = 1
+            trainer.step(trainer.kvstore.num_workers)
+            assert trainer.optimizer.num_update == step + 1
+        momentum, weight = 0.0, 4.0
+        for _ in range(first + 2):
+            momentum = 0.5 * momentum - 1
+            weight += momentum
+        assert param.data().tolist() == [weight] * 3, (param.data(), weight)
+        trainer.save_checkpoint(manager, first + 2)
+        trainer.kvstore.barrier()
+    return [weight, momentum]
+
+
 def rows(name: str, folder: str) -> list[Any]:
     """Row-sparse weights, and row-sparse gradients of dense ones."""
     shape = (6, 2)

@@ -309,6 +309,10 @@ class SharedBackend(Backend):
         self.updater.adopt(content, self.key_templates())
         self._updater.spread()
 
+    def follow_states(self, content: Content) -> None:
+        """Take over the settings and the time that another worker has adopted."""
+        self._updater.follow_settings()
+
     # ------------------------------------------------------------------------------------- inspection
 
     def keys(self) -> list[Key]:

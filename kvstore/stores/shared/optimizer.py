@@ -126,10 +126,15 @@ class JobUpdater:
         """Change the rate for all workers."""
         self._change(lambda optimizer: optimizer.set_learning_rate(lr))
 
-    def _change(self, change: Callable[[Optimizer], None]) -> None:
+    def follow_settings(self) -> None:
+        """Take over settings and time as another worker may have changed them."""
         self._refresh()
+        if self.updater is not None:
+            self._load_counts()
+
+    def _change(self, change: Callable[[Optimizer], None]) -> None:
+        self.follow_settings()
         assert self.updater is not None
-        self._load_counts()
         change(self.updater.optimizer)
         self._put_settings()
 
