@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -387,11 +388,10 @@ class Trainer:
         """
         self._prepare()
         self._check_complete("restore_checkpoint")
-        store, updates = self._choice.store, self._choice.updates
-        fits = partial(checkpoints.check, params=self._params, updates=updates)
-        with create("local", processes=1) as empty:
-            tells_others = updates or isinstance(store, KVStore)
-            found = manager.restore(store if tells_others else empty, check=fits)
+        updates = self._choice.updates
+        with self._store_for_restore() as store:
+            fits = partial(checkpoints.check, params=self._params, updates=updates)
+            found = manager.restore(store, check=fits)
         if found is None:
             return None
         if updates:
@@ -404,6 +404,13 @@ class Trainer:
                 assign(param, checkpoints.weight_of(found, key))
         self._attach_multipliers()
         return checkpoints.users_part(found)
+
+    def _store_for_restore(self) -> AbstractContextManager[Any]:
+        """Return the store whose workers get a checkpoint; an empty one where they are none of ours."""
+        store = self._choice.store
+        if self._choice.updates or isinstance(store, KVStore):
+            return nullcontext(store)
+        return create("local", processes=1)
 
     def _weights(self) -> dict[int, Any]:
         return {key: param.list_data()[0] for key, param in enumerate(self._params)}
