@@ -43,6 +43,7 @@ def helpers(folder: Path, headers: Path, calls: int) -> subprocess.CompletedProc
         pytest.skip("the compiler has no ThreadSanitizer")
     assert built.returncode == 0, built.stderr
     options = {**os.environ, "TSAN_OPTIONS": "die_after_fork=0 exitcode=66 halt_on_error=1"}
+    options.pop("LD_PRELOAD", None)  # another sanitizer, of which there can be one in a process
     ended = subprocess.run(
         [str(program), str(calls)],
         env=options,
