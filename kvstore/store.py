@@ -41,6 +41,7 @@ from .observe.timeline.marks import Marks
 from .optimizer import Optimizer, Updater
 from .plan import Plan
 from .step import Step, check_whole_steps, refuse_async
+from .stores.outs import check_outs
 from .stores.protocol import Backend, counted
 
 if TYPE_CHECKING:
@@ -211,7 +212,8 @@ class KVStore(KVStoreBase):
             raise ArrayError("pull needs `out`, the array or arrays to write to")
         backend = self._backend
         if self._steps and (step := self._own_step(async_op)) and step.has_any(group(key, out, "out")):
-            step.read("pull", key, out, priority, ignore_sparse)
+            self._do([], check_outs, self._backend.kind, group(key, out, "out"))
+            step.read("pull", key, out, _whole(priority), ignore_sparse)
             return None
         quick = backend.has_quick_push_and_pull and type(priority) is int and not async_op
         if quick and self._quickly(key, None, out, "pull"):
@@ -247,7 +249,9 @@ class KVStore(KVStoreBase):
         rank = priority if type(priority) is int else _whole(priority)
         if self._steps and (step := self._own_step(async_op)) is not None:
             given = group(key, value)
-            step.push(given, given if out is None else group(key, out, "out"))
+            wanted = given if out is None else group(key, out, "out")
+            self._do([], check_outs, self._backend.kind, wanted)
+            step.push(given, wanted)
             return None
         if not async_op and self._quickly(key, value, out):
             return None
@@ -376,8 +380,9 @@ class KVStore(KVStoreBase):
         ConfigError
             This thread is in a step already; a key is pushed twice, or a call has ``async_op=True``.
         KVStoreError
-            At the end: what the call of all pushes raises. An argument that is not valid changes nothing. An
-            error of an updater or an optimizer leaves the other keys pushed.
+            In the block or at its end: an argument is not valid, and nothing is pushed; of a
+            `row_sparse_pull`, all is pushed. An error of an updater or an optimizer leaves the other keys
+            pushed.
 
         Notes
         -----

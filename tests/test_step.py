@@ -133,6 +133,37 @@ def test_misuse_is_refused() -> None:
         raise AssertionError
 
 
+def read_only() -> Any:
+    array = full(1)
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda store: store.pull("a", out=np.zeros(4, np.float32)), kv.ShapeError),
+        (lambda store: store.pull("a", out="x"), kv.ArrayError),
+        (lambda store: store.pull("a", out=read_only()), kv.ArrayError),
+        (lambda store: store.pull(["a", "zz"], out=[full(0), full(0)]), kv.KeyNotFoundError),
+        (lambda store: store.pull("a", out=full(0), priority="x"), kv.ArgumentError),
+        (lambda store: store.pushpull("b", full(1), out=np.zeros(4, np.float32)), kv.ShapeError),
+        (lambda store: store.pushpull("b", full(1), out=read_only()), kv.ArrayError),
+        (lambda store: store.pushpull("b", read_only()), kv.ArrayError),
+        (lambda store: store.push("b", np.zeros(4, np.float32)), kv.ShapeError),
+        (lambda store: store.push("zz", full(1)), kv.KeyNotFoundError),
+    ],
+)
+def test_a_call_that_is_not_valid_pushes_nothing(steps: kv.KVStore, call: Any, error: type) -> None:
+    with pytest.raises(error), steps.step():
+        steps.push("a", full(1))
+        call(steps)
+    assert pulled(steps) == [0, 0, 0]
+    with steps.step():
+        steps.push("a", full(1))
+    assert pulled(steps) == [1, 0, 0]
+
+
 def test_other_threads_have_no_part_in_a_step() -> None:
     with made() as store:
         with store.step():

@@ -50,17 +50,25 @@ def crashed(plan: Plan, ended: list[Ended]) -> list[str]:
 def told(plan: Plan, events: list[Event], faults: list[Fault], ended_at: float = math.inf) -> list[float]:
     """Return for each who is left the seconds until it raised an error, or went on; infinity: neither.
 
-    What passes by itself is counted from its end. Where the launcher ends a job, its end tells all.
+    What passes by itself is counted from its end, and not by those who were done by then: without rounds
+    nobody waits for one that stands still. Where the launcher ends a job, its end tells all.
     """
     fault = faults[0]
     start = fault.end if plan.heals and fault.end < math.inf else fault.start
     left = [slot for slot in range(plan.workers) if not (plan.victim_is_worker and slot == plan.victim)]
     if plan.heals:
-        left = list(range(plan.workers))
+        left = [slot for slot in range(plan.workers) if not _was_done(events, slot, start)]
     elif plan.store == "mpi":
         return [min(_raised(events, slot, start), ended_at) - start for slot in left]
     find = _raised if plan.until_told else _went_on(plan, events)
     return [find(events, slot, start) - start for slot in left]
+
+
+def _was_done(events: list[Event], slot: int, at: float) -> bool:
+    """Whether a worker had only to close its store at this time, and could."""
+    own = [one for one in events if one.slot == slot]
+    closed = any(one.verb == "close" and one.good for one in own)
+    return closed and all(one.returned <= at for one in own if one.verb != "close")
 
 
 def _raised(events: list[Event], slot: int, start: float) -> float:

@@ -170,8 +170,8 @@ def is_whole(path: str) -> bool:
                 left -= len(piece)
             return left == 0 and file.read() == digest.digest()
     except OSError as error:
-        if error.errno in (errno.EISDIR, errno.EINVAL):
-            return False  # a folder, a pipe: somebody else's
+        if error.errno in (errno.EISDIR, errno.EINVAL, errno.ENXIO, errno.ELOOP):
+            return False  # a folder, a pipe, a socket, a link to itself: somebody else's
         raise unreadable(path, error) from error
 
 

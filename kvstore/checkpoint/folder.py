@@ -98,9 +98,8 @@ class CheckpointFolder:
         if keep is None:
             return
         good = [step for step in self.steps() if step not in self._damaged and step <= written]
-        oldest = good[-keep:][0]
         for step in self.steps():
-            if step < oldest:
+            if step < min(good[-keep:], default=0):  # 0: somebody else has removed it
                 self._remove(step)
 
     def _remove(self, step: int) -> None:

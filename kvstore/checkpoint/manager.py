@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 import os
+import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
@@ -67,6 +69,7 @@ class CheckpointManager:
         options = {} if timeout is None else {"timeout": timeout}
         self._writer = BackgroundWriter(store_config(options).timeout)
         self._folder = CheckpointFolder(folder)
+        self._lock = threading.Lock()
 
     def save(
         self,
@@ -115,9 +118,13 @@ class CheckpointManager:
             return
         number = _whole(step, "step", 0)
         text = contents.as_json({} if extra is None else extra)
+        with self._lock:  # one thread after the other
+            self._save(store, number, text, {} if arrays is None else arrays)
+
+    def _save(self, store: KVStore, number: int, text: str, arrays: Any) -> None:
         self._writer.wait()
         self._folder.check_newest(number)
-        own = contents.own_arrays({} if arrays is None else arrays)
+        own = contents.own_arrays(arrays)
         found = read_with(store, partial(contents.collect, step=number, extra=text, arrays=own))
         path = self._folder.file_of(number)
         self._writer.start(f"the write of {path}", found.nbytes, partial(self._write, path, number, found))
@@ -154,8 +161,8 @@ class CheckpointManager:
         step : int, optional
             The step to load, instead of the newest.
         check : callable, optional
-            Worker 0 calls it with the checkpoint before anything changes. A `StateFileError` that it raises
-            is raised on all workers.
+            Worker 0 calls it with the checkpoint before anything changes; it must not use the store. What it
+            raises is raised there, and as `StateFileError` on the other workers.
 
         Returns
         -------
@@ -169,6 +176,8 @@ class CheckpointManager:
             Nothing has changed. All workers get this error.
         """
         _checked(store)
+        if check is not None and not callable(check):
+            raise ArgumentError(f"check must be a function of a Checkpoint, not {type(check).__name__}")
         self._writer.wait()
         number = None if step is None else _whole(step, "step", 0)
         return restore(store, partial(self._find, number, check))
@@ -180,7 +189,7 @@ class CheckpointManager:
         path = self._folder.file_of(newest) if step is None else self._folder.check_whole(step)
         found = contents.read(path)
         if check is not None:
-            check(Checkpoint(found.step, found.extra, found.arrays))
+            check(Checkpoint(found.step, copy.deepcopy(found.extra), dict(found.arrays)))
         return found
 
     def steps(self) -> list[int]:

@@ -49,7 +49,7 @@ def restore(store: KVStore, find: Callable[[], Contents | None]) -> Checkpoint |
         return None if contents is None else _load(store, contents)
     with Handover(store) as workers:
         found = _lead(store, workers, find) if store.rank == 0 else _follow(store, workers)
-    if isinstance(found, KVStoreError):  # not before the others know, and the way to them is closed
+    if isinstance(found, Exception):  # not before the others know, and the way to them is closed
         raise found
     return found
 
@@ -59,14 +59,15 @@ def restore(store: KVStore, find: Callable[[], Contents | None]) -> Checkpoint |
 
 def _lead(
     store: KVStore, workers: Handover, find: Callable[[], Contents | None]
-) -> Checkpoint | KVStoreError | None:
+) -> Checkpoint | Exception | None:
     """Find a checkpoint, let the others hear of it, load it, and let them hear that it is done."""
     try:
         contents = find()
         if contents is not None:
             read_with(store, partial(_check, contents=contents))
-    except KVStoreError as error:
-        workers.give({"error": str(error)}, {})
+    except Exception as error:  # of a check that the caller has passed, any
+        kind = "" if isinstance(error, KVStoreError) else f"{type(error).__name__}: "
+        workers.give({"error": f"{kind}{error}"}, {})
         return error
     if contents is None:
         workers.give({}, {})

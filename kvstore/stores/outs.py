@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -12,7 +12,10 @@ from ..arrays.grouping import Group, Key
 from ..arrays.sparse import RowSparseArray
 from ..devices.arrays import device_of
 from ..kernels import cpu
-from .entry import Array, Deliver, Keyed, dense_out
+from .entry import Array, Deliver, Keyed, check_shape, dense_out
+
+if TYPE_CHECKING:
+    from .protocol import Kind
 
 
 class Later(dict[Key, list[Deliver]]):
@@ -70,7 +73,7 @@ class Later(dict[Key, list[Deliver]]):
                 deliver()
 
 
-class _NewKey(NamedTuple):
+class _KeyForm(NamedTuple):
     key: Key
     shape: tuple[int, ...]
     dtype: Any
@@ -108,10 +111,22 @@ def check_first_outs(groups: Sequence[Group], outs: Sequence[Group]) -> Iterator
     for key, arrays in outs:
         shape = getattr(first.get(key), "shape", None)
         if isinstance(shape, tuple):
-            new = _NewKey(key, tuple(shape), first[key].dtype)
+            new = _KeyForm(key, tuple(shape), first[key].dtype)
             _, on_gpu = host_outs(new, arrays, Later())
             if on_gpu:
                 yield new, on_gpu
+
+
+def check_outs(kind: Callable[[Key], Kind], outs: Iterable[Group]) -> None:
+    """Raise what a pull into these arrays would raise; `kind` as that of a backend."""
+    for key, arrays in outs:
+        _, dtype, shape = kind(key)
+        form = _KeyForm(key, shape, dtype)
+        for out in arrays:
+            if isinstance(out, RowSparseArray) or device_of(out) is not None:
+                check_shape(form, out, "out")
+            else:
+                dense_out(form, out)
 
 
 def convert(value: Callable[[], Array] | None, filled: list[Array], out: Array) -> None:

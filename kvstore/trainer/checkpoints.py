@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from ..arrays.host import readable
+from ..checkpoint import contents
 from ..checkpoint.restoring import Checkpoint
 from ..errors import StateFileError
 from ..optimizer import Optimizer
@@ -15,62 +17,108 @@ from ..optimizer.optimizer import Array
 from ..optimizer.updater import Counts
 from .parameter import Trainable
 
-_TRAINER, _STATES, _WEIGHT = "trainer", "trainer.states", "trainer.weight/"
+_TRAINER, _USER, _STATES, _WEIGHT = "trainer", "user", "trainer.states", "trainer.weight/"
 
 
-def described(extra: dict[str, Any] | None, optimizer: Optimizer, updates: bool) -> dict[str, Any]:
-    """Return what a file says beside its arrays: of the trainer, and what the caller adds.
+class _Described(msgspec.Struct):
+    """What a file says of a trainer."""
 
-    `updates`: whether the store updates the weights, and so has them.
-    """
-    counts = [[key, count] for key, count in optimizer._index_update_count.items()]
-    mine = {"updates": updates, "counts": counts, "num_update": optimizer.num_update}
-    return {_TRAINER: mine, "user": {} if extra is None else extra}
-
-
-def arrays(params: Sequence[Trainable], states: bytes) -> dict[str, Any]:
-    """Return what no store has: weights of the first replica, and the optimizer's states."""
-    weights = {f"{_WEIGHT}{key}": param.list_data()[0] for key, param in enumerate(params)}
-    return {**weights, _STATES: np.frombuffer(states, np.uint8)}
+    updates: bool  # whether the store updates the weights, and so has them
+    names: list[str]
+    optimizer: str
+    counts: list[tuple[int | str, int]]
+    num_update: int
 
 
-def check(found: Checkpoint, params: Sequence[Trainable], updates: bool) -> None:
+def described(
+    extra: dict[str, Any] | None, params: Sequence[Trainable], optimizer: Optimizer, updates: bool
+) -> dict[str, Any]:
+    """Return what a file says beside its arrays: of the trainer, and what the caller adds."""
+    user = {} if extra is None else extra
+    contents.as_json(user)  # refuses what is no dict, and what JSON cannot say
+    mine = _Described(
+        updates,
+        [str(param.name) for param in params],
+        type(optimizer).__name__.lower(),
+        list(optimizer._index_update_count.items()),
+        optimizer.num_update,
+    )
+    return {_TRAINER: msgspec.to_builtins(mine) | {"counts": [list(one) for one in mine.counts]}, _USER: user}
+
+
+def arrays(params: Sequence[Trainable], updates: bool) -> dict[str, Any]:
+    """Return the weights that no store updates, of the first replica."""
+    mine = _own(params, updates)
+    return {f"{_WEIGHT}{key}": params[key].list_data()[0] for key in mine}
+
+
+def states(packed: bytes) -> dict[str, Any]:
+    """Return the optimizer's states as an array, as `Updater.get_states` gave them."""
+    return {_STATES: np.frombuffer(packed, np.uint8)}
+
+
+def _own(params: Sequence[Trainable], updates: bool) -> list[int]:
+    """Return the keys of parameters whose weights the trainer has: a store updates none without gradients."""
+    return [key for key, param in enumerate(params) if not updates or param.grad_req == "null"]
+
+
+def check(found: Checkpoint, params: Sequence[Trainable], optimizer: Optimizer, updates: bool) -> None:
     """Raise StateFileError unless a checkpoint is one of such a trainer."""
     where = f"the checkpoint of step {found.step}"
-    mine = found.extra.get(_TRAINER)
-    if not isinstance(mine, dict):
-        raise StateFileError(f"{where} is not of Trainer.save_checkpoint")
-    if mine.get("updates") is not updates:
-        raise StateFileError(f"{where} is of a trainer with another update_on_kvstore")
-    if updates:
-        return  # its store compares values
-    for key, param in enumerate(params):
-        name, weight = f"{_WEIGHT}{key}", readable(param.list_data()[0], f"data of {param.name!r}")
-        there = found.arrays.get(name)
-        if there is None or there.shape != weight.shape or there.dtype != weight.dtype:
-            kind = "nothing" if there is None else f"{there.dtype}{list(there.shape)}"
-            raise StateFileError(
-                f"{where} has {kind} for parameter {param.name!r}, which is "
-                f"{weight.dtype}{list(weight.shape)}"
-            )
+    mine = _of(found, where)
+    if mine.updates is not updates:
+        raise StateFileError(
+            f"{where} is of a trainer with update_on_kvstore={mine.updates}, by choice or by default: "
+            "pass that"
+        )
+    names, rule = [str(param.name) for param in params], type(optimizer).__name__.lower()
+    if mine.names != names:
+        raise StateFileError(f"{where} has parameters {mine.names}, and the trainer {names}")
+    if mine.optimizer != rule:
+        raise StateFileError(
+            f"{where} has states of optimizer {mine.optimizer!r}, and the trainer has {rule!r}: use the same"
+        )
+    if not updates and _STATES not in found.arrays:
+        raise StateFileError(f"{where} has no states")
+    for key in _own(params, updates):
+        _check_weight(found, params[key], f"{_WEIGHT}{key}", where)
 
 
-def weight_of(found: Checkpoint, key: int) -> Array:
-    """Return the weight of a parameter."""
-    return found.arrays[f"{_WEIGHT}{key}"]
+def _of(found: Checkpoint, where: str) -> _Described:
+    try:
+        if not isinstance(found.extra[_USER], dict):
+            raise TypeError(_USER)
+        return msgspec.convert(found.extra[_TRAINER], _Described)
+    except (KeyError, TypeError, msgspec.ValidationError):
+        raise StateFileError(f"{where} is not of Trainer.save_checkpoint") from None
+
+
+def _check_weight(found: Checkpoint, param: Trainable, name: str, where: str) -> None:
+    weight, there = readable(param.list_data()[0], f"data of {param.name!r}"), found.arrays.get(name)
+    if there is None or there.shape != weight.shape or there.dtype != weight.dtype:
+        kind = "nothing" if there is None else f"{there.dtype}{list(there.shape)}"
+        raise StateFileError(
+            f"{where} has {kind} for parameter {param.name!r}, which is {weight.dtype}{list(weight.shape)}"
+        )
+
+
+def weights_of(found: Checkpoint) -> dict[int, Array]:
+    """Return the weights that no store has, by key."""
+    names = [name for name in found.arrays if name.startswith(_WEIGHT)]
+    return {int(name.removeprefix(_WEIGHT)): found.arrays[name] for name in names}
 
 
 def states_of(found: Checkpoint) -> bytes:
-    """Return the optimizer's states, as `Updater.get_states` gave them."""
+    """Return the optimizer's states."""
     return found.arrays[_STATES].tobytes()
 
 
 def counts_of(found: Checkpoint) -> Counts:
     """Return the update counts, as `Updater.snapshot_counts`."""
-    mine: Mapping[str, Any] = found.extra[_TRAINER]
-    return {int(key): int(count) for key, count in mine["counts"]}, int(mine["num_update"])
+    mine = _of(found, "")
+    return dict(mine.counts), mine.num_update
 
 
 def users_part(found: Checkpoint) -> Checkpoint:
     """Return what the caller gets to see."""
-    return Checkpoint(found.step, found.extra["user"], {})
+    return Checkpoint(found.step, found.extra[_USER], {})

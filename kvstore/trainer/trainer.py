@@ -24,7 +24,7 @@ from .choice import Choice, choose
 from .exchange import StoreExchange
 from .gradients import StepGradients
 from .parameter import Parameter, Trainable, factor
-from .updates import ReplicaUpdaters, assign
+from .updates import ReplicaUpdaters, assign, check_writable
 
 PathLike = str | os.PathLike[str]
 
@@ -356,21 +356,23 @@ class Trainer:
         ArgumentError, StateFileError, TimeoutError, KVStoreError
             As `CheckpointManager.save`.
         """
+        _check_manager(manager)
         self._prepare()
         self._check_complete("save_checkpoint")
         store, updates = self._choice.store, self._choice.updates
-        said = checkpoints.described(extra, self._optimizer, updates)
+        said = checkpoints.described(extra, self._params, self._optimizer, updates)
+        arrays = checkpoints.arrays(self._params, updates)
         if updates:
-            manager.save(store, step, said)
+            manager.save(store, step, said, arrays)
         elif store is None or store.rank == 0:
             with create("local", processes=1) as empty:
-                manager.save(empty, step, said, checkpoints.arrays(self._params, self._updaters.packed()))
+                manager.save(empty, step, said, arrays | checkpoints.states(self._updaters.packed()))
 
     def restore_checkpoint(self, manager: CheckpointManager) -> Checkpoint | None:
         """Load the newest checkpoint that is whole: weights, optimizer and states.
 
-        All workers call it, before their first step. The optimizer of the checkpoint replaces the present
-        one; the factors ``lr_mult`` and ``wd_mult`` of the parameters do not change.
+        All workers call it, before their first step. The optimizer must be of the same class; it gets the
+        settings of the checkpoint. The factors ``lr_mult`` and ``wd_mult`` of the parameters do not change.
 
         Returns
         -------
@@ -381,16 +383,20 @@ class Trainer:
         Raises
         ------
         StateFileError
-            The file is not one of `save_checkpoint`, or of another `update_on_kvstore`, or does not fit the
-            parameters; see `CheckpointManager.restore`. Nothing has changed.
+            The file is not one of `save_checkpoint`, or of another `update_on_kvstore`, or has other
+            parameters or another optimizer; see `CheckpointManager.restore`. Nothing has changed.
+        ArgumentError, ArrayError
+            `manager` is no `CheckpointManager`; a replica cannot be written. Nothing has changed.
         ConfigError
             A parameter has no data yet.
         """
+        _check_manager(manager)
         self._prepare()
         self._check_complete("restore_checkpoint")
+        check_writable(self._params)
         updates = self._choice.updates
+        fits = partial(checkpoints.check, params=self._params, optimizer=self._optimizer, updates=updates)
         with self._store_for_restore() as store:
-            fits = partial(checkpoints.check, params=self._params, updates=updates)
             found = manager.restore(store, check=fits)
         if found is None:
             return None
@@ -400,8 +406,8 @@ class Trainer:
         else:
             read = partial(states.unpack, checkpoints.states_of(found))
             self._optimizer = self._updaters.load(read, self._weights())
-            for key, param in enumerate(self._params):
-                assign(param, checkpoints.weight_of(found, key))
+        for key, weight in checkpoints.weights_of(found).items():
+            assign(self._params[key], weight)
         self._attach_multipliers()
         return checkpoints.users_part(found)
 
@@ -448,6 +454,11 @@ class Trainer:
         if key is None:
             raise ArgumentError(f"parameter {parameter.name!r} does not belong to this trainer")
         return key
+
+
+def _check_manager(manager: Any) -> None:
+    if not isinstance(manager, CheckpointManager):
+        raise ArgumentError(f"manager must be a CheckpointManager, not {type(manager).__name__}")
 
 
 class _Factors:

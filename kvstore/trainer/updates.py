@@ -141,6 +141,14 @@ def _gradient(param: Trainable, replica: int) -> Any:
     return grad if isinstance(grad, RowSparseArray) else readable(grad, f"gradient of {param.name!r}")
 
 
+def check_writable(params: Sequence[Trainable]) -> None:
+    """Raise ArrayError for a replica that cannot be written."""
+    for param in params:
+        for array in param.list_data():
+            if not isinstance(array, RowSparseArray):
+                writable(array, f"data of {param.name!r}")
+
+
 def assign(param: Trainable, value: Array) -> None:
     """Give all replicas of a parameter a value."""
     for replica in range(len(param.list_data())):

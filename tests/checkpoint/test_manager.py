@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +195,18 @@ def test_a_file_that_is_cut_short_is_skipped(tmp_path: Path, size: int) -> None:
     assert manager.latest == 1
 
 
-@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def make_socket(path: str) -> None:
+    folder = os.open(os.path.dirname(path), os.O_PATH)  # its path is too long for the name of a socket
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(f"/proc/self/fd/{folder}/{os.path.basename(path)}")
+    os.close(folder)
+
+
+def make_loop(path: str) -> None:
+    os.symlink(path, path)
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, make_socket, make_loop])
 def test_what_is_no_file_is_skipped(tmp_path: Path, make: Callable[[str], None]) -> None:
     manager = saved(tmp_path, 1, 2)
     make(manager._folder.file_of(3))
@@ -362,6 +377,49 @@ def test_a_file_that_is_taken_for_abandoned_before_its_lock_is_made_again(
     assert (os.listdir(tmp_path), manager.latest) == (["step-00000001.safetensors"], 1)
 
 
+def test_a_check_sees_a_checkpoint_before_anything_changes(tmp_path: Path) -> None:
+    manager = kv.CheckpointManager(tmp_path)
+    with trained() as store:
+        manager.save(store, 7, {"a": [1]}, {"b": np.ones(2)})
+
+    def spoil(checkpoint: kv.Checkpoint) -> None:
+        assert checkpoint.step == 7
+        checkpoint.extra["a"].append(2)
+        del checkpoint.arrays["b"]
+
+    with kv.create("local") as store:
+        with pytest.raises(kv.ArgumentError, match="must be a function"):
+            manager.restore(store, check=5)  # type: ignore[arg-type]
+        with pytest.raises(KeyError):
+            manager.restore(store, check=lambda checkpoint: checkpoint.extra["none"])
+        assert len(store) == 0
+        found = manager.restore(store, check=spoil)
+    assert found is not None and found.extra == {"a": [1]} and list(found.arrays) == ["b"]
+
+
+def test_threads_save_one_after_the_other(tmp_path: Path) -> None:
+    """And another manager removes their files meanwhile."""
+    manager, other, steps = (
+        kv.CheckpointManager(tmp_path, keep=1),
+        kv.CheckpointManager(tmp_path, keep=1),
+        count(),
+    )
+    with trained() as store, trained() as second:
+
+        def save(mine: kv.CheckpointManager, of: kv.KVStore) -> None:
+            for _ in range(20):
+                with contextlib.suppress(kv.ConfigError):  # a later step is there already
+                    mine.save(of, next(steps))
+
+        jobs = [(manager, store), (manager, store), (other, second)]
+        with ThreadPoolExecutor(len(jobs)) as pool:
+            for one in [pool.submit(save, *job) for job in jobs]:
+                one.result()
+        manager.wait()
+        other.wait()
+    assert manager.latest is not None
+
+
 def test_two_managers_in_one_folder(tmp_path: Path) -> None:
     one, two = kv.CheckpointManager(tmp_path, 2), kv.CheckpointManager(tmp_path, 2)
     with trained() as store:
@@ -478,6 +536,19 @@ with store(4) as two:
     assert found.arrays["a"].tolist() == [[7] * 3] * 2 and found.arrays["none"].shape == (0, 2)
     two.barrier()
     assert (push(two), push(two), push(two)) == expected
+with store(4) as four:
+
+    def refuse(checkpoint):
+        assert checkpoint.step == 5
+        raise ValueError("not mine")
+
+    try:
+        manager.restore(four, check=refuse)
+    except (ValueError, kv.StateFileError) as error:
+        assert "not mine" in str(error), error
+        assert isinstance(error, ValueError if four.rank == 0 else kv.StateFileError)
+        four.barrier()
+        os.write(1, b"checked\\n")
 with store(5) as three:
     try:
         manager.restore(three)
@@ -499,5 +570,5 @@ def test_all_workers_get_what_worker_0_finds(tmp_path: Path, kind: str, hierarch
     done = subprocess.run(
         command, cwd=tmp_path, text=True, capture_output=True, timeout=pace.seconds(60), check=False
     )
-    assert done.stdout.count("refused") == 2, done.stderr
+    assert done.stdout.count("checked") == done.stdout.count("refused") == 2, done.stderr
     assert done.returncode == 0, done.stderr

@@ -14,7 +14,7 @@ from servers import ServedJob
 
 import kvstore as kv
 from kvstore.optimizer.lr_scheduler import FactorScheduler
-from kvstore.trainer import Parameter, Trainer
+from kvstore.trainer import Parameter, Trainer, checkpoints
 
 F = np.float32
 
@@ -113,6 +113,26 @@ def test_rows_stay_where_they_are(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------ what is refused
 
 
+@pytest.mark.parametrize("updates", [True, False])
+def test_what_is_never_updated_is_the_trainers(updates: bool, tmp_path: Path) -> None:
+    """Statistics of a normalisation, say: the program writes them, and no store knows."""
+
+    def made_anew() -> list[Parameter]:
+        return [Parameter("w", np.zeros(2, F)), Parameter("mean", np.full(2, 5, F), grad_req="null")]
+
+    options = {"kvstore": "local", "update_on_kvstore": updates}
+    with kv.CheckpointManager(tmp_path) as manager:
+        params = made_anew()
+        with Trainer(params, "sgd", **options) as trainer:
+            trainer.step(1)
+            params[1].data()[:] = 77
+            trainer.save_checkpoint(manager, 1)
+        params = made_anew()
+        with Trainer(params, "sgd", **options) as trainer:
+            trainer.restore_checkpoint(manager)
+    assert params[1].data().tolist() == [77, 77]
+
+
 def two(*shape: int) -> list[Parameter]:
     return [Parameter("a", np.zeros(shape or (2,), F)), Parameter("b", np.ones(3, F))]
 
@@ -126,27 +146,25 @@ def saved(manager: kv.CheckpointManager, updates: bool) -> None:
 @pytest.mark.parametrize(
     ("was", "updates", "params", "rule", "message"),
     [
-        (True, False, two(), "adam", "of a trainer with another update_on_kvstore"),
-        (False, True, two(), "adam", "of a trainer with another update_on_kvstore"),
+        (True, False, two(), "adam", "of a trainer with update_on_kvstore=True"),
+        (False, True, two(), "adam", "of a trainer with update_on_kvstore=False"),
         (False, False, two(4), "adam", r"float32\[2\] for parameter 'a', which is float32\[4\]"),
-        (False, False, [*two(), *two()], "adam", "has nothing for parameter 'a'"),
+        (False, False, [*two(), *two()], "adam", r"parameters \['a', 'b'\], and the trainer"),
+        (True, True, two()[:1], "adam", r"parameters \['a', 'b'\], and the trainer \['a'\]"),
+        (True, True, two()[::-1], "adam", r"and the trainer \['b', 'a'\]"),
         (True, True, two(4), "adam", "key 0 is .*(2,).* there and .*(4,).* in this store"),
-        (False, False, two(), "sgd", None),
-        (True, True, two(), "sgd", "set the same optimizer"),
+        (False, False, two(), "sgd", "states of optimizer 'adam', and the trainer has 'sgd'"),
+        (True, True, two(), "sgd", "states of optimizer 'adam', and the trainer has 'sgd'"),
     ],
 )
 def test_what_does_not_fit_changes_nothing(
-    was: bool, updates: bool, params: list[Parameter], rule: str, message: str | None, tmp_path: Path
+    was: bool, updates: bool, params: list[Parameter], rule: str, message: str, tmp_path: Path
 ) -> None:
     with kv.CheckpointManager(tmp_path) as manager:
         saved(manager, was)
         manager.wait()
         trainer = Trainer(params, rule, kvstore="local", update_on_kvstore=updates)
         with trainer:
-            if message is None:  # the trainer's own optimizer is replaced, as by load_states
-                assert trainer.restore_checkpoint(manager) is not None
-                assert isinstance(trainer.optimizer, kv.optimizer.Adam)
-                return
             before, optimizer = [param.data().copy() for param in params], trainer.optimizer
             with pytest.raises(kv.StateFileError, match=message):
                 trainer.restore_checkpoint(manager)
@@ -166,6 +184,66 @@ def test_a_file_of_a_store_is_not_a_trainers(tmp_path: Path) -> None:
             pytest.raises(kv.StateFileError, match=r"step 1 is not of Trainer\.save_checkpoint"),
         ):
             trainer.restore_checkpoint(manager)
+
+
+@pytest.mark.parametrize(
+    ("broken", "updates"),
+    [
+        ({"trainer": {"updates": True}, "user": {}}, True),
+        ({"trainer": 5, "user": {}}, True),
+        ({"user": {}}, True),
+        ("counts", True),
+        ("user", True),
+    ],
+)
+def test_a_file_without_all_parts_changes_nothing(broken: Any, updates: bool, tmp_path: Path) -> None:
+    with kv.CheckpointManager(tmp_path) as manager:
+        with Trainer(two(), "adam", kvstore="local", update_on_kvstore=True) as trainer:
+            trainer.step(1)
+            said = checkpoints.described({}, two(), trainer.optimizer, updates)
+            if broken == "counts":
+                said["trainer"]["counts"] = [["q"]]
+            elif broken == "user":
+                said["user"] = 7
+            manager.save(trainer.kvstore, 1, said if isinstance(broken, str) else broken)
+            manager.wait()
+        params = two()
+        with (
+            Trainer(params, "adam", kvstore="local", update_on_kvstore=True) as trainer,
+            pytest.raises(kv.StateFileError, match=r"step 1 is not of Trainer\.save_checkpoint"),
+        ):
+            trainer.restore_checkpoint(manager)
+        assert params[0].data().tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("extra", [5, "x", [], {1: 2}])
+def test_what_is_added_is_a_dict_of_json(extra: Any, tmp_path: Path) -> None:
+    with kv.CheckpointManager(tmp_path) as manager, Trainer(two(), "sgd") as trainer:
+        with pytest.raises(kv.ArgumentError, match="extra"):
+            trainer.save_checkpoint(manager, 1, extra)
+        assert manager.steps() == []
+
+
+@pytest.mark.parametrize("wrong", [None, "folder", 5])
+def test_what_is_no_manager(wrong: Any) -> None:
+    with Trainer(two(), "sgd") as trainer:
+        with pytest.raises(kv.ArgumentError, match="must be a CheckpointManager"):
+            trainer.save_checkpoint(wrong, 1)
+        with pytest.raises(kv.ArgumentError, match="must be a CheckpointManager"):
+            trainer.restore_checkpoint(wrong)
+
+
+def test_a_replica_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
+    with kv.CheckpointManager(tmp_path) as manager:
+        saved(manager, False)
+        manager.wait()
+        params = two()
+        with Trainer(params, "adam", {"learning_rate": 7}, kvstore="local") as trainer:
+            params[0].data()[:] = 9
+            params[1].data().flags.writeable = False
+            with pytest.raises(kv.ArrayError):
+                trainer.restore_checkpoint(manager)
+            assert trainer.learning_rate == 7 and params[0].data().tolist() == [9, 9]
 
 
 def test_parameters_without_data(tmp_path: Path) -> None:

@@ -54,6 +54,16 @@ def test_who_goes_on_is_told_by_a_round_without_the_lost_one() -> None:
     assert judge.told(plan, [*events, pushpull(0, 3, 3.0)], fault) == [1.25]
 
 
+@pytest.mark.parametrize(("closes", "found"), [("", [0.5]), ("PeerLostError", [0.5, float("inf")])])
+def test_who_was_done_by_then_is_not_told(closes: str, found: list[float]) -> None:
+    plan = plan_of("stop below", "raise")._replace(store="dist_async")
+    events = [pushpull(0, 1, 1.0), pushpull(0, 2, 3.0), pushpull(1, 1, 1.0)]
+    close = Event(1, "close", (), 3.5, 3.75, closes)
+    assert judge.told(
+        plan, [*events, close], [Fault("paused", slot=0, start=2.0, end=3.0 - 1e-9)]
+    ) == pytest.approx(found)
+
+
 def test_a_value_that_no_round_has_is_wrong(tmp_path: Path) -> None:
     plan = plan_of("kill in push", "raise")._replace(keeps="all", folder=str(tmp_path))
     promised = promise(Cell("dist_sync", "kill in push"), 1.0)
