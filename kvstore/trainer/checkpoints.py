@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from ..arrays.host import readable
+from ..arrays.sparse import RowSparseArray
 from ..checkpoint import contents
 from ..checkpoint.restoring import Checkpoint
 from ..errors import StateFileError
@@ -59,7 +60,11 @@ def states(packed: bytes) -> dict[str, Any]:
 
 def _own(params: Sequence[Trainable], updates: bool) -> list[int]:
     """Return the keys of parameters whose weights the trainer has: a store updates none without gradients."""
-    return [key for key, param in enumerate(params) if not updates or param.grad_req == "null"]
+    return [
+        key
+        for key, param in enumerate(params)
+        if not updates or (param.grad_req == "null" and not isinstance(param.list_data()[0], RowSparseArray))
+    ]
 
 
 def check(found: Checkpoint, params: Sequence[Trainable], optimizer: Optimizer, updates: bool) -> None:

@@ -99,7 +99,8 @@ def test_rows_stay_where_they_are(tmp_path: Path) -> None:
         for first in (True, False):
             start = table if first else kv.RowSparseArray.from_dense(np.ones((6, 2), F))
             param = Parameter("t", start, kv.RowSparseArray(np.zeros((0, 2), F), [], (6, 2)))
-            with Trainer([param], "sgd", kvstore="local") as trainer:
+            still = Parameter("u", start, grad_req="null")
+            with Trainer([param, still], "sgd", kvstore="local") as trainer:
                 found = trainer.restore_checkpoint(manager)
                 assert (found is None) == first
                 if first:

@@ -304,10 +304,8 @@ class HandshakeMonitor:
                 return
             if told["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.close()
-            elif (
-                told["event"] == zmq.EVENT_CLOSED
-            ):  # nobody is there any more: that was what broke connections
-                self._failures = 0
+            elif told["event"] == zmq.EVENT_CLOSED:
+                self._failures = 0  # nobody is there any more: that is what has broken connections
             elif told["event"] & _FAILED:
                 self._failed(told["event"], told["value"])
 

@@ -10,8 +10,8 @@ import contextlib
 import errno
 import math
 import os
-import random
 import re
+import secrets
 import select
 import time
 from array import array
@@ -245,7 +245,7 @@ class Router(Channel):
         """
         host, port = addresses.split(address)
         if host and not port:
-            for chosen in random.sample(_PORTS, _TRIES):
+            for chosen in secrets.SystemRandom().sample(_PORTS, _TRIES):
                 with contextlib.suppress(zmq.ZMQError):
                     self.socket.bind(f"tcp://{host}:{chosen}")
                     return
