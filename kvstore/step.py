@@ -11,6 +11,7 @@ from .errors import CapabilityError, ConfigError
 
 if TYPE_CHECKING:
     from .store import KVStore
+    from .stores.protocol import Backend
 
 
 class Step:
@@ -62,6 +63,13 @@ def _lists(groups: dict[Key, list[Any]]) -> tuple[list[Key], list[Any]]:
 
 def _call(verb: str, arguments: tuple[Any, ...], options: dict[str, Any], store: KVStore) -> None:
     getattr(store, verb)(*arguments, **options)
+
+
+def check_outs(backend: Backend, outs: list[Group]) -> None:
+    """Raise what a pull into these arrays would raise, before anything is pushed."""
+    from .stores import outs as arrays  # each store has loaded it: `import kvstore` need not
+
+    arrays.check_outs(backend.kind, outs)
 
 
 def refuse_async(async_op: bool) -> None:

@@ -40,8 +40,7 @@ from .observe.native._observe import Counters
 from .observe.timeline.marks import Marks
 from .optimizer import Optimizer, Updater
 from .plan import Plan
-from .step import Step, check_whole_steps, refuse_async
-from .stores.outs import check_outs
+from .step import Step, check_outs, check_whole_steps, refuse_async
 from .stores.protocol import Backend, counted
 
 if TYPE_CHECKING:
@@ -212,7 +211,7 @@ class KVStore(KVStoreBase):
             raise ArrayError("pull needs `out`, the array or arrays to write to")
         backend = self._backend
         if self._steps and (step := self._own_step(async_op)) and step.has_any(group(key, out, "out")):
-            self._do([], check_outs, self._backend.kind, group(key, out, "out"))
+            self._do([], check_outs, self._backend, group(key, out, "out"))
             step.read("pull", key, out, _whole(priority), ignore_sparse)
             return None
         quick = backend.has_quick_push_and_pull and type(priority) is int and not async_op
@@ -250,7 +249,7 @@ class KVStore(KVStoreBase):
         if self._steps and (step := self._own_step(async_op)) is not None:
             given = group(key, value)
             wanted = given if out is None else group(key, out, "out")
-            self._do([], check_outs, self._backend.kind, wanted)
+            self._do([], check_outs, self._backend, wanted)
             step.push(given, wanted)
             return None
         if not async_op and self._quickly(key, value, out):
