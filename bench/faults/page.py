@@ -111,8 +111,8 @@ bench faults --write faults`; the numbers are in
   time after which a process is lost, and 3 s, of which a busy machine has more; without a
   scheduler, that has no journal, three times the first: rounds do not need it, so servers end
   first, and then workers miss these.
-- **leftovers**: runs after which a name in `/dev/shm`, a file in `$TMPDIR`, or a server or
-  scheduler was left.
+- **leftovers**: runs after which a name of kvstore's in `/dev/shm`, a file in `$TMPDIR`, or a server or
+  scheduler was left. MPICH leaves names of its own when its processes are killed.
 - **p50, p99, worst**: seconds from the fault until a worker that is left raised the error, or,
   where the job goes on (`on_peer_loss="continue"`, a worker that has closed its store, or a fault
   that passes), until it had read a round without the lost one. Of all workers of all runs. What
