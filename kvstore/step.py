@@ -22,6 +22,8 @@ class Step:
         #: Of keys whose result was asked for by `pushpull`.
         self._outs: dict[Key, list[Any]] = {}
         self._reads: list[Callable[[KVStore], None]] = []
+        #: Arrays that a pull fills after the pushes, which must not fail then.
+        self._pulled: list[Group] = []
 
     def push(self, groups: list[Group], outs: list[Group] | None = None) -> None:
         """Take in a push, with the arrays for its results if there are any."""
@@ -42,10 +44,19 @@ class Step:
         """Take in a call that reads what was pushed."""
         self._reads.append(partial(_call, verb, arguments, options))
 
+    def pull(self, outs: list[Group], *arguments: Any) -> None:
+        """Take in a pull of what was pushed into these arrays."""
+        self._pulled.extend(outs)
+        self.read("pull", *arguments)
+
     def send(self, store: KVStore) -> None:
         """Make the call: a pushpull where all results were asked for by one, else a push and a pull."""
         store._do([], store._backend.prepare_step)
-        if self._values and self._values.keys() == self._outs.keys():
+        at_once = bool(self._values) and self._values.keys() == self._outs.keys()
+        later = self._pulled if at_once else [*self._outs.items(), *self._pulled]
+        if later:
+            store._do([], _check_outs, store._backend, later)
+        if at_once:
             in_place = all(self._outs[key] is values for key, values in self._values.items())
             store.pushpull(*_lists(self._values), out=None if in_place else list(self._outs.values()))
         elif self._values:
@@ -65,7 +76,7 @@ def _call(verb: str, arguments: tuple[Any, ...], options: dict[str, Any], store:
     getattr(store, verb)(*arguments, **options)
 
 
-def check_outs(backend: Backend, outs: list[Group]) -> None:
+def _check_outs(backend: Backend, outs: list[Group]) -> None:
     """Raise what a pull into these arrays would raise, before anything is pushed."""
     from .stores import outs as arrays  # each store has loaded it: `import kvstore` need not
 

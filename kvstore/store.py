@@ -40,7 +40,7 @@ from .observe.native._observe import Counters
 from .observe.timeline.marks import Marks
 from .optimizer import Optimizer, Updater
 from .plan import Plan
-from .step import Step, check_outs, check_whole_steps, refuse_async
+from .step import Step, check_whole_steps, refuse_async
 from .stores.protocol import Backend, counted
 
 if TYPE_CHECKING:
@@ -211,8 +211,7 @@ class KVStore(KVStoreBase):
             raise ArrayError("pull needs `out`, the array or arrays to write to")
         backend = self._backend
         if self._steps and (step := self._own_step(async_op)) and step.has_any(group(key, out, "out")):
-            self._do([], check_outs, self._backend, group(key, out, "out"))
-            step.read("pull", key, out, _whole(priority), ignore_sparse)
+            step.pull(group(key, out, "out"), key, out, _whole(priority), ignore_sparse)
             return None
         quick = backend.has_quick_push_and_pull and type(priority) is int and not async_op
         if quick and self._quickly(key, None, out, "pull"):
@@ -248,9 +247,7 @@ class KVStore(KVStoreBase):
         rank = priority if type(priority) is int else _whole(priority)
         if self._steps and (step := self._own_step(async_op)) is not None:
             given = group(key, value)
-            wanted = given if out is None else group(key, out, "out")
-            self._do([], check_outs, self._backend, wanted)
-            step.push(given, wanted)
+            step.push(given, given if out is None else group(key, out, "out"))
             return None
         if not async_op and self._quickly(key, value, out):
             return None
@@ -379,9 +376,9 @@ class KVStore(KVStoreBase):
         ConfigError
             This thread is in a step already; a key is pushed twice, or a call has ``async_op=True``.
         KVStoreError
-            In the block or at its end: an argument is not valid, and nothing is pushed; of a
-            `row_sparse_pull`, all is pushed. An error of an updater or an optimizer leaves the other keys
-            pushed.
+            At the end: what the call of all pushes raises. An argument that is not valid changes nothing, but
+            one of a `row_sparse_pull` is looked at after the pushes. An error of an updater or an optimizer
+            leaves the other keys pushed.
 
         Notes
         -----

@@ -181,36 +181,32 @@ def mirror(address: str) -> None:
                 connection.sendall(data)
 
 
+def meets_deaths(dealer: Dealer) -> None:
+    """Who is there dies again and again, before its first word."""
+    for _ in range(4):
+        with contextlib.closing(listening(dealer.address)) as listener:
+            listener.accept()[0].close()
+        assert dealer.receive(0.4) is None  # meanwhile it has found nobody there
+
+
+def meets_itself(dealer: Dealer) -> None:
+    mirror(dealer.address)
+    assert dealer.receive(0.3) is None
+
+
+@pytest.mark.parametrize("meets", [meets_deaths, meets_itself])
 @pytest.mark.parametrize("secure", [False, True])
-def test_who_dies_again_and_again_refuses_nobody(
-    context: Contexts, job_keys: dict[str, Keys], secure: bool
+def test_who_is_there_before_its_router_refuses_nobody(
+    context: Contexts, job_keys: dict[str, Keys], secure: bool, meets: Callable[[Dealer], None]
 ) -> None:
     keys = {name: job_keys[name] if secure else None for name in ("worker", "scheduler")}
     address = f"tcp://127.0.0.1:{free_port()}"
     dealer = Dealer(context(keys["worker"]), address, b"patient")
-    for _ in range(4):
-        with contextlib.closing(listening(address)) as listener:
-            listener.accept()[0].close()
-        assert dealer.receive(0.4) is None  # meanwhile it has found nobody there
+    meets(dealer)
     router = Router(context(keys["scheduler"]), address)
     dealer.send([b"hello"])
     found = until(lambda: dealer.receive(0.0) or router.receive(0.1))
     assert found[0] == b"patient"
-
-
-@pytest.mark.parametrize("secure", [False, True])
-def test_who_was_connected_with_itself_is_not_refused(
-    context: Contexts, job_keys: dict[str, Keys], secure: bool
-) -> None:
-    keys = {name: job_keys[name] if secure else None for name in ("worker", "scheduler")}
-    address = f"tcp://127.0.0.1:{free_port()}"
-    dealer = Dealer(context(keys["worker"]), address, b"narcissus")
-    mirror(address)
-    assert dealer.receive(0.3) is None
-    router = Router(context(keys["scheduler"]), address)
-    dealer.send([b"hello"])
-    found = until(lambda: dealer.receive(0.0) or router.receive(0.1))
-    assert found[0] == b"narcissus"
 
 
 def test_a_dealer_comes_back_though_it_has_met_something_else(context: Contexts) -> None:
