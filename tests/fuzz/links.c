@@ -374,7 +374,7 @@ static void check_answers(worker *w)
 {
     int before = failing;
     failing = 0;
-    kp_receive(&w->theirs);
+    kp_receive(&w->theirs, 0);
     kp_message *message = kp_take_messages(&w->theirs);
     while (message) {
         kp_message *following = message->next;

@@ -146,7 +146,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     while (s.end < KP_CLOSED && fuzz_next(&in, &event)) {
         event.what %= N_COMING;
         coming = fuzz_come(&in, &event);
-        kp_receive(&s);
+        kp_receive(&s, 0);
         drop_messages(&s);
     }
     kp_free_stream(&s);

@@ -56,7 +56,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         }
         event.what %= N_COMING + 1;
         coming = fuzz_come(&in, &event);
-        enum kp_outcome outcome = kp_receive(&s);
+        enum kp_outcome outcome = kp_receive(&s, 0);
         for (kp_message *message = kp_take_messages(&s), *following; message; message = following) {
             following = message->next;
             kp_free_message(message);

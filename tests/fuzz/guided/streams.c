@@ -66,9 +66,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     while (fuzz_next(&in, &event)) {
         event.what %= N_COMING;
         coming = fuzz_come(&in, &event);
-        enum kp_outcome outcome = kp_receive(&s);
+        enum kp_outcome outcome = kp_receive(&s, 0);
         check(&s);
-        MUST(outcome != KP_OPEN || !coming.left || kp_receive(&s) != KP_OPEN || !coming.left);
+        MUST(outcome != KP_OPEN || !coming.left || kp_receive(&s, 0) != KP_OPEN || !coming.left);
         if (outcome != KP_BLOCKED && outcome != KP_OPEN)
             break;
     }

@@ -81,7 +81,7 @@ class WorkerSockets(_Sockets):
         self._name = f"{roles.job}/{hello.group}.{hello.ordinal}/worker{roles.rank}/{hello.incarnation:x}"
         self._servers: dict[int, Dealer] = {}
         self._streams: dict[int, StreamClient] = {}
-        self._encrypted = roles.keys is not None
+        self._encrypted, self._has_rivals = roles.keys is not None, roles.num_workers > 1
         self._sender: Sender | None = None
         self._peers: dict[Any, Hashable] = {}
         self._echo: Dealer | None = None
@@ -136,7 +136,7 @@ class WorkerSockets(_Sockets):
             return
         self._drop_stream(server)
         stream = self._streams[server] = StreamClient(
-            offer, self._start_sender, self._poller, self._encrypted
+            offer, self._start_sender, self._poller, self._encrypted, self._has_rivals
         )
         self._peers[stream] = server
         stream.observe(self._counters)

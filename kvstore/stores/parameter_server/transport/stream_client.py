@@ -41,12 +41,18 @@ class StreamClient:
 
     `offer` is what the server has told; the poller returns this object when there is something to receive.
     Where the stream has to be `encrypted`, and the offer is none of such a stream, there is never one.
+    It `has_rivals` where the job has other workers.
     """
 
     def __init__(
-        self, offer: str, sender: Callable[[], Sender], poller: Poller, encrypted: bool = False
+        self,
+        offer: str,
+        sender: Callable[[], Sender],
+        poller: Poller,
+        encrypted: bool = False,
+        has_rivals: bool = False,
     ) -> None:
-        self.offer = offer
+        self.offer, self._has_rivals = offer, has_rivals
         self._offer = Offer.read(offer, encrypted)
         self._cipher = choose(self._offer.ciphers) if self._offer is not None and encrypted else None
         if encrypted and self._cipher is None:
@@ -165,7 +171,7 @@ class StreamClient:
         else:
             self._poller.watch(self._connecting.fileno(), self)
             if self._cipher is None:
-                self._stream = open_stream(self._connecting, sender, counters=self._counters)
+                self._stream = open_stream(self._connecting, sender, None, self._counters, self._has_rivals)
                 self._connecting = None
                 log.debug("stream opened to %s", self._offer.address)
             else:
@@ -204,7 +210,9 @@ class StreamClient:
         sender = self._sender()
         connection.send(handshake.worker_proof())  # so few bytes go at once or not at all
         self._connecting, self._answers, self._opened = None, False, time.monotonic()
-        self._stream = open_stream(connection, sender, handshake.worker_cipher(), self._counters)
+        self._stream = open_stream(
+            connection, sender, handshake.worker_cipher(), self._counters, self._has_rivals
+        )
         log.debug("encrypted stream opened")
 
 

@@ -880,6 +880,69 @@ def test_nothing_is_left_of_a_server() -> None:
     assert left() == before
 
 
+# ---------------------------------------------------------------------------------------------- large values
+
+LARGE = 300_000  # numbers: more than one thread sends to all workers
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """Have a large value, and two threads that serve four workers."""
+    server = Server(monkeypatch, True)
+    server.sockets.all.close()
+    server.sockets.all = StreamSet(two=True)
+    server.define([(LARGE, "float32")])
+    server.start(4)
+    server.send(0, [of_large(1, 0, K.INIT)], [np.zeros(LARGE, np.float32)])
+    server.pump()
+    yield server
+    server.close()
+
+
+def of_large(sequence: int, round_: int, kind: Any = K.PUSHPULL) -> Record:
+    return Record(kind, 0, sequence, round_, place=P.FRAME, nbytes=4 * LARGE)
+
+
+def bring(server: Server, round_: int, parts: list[Any]) -> None:
+    for rank, part in enumerate(parts):
+        server.send(rank, [of_large(round_ + (rank == 0), round_)], [part])
+
+
+def test_large_sums_are_those_of_their_rounds_whichever_thread_sends_them(large: Server) -> None:
+    chance = np.random.default_rng(1)
+    cpus = Path("/proc/self/status").read_text().split("Cpus_allowed:")[1].split("\n")[0]
+    for round_ in range(1, 25):
+        parts = [chance.standard_normal(LARGE, np.float32) for _ in range(4)]
+        bring(large, round_, parts)
+        large.pump()
+        total = (((parts[0] + parts[1]) + parts[2]) + parts[3]).tobytes()
+        for rank, worker in large.workers.items():
+            assert worker.answers.pop(round_ + (rank == 0)) == [Answer(K.VALUE, round_, total)]
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            assert cpus in (task / "status").read_text(), "a thread may run where all may"
+
+
+def test_a_large_sum_goes_out_though_nobody_serves(large: Server) -> None:
+    """Who waits until all is sent, as before the end, does not serve meanwhile."""
+    for round_ in range(1, 12):
+        bring(large, round_, [np.ones(LARGE, np.float32)] * 4)
+        large.pump()
+    bring(large, 12, [np.ones(LARGE, np.float32)] * 4)
+    end = pace.deadline(60)
+    while large.values()[0][0] != 12:
+        assert time.monotonic() < end
+        assert large.sockets.all.serve(0) == []
+    while not all(stream.sent for stream in large.sockets.streams.values()):
+        assert time.monotonic() < end
+        for worker in large.workers.values():
+            large._collect(worker)
+    for rank, worker in large.workers.items():
+        while 12 + (rank == 0) not in worker.answers:
+            assert time.monotonic() < end
+            large._collect(worker)
+
+
 # ------------------------------------------------------------------------------------ what comes between
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Hashable
 from itertools import pairwise
 
 import pace
+import pytest
 
 from kvstore.settings.roles import Roles
 from kvstore.stores.parameter_server.protocol.messages import Attach, Hello, Ping
@@ -23,8 +25,8 @@ from kvstore.stores.parameter_server.transport.sockets import (
 JOB = "sockets"
 
 
-def roles(role: str, scheduler: str) -> Roles:
-    return Roles(role, 0, 1, 1, JOB, scheduler, "127.0.0.1", 0, None, False)
+def roles(role: str, scheduler: str, workers: int = 1) -> Roles:
+    return Roles(role, 0, workers, 1, JOB, scheduler, "127.0.0.1", 0, None, False)
 
 
 def heard(sockets: ServerSockets, seconds: float) -> list[object]:
@@ -91,6 +93,26 @@ def first_peer(sockets: ServerSockets | SchedulerSockets) -> Hashable:
         for peer, _ in sockets.receive(0.05):
             return peer
     raise AssertionError("nobody has sent anything")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_stream_knows_whether_its_server_has_other_workers(workers: int) -> None:
+    scheduler = SchedulerSockets(roles("scheduler", "tcp://127.0.0.1:0"))
+    worker = WorkerSockets(
+        roles("worker", scheduler.address, workers), Hello("worker", 0, 1, "worker/0", JOB, 1)
+    )
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            host, port = listener.getsockname()
+            worker.open_stream(0, f"tcp://{host}:{port}/{'00' * 16}")
+            opened, end = worker._streams[0], pace.deadline(20)
+            while opened.stream is None:
+                assert time.monotonic() < end
+                opened.open()
+            assert opened.stream.has_rivals == (workers > 1)
+    finally:
+        worker.close()
+        scheduler.close()
 
 
 def test_a_server_that_is_replaced_while_a_message_of_the_old_one_is_there() -> None:

@@ -64,6 +64,7 @@ class Cipher:
 
 class Stream:
     is_near: bool
+    has_rivals: bool
     @property
     def closed(self) -> bool: ...
     @property

@@ -72,7 +72,7 @@ cdef extern from "serve.h" nogil:
     const uint64_t KP_MOST_UNSENT
     ctypedef struct kp_stream:
         int fd
-        int is_near
+        int is_near, has_rivals
         uint64_t most_unsent
         int broken
         kp_outcome end
@@ -84,7 +84,7 @@ cdef extern from "serve.h" nogil:
         int runs
     int kp_open_stream(kp_stream *s, int fd, uint64_t frame_limit, kp_cipher *cipher)
     void kp_free_stream(kp_stream *s)
-    kp_outcome kp_receive(kp_stream *s)
+    kp_outcome kp_receive(kp_stream *s, int until_whole)
     kp_message *kp_take_messages(kp_stream *s)
     int kp_start_sender(kp_sender *sender)
     void kp_stop_sender(kp_sender *sender, int ours)
@@ -95,12 +95,13 @@ cdef extern from "serve.h" nogil:
     void kp_stop_sending(void *stream)
     int kp_is_full(kp_stream *s)
     int kp_is_sent(kp_stream *s)
+    void kp_send_asked(kp_stream *s)
     int kp_wait_for(int epoll, int descriptor, kp_stream *stream)
     ctypedef struct kp_second:
         int runs
     int kp_start_second(kp_second *second, int first_epoll, const kp_observer *observer)
     void kp_stop_second(kp_second *second, int ours)
-    void kp_take_in(kp_second *second, kp_stream *s, int may_move)
+    void kp_take_in(kp_second *second, kp_stream *s, int epoll, int may_move)
     int kp_is_second(const kp_second *second, const kp_stream *s)
     void kp_take_from_second(kp_second *second, kp_stream *s)
     ctypedef struct kp_serving:
@@ -349,7 +350,7 @@ cdef class Stream:
         if not self.closed:
             release_dropped()
             with nogil:
-                kp_receive(&self.s)
+                kp_receive(&self.s, 0)
         return [frames for _, frames in self.left()]
 
     def left(self):
@@ -438,6 +439,15 @@ cdef class Stream:
     @is_near.setter
     def is_near(self, bint near):
         self.s.is_near = near
+
+    @property
+    def has_rivals(self):
+        """Whether other workers send to the peer as well; if it is on this host, even less is on the way then."""
+        return bool(self.s.has_rivals)
+
+    @has_rivals.setter
+    def has_rivals(self, bint rivals):
+        self.s.has_rivals = rivals
 
     @property
     def is_full(self):

@@ -270,7 +270,7 @@ static uint64_t kp_outstanding(const kp_exchange *x)
 
 static uint64_t kp_usual_window(const kp_stream *s)
 {
-    return s->is_near ? KP_NEAR_WINDOW_BYTES : KP_WINDOW_BYTES;
+    return !s->is_near ? KP_WINDOW_BYTES : s->has_rivals ? KP_TURNS_WINDOW_BYTES : KP_NEAR_WINDOW_BYTES;
 }
 
 /* All was sent before an answer came, beyond the usual window: let the next calls send as much at once.

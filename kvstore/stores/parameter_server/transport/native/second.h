@@ -4,7 +4,8 @@
  * the turn. The first thread, Python's, has it unless it is in `kp_serve`: all that messages change is Python's meanwhile.
  * What the second thread cannot handle it leaves to the first one, and waits until Python has done it.
  *
- * Whoever sums sends the sum, unless the thread of that stream is looking for something to do: it sends it then. */
+ * A sum is sent by the thread of the worker's stream if it is large, or if that thread is looking for something to do, and
+ * else by whoever has summed. */
 #ifndef KP_SECOND_H
 #define KP_SECOND_H
 
@@ -16,9 +17,9 @@
 enum {
     KP_TRIES = 50,                 /* for the turn, before a thread sleeps */
     KP_SERVER_LOOKS = 50,          /* for something to do, before it sleeps */
-    KP_SECOND_LEAST = 64 * 1024,   /* bytes of a message: what is smaller, one thread serves before another one wakes, */
-    KP_SECOND_MOST = 512 * 1024,   /* and what is larger is faster in one thread too */
-    KP_IN_A_ROW = 8                /* such messages before the second thread has a stream, or others before it has it no longer */
+    KP_SECOND_LEAST = 64 * 1024,   /* bytes of a message: what is smaller, one thread serves before another one wakes */
+    KP_IN_A_ROW = 8,               /* such messages before the second thread has a stream, or others before it has it no longer */
+    KP_TOGETHER = 4                /* large messages served on one processor by both threads before one goes elsewhere */
 };
 
 typedef struct kp_second {
@@ -33,6 +34,8 @@ typedef struct kp_second {
     int room;
     kp_stream *at;               /* what it has received over; NULL: it was removed meanwhile */
     kp_stream *_Atomic hands[2]; /* of each thread, as `kp_hand_over` has it */
+    atomic_int first_cpu; /* where the first thread has served since the second one has looked; -1: it has not */
+    int together;         /* large messages that both have served on one processor, one after the other */
     kp_observer observer;
 } kp_second;
 
@@ -78,11 +81,14 @@ static int kp_handle(kp_stream *s, enum kp_outcome outcome, uint64_t *nbytes)
 /* ------------------------------------------------------------------------------------------- whose a stream is */
 
 /* 0, or -1: the stream stays where it is. */
-static int kp_move_stream(kp_stream *s, int from, int to, struct epoll_event event)
+static int kp_move_stream(kp_stream *s, int to, epoll_data_t data)
 {
+    struct epoll_event event = kp_events_of(s, data);
     if (epoll_ctl(to, EPOLL_CTL_ADD, s->fd, &event))
         return -1;
-    epoll_ctl(from, EPOLL_CTL_DEL, s->fd, NULL);
+    epoll_ctl(s->epoll, EPOLL_CTL_DEL, s->fd, NULL);
+    s->epoll = to;
+    s->event = data;
     return 0;
 }
 
@@ -106,10 +112,12 @@ static int kp_is_second(const kp_second *second, const kp_stream *s)
     return s->hand == &second->hands[1];
 }
 
-/* A stream is the first thread's, and may become the second one's. */
-static void kp_take_in(kp_second *second, kp_stream *s, int may_move)
+/* A stream is the first thread's, which waits for it with `epoll`, and may become the second one's. */
+static void kp_take_in(kp_second *second, kp_stream *s, int epoll, int may_move)
 {
     s->hand = &second->hands[0];
+    s->epoll = epoll;
+    s->event = (epoll_data_t){.ptr = s};
     s->may_move = may_move;
 }
 
@@ -121,7 +129,7 @@ static void kp_give_second(kp_second *second, kp_stream *s)
     if (!kp_make_stream_room(second, s->fd)) {
         second->streams[s->fd] = s;
         s->hand = &second->hands[1];
-        if (kp_move_stream(s, second->first_epoll, second->epoll, (struct epoll_event){EPOLLIN, {.fd = s->fd}})) {
+        if (kp_move_stream(s, second->epoll, (epoll_data_t){.fd = s->fd})) {
             second->streams[s->fd] = NULL;
             s->hand = &second->hands[0];
         }
@@ -137,7 +145,7 @@ static void kp_give_first(kp_second *second, kp_stream *s)
     s->in_a_row = 0;
     s->hand = &second->hands[0];
     second->streams[fd] = NULL;
-    if (kp_move_stream(s, second->epoll, second->first_epoll, (struct epoll_event){EPOLLIN, {.ptr = s}})) {
+    if (kp_move_stream(s, second->first_epoll, (epoll_data_t){.ptr = s})) {
         second->streams[fd] = s;
         s->hand = &second->hands[1];
     }
@@ -162,7 +170,7 @@ static void kp_choose_thread(kp_second *second, kp_stream *s, uint64_t nbytes)
 {
     if (!s->may_move || nbytes < KP_SECOND_LEAST)
         return;
-    s->in_a_row = nbytes > KP_SECOND_MOST ? 0 : s->in_a_row + 1;
+    s->in_a_row++;
     if (s->in_a_row == KP_IN_A_ROW)
         kp_give_second(second, s);
 }
@@ -171,7 +179,7 @@ static void kp_choose_thread(kp_second *second, kp_stream *s, uint64_t nbytes)
 static void kp_choose_thread_again(kp_second *second, kp_stream *s, uint64_t nbytes)
 {
     s->in_a_row = nbytes < KP_SECOND_LEAST ? s->in_a_row + 1 : 0;
-    if (nbytes > KP_SECOND_MOST || s->in_a_row == KP_IN_A_ROW)
+    if (s->in_a_row == KP_IN_A_ROW)
         kp_give_first(second, s);
 }
 
@@ -208,7 +216,7 @@ static int kp_look(kp_stream *_Atomic *hand, int epoll, struct epoll_event *even
 /* Whether a sum, or another message, is soon to follow. */
 static int kp_looks_after(uint64_t nbytes)
 {
-    return nbytes >= KP_SECOND_LEAST && nbytes <= KP_SECOND_MOST;
+    return nbytes >= KP_SECOND_LEAST && nbytes <= KP_MUCH_BYTES;
 }
 
 /* --------------------------------------------------------------------------------------------------- the thread */
@@ -220,7 +228,7 @@ static kp_stream *kp_receive_second(kp_second *second, int fd, enum kp_outcome *
     kp_stream *s = second->at = fd < second->room ? second->streams[fd] : NULL;
     if (s) {
         kv_enter(second->observer.counters, KV_MOVING, kp_about_all(&second->observer));
-        *outcome = kp_receive(s);
+        *outcome = kp_receive(s, 1);
         if (!s->first && !kp_is_at_end(*outcome))
             s = NULL;
     }
@@ -234,6 +242,16 @@ static int kp_leave(kp_second *second, kp_stream *s)
     uint64_t one = 1;
     second->left = s;
     return write(second->told, &one, sizeof one) == sizeof one;
+}
+
+/* Send what another thread has asked for. */
+static void kp_send_second(kp_second *second, int fd)
+{
+    pthread_mutex_lock(&second->lock);
+    kp_stream *s = fd < second->room ? second->streams[fd] : NULL;
+    if (s)
+        kp_send_asked(s);
+    pthread_mutex_unlock(&second->lock);
 }
 
 /* Receive and handle what has come; bytes of the largest message. */
@@ -258,6 +276,40 @@ static uint64_t kp_serve_second(kp_second *second, int fd)
     return nbytes;
 }
 
+/* Do what an event of a stream asks for; as `kp_serve_second`. */
+static uint64_t kp_serve_event_second(kp_second *second, const struct epoll_event *event)
+{
+    if (event->events & EPOLLOUT)
+        kp_send_second(second, event->data.fd);
+    return event->events & ~(uint32_t)EPOLLOUT ? kp_serve_second(second, event->data.fd) : 0;
+}
+
+/* Go to another processor that this thread may use, if there is one; the system leaves a thread where it has just run. */
+static void kp_leave_cpu(int cpu)
+{
+    cpu_set_t all, others;
+    if (sched_getaffinity(0, sizeof all, &all) || CPU_COUNT(&all) < 2)
+        return;
+    others = all;
+    CPU_CLR(cpu, &others);
+    if (!sched_setaffinity(0, sizeof others, &others))
+        sched_setaffinity(0, sizeof all, &all);
+}
+
+/* After a message of so many bytes: where large ones are served by turns on one processor, another one is idle. */
+static void kp_keep_apart(kp_second *second, uint64_t nbytes)
+{
+    if (nbytes <= KP_MUCH_BYTES)
+        return;
+    int cpu = sched_getcpu(), other = atomic_exchange(&second->first_cpu, -1);
+    if (other >= 0)
+        second->together = cpu == other ? second->together + 1 : 0;
+    if (second->together < KP_TOGETHER)
+        return;
+    second->together = 0;
+    kp_leave_cpu(cpu);
+}
+
 static void *kp_run_second(void *context)
 {
     kp_second *second = (kp_second *)context;
@@ -267,7 +319,8 @@ static void *kp_run_second(void *context)
         n = n ? n : epoll_wait(second->epoll, &event, 1, -1);
         if ((n < 0 && errno != EINTR) || (n == 1 && event.data.fd == second->wake))
             return NULL;
-        nbytes = n == 1 ? kp_serve_second(second, event.data.fd) : 0;
+        nbytes = n == 1 ? kp_serve_event_second(second, &event) : 0;
+        kp_keep_apart(second, nbytes);
     }
 }
 
@@ -293,6 +346,7 @@ static int kp_open_second(kp_second *second, int first_epoll, const kp_observer 
     second->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     second->told = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     struct epoll_event wake = {.events = EPOLLIN, .data.fd = second->wake}, told = {.events = EPOLLIN};
+    atomic_store(&second->first_cpu, -1);
     return second->epoll < 0 || second->wake < 0 || second->told < 0 ||
            epoll_ctl(second->epoll, EPOLL_CTL_ADD, second->wake, &wake) ||
            epoll_ctl(first_epoll, EPOLL_CTL_ADD, second->told, &told);

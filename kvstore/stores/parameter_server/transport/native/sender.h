@@ -8,6 +8,8 @@
 
 #include "stream.h"
 
+enum { KP_MUCH_BYTES = 512 * 1024 }; /* of a message: more takes longer to send than to wake another thread */
+
 typedef struct kp_sender {
     int epoll, wake;
     int runs;
@@ -156,13 +158,54 @@ static int kp_hand_over(kp_stream *s)
     return s->hand && atomic_compare_exchange_strong(s->hand, &looking, s);
 }
 
+/* What the thread that serves a stream waits for. */
+static struct epoll_event kp_events_of(const kp_stream *s, epoll_data_t data)
+{
+    return (struct epoll_event){EPOLLIN | (s->asked ? EPOLLOUT : 0), data};
+}
+
+static int kp_set_events(kp_stream *s)
+{
+    struct epoll_event event = kp_events_of(s, s->event);
+    return epoll_ctl(s->epoll, EPOLL_CTL_MOD, s->fd, &event);
+}
+
+/* Ask the thread that serves a stream to send. 0: it cannot be asked. */
+static int kp_ask_to_send(kp_stream *s)
+{
+    s->asked = 1;
+    s->asked = !kp_set_events(s);
+    return s->asked;
+}
+
+/* Send what this thread was asked to send. */
+static void kp_send_asked(kp_stream *s)
+{
+    pthread_mutex_lock(&s->lock);
+    if (s->asked) {
+        s->asked = 0;
+        kp_set_events(s);
+        kv_enter(s->observer.counters, KV_MOVING, kp_about_all(&s->observer));
+        kp_flush_or_wait(s);
+        kv_leave();
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* Leave the sending to the thread that serves a stream: much at any time, so that several threads send at once, and less
+ * if it is awake. 0: it is not left. */
+static int kp_leave_to_thread(kp_stream *s)
+{
+    return s->hand && (s->unsent > KP_MUCH_BYTES ? kp_ask_to_send(s) : kp_hand_over(s));
+}
+
 /* As `kp_send`; with `others`, another thread may do it. */
 static int kp_send_by(kp_stream *s, const kp_piece *pieces, size_t n, int others)
 {
     pthread_mutex_lock(&s->lock);
     int waited = kp_has_unsent(s);
     int failed = s->broken || (s->cipher && s->cipher->pid != getpid()) || kp_queue(s, pieces, n);
-    if (!failed && !waited && !(others && kp_hand_over(s)))
+    if (!failed && !waited && !(others && kp_leave_to_thread(s)))
         kp_flush_or_wait(s);
     pthread_mutex_unlock(&s->lock);
     return failed ? -1 : 0;
@@ -202,6 +245,7 @@ static int kp_is_full(kp_stream *s)
 /* Whether all that was queued has gone. */
 static int kp_is_sent(kp_stream *s)
 {
+    kp_send_asked(s); /* its thread may be the caller, and does not serve it meanwhile */
     pthread_mutex_lock(&s->lock);
     int sent = !kp_has_unsent(s) || s->broken;
     pthread_mutex_unlock(&s->lock);

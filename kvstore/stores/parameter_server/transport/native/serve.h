@@ -75,10 +75,23 @@ static void kp_handle_event(kp_serving *serving, kp_stream *s, enum kp_outcome o
 static void kp_serve_event(kp_serving *serving, kp_stream *s)
 {
     kv_enter(serving->observer->counters, KV_MOVING, kp_about_all(serving->observer));
-    enum kp_outcome outcome = kp_receive(s);
-    if (serving->second)
+    enum kp_outcome outcome = kp_receive(s, 1);
+    if (serving->second) {
+        atomic_store(&serving->second->first_cpu, sched_getcpu());
         kp_take_turn(serving->second);
+    }
     kp_handle_event(serving, s, outcome);
+}
+
+/* Do what an event of a stream asks for; without the turn. Whether this thread has it afterwards. */
+static int kp_serve_stream(kp_serving *serving, kp_stream *s, uint32_t events)
+{
+    if (events & EPOLLOUT)
+        kp_send_asked(s);
+    if (!(events & ~(uint32_t)EPOLLOUT))
+        return 0;
+    kp_serve_event(serving, s);
+    return serving->second != NULL;
 }
 
 /* Serve the streams of events, and have the turn then. */
@@ -94,8 +107,7 @@ static void kp_serve_events(kp_serving *serving, const struct epoll_event *event
             continue;
         if (has_turn)
             kp_give_turn(serving->second);
-        kp_serve_event(serving, s);
-        has_turn = serving->second != NULL;
+        has_turn = kp_serve_stream(serving, s, events[i].events);
     }
     if (serving->second && !has_turn)
         kp_take_turn(serving->second);

@@ -39,7 +39,7 @@ cdef class StreamSet:
         if self.two and self.streams and not self.second.runs:
             self.two = not kp_start_second(&self.second, self.epoll.fileno(), &self.observer)
         stream.s.most_unsent = KP_MOST_UNSENT
-        kp_take_in(&self.second, &stream.s, self.moves)
+        kp_take_in(&self.second, &stream.s, self.epoll.fileno(), self.moves)
         self.moves = not self.moves
         self.streams[stream.s.fd] = stream
 
@@ -51,6 +51,8 @@ cdef class StreamSet:
     def remove(self, int descriptor):
         """Wait for a stream or descriptor no longer; before it is closed."""
         cdef Stream stream = self.streams.pop(descriptor, None)
+        if stream is not None:
+            kp_send_asked(&stream.s)
         if stream is not None and kp_is_second(&self.second, &stream.s):
             kp_take_from_second(&self.second, &stream.s)
         else:

@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -45,7 +46,8 @@ typedef struct kp_stream {
     char *bytes; /* received, and not parsed */
     size_t from, to;
     uint64_t frame_limit;
-    int is_near; /* the peer is on this host */
+    int is_near;    /* the peer is on this host */
+    int has_rivals; /* others send to it, too */
     uint32_t head[2], at;
     uint64_t *sizes, got; /* `got`: bytes of the sizes, or of frame `at` */
     size_t sizes_room;
@@ -65,6 +67,9 @@ typedef struct kp_stream {
     int broken;
     /* Of a server with two threads that serve streams; see second.h. */
     struct kp_stream *_Atomic *hand; /* of the one that serves it; NULL: there are not two */
+    int epoll;                       /* where that one waits for the stream, */
+    epoll_data_t event;              /* and what it finds there; these two change with the turn */
+    int asked;                       /* that one has been asked to send; under the lock */
     int may_move;                    /* to the second one */
     int in_a_row;                    /* messages that ask for the other one */
     kp_observer observer;
@@ -405,7 +410,7 @@ static ssize_t kp_fill(kp_stream *s)
     return got;
 }
 
-static enum kp_outcome kp_receive_some(kp_stream *s)
+static enum kp_outcome kp_receive_some(kp_stream *s, int until_whole)
 {
     for (uint64_t done = 0; done < KP_ENOUGH;) {
         ssize_t got = kp_fill(s);
@@ -419,6 +424,8 @@ static enum kp_outcome kp_receive_some(kp_stream *s)
         enum kp_outcome outcome = kp_parse(s);
         if (outcome != KP_BLOCKED)
             return outcome;
+        if (until_whole && s->first && done >= KP_READ_BYTES)
+            break;
     }
     return KP_OPEN;
 }
@@ -444,11 +451,12 @@ static void kp_choose_wakes(kp_stream *s)
         s->wakes = wakes;
 }
 
-/* Receive and parse what has come. KP_BLOCKED: there is no more for now. KP_OPEN: others should have their turn. */
-static enum kp_outcome kp_receive(kp_stream *s)
+/* Receive and parse what has come; with `until_whole` no more than a large message, to be handled while more comes.
+ * KP_BLOCKED: there is no more for now. KP_OPEN: others should have their turn. */
+static enum kp_outcome kp_receive(kp_stream *s, int until_whole)
 {
     if (s->end == KP_OPEN || s->end == KP_BLOCKED) {
-        s->end = kp_receive_some(s);
+        s->end = kp_receive_some(s, until_whole);
         kp_choose_wakes(s);
     }
     return s->end;

@@ -706,12 +706,18 @@ def test_what_the_server_has_does_not_count_against_the_credit(pair: Callable[..
     one.answer_all(wanted)
 
 
-@pytest.mark.parametrize(("near", "usual"), [(False, 4), (True, 2)], ids=["another host", "this host"])
-def test_more_goes_where_nothing_comes(pair: Callable[..., Pair], near: bool, usual: int) -> None:
+@pytest.mark.parametrize(
+    ("near", "rivals", "usual"),
+    [(False, True, 4), (True, False, 2), (True, True, 1)],
+    ids=["another host", "this host", "this host, with others"],
+)
+def test_more_goes_where_nothing_comes(
+    pair: Callable[..., Pair], near: bool, rivals: bool, usual: int
+) -> None:
     """Within the credit all parts go to a server that is silent until it has them; at once the next time."""
     sizes = [1 << 20] * 12
     one = pair(sizes, batch_bytes=1 << 20)
-    one.stream.is_near = near
+    one.stream.is_near, one.stream.has_rivals = near, rivals
     for first, at_once in ((1, usual), (13, 12)):
         one.begin(first)
         assert one.exchange.sent == at_once
