@@ -1,4 +1,4 @@
-/* What loopback sockets allow a parameter server: a block of each worker comes, the sum goes back to all of them.
+/* What loopback sockets allow a parameter server: a block of each worker comes, the sum goes back to all of them, and is kept.
  *
  * A group of connections, one for each worker, sends the same number of bytes in every trip, cut into the same blocks:
  * nothing but payload is on the way. The workers' side is that of floor.c. */
@@ -35,7 +35,8 @@ typedef struct group {
     hello as;
     int workers, come, epoll;
     int fds[MAX_WORKERS];
-    float *parts[MAX_WORKERS]; /* SLOTS blocks each; the first worker's become the sums */
+    float *parts[MAX_WORKERS]; /* SLOTS blocks each */
+    float *sums[2];            /* of this trip and of the one before, as a server has that is asked for values */
     place in[MAX_WORKERS], out[MAX_WORKERS];
     unsigned wanted[MAX_WORKERS]; /* events */
     atomic_uint arrived[SLOTS], ready; /* ready: blocks that are summed */
@@ -58,7 +59,19 @@ static float *part(const group *g, int rank, int64_t b)
     return g->parts[rank] + b % SLOTS * (g->as.block / (int64_t)sizeof(float));
 }
 
-static void add(float *restrict sum, const float *restrict more, size_t n)
+static float *sum_of(const group *g, int64_t b)
+{
+    int64_t blocks = (g->as.n + g->as.block - 1) / g->as.block;
+    return g->sums[b / blocks % 2] + b % blocks * (g->as.block / (int64_t)sizeof(float));
+}
+
+static void add(float *restrict sum, const float *restrict one, const float *restrict two, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        sum[i] = one[i] + two[i];
+}
+
+static void add_more(float *restrict sum, const float *restrict more, size_t n)
 {
     for (size_t i = 0; i < n; i++)
         sum[i] += more[i];
@@ -67,8 +80,13 @@ static void add(float *restrict sum, const float *restrict more, size_t n)
 /* In rank order. */
 static void sum_block(const group *g, int64_t b)
 {
-    for (int rank = 1; rank < g->workers; rank++)
-        add(part(g, 0, b), part(g, rank, b), size_of(g, b) / sizeof(float));
+    size_t n = size_of(g, b) / sizeof(float);
+    if (g->workers == 1)
+        memcpy(sum_of(g, b), part(g, 0, b), n * sizeof(float));
+    else
+        add(sum_of(g, b), part(g, 0, b), part(g, 1, b), n);
+    for (int rank = 2; rank < g->workers; rank++)
+        add_more(sum_of(g, b), part(g, rank, b), n);
 }
 
 /* -------------------------------------------------------------------------------------------------- epoll */
@@ -77,7 +95,7 @@ static void sum_block(const group *g, int64_t b)
 static int advance(group *g, int rank, place *p, int64_t until, int sends)
 {
     while (p->b < until) {
-        char *at = (char *)part(g, sends ? 0 : rank, p->b) + p->done;
+        char *at = (char *)(sends ? sum_of(g, p->b) : part(g, rank, p->b)) + p->done;
         size_t left = size_of(g, p->b) - p->done;
         ssize_t piece = sends ? send(g->fds[rank], at, left, MSG_DONTWAIT | MSG_NOSIGNAL)
                               : recv(g->fds[rank], at, left, MSG_DONTWAIT);
@@ -196,8 +214,7 @@ static int bind_to_core(int rank)
     return sched_setaffinity(0, sizeof one, &one);
 }
 
-/* Receive a block before the sum of the one before is sent; the sum's slot is not needed again before all have come to
- * the block after the next. */
+/* Receive a block before the sum of the one before is sent. */
 static void *one_connection(void *argument)
 {
     member *m = argument;
@@ -211,7 +228,7 @@ static void *one_connection(void *argument)
         arrive(g, b);
         for (int64_t sent = first ? b : b - 1; sent < b + last; sent++) {
             await(g, sent);
-            if (move_all(g->fds[m->rank], part(g, 0, sent), size_of(g, sent), 1))
+            if (move_all(g->fds[m->rank], sum_of(g, sent), size_of(g, sent), 1))
                 return NULL;
         }
     }
@@ -232,20 +249,27 @@ static void by_threads(group *g)
 
 /* -------------------------------------------------------------------------------------------------- groups */
 
+static float *written(size_t bytes)
+{
+    float *memory = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    return memset(memory, 1, bytes);
+}
+
 static void *serve(void *argument)
 {
     group *g = argument;
-    for (int rank = 0; rank < g->workers; rank++) {
-        size_t bytes = SLOTS * (size_t)g->as.block;
-        g->parts[rank] = aligned_alloc(64, bytes);
-        memset(g->parts[rank], 1, bytes);
-    }
+    for (int rank = 0; rank < g->workers; rank++)
+        g->parts[rank] = written(SLOTS * (size_t)g->as.block);
+    for (int i = 0; i < 2; i++)
+        g->sums[i] = written((size_t)g->as.n);
     (g->as.way == BY_THREADS ? by_threads : by_event)(g);
     for (int rank = 0; rank < g->workers; rank++) {
         shutdown(g->fds[rank], SHUT_RDWR);
         close(g->fds[rank]);
         free(g->parts[rank]);
     }
+    for (int i = 0; i < 2; i++)
+        free(g->sums[i]);
     if (g->epoll)
         close(g->epoll);
     free(g);

@@ -1,6 +1,6 @@
 """The limit of a server that sums: bare sockets, C, the same bytes as a parameter server's, and their sum.
 
-Unlike the floor its server has to wait until every worker's part of a block has come, and to write the sum.
+Unlike the floor its server has to wait until every worker's part of a block has come, and to write the sum, which it keeps.
 Nothing but payload is on the way: worker and server have agreed how long an array is, and its blocks.
 """
 
