@@ -9,8 +9,9 @@
 #include <unistd.h>
 
 enum { MAX_SERVERS = 16 };
-/* Send then receive; both by turns in one thread; a thread that sends; send until so much is on the way, then receive. */
-enum { IN_TURN, POLLING, THREAD, WINDOW };
+/* Send then receive; both by turns in one thread; a thread that sends; send until so much is on the way, then receive;
+ * send, and for a word of each server receive. */
+enum { IN_TURN, POLLING, THREAD, WINDOW, TWO_CALLS };
 
 static ssize_t all_sent(int fd, const char *from, size_t n)
 {
@@ -25,15 +26,40 @@ static ssize_t all_sent(int fd, const char *from, size_t n)
     return (ssize_t)n;
 }
 
-/* The first eight bytes of a connection say how large the server's block is to be. */
+static ssize_t all_received(int fd, char *to, size_t n)
+{
+    for (size_t done = 0; done < n;) {
+        ssize_t piece = recv(fd, to + done, n - done, MSG_WAITALL);
+        if (piece < 0 && errno == EINTR)
+            continue;
+        if (piece <= 0)
+            return -1;
+        done += (size_t)piece;
+    }
+    return (ssize_t)n;
+}
+
+/* Keep what comes, say so, and send it back when it is asked for. */
+static void keep(int fd, char *memory, size_t n)
+{
+    char word = 0;
+    memset(memory, 1, n);
+    while (all_received(fd, memory, n) > 0 && send(fd, &word, 1, MSG_NOSIGNAL) == 1 && recv(fd, &word, 1, MSG_WAITALL) == 1)
+        if (all_sent(fd, memory, n) < 0)
+            return;
+}
+
+/* The first eight bytes of a connection say how large the server's block is to be; or, below zero, how much it is to keep. */
 static void *echo(void *line)
 {
     int fd = (int)(intptr_t)line;
     int64_t block = 0;
     char *memory = NULL;
-    if (recv(fd, &block, sizeof block, MSG_WAITALL) == sizeof block && block > 0)
-        memory = malloc((size_t)block);
-    while (memory) {
+    if (recv(fd, &block, sizeof block, MSG_WAITALL) == sizeof block && block)
+        memory = malloc((size_t)llabs(block));
+    if (memory && block < 0)
+        keep(fd, memory, (size_t)-block);
+    while (memory && block > 0) {
         ssize_t piece = recv(fd, memory, (size_t)block, 0);
         if (piece < 0 && errno == EINTR)
             continue;
@@ -221,6 +247,20 @@ static int in_windows(const trip *t)
     return 0;
 }
 
+static int in_two_calls(trip *t)
+{
+    char word = 0;
+    if (send_all(t))
+        return -1;
+    for (int s = 0; s < t->servers; s++)
+        if (recv(t->fds[s], &word, 1, MSG_WAITALL) != 1)
+            return -1;
+    for (int s = 0; s < t->servers; s++)
+        if (send(t->fds[s], &word, 1, MSG_NOSIGNAL) != 1)
+            return -1;
+    return receive_all(t);
+}
+
 /* Send n bytes, spread over the servers, and receive as many; 0 if it went well. */
 int floor_trip(const int *fds, int servers, const char *source, char *target, int64_t n, int64_t block, int64_t window,
                int way, int hot)
@@ -232,6 +272,8 @@ int floor_trip(const int *fds, int servers, const char *source, char *target, in
         return by_turns(&t);
     if (way == WINDOW)
         return in_windows(&t);
+    if (way == TWO_CALLS)
+        return in_two_calls(&t);
     if (way == IN_TURN)
         return send_all(&t) ? -1 : receive_all(&t);
     pthread_t thread;

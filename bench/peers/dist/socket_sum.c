@@ -18,7 +18,9 @@
 #include <unistd.h>
 
 enum { MAX_WORKERS = 64, SLOTS = 4 /* blocks of a worker that the server holds, at most */ };
-enum { BY_EVENT, BY_THREADS }; /* one thread, and epoll; a thread for each connection, on the core of its worker */
+/* One thread, and epoll; a thread for each connection, on the core of its worker; such threads, and two calls: all parts
+ * first, and the sums for a word. */
+enum { BY_EVENT, BY_THREADS, BY_TURNS };
 
 /* The first bytes of a connection. */
 typedef struct {
@@ -234,13 +236,38 @@ static void *one_connection(void *argument)
     }
 }
 
+static void *one_by_turns(void *argument)
+{
+    member *m = argument;
+    group *g = m->g;
+    int64_t blocks = (g->as.n + g->as.block - 1) / g->as.block, b = 0;
+    int fd = g->fds[m->rank];
+    bind_to_core(m->rank);
+    for (char word = 0;; b += blocks) {
+        for (int64_t in = b; in < b + blocks; in++) {
+            await(g, in - SLOTS);
+            if (move_all(fd, part(g, m->rank, in), size_of(g, in), 0))
+                return NULL;
+            arrive(g, in);
+        }
+        if (send(fd, &word, 1, MSG_NOSIGNAL) != 1 || recv(fd, &word, 1, MSG_WAITALL) != 1)
+            return NULL;
+        for (int64_t out = b; out < b + blocks; out++) {
+            await(g, out);
+            if (move_all(fd, sum_of(g, out), size_of(g, out), 1))
+                return NULL;
+        }
+    }
+}
+
 static void by_threads(group *g)
 {
+    void *(*serve_one)(void *) = g->as.way == BY_TURNS ? one_by_turns : one_connection;
     pthread_t threads[MAX_WORKERS];
     member members[MAX_WORKERS];
     for (int rank = 0; rank < g->workers; rank++) {
         members[rank] = (member){g, rank};
-        if (pthread_create(&threads[rank], NULL, one_connection, &members[rank]))
+        if (pthread_create(&threads[rank], NULL, serve_one, &members[rank]))
             abort();
     }
     for (int rank = 0; rank < g->workers; rank++)
@@ -262,7 +289,7 @@ static void *serve(void *argument)
         g->parts[rank] = written(SLOTS * (size_t)g->as.block);
     for (int i = 0; i < 2; i++)
         g->sums[i] = written((size_t)g->as.n);
-    (g->as.way == BY_THREADS ? by_threads : by_event)(g);
+    (g->as.way == BY_EVENT ? by_event : by_threads)(g);
     for (int rank = 0; rank < g->workers; rank++) {
         shutdown(g->fds[rank], SHUT_RDWR);
         close(g->fds[rank]);

@@ -19,13 +19,15 @@ from bench.cases.common import KB
 from bench.cases.dist import DistCase
 
 from bench.peers.base import Array
-from bench.peers.dist.sockets import IN_TURN, SMALL, WINDOW, Sockets
+from bench.peers.dist.base import PAIR
+from bench.peers.dist.sockets import IN_TURN, SMALL, TWO_CALLS, WINDOW, Sockets
 from bench.peers.group.link import Place
 from bench.runner import machine
 
 #: How the server waits: by epoll, or in a thread for each connection, on the core of its worker.
+#: Or so, and parts and sums go in two calls.
 EPOLL, THREADS = "epoll", "threads"
-SERVERS = (EPOLL, THREADS)
+SERVERS = (EPOLL, THREADS, f"{PAIR}, {THREADS}")
 BLOCKS = {"64 KB": 64 * KB, "128 KB": 128 * KB, "256 KB": 256 * KB}
 #: Blocks of a worker that are on the way. With threads a block is received before the sum of the last one is sent.
 WINDOWS = (2, 4)
@@ -60,7 +62,7 @@ class SocketsSum(Sockets):
     def _add(self, case: DistCase, server: str, block: str) -> None:
         assert self.data is not None
         source, target, group = self.data.flat, self.data.flat_outs, next(self.groups)
-        cuts = [source.nbytes * s // case.servers // 4 * 4 for s in range(case.servers)] + [source.nbytes]
+        cuts = self._cuts(source.nbytes)
         lines = []
         for address, start, end in zip(self.addresses, cuts, cuts[1:], strict=False):
             hello = group, self.place.rank, SERVERS.index(server), BLOCKS[block], end - start
@@ -68,6 +70,9 @@ class SocketsSum(Sockets):
         self.lines[f"{server} {block}"] = lines
         fds = (ctypes.c_int * len(lines))(*(line.fileno() for line in lines))
         trip = partial(self._trip, fds, source, target, BLOCKS[block])
+        if server.startswith(PAIR):
+            self.variants[f"{server}, {block}"] = partial(trip, TWO_CALLS)
+            return
         if source.nbytes <= SMALL * case.servers:
             self.variants[f"{server}, {block}, in turn"] = partial(trip, IN_TURN)
             return
@@ -86,7 +91,7 @@ class SocketsSum(Sockets):
 
     def run(self, variant: str, repeats: int) -> list[float]:
         own = {self.cpus[self.place.rank % len(self.cpus)]}
-        os.sched_setaffinity(0, own if variant.startswith(THREADS) else self.cpus)
+        os.sched_setaffinity(0, own if THREADS in variant else self.cpus)
         return super().run(variant, repeats)
 
     def release(self) -> None:

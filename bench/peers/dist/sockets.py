@@ -1,5 +1,7 @@
 """The floor of the wire: bare sockets, C, and servers that send back each block as it comes, without a sum.
 
+In two calls a server keeps all that comes, says that it has come, and sends it back when it is asked for.
+
 A parameter server moves as many bytes, four times the payload with two workers. Its workers too read
 gradients from memory and write what they get to memory; a server may keep the block at hand in a cache.
 
@@ -26,10 +28,10 @@ from bench.cases.dist import DistCase, Inputs
 
 from bench.peers.dist import echo
 from bench.peers.base import Array, Call, all_of
-from bench.peers.dist.base import DistPeer
+from bench.peers.dist.base import PAIR, DistPeer
 from bench.peers.group.link import HOST, Place, own_address
 
-IN_TURN, POLLING, THREAD, WINDOW = range(4)
+IN_TURN, POLLING, THREAD, WINDOW, TWO_CALLS = range(5)
 BLOCKS = {"64 KB": 64 * KB, "256 KB": 256 * KB, "1 MB": MB}
 LARGE = 4 * MB  # from here on the smallest block has no chance
 SMALL = 64 * KB  # so much is sure to fit into the buffers of a connection, both ways
@@ -54,6 +56,7 @@ class Sockets(DistPeer):
         self.code = ctypes.CDLL(place.limits)
         self.family = socket.AF_UNIX if self.entry.transport == "ipc" else socket.AF_INET
         self.lines: dict[str, list[socket.socket]] = {}
+        self.keeping: list[socket.socket] = []
         self.addresses: list[str] = []
         self.state: list[npt.NDArray[Any]] = []
 
@@ -73,11 +76,27 @@ class Sockets(DistPeer):
             for way, number in ways.items():
                 call = partial(self._trip, fds, data.flat, data.flat_outs, BLOCKS[block], number)
                 self.variants[f"{way}, {block}"] = call
+        if not self.entry.hot:
+            self._add_pair(data)
         self._check(data)
         if case.update:
             update = (self._update_rows if case.rows else self._update)(case, data)
             self.variants = {name: all_of([call, update]) for name, call in self.variants.items()}
         return []
+
+    def _add_pair(self, data: Inputs) -> None:
+        cuts = self._cuts(data.flat.nbytes)
+        self.keeping = [
+            self._line(address, (start - end).to_bytes(8, "little", signed=True))
+            for address, start, end in zip(self.addresses, cuts, cuts[1:], strict=False)
+        ]
+        fds = (ctypes.c_int * len(self.keeping))(*(line.fileno() for line in self.keeping))
+        self.variants[PAIR] = partial(self._trip, fds, data.flat, data.flat_outs, MB, TWO_CALLS)
+
+    def _cuts(self, nbytes: int) -> list[int]:
+        """Return where the bytes of each server begin, between numbers, and where the last one's end."""
+        servers = len(self.addresses)
+        return [nbytes * s // servers // 4 * 4 for s in range(servers)] + [nbytes]
 
     def _start(self, servers: int) -> None:
         """Start the servers, one on each host if there are several, and tell all workers where they are."""
@@ -119,6 +138,9 @@ class Sockets(DistPeer):
     def release(self) -> None:
         super().release()
         self.state = []
+        for line in self.keeping:
+            line.close()
+        self.keeping = []
 
     def _serve(self) -> str:
         listener = socket.socket(self.family)
