@@ -236,7 +236,10 @@ def whole_after_loss(seed: int, victim: int, killed: bool) -> dict[str, Any]:
     verb = draw.choice(["pushpull", "push pull", "push push pull"])
     messages = draw.randrange(1, 60)
     shapes = {"a": (4, 1000) if kind == "rows" else (9_001,), "b": (2, 1000) if kind == "rows" else (3_001,)}
-    store = kv.create("dist_sync", slice_bytes=4096)
+    large = kind != "rows" and seed % 3 == 2  # so that servers send in two threads
+    if large:
+        shapes = {"a": (700_000,), "b": (400_001,)}
+    store = kv.create("dist_sync", slice_bytes=1 << 20 if large else 4096)
     unit = store.num_workers * (store.num_workers + 1) // 2
     values = [kv.RowSparseArray.zeros(one) if kind == "rows" else np.zeros(one, F) for one in shapes.values()]
     store.init(list(shapes), values)
