@@ -13,30 +13,18 @@ enum { MAX_SERVERS = 16 };
  * send, and for a word of each server receive. */
 enum { IN_TURN, POLLING, THREAD, WINDOW, TWO_CALLS };
 
-static ssize_t all_sent(int fd, const char *from, size_t n)
+/* Send or receive n bytes. 0, or -1: the connection is at its end. */
+static int move_all(int fd, char *at, size_t n, int sends)
 {
     for (size_t done = 0; done < n;) {
-        ssize_t piece = send(fd, from + done, n - done, MSG_NOSIGNAL);
+        ssize_t piece = sends ? send(fd, at + done, n - done, MSG_NOSIGNAL) : recv(fd, at + done, n - done, MSG_WAITALL);
         if (piece < 0 && errno == EINTR)
             continue;
         if (piece <= 0)
             return -1;
         done += (size_t)piece;
     }
-    return (ssize_t)n;
-}
-
-static ssize_t all_received(int fd, char *to, size_t n)
-{
-    for (size_t done = 0; done < n;) {
-        ssize_t piece = recv(fd, to + done, n - done, MSG_WAITALL);
-        if (piece < 0 && errno == EINTR)
-            continue;
-        if (piece <= 0)
-            return -1;
-        done += (size_t)piece;
-    }
-    return (ssize_t)n;
+    return 0;
 }
 
 /* Keep what comes, say so, and send it back when it is asked for. */
@@ -44,8 +32,8 @@ static void keep(int fd, char *memory, size_t n)
 {
     char word = 0;
     memset(memory, 1, n);
-    while (all_received(fd, memory, n) > 0 && send(fd, &word, 1, MSG_NOSIGNAL) == 1 && recv(fd, &word, 1, MSG_WAITALL) == 1)
-        if (all_sent(fd, memory, n) < 0)
+    while (!move_all(fd, memory, n, 0) && !move_all(fd, &word, 1, 1) && !move_all(fd, &word, 1, 0))
+        if (move_all(fd, memory, n, 1))
             return;
 }
 
@@ -63,7 +51,7 @@ static void *echo(void *line)
         ssize_t piece = recv(fd, memory, (size_t)block, 0);
         if (piece < 0 && errno == EINTR)
             continue;
-        if (piece <= 0 || all_sent(fd, memory, (size_t)piece) < 0)
+        if (piece <= 0 || move_all(fd, memory, (size_t)piece, 1))
             break;
     }
     free(memory);
@@ -160,7 +148,7 @@ static void *send_all(void *argument)
         for (int s = 0; s < t->servers; s++) {
             if (out[s].at == out[s].end)
                 continue;
-            if (all_sent(t->fds[s], t->source + place(t, &out[s]), next_piece(t, &out[s])) < 0)
+            if (move_all(t->fds[s], (char *)t->source + place(t, &out[s]), next_piece(t, &out[s]), 1))
                 return (void *)-1;
             out[s].at += (int64_t)next_piece(t, &out[s]);
             left += out[s].at < out[s].end;
@@ -233,7 +221,7 @@ static int in_windows(const trip *t)
         for (int s = 0; s < t->servers; s++)
             while (out[s].at < out[s].end && out[s].at - in[s].at < t->window) {
                 size_t n = next_piece(t, &out[s]);
-                if (all_sent(t->fds[s], t->source + out[s].at, n) < 0)
+                if (move_all(t->fds[s], (char *)t->source + out[s].at, n, 1))
                     return -1;
                 out[s].at += (int64_t)n;
             }
@@ -253,10 +241,10 @@ static int in_two_calls(trip *t)
     if (send_all(t))
         return -1;
     for (int s = 0; s < t->servers; s++)
-        if (recv(t->fds[s], &word, 1, MSG_WAITALL) != 1)
+        if (move_all(t->fds[s], &word, 1, 0))
             return -1;
     for (int s = 0; s < t->servers; s++)
-        if (send(t->fds[s], &word, 1, MSG_NOSIGNAL) != 1)
+        if (move_all(t->fds[s], &word, 1, 1))
             return -1;
     return receive_all(t);
 }

@@ -20,7 +20,7 @@
 enum { MAX_WORKERS = 64, SLOTS = 4 /* blocks of a worker that the server holds, at most */ };
 /* One thread, and epoll; a thread for each connection, on the core of its worker; such threads, and two calls: all parts
  * first, and the sums for a word. */
-enum { BY_EVENT, BY_THREADS, BY_TURNS };
+enum { BY_EVENT, BY_THREADS, IN_TWO_CALLS };
 
 /* The first bytes of a connection. */
 typedef struct {
@@ -171,7 +171,7 @@ static void by_event(group *g)
 
 /* ------------------------------------------------------------------------------------ a thread a connection */
 
-static int move_all(int fd, float *data, size_t n, int sends)
+static int move_all(int fd, void *data, size_t n, int sends)
 {
     for (size_t done = 0; done < n;) {
         char *at = (char *)data + done;
@@ -236,7 +236,7 @@ static void *one_connection(void *argument)
     }
 }
 
-static void *one_by_turns(void *argument)
+static void *one_in_two_calls(void *argument)
 {
     member *m = argument;
     group *g = m->g;
@@ -250,7 +250,7 @@ static void *one_by_turns(void *argument)
                 return NULL;
             arrive(g, in);
         }
-        if (send(fd, &word, 1, MSG_NOSIGNAL) != 1 || recv(fd, &word, 1, MSG_WAITALL) != 1)
+        if (move_all(fd, &word, 1, 1) || move_all(fd, &word, 1, 0))
             return NULL;
         for (int64_t out = b; out < b + blocks; out++) {
             await(g, out);
@@ -262,7 +262,7 @@ static void *one_by_turns(void *argument)
 
 static void by_threads(group *g)
 {
-    void *(*serve_one)(void *) = g->as.way == BY_TURNS ? one_by_turns : one_connection;
+    void *(*serve_one)(void *) = g->as.way == IN_TWO_CALLS ? one_in_two_calls : one_connection;
     pthread_t threads[MAX_WORKERS];
     member members[MAX_WORKERS];
     for (int rank = 0; rank < g->workers; rank++) {

@@ -24,8 +24,8 @@ from bench.peers.dist.sockets import IN_TURN, SMALL, TWO_CALLS, WINDOW, Sockets
 from bench.peers.group.link import Place
 from bench.runner import machine
 
-#: How the server waits: by epoll, or in a thread for each connection, on the core of its worker.
-#: Or so, and parts and sums go in two calls.
+#: How the server waits: by epoll, or in a thread for each connection, on the core of its worker; and such threads
+#: where parts and sums go in two calls.
 EPOLL, THREADS = "epoll", "threads"
 SERVERS = (EPOLL, THREADS, f"{PAIR}, {THREADS}")
 BLOCKS = {"64 KB": 64 * KB, "128 KB": 128 * KB, "256 KB": 256 * KB}

@@ -84,7 +84,7 @@ static void receive(worker *w, fuzz_coming coming)
     if (!w->open)
         open_worker(w);
     at_server[w - workers] = coming;
-    enum kp_outcome outcome = kp_receive(&w->ours, 0);
+    enum kp_outcome outcome = kp_receive(&w->ours, 1);
     kp_handle(&w->ours, outcome, &nbytes);
     for (kp_message *message = kp_take_messages(&w->ours), *following; message; message = following) {
         following = message->next;

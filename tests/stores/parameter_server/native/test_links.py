@@ -882,7 +882,7 @@ def test_nothing_is_left_of_a_server() -> None:
 
 # ---------------------------------------------------------------------------------------------- large values
 
-NUMBERS = 300_000  # numbers: more than one thread sends to all workers
+NUMBERS = 300_000  # of a value that several threads send
 
 
 @pytest.fixture
