@@ -179,8 +179,12 @@ class StreamListener:
         if unproven is not None:
             return self._check_proof(connection, unproven, read)
         del self._strangers[connection]
-        if self._encrypted and self._answer(connection, since, read):
-            return False, None, None
+        if self._encrypted:
+            try:
+                if self._answer(connection, since, read):
+                    return False, None, None
+            except OSError:  # a worker that has ended meanwhile
+                return True, None, None
         peer = self._peers.get(read[len(MAGIC) :]) if read.startswith(MAGIC) and not self._encrypted else None
         # Who says nothing has ended meanwhile.
         if peer is None and read and read[len(MAGIC) :][:TOKEN_BYTES] not in self._left:
@@ -193,7 +197,10 @@ class StreamListener:
         return magic.startswith(read[: len(magic)])
 
     def _answer(self, connection: socket.socket, since: float, hello: bytes) -> bool:
-        """Answer an encrypted stream's hello; False: it is none, or too many are the same."""
+        """Answer an encrypted stream's hello; False: it is none, or too many are the same.
+
+        Raises OSError where the worker has closed the connection.
+        """
         token = hello[len(ENCRYPTED_MAGIC) :][:TOKEN_BYTES]
         if len(hello) != ENCRYPTED_HELLO_BYTES or not hello.startswith(ENCRYPTED_MAGIC):
             return False
@@ -205,10 +212,7 @@ class StreamListener:
         salt = secrets.token_bytes(SALT_BYTES)
         handshake = Handshake(self._offers[self._peers[token]].secret, hello, salt, cipher)
         answer = salt + handshake.server_proof()
-        try:
-            if connection.send(answer) < len(answer):  # so few bytes go at once or not at all
-                return False
-        except OSError:
+        if connection.send(answer) < len(answer):  # so few bytes go at once or not at all
             return False
         self._unproven[connection] = _Unproven(since, token, handshake)
         return True

@@ -235,29 +235,48 @@ def test_strangers_are_closed(server: End, text: bytes) -> None:
     assert not server.came and not server.streams._listener._strangers
 
 
+def hello(server: End) -> bytes:
+    """Say what a worker says first."""
+    encrypted = server.streams._listener._encrypted
+    offer = streams.Offer.read(server.streams.offer(PEER), encrypted)
+    assert offer is not None
+    if not encrypted:
+        return streams.MAGIC + offer.token
+    text = streams.ENCRYPTED_MAGIC + offer.token + bytes(offer.ciphers[:1])
+    return text.ljust(streams.ENCRYPTED_HELLO_BYTES, b"\0")
+
+
 @pytest.mark.parametrize("answered", [False, True])
 def test_a_worker_that_leaves_while_it_opens_a_stream_is_no_stranger(
     server: End, answered: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_listener, "_refusals", Refusals())
     listener = server.streams._listener
-    offer = streams.Offer.read(server.streams.offer(PEER), listener._encrypted)
-    assert offer is not None
-    cipher = offer.ciphers[0] if listener._encrypted else 0
-    hello = streams.ENCRYPTED_MAGIC + offer.token + bytes([cipher]) + bytes(streams.ENCRYPTED_HELLO_BYTES)
+    says = hello(server)
     with connected(server) as leaver:
         if not answered:
             server.streams.forget(PEER)
-        if listener._encrypted:
-            leaver.sendall(hello[: streams.ENCRYPTED_HELLO_BYTES])
-        else:
-            leaver.sendall(streams.MAGIC + offer.token)
+        leaver.sendall(says)
         if answered:
             until(lambda: listener._unproven or server.streams.has(PEER), server)
         leaver.shutdown(socket.SHUT_WR)
         leaver.settimeout(0.01)
         until(lambda: is_closed(leaver), server)
     assert caplog.text == ""
+
+
+def test_a_worker_that_is_gone_when_its_hello_is_read_is_no_stranger(
+    server: End, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a unix socket the answer then raises; on TCP it is lost."""
+    monkeypatch.setattr(stream_listener, "_refusals", Refusals())
+    listener = server.streams._listener
+    with connected(server) as leaver:
+        leaver.sendall(hello(server))
+    for _ in range(5):  # it is accepted, and read
+        server.turn(0.005)
+    until(lambda: not listener._strangers and not listener._unproven, server)
+    assert not server.came and caplog.text == ""
 
 
 def test_who_says_nothing_is_closed_in_time(server: End, monkeypatch: pytest.MonkeyPatch) -> None:
