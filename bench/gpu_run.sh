@@ -79,14 +79,16 @@ for name in ("numpy", "torch", "cupy-cuda13x", "triton", "jax", "numba", "numba-
         print(name, metadata.version(name))
     except metadata.PackageNotFoundError:
         print(name, "is not there")
+from cuda.core import Device
 from kvstore.devices import driver
 made = driver.get()
-print(made.count, "GPU(s), compute capability", made.capability(0), "free, total", made.memory(0))
+capability = Device(0).compute_capability
+print(made.count, "GPU(s), compute capability", capability, "free, total", made.memory(0))
 PY
 } | tee "$out/machine.txt"
 
 step "kernels, compiled by all cores"
-arch=$("$python" -c 'from kvstore.devices import driver; print("sm_%d%d" % driver.get().capability(0))' 2> /dev/null)
+arch=$("$python" -c 'from cuda.core import Device; print("sm_%d%d" % Device(0).compute_capability)' 2> /dev/null)
 if [ -n "$kernels" ]; then
     export KVSTORE_CUDA_KERNELS=$kernels
 elif [ -n "$arch" ]; then

@@ -19,6 +19,9 @@ class GpuContext:
     def __init__(self, driver: Driver, device: int) -> None:
         self.driver, self.device = driver, device
         self._tails: weakref.WeakValueDictionary[int, StreamCursor] = weakref.WeakValueDictionary()
+        self._last: StreamCursor | None = None
+        #: Another number whenever the last work on a key may be on another stream than before.
+        self.moves = 0
         self._pinned = Pinned(driver, device)
         self._loans: weakref.WeakSet[StreamBuffer] = weakref.WeakSet()
         self._kept: deque[tuple[int, list[Any]]] = deque()  # event, objects; oldest first
@@ -27,9 +30,13 @@ class GpuContext:
 
     def tail(self, stream: Stream) -> StreamCursor:
         """Return the end of the store's work on a stream; the same object as long as anybody holds it."""
+        last = self._last
+        if last is not None and last.stream.handle == stream.handle:
+            return last
         tail = self._tails.get(stream.handle)
         if tail is None:
             tail = self._tails[stream.handle] = StreamCursor(self.driver, stream)
+        self._last = tail
         return tail
 
     def upload(self, target: int, content: npt.NDArray[Any], stream: Stream) -> None:
@@ -63,6 +70,7 @@ class GpuContext:
 
     def close(self) -> None:
         """Wait for the store's work and give everything back."""
+        self._last = None
         for tail in list(self._tails.values()):
             tail.finish()
         while self._kept:

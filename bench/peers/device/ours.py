@@ -71,8 +71,9 @@ class Ours(Peer):
         case, torch = data.case, data.torch
         place = GpuContext(driver.get(), torch.cuda.current_device())
         (size,) = case.sizes
+        words_like = {"dtype": torch.int32, "device": "cuda"}
         words = [
-            [torch.zeros(-(-size // 16), dtype=torch.int32, device="cuda") for _ in range(case.k)]
+            [torch.randint(-(2**31), 2**31, (-(-size // 16),), **words_like) for _ in range(case.k)]
             for _ in range(data.sets)
         ]
         residuals = [torch.zeros(size, device="cuda") for _ in range(data.sets)]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..spec import Spec
-from ..table import CODES, RESIDUALS, SOURCES
+from ..table import BLOCK, CODES, RESIDUALS, SOURCES
 from .chunks import Body, counter, emitter, framed, listed_now
 from .intrinsics import dual, load_byte, store_byte
 from .lanes import Lanes
@@ -90,11 +90,27 @@ def dequantise(spec: Spec, codec: CodecOperations) -> Body:
     """Words of k senders -> sum of what they stand for, from left to right."""
     lanes, bits, in_byte, shift = codec.lanes, codec.bits, codec.in_byte, _log2(codec.in_byte)
     add, decode, decode_one, count = lanes.add, codec.decode, codec.decode_one, counter(spec.k)
+    apart = BLOCK * lanes.width >> shift  # bytes between the groups of a pair
     emit, emit_one = emitter(lanes.size, lanes.store), emitter(lanes.size, lanes.store_one)
 
     @dual
     def byte_of(row: int, j: int, e: int) -> int:
         return load_byte(listed_now(row, CODES, j) + (e >> shift))
+
+    @dual
+    def decoded_pair(row: int, j: int, e: int, threshold: Value) -> tuple[Group, Group]:
+        at = listed_now(row, CODES, j) + (e >> shift)
+        return decode(load_byte(at), threshold), decode(load_byte(at + apart), threshold)
+
+    @dual
+    def looped(row: int, e: int, threshold: Value) -> tuple[Group, Group]:
+        acc, other = decoded_pair(row, 0, e, threshold)
+        for j in range(1, count(row)):
+            more, another = decoded_pair(row, j, e, threshold)
+            acc, other = add(acc, more), add(other, another)
+        return acc, other
+
+    total = _summed_pairs(spec.k, decoded_pair, add) if spec.k else looped
 
     @dual
     def one_of(row: int, j: int, e: int, threshold: Value) -> Value:
@@ -109,13 +125,36 @@ def dequantise(spec: Spec, codec: CodecOperations) -> Body:
         emit(row, e, acc)
 
     @dual
+    def pair(row: int, e: int, f: int, threshold: Value) -> None:
+        acc, other = total(row, e, threshold)
+        emit(row, e, acc)
+        emit(row, f, other)
+
+    @dual
     def rest(row: int, e: int, end: int, threshold: Value) -> None:
         acc = one_of(row, 0, e, threshold)
         for j in range(1, count(row)):
             acc = acc + one_of(row, j, e, threshold)
         emit_one(row, e, acc)
 
-    return framed(spec.chunk, lanes.width, group, rest)
+    return framed(spec.chunk, lanes.width, group, rest, pair)
+
+
+def _summed_pairs(k: int, decoded: Callable[..., Any], add: Callable[..., Any]) -> Callable[..., Any]:
+    """Make the function that sums the pairs of k senders, without a loop: a compiler keeps one of many."""
+    before = _summed_pairs(k - 1, decoded, add) if k > 1 else None
+
+    @dual
+    def first(row: int, e: int, threshold: Value) -> tuple[Group, Group]:
+        return decoded(row, 0, e, threshold)  # type: ignore[no-any-return]
+
+    @dual
+    def total(row: int, e: int, threshold: Value) -> tuple[Group, Group]:
+        acc, other = before(row, e, threshold)  # type: ignore[misc]
+        more, another = decoded(row, k - 1, e, threshold)
+        return add(acc, more), add(other, another)
+
+    return first if before is None else total
 
 
 def reduce(spec: Spec, codec: CodecOperations) -> Body:

@@ -219,6 +219,11 @@ def magnitude(x: Value) -> Value:
     return np.abs(x)
 
 
+def real_of(bits: int) -> Value:
+    """Float32 that the low 32 bits are."""
+    return np.uint32(bits & 0xFFFFFFFF).view(np.float32)
+
+
 def zero(x: Value) -> Value:
     """Zero of the type of `x`."""
     return type(x)(0)

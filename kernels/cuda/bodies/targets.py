@@ -179,6 +179,10 @@ def _magnitude(b: Any, kind: Any, x: Any) -> Any:
     return b.bitcast(b.and_(b.bitcast(x, bits), bits(2 ** (bits.width - 1) - 1)), kind)
 
 
+def _real_of(b: Any, bits: Any) -> Any:
+    return b.bitcast(b.trunc(bits, _BITS[32]), _F32)
+
+
 def _add_bytes(b: Any, kind: Any, x: Any, y: Any) -> Any:
     low, high = kind(0x7F7F7F7F), kind(0x80808080)
     return b.xor(b.add(b.and_(x, low), b.and_(y, low)), b.and_(b.xor(x, y), high))
@@ -189,6 +193,8 @@ def _arithmetic() -> Iterator[tuple[Callable[..., Any], Primitive]]:
     yield i.divide, _same_kind(lambda builder, kind, a, b: builder.fdiv(a, b))
     yield i.root, _same_kind(_intrinsic("llvm.sqrt"))
     yield i.magnitude, _same_kind(_magnitude)
+    bits_of_real = types.float32(types.int64)
+    yield i.real_of, lambda _: (bits_of_real, lambda context, b, signature, args: _real_of(b, *args))
     yield i.zero, _same_kind(lambda builder, kind, x: kind(0.0))
     yield i.one, _same_kind(lambda builder, kind, x: kind(1.0))
     yield i.wrap_add, _same_kind(lambda builder, kind, a, b: builder.add(a, b))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from .codecs import CodecOperations
-from .intrinsics import dual, select, zero
+from .intrinsics import dual, real_of, select, zero
 from .lanes import LANES
 
 Group = Any
@@ -58,14 +58,28 @@ def settle(r: Group, t: Value) -> tuple[Group, Group]:
 
 
 @dual
+def digits(byte: int) -> int:
+    """Return 0 for -threshold, 1 for nothing and 2 for +threshold, in the place of each code."""
+    high = byte >> 1
+    return (byte & high & 0x55) << 1 | ~high & 0x55
+
+
+@dual
+def worth(digits: int, shift: int, t: Value) -> Value:
+    """Return what the digit that stands `shift` bits up counts for.
+
+    The digit becomes the last bits of 2 ** (23 - shift), a float32 whose ulp they are. Both operations are
+    exact, and the units for them have time; comparisons and selections would take those that have not.
+    """
+    base = (150 - shift) << 23  # exponent of 2 ** (23 - shift)
+    return (real_of(digits & 3 << shift | base) - real_of(base | 1 << shift)) * t
+
+
+@dual
 def decode(byte: int, t: Value) -> Group:
     """Return what the four codes of a byte stand for."""
-    return (
-        decode_one(byte >> 6, t),
-        decode_one(byte >> 4, t),
-        decode_one(byte >> 2, t),
-        decode_one(byte, t),
-    )
+    places = digits(byte)
+    return worth(places, 6, t), worth(places, 4, t), worth(places, 2, t), worth(places, 0, t)
 
 
 CODEC = CodecOperations(

@@ -16,7 +16,7 @@ from ...devices.arrays import DeviceView
 from ...devices.driver import Driver
 from ...devices.memory import host_copy
 from ...devices.place import GpuContext
-from ...devices.streams import Stream, order
+from ...devices.streams import Stream, StreamCursor, order
 from ...errors import CapabilityError
 from ...kernels import cuda
 from ..entry import Deliver, Entry, Keyed, check_dtype, check_shape, dense_out
@@ -237,8 +237,7 @@ class Call:
     def end(self, entries: Iterable[DeviceKey]) -> None:
         """Bring results to where no kernel reaches, and let the arrays' owners wait for all of it."""
         tail = self.place.tail(self.stream)
-        for entry in entries:
-            entry.tail = tail
+        leave_at(entries, tail)
         tail.moved()
         if self._later:  # what a library does itself runs on its own stream
             for other in self._others.values():
@@ -261,13 +260,19 @@ class Call:
         self._scratch.clear()
 
 
-def order_behind(entries: Iterable[DeviceKey], place: GpuContext, stream: Stream) -> bool:
-    """Let a stream wait for what other streams have to do with these keys; False if there are none."""
+def order_behind(entries: Iterable[DeviceKey], place: GpuContext, stream: Stream) -> None:
+    """Let a stream wait for what other streams have to do with these keys."""
     mine = place.tail(stream)
-    others = {entry.tail for entry in entries if entry.tail is not mine}
-    for tail in others:
+    for tail in {entry.tail for entry in entries if entry.tail is not mine}:
         tail.hold(stream)
-    return bool(others)
+
+
+def leave_at(entries: Iterable[DeviceKey], tail: StreamCursor) -> None:
+    """Say where the last work on these keys is."""
+    for entry in entries:
+        if entry.tail is not tail:
+            entry.tail = tail
+            entry.place.moves += 1
 
 
 def _converted(source: Array, target: Array) -> None:
@@ -376,7 +381,11 @@ def check_there(key: Keyed, outs: list[Any]) -> None:
 
 def target(key: Keyed, out: Any, streams: Streams) -> Target:
     """Check an out on a GPU, and say where it is to be written."""
-    seen, stream = writable_there(key, out, streams)
+    return target_in(key, *writable_there(key, out, streams))
+
+
+def target_in(key: Keyed, seen: DeviceView, stream: Stream) -> Target:
+    """Say where an out that was checked is to be written."""
     if seen.contiguous:
         return Target(seen, stream, None)
     room, bring = arrays.room_for(seen, f"out of key {key.key!r}", stream)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from ...arrays.grouping import Group, Key
 from ...devices import arrays, streams
-from ...devices.streams import Stream
+from ...devices.streams import Stream, StreamCursor
 from ...observe.counters import MEMORY
 from ..local.bound import Bound
-from .arguments import order_behind
+from .arguments import leave_at, order_behind
 from .keys import DeviceKey
 from .launches import KeyWork, Launches, are_apart
 
@@ -33,6 +33,9 @@ class GpuCall(Bound):
         self._addresses = arrays.addresses_of(objects)
         gpus.bound.add(self)
         self._launches: Launches | None = None
+        #: End of the stream where the last work on all keys was, and `GpuContext.moves` then.
+        self._behind: tuple[StreamCursor | None, int] = None, 0
+        self._account = _account(works)
 
     def fits(self) -> bool:
         """Whether updates and keys are the same."""
@@ -44,25 +47,38 @@ class GpuCall(Bound):
 
     def drop(self) -> None:
         """Let the keys' memory go: the store is closed."""
-        self._works, self._entries, self._launches = [], [], None
+        self._works, self._entries, self._launches, self._behind = [], [], None, (None, 0)
 
     def run(self) -> None:
         """Launch on the caller's stream."""
         place, counters = self._place, self._gpus.counters
         begin = counters.begin()
         stream = arrays.stream_for(self._speaker, place.device)
-        tail = place.tail(stream)
-        moves = order_behind(self._entries, place, stream)
+        self._order(stream)
         self._gpus.apply.run(self._works, stream, lambda: self._launched(stream))
-        if moves:
-            for entry in self._entries:
-                entry.tail = tail
-        counters.end_works(self._gpus.apply.phase, begin, MEMORY, self._works)
+        counters.passed(self._gpus.apply.phase, begin, MEMORY, *self._account)
+
+    def _order(self, stream: Stream) -> None:
+        """Come behind the earlier work on these keys; at once where all of it is on this stream."""
+        place = self._place
+        tail = place.tail(stream)
+        if self._behind != (tail, place.moves):
+            order_behind(self._entries, place, stream)
+            leave_at(self._entries, tail)
+            self._behind = tail, place.moves
 
     def _launched(self, stream: Stream) -> Launches:
         if self._launches is None:
             self._launches = self._gpus.pushing(self._works, stream)
         return self._launches
+
+
+def _account(works: list[KeyWork]) -> tuple[int, ...]:
+    """Return what `Counters.passed` takes: bytes there and back, rounds, and of one key its number."""
+    sent = sum(work.entry.nbytes * len(work.srcs) for work in works)
+    received = sum(work.entry.nbytes * len(work.outs) for work in works)
+    about = (works[0].entry.slice.number,) if len(works) == 1 else ()
+    return sent, received, len(works), *about
 
 
 def push_tensors(gpus: GpuExecutor, groups: list[Group], outs: dict[Key, list[Any]]) -> bool:
@@ -78,8 +94,7 @@ def push_tensors(gpus: GpuExecutor, groups: list[Group], outs: dict[Key, list[An
     tail = place.tail(stream)
     order_behind([work.entry for work in works], place, stream)
     gpus.apply.run(works, stream, lambda: gpus.pushing(works, stream))
-    for work in works:
-        work.entry.tail = tail
+    leave_at((work.entry for work in works), tail)
     gpus.counters.end_works(gpus.apply.phase, begin, MEMORY, works)
     return True
 

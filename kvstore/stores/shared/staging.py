@@ -20,7 +20,7 @@ from ...arrays.grouping import Key
 from ...devices import arrays, driver
 from ...devices.arrays import DeviceView
 from ...devices.streams import Stream
-from ..device.arguments import Streams, Target, fetched, put, seen_there, target, writable_there
+from ..device.arguments import Streams, Target, fetched, put, seen_there, target, target_in, writable_there
 from ..entry import Array, Deliver, check_dtype, check_shape
 from ..outs import convert
 from .ipc.exchange import DeviceOutputs, IpcExchange, PushedOnGpu
@@ -139,9 +139,9 @@ class GpuStaging:
             if arrays.device_of(out) is None:
                 others.append(out)
                 continue
-            view, _ = writable_there(handle, out, streams)
+            view, stream = writable_there(handle, out, streams)
             if self.ipc.is_near(handle, view):
-                targets.append(target(handle, out, streams))
+                targets.append(target_in(handle, view, stream))
             else:
                 others.append(out)
         return DeviceOutputs(handle, targets), others

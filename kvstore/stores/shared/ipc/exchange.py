@@ -175,8 +175,9 @@ class IpcExchange:
         """Write values to slots, wait until that is done, and arrive; the slots are free."""
         with self._lock:
             slots = self._written(pairs)
-            for (handle, _), slot in zip(pairs, slots, strict=True):
-                key = self._keys[handle.key]
+            keys = [self._keys[handle.key] for handle, _ in pairs]
+            _finish(keys)
+            for key, (handle, _), slot in zip(keys, pairs, slots, strict=True):
                 key.be_through()
                 key.use(slot)
                 shm.arrive_on_gpu(handle)
@@ -187,6 +188,7 @@ class IpcExchange:
         if key is not None and key.agreed:
             with self._lock:
                 self._apply_last_round(key)
+                _finish([key])
                 key.be_through()
 
     def _written(self, pairs: Sequence[tuple[Handle, PushedOnGpu]]) -> list[int]:
@@ -240,6 +242,8 @@ class IpcExchange:
             for key, complete, one in done:
                 key.applied = complete
                 self._hand_over(key, one.targets)
+            for stream, _ in works.values():
+                self._gpu(stream.device).place.tail(stream).moved()
         served = {one.handle.key for _, _, one in done}
         return [one for one in outputs if one.targets and one.handle.key not in served]
 
@@ -253,7 +257,7 @@ class IpcExchange:
 
     def _hand_over(self, key: IpcKey, targets: Sequence[Target]) -> None:
         stream = targets[0].stream
-        key.mark(stream)
+        key.tail = key.place.tail(stream)
         held = [view for view, _, _ in targets if view.kind in ("any", "own")]
         for view, _, bring in targets:
             if bring is not None:
@@ -271,7 +275,7 @@ class IpcExchange:
             key.hold(own)
             row = key.sum_row(self._sources(key, complete), [])
             self._gpu(own.device).sums.run([(key.handle.dtype, row)], own)
-            key.mark(own)
+            key.tail = key.place.tail(own)
             key.applied = complete
 
     # ------------------------------------------------------------------------------------ on the host
@@ -336,7 +340,8 @@ class IpcExchange:
             for key in keys:
                 with contextlib.suppress(InterruptedError):  # the others have taken this worker for dead
                     key.table.stand(REFUSED)
-                key.settle()
+            _finish(keys)
+            for key in keys:
                 key.close()
             for gpu in gpus:
                 gpu.sums.close()
@@ -345,6 +350,12 @@ class IpcExchange:
             for key in keys:
                 key.table.let_go()
         _give_up([gpu.exports for gpu in gpus], _Others(self._job, [key.table for key in keys]))
+
+
+def _finish(keys: Sequence[IpcKey]) -> None:
+    """Wait until all that was done with the values of some keys is done."""
+    for tail in {key.tail for key in keys if key.tail is not None}:
+        tail.finish()
 
 
 class _Others:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ....devices.memory import Memory
 from ....devices.place import GpuContext
-from ....devices.streams import Stream
+from ....devices.streams import Stream, StreamCursor
 from ....errors import KVStoreError
 from ....kernels import cuda
 from ..native import _shared as shm
@@ -31,6 +31,8 @@ class IpcKey:
         The last round whose value was copied to the region by this worker.
     through : int
         The last round that this worker knows to be complete, and whose sum it has or does not need.
+    tail : StreamCursor or None
+        End of the stream where the last work on the value was put, after `hold`.
     """
 
     def __init__(self, handle: shm.Handle, place: GpuContext, table: IpcTable, rank: int) -> None:
@@ -43,7 +45,7 @@ class IpcKey:
         self._round_in: list[int] = []  # of each slot
         self._bases: dict[tuple[int, int], int] = {}  # of other workers' slots
         self._value: Memory | None = None
-        self._event = 0
+        self.tail: StreamCursor | None = None
 
     # ------------------------------------------------------------------------------------------- slots
 
@@ -119,28 +121,13 @@ class IpcKey:
 
     def hold(self, stream: Stream) -> None:
         """Let a stream wait for all that was done with the value."""
-        if self._event:
-            self.place.driver.wait(stream.handle, self._event, stream.device)
-
-    def mark(self, stream: Stream) -> None:
-        """Note that work on the value was put on a stream, after `hold`."""
-        if not self._event:
-            self._event = self.place.driver.event(self.place.device)
-        self.place.driver.record(self._event, stream.handle, stream.device)
-
-    def settle(self) -> None:
-        """Wait until all that was done with the value is done."""
-        if self._event:
-            self.place.driver.finish(self._event, self.place.device)
+        if self.tail is not None:
+            self.tail.hold(stream)
 
     def be_through(self) -> None:
-        """Wait until this worker reads no slot of the rounds up to `through`, and say so."""
-        self.settle()
+        """Say that this worker reads no slot of the rounds up to `through`; what did is done."""
         self.table.note_read(self.through)
 
     def close(self) -> None:
         """Give back what is this worker's alone; nothing is under way."""
-        event, self._event = self._event, 0
-        if event:
-            self.place.driver.drop_event(event, self.place.device)
-        self._value = None
+        self.tail = self._value = None

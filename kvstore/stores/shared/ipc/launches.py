@@ -37,7 +37,7 @@ class Sums:
     def _launches(self, rows: list[TypedRow], stream: Stream) -> Launches:
         signature = (
             stream.handle,
-            *((dtype.name, row.numel, row.srcs, row.dst, row.outs) for dtype, row in rows),
+            *((dtype, row.numel, row.srcs, row.dst, row.outs) for dtype, row in rows),
         )
         known = self._known.get(signature)
         if known is not None:
