@@ -69,6 +69,7 @@ class Load:
         self.rank, self.n = self.store.rank, self.store.num_workers
         self.t = 0  # rounds
         self.made = 0  # keys
+        self.has_rows = False
         self.store.init(list(SHAPES), [np.zeros(shape, F) for shape in SHAPES.values()])
         self.outs = {key: np.empty(shape, F) for key, shape in SHAPES.items()}
 
@@ -113,6 +114,21 @@ class Load:
         self.store.init(names, [np.full(SHAPES["large"], self.made, F)] * 3)
         self.store.pull(names[0], out=self.outs["large"])
         assert (self.outs["large"] == self.made).all()
+
+    def rows(self) -> None:
+        """Push rows of which one is everybody's, and pull them: two slices, and a sum over all who live."""
+        if not self.has_rows:
+            self.store.init("rows", kv.RowSparseArray.zeros((64, ELEMENTS // 32)))
+            self.has_rows = True
+        ids = [0, 1 + self.rank, 40 + self.rank]
+        part = np.full((3, ELEMENTS // 32), 10**self.rank, F)
+        self.store.push("rows", kv.RowSparseArray(part, ids, (64, ELEMENTS // 32)))
+        out = kv.RowSparseArray.zeros((64, ELEMENTS // 32))
+        self.store.row_sparse_pull("rows", out=out, row_ids=np.array(ids))
+        assert (out.data[1:] == 10**self.rank).all(), out.data[1:]
+        (total,) = map(int, np.unique(out.data[0]))
+        assert str(total).strip("01") == "", total
+        assert total // 10**self.rank % 10 == 1, total
 
     def barrier(self) -> None:
         self.store.barrier()

@@ -17,10 +17,13 @@ from references import Array, assert_same_bits, draw, dtype_of, total
 from tested_store import by_hosts, create, held, hosts
 
 import kvstore as kv
+from kvstore.stores.rows import with_all_rows
 
 F = np.float32
 #: With slices of 128 KB: of one, of two, and of some with a rest.
 SHAPES = {"a": (3,), "b": (70, 3), "c": (32769,), "d": (3, 30_000)}
+#: A row-sparse key.
+TABLE, TABLE_SHAPE = "t", (700, 60)
 PAUSE = 0.003
 
 
@@ -38,6 +41,9 @@ class Program:
         self.seed = 0
         for key, shape in SHAPES.items():
             self.init(key, shape)
+        some = self.rows(TABLE, 0)
+        self.model.init(TABLE, some)
+        self.store.init(TABLE, some if self.rank == 0 else kv.RowSparseArray.zeros(TABLE_SHAPE, some.dtype))
 
     def init(self, key: str, shape: tuple[int, ...]) -> None:
         """Let only rank 0's value count."""
@@ -48,10 +54,18 @@ class Program:
 
     def array(self, key: str, stream: int) -> Array:
         """Draw small numbers: optimizers are to stay finite."""
-        shape = self.shapes[key]
-        number = 1000 * self.seed + 10 * list(self.shapes).index(key) + 100_000_000 * stream
+        shape = TABLE_SHAPE if key == TABLE else self.shapes[key]
+        place = 9 if key == TABLE else list(self.shapes).index(key)
+        number = 1000 * self.seed + 10 * place + 100_000_000 * stream
         drawn = draw(self.dtype, int(np.prod(shape)), number)
         return (drawn if drawn.dtype.kind in "iu" else drawn / dtype_of(self.dtype).type(512)).reshape(shape)
+
+    def rows(self, key: str, stream: int) -> kv.RowSparseArray:
+        """Draw some rows, perhaps none or all."""
+        array, rng = self.array(key, stream), random.Random(f"{self.seed} {key} {stream}")
+        share = rng.choice([0.0, 0.1, 0.5, 1.0])
+        ids = [i for i in range(len(array)) if rng.random() < share]
+        return kv.RowSparseArray(array[ids], ids, array.shape)
 
     def parts(self, key: str, several: int = 1) -> list[list[Array]]:
         """What each worker pushes, and the model with it."""
@@ -67,6 +81,22 @@ class Program:
     def empty(self, key: str) -> Array:
         return np.full(self.shapes[key], 7, dtype_of(self.dtype))
 
+    def check_rows(self) -> None:
+        """Pull rows, other ones on each worker, and all of them."""
+        some = random.Random(f"{self.seed} {self.rank}").sample(range(TABLE_SHAPE[0]), 9)
+        kind = dtype_of(self.dtype)
+        got, want = (kv.RowSparseArray.zeros(TABLE_SHAPE, kind) for _ in range(2))
+        work = self.store.row_sparse_pull(TABLE, out=got, row_ids=np.array(some), async_op=self.seed % 4 < 2)
+        self.model.row_sparse_pull(TABLE, out=want, row_ids=np.array(some))
+        if work is not None:
+            work.wait(60)
+        np.testing.assert_array_equal(got.indices, want.indices)
+        assert_same_bits(np.ascontiguousarray(got.data), np.ascontiguousarray(want.data))
+        full = [np.empty(TABLE_SHAPE, kind) for _ in range(2)]
+        for made, into in zip((self.store, self.model), full, strict=True):
+            made.pull(TABLE, out=into)
+        assert_same_bits(*full)
+
     # ------------------------------------------------------------------------------------------------ verbs
 
     def step(self, verb: str, keys: list[str], seed: int) -> None:
@@ -78,6 +108,23 @@ class Program:
 
     def push(self, keys: list[str]) -> None:
         self.store.push(keys, [self.parts(key)[self.rank][0] for key in keys])
+
+    def push_rows(self, keys: list[str]) -> None:
+        """Push rows to the row-sparse key, and to dense ones, where a worker may push all of the array."""
+        if self.store._backend.feedback is not None:
+            return
+        for key in (TABLE, *(key for key in keys if len(self.shapes[key]) > 1)):
+            parts: list[Any] = [self.rows(key, 1 + rank) for rank in range(self.n)]
+            if self.seed % 3 == 0:
+                parts[self.seed % self.n] = self.array(key, 1)
+            self.store.push(key, parts[self.rank])
+            if key == TABLE:
+                parts = [with_all_rows(part) if isinstance(part, np.ndarray) else part for part in parts]
+            elif any(isinstance(part, np.ndarray) for part in parts):
+                parts = [part if isinstance(part, np.ndarray) else part.todense() for part in parts]
+            self.model.push(key, by_hosts(parts))
+        if self.seed % 2:
+            self.check_rows()
 
     def push_several(self, keys: list[str]) -> None:
         self.store.push(keys, [self.parts(key, 2)[self.rank] for key in keys])
@@ -208,7 +255,8 @@ class Program:
 VERBS = [
     name
     for name in vars(Program)
-    if name[0] != "_" and name not in ("init", "array", "parts", "check", "empty", "step")
+    if name[0] != "_"
+    and name not in ("init", "array", "rows", "parts", "check", "check_rows", "empty", "step")
 ]
 
 
@@ -228,6 +276,7 @@ def program(
         for i, (verb, keys, number) in enumerate(steps):
             run.step(verb, keys, 100 * i + number)
         run.pull(list(run.shapes))
+        run.check_rows()
         store.barrier()
         run.fetch(list(run.shapes))
         store.barrier()
@@ -265,6 +314,24 @@ def counted(rounds: int) -> dict[str, Any]:
             "sent": sum(after.sent) - sum(before.sent),
             "received": sum(after.received) - sum(before.received),
         }
+
+
+def rows_to_servers(rounds: int) -> int:
+    """Bytes that this worker has sent to servers, where all push the same rows."""
+    with create() as store:
+        shape, ids = (900, 50), np.arange(0, 900, 3)
+        store.init("t", kv.RowSparseArray.zeros(shape))
+        rows = kv.RowSparseArray(np.ones((300, 50), F), ids, shape)
+        store.barrier()
+        before = sum(store.statistics().sent)
+        for _ in range(rounds):
+            store.push("t", rows)
+        store.barrier()
+        sent = sum(store.statistics().sent) - before
+        store.row_sparse_pull("t", out=rows, row_ids=ids)
+        assert (rows.data == store.num_workers).all()
+        store.barrier()
+        return int(sent)
 
 
 def by_way(rounds: int) -> dict[str, Any]:

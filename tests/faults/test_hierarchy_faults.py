@@ -26,7 +26,12 @@ from nightly import nightly_unless
 from servers import start_on, start_on_hosts
 
 LAYOUTS = [[0, 0, 1, 1], [0, 0, 1], [0, 1, 0]]
-PHASES = ["init", "push", "pushpull", "quick", "pull", "barrier", "settings", "close"]
+PHASES = ["init", "push", "pushpull", "quick", "pull", "rows", "barrier", "settings", "close"]
+
+
+SERVED = ["push", "pushpull", "rows", "barrier"]
+LIVED = ["pushpull", "push", "rows", "barrier", "close"]
+RETURNED = [("pushpull", True), ("rows", True), ("barrier", True), ("barrier", True, "fp16")]
 
 
 def kill_a_worker(faults: Faults, draw: random.Random, phase: str) -> None:
@@ -49,7 +54,7 @@ def kill_a_server(faults: Faults, draw: random.Random, phase: str) -> None:
 
 @pytest.mark.parametrize("seed", [0])
 def test_a_killed_server(faults: Faults, seed: int) -> None:
-    faults.run(kill_a_server, [("push",), ("pushpull",), ("barrier",)], seed)
+    faults.run(kill_a_server, [(phase,) for phase in SERVED], seed)
 
 
 def go_on(
@@ -85,13 +90,13 @@ def go_on(
 
 @pytest.mark.parametrize("seed", nightly_unless(lambda seed: seed == 0, [0, 1]))
 def test_the_living_go_on(faults: Faults, seed: int) -> None:
-    faults.run(go_on, [("pushpull", False), ("push", False), ("barrier", False), ("close", False)], seed)
+    faults.run(go_on, [(phase, False) for phase in LIVED], seed)
 
 
 @pytest.mark.parametrize("seed", nightly_unless(lambda seed: seed == 0, [0, 1]))
 def test_a_worker_that_is_started_again_joins_its_host(faults: Faults, seed: int) -> None:
     # Phases with one push of each key in a pass, as it is said of those who come back.
-    faults.run(go_on, [("pushpull", True), ("barrier", True), ("barrier", True, "fp16")], seed)
+    faults.run(go_on, RETURNED, seed)
 
 
 PASSES = [(verb, meets) for verb in ("pushpull", "push") for meets in (False, True)]
@@ -353,9 +358,9 @@ def test_the_job_says_how_long_a_worker_may_stand_still(faults: Faults) -> None:
 #: Who comes back does so in phases with one push of each key in a pass.
 CASES: list[tuple[Callable[..., None], list[tuple[Any, ...]]]] = [
     (kill_a_worker, [(phase,) for phase in PHASES]),
-    (kill_a_server, [("push",), ("pushpull",), ("barrier",)]),
-    (go_on, [(phase, False) for phase in ("pushpull", "push", "barrier", "close")]),
-    (go_on, [("pushpull", True), ("barrier", True), ("barrier", True, "fp16")]),
+    (kill_a_server, [(phase,) for phase in SERVED]),
+    (go_on, [(phase, False) for phase in LIVED]),
+    (go_on, RETURNED),
     (come_back_into_a_pass, PASSES),
     (lose_a_host, [()]),
     (lose_a_host_and_raise, [(phase,) for phase in ("push", "pushpull", "barrier", "pull")]),

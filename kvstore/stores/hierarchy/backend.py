@@ -23,7 +23,6 @@ from ...arrays.sparse import RowSparseArray
 from ...compression import Codec, Feedback
 from ...errors import (
     ArrayError,
-    CapabilityError,
     FencedError,
     KeyNotFoundError,
     KVStoreError,
@@ -41,6 +40,7 @@ from ..parameter_server.worker.backend import DistBackend
 from ..parameter_server.worker.client import Client
 from ..parameter_server.worker.key_directory import DistKey
 from ..parameter_server.worker.pulls import delivering
+from ..parameter_server.worker.pushes import DensePushes, SparsePushes
 from ..protocol import Backend, Kind
 from ..shared.native import _shared as shm
 from ..shared.native.membership import OtherProcesses, RegionPlace
@@ -48,6 +48,7 @@ from ..shared.undelivered import UndeliveredResults
 from .carrier import HostCarrier
 from .packing import HostFeedback
 from .region import Handle, HostRegion
+from .rows import cut_rows
 
 if TYPE_CHECKING:
     from ...optimizer.states import Content
@@ -190,6 +191,7 @@ class HierarchyBackend(Backend):
         names = _slice_names(key)
         for part, name in zip(key.parts, names, strict=True):
             self._parts[name] = part
+            self._region.rows.note(name, key, part)
             if first and self._region.find(name) is None:
                 self._region.wait_for(name)
             if self._region.find(name) is None:
@@ -199,7 +201,10 @@ class HierarchyBackend(Backend):
         return handles
 
     def _bring(self, keys: list[DistKey]) -> None:
-        """Bring the values of keys from the servers into the host's memory."""
+        """Bring the values of keys from the servers into the host's memory; tables stay there."""
+        for name in (name for key in keys if key.sparse for name in _slice_names(key)):
+            self._region.add_table(name)
+        keys = [key for key in keys if not key.sparse]
         values = self._flat.fetch_all([key.key for key in keys])
         for key, value in zip(keys, values, strict=True):
             flat = cast("Array", value).reshape(-1)
@@ -216,7 +221,6 @@ class HierarchyBackend(Backend):
 
     def init(self, groups: list[Group]) -> None:
         """Take the values of the lowest rank, and wait until servers and host have them."""
-        self._refuse_rows(groups)
         self._check_writing()
         self._flat.init(groups)
         with contextlib.suppress(KeyNotFoundError):  # another worker has them moved: the push finds them
@@ -228,7 +232,6 @@ class HierarchyBackend(Backend):
 
     def assign(self, groups: list[Group]) -> None:
         """Overwrite known keys, and initialise others."""
-        self._refuse_rows(groups)
         self._check_writing()
         self._region.settle_all()
         self._fresh.clear()
@@ -237,11 +240,6 @@ class HierarchyBackend(Backend):
     def discard(self, keys: list[Key]) -> None:
         """Let the keys be initialised again by this process; the others may have them already."""
         self._flat.discard(keys)
-
-    def _refuse_rows(self, groups: list[Group]) -> None:
-        for key, values in groups:
-            if any(isinstance(value, RowSparseArray) for value in values):
-                raise _no_rows(key)
 
     def push(self, groups: list[Group]) -> None:
         """Sum within the host; whoever comes last sends."""
@@ -261,6 +259,7 @@ class HierarchyBackend(Backend):
             "push": self._start_push,
             "pull": self._start_pull,
             "pushpull": self._start_pushpull,
+            "row_sparse_pull": self._start_rows,
         }
         start = starts.get(verb)
         return super().begin(verb, arguments, priority) if start is None else start(*arguments, priority)
@@ -282,9 +281,10 @@ class HierarchyBackend(Backend):
         return [handle.key for key in keys if key in self._slots for handle in self._slots[key][1]]
 
     def _start_push(self, groups: list[Group], priority: int | None) -> Finish:
-        dense = self._checked(groups)
+        dense, sparse = self._checked(groups)
         cut = [one for key, values in dense for one in self._cut(key, self._handles(key), values)]
-        with self._arriving([key for key, _ in dense]):
+        cut += [one for key, rows in sparse for one in cut_rows(key, self._handles(key), rows)]
+        with self._arriving([key for key, _ in (*dense, *sparse)]):
             return self._begin("push", (cut,), priority)
 
     def _start_pull(self, groups: list[Group], ignore_sparse: bool, priority: int | None) -> Finish:
@@ -327,9 +327,9 @@ class HierarchyBackend(Backend):
             self._count_rounds(keys)
 
     def _start_pushpull(self, groups: list[Group], outs: list[Group] | None, priority: int | None) -> Finish:
-        dense = self._checked(groups)
+        dense, sparse = self._checked(groups)
         targets = dict(groups if outs is None else outs)
-        if set(targets) != {key.key for key, _ in dense}:
+        if sparse or set(targets) != {key.key for key, _ in dense}:
             self._flat.pulls.check_outs(list(targets.items()))
             self._start_push(groups, priority)()
             return self._start_pull(
@@ -359,13 +359,11 @@ class HierarchyBackend(Backend):
         handles = [handle for key in keys if key in self._slots for handle in self._slots[key][1]]
         self._client.counters.end_rounds(sum(handle.newly_complete() for handle in handles))
 
-    def _checked(self, groups: list[Group]) -> list[tuple[DistKey, list[Array]]]:
+    def _checked(self, groups: list[Group]) -> tuple[DensePushes, SparsePushes]:
         """Check everything that is pushed, before anything changes."""
-        dense, sparse = self._flat.pushes.checked(groups)
-        if sparse:
-            raise _no_rows(sparse[0][0].key)
+        checked = self._flat.pushes.checked(groups)
         self._check_writing()
-        return dense
+        return checked
 
     @contextlib.contextmanager
     def _arriving(self, keys: list[DistKey]) -> Iterator[None]:
@@ -381,7 +379,7 @@ class HierarchyBackend(Backend):
         finally:
             pushed = [key for key, was in zip(keys, before, strict=True) if self._arrived(key) > was]
             self._flat.pushes.count(pushed)
-            self._fresh.update(key.key for key in pushed)
+            self._fresh.update(key.key for key in pushed if not key.sparse)
 
     def _arrived(self, key: DistKey) -> int:
         """Count this worker's arrivals at the slices of a key."""
@@ -411,9 +409,16 @@ class HierarchyBackend(Backend):
                 self._client.leave_as_lost(Failure("FencedError", str(error)))
             raise
 
+    def _start_rows(
+        self, wanted: list[tuple[Key, list[tuple[RowSparseArray, Any]]]], priority: int | None
+    ) -> Finish:
+        read = partial(self.row_sparse_pull, wanted)
+        return read if priority is None else self._from_servers.note([key for key, _ in wanted], read)
+
     def row_sparse_pull(self, wanted: list[tuple[Key, list[tuple[RowSparseArray, Any]]]]) -> None:
-        """Raise: rows of a table are not summed by hosts."""
-        raise _no_rows(wanted[0][0])
+        """Gather rows from the servers, after the rounds that this worker has pushed into."""
+        self._settle([key for key, _ in wanted])
+        self._flat.row_sparse_pull(wanted)
 
     # ------------------------------------------------------------------------------------------- updates
 
@@ -563,12 +568,6 @@ class HierarchyBackend(Backend):
 
 def _slice_names(key: DistKey) -> list[str]:
     return [f"{key.key}, slice {part.id}" for part in key.parts]
-
-
-def _no_rows(key: Key) -> CapabilityError:
-    return CapabilityError(
-        f"key {key!r}: rows are not summed by hosts; create the store with hierarchy='flat' on all workers"
-    )
 
 
 _stores: weakref.WeakSet[HierarchyBackend] = weakref.WeakSet()

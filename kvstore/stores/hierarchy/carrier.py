@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...arrays.grouping import Key
+from ...arrays.sparse import RowSparseArray
 from ...compression import Codec
 from ...errors import FencedError, KVStoreError
 from ..entry import Array
@@ -69,6 +70,8 @@ class HostCarrier:
         self._client, self._region, self._parts, self._settings = client, region, parts, settings
         self._packing, self._shared = HostPacking(region.job), SharedParts(client)
         self._queue: deque[Exchange] = deque()
+        #: Of rounds into which rows were pushed, until they have answers.
+        self._sums: dict[Exchange, RowSparseArray | Array] = {}
         self._open: list[tuple[PendingOperation, list[Exchange]]] = []
         self._stopping = False
         self._looked = 0.0
@@ -100,6 +103,9 @@ class HostCarrier:
 
     def _sum(self, exchange: Exchange) -> None:
         try:
+            if (of_rows := self._region.total_of_rows(exchange.handle)) is not None:
+                self._sums[exchange] = of_rows
+                return
             total = exchange.handle.value(other=True)
             if self._codec(exchange.handle) is None:
                 near = self._shared.place(*exchange, self._parts[exchange.handle.key].server)
@@ -132,8 +138,7 @@ class HostCarrier:
             if patiently and self._thread.ident is not None:
                 # First: once this worker rests, another may pack the next rounds, from these residuals.
                 opened = [one for _, several in self._open for one in several]
-                made = [self._request_held(one, Kind.PUSH) for one in opened]
-                self._hand_in([request for request in made if request is not None])
+                self._hand_in([request for one in opened for request in self._held(one, Kind.PUSH)])
                 self.hand_in_rest()
         finally:
             self._shared.close()
@@ -148,8 +153,8 @@ class HostCarrier:
             if handle.key not in self._parts:
                 log.warning("worker %d leaves what others pushed into %r", self._client.rank, handle.key)
                 continue
-            requests.append(self._request(Exchange(handle, round), Kind.PUSH, total))
-            nbytes += total.nbytes
+            requests += self._requests(Exchange(handle, round), Kind.PUSH, total)
+            nbytes += total.data.nbytes
             if nbytes > _PORTION:
                 self._hand_in(requests)
                 requests, nbytes = [], 0
@@ -187,35 +192,40 @@ class HostCarrier:
         self._open.append((PendingOperation(), exchanges))  # known to `_give_up` from here on
         while self._queue:
             exchanges.append(self._queue.popleft())
-            if (request := self._request_held(exchanges[-1], Kind.PUSHPULL)) is not None:
-                requests.append(request)
-            else:
-                exchanges.pop()
+            held = self._held(exchanges[-1], Kind.PUSHPULL)
+            requests += held
+            if not held:
+                self._sums.pop(exchanges.pop(), None)
         if requests:
             self._open[-1] = (self._client.submit(requests), exchanges)
         else:
             self._open.pop()
 
-    def _request_held(self, exchange: Exchange, kind: Kind) -> Request | None:
-        """Ask a server to take in what this worker carries; None: another has taken it over."""
+    def _held(self, exchange: Exchange, kind: Kind) -> list[Request]:
+        """Ask a server to take in what this worker carries; nothing, if another has taken it over."""
         with exchange.work() as held:  # packing writes to the host's memory
-            return self._request(exchange, kind) if held else None
+            return self._requests(exchange, kind, self._sums.get(exchange)) if held else []
 
-    def _request(self, exchange: Exchange, kind: Kind, total: Array | None = None) -> Request:
+    def _requests(
+        self, exchange: Exchange, kind: Kind, total: RowSparseArray | Array | None
+    ) -> list[Request]:
         """Ask a server to take a sum in: this one, or what was summed when the round was opened."""
         handle, round = exchange
         part = self._parts[handle.key]
         version, clock = self._settings(handle, round)
         head, take = (kind, part.id, 0, round, version, clock), partial(self._take, exchange)
+        if isinstance(total, RowSparseArray):
+            answered = take if kind == Kind.PUSHPULL else None
+            return self._region.rows.requests(handle, round, version, clock, part, total, answered)
         if (there := self._shared.payload(handle, round)) is not None:
-            return Request(part.server, Record(*head, **there), (), take, part)
+            return [Request(part.server, Record(*head, **there), (), take, part)]
         total = handle.value(other=True) if total is None else total
         coding: tuple[int, float] = (0, 0.0)
         if (codec := self._codec(handle)) is not None:
             total, coding = self._packing.pack(handle, round, total, codec), codec.compiled or coding
         data = as_bytes(total)
         record = Record(*head, *coding, place=PayloadLocation.FRAME, nbytes=len(data))
-        return Request(part.server, record, (data,), take, part)
+        return [Request(part.server, record, (data,), take, part)]
 
     def _codec(self, handle: Handle) -> Codec | None:
         """Return what packs the sums of a key; None: nothing does."""
@@ -228,14 +238,22 @@ class HostCarrier:
         handle, round = exchange
         with exchange.work() as held:
             if held:  # else another has taken it over, and the memory is that of a later round
-                value = handle.value(other=True)
-                if record.place != PayloadLocation.SHARED:
-                    count = part.stop - part.start
-                    np.copyto(value, elements(frames[record.frame], record.offset, handle.dtype, count))
-                elif not self._shared.copy(part.server, record, value):
+                if not self._write(handle, part, record, frames):
                     return False
                 shm.close_held(handle, round, True)
+        self._sums.pop(exchange, None)
         self._shared.give_back(handle, round)
+        return True
+
+    def _write(self, handle: Handle, part: Slice, record: Record, frames: Sequence[Any]) -> bool:
+        """Write an answer to the host's memory, where it has a place; False: it is to come in a frame."""
+        if self._region.rows.is_table(handle):
+            return True
+        value = handle.value(other=True)
+        if record.place == PayloadLocation.SHARED:
+            return self._shared.copy(part.server, record, value)
+        count = part.stop - part.start
+        np.copyto(value, elements(frames[record.frame], record.offset, value.dtype, count))
         return True
 
     def _end_all(self) -> None:
@@ -247,6 +265,7 @@ class HostCarrier:
                 if operation.error.error == "FencedError":  # this worker's own
                     raise raised(operation.error)
                 for exchange in exchanges:
+                    self._sums.pop(exchange, None)
                     exchange.fail(operation.error)
                     if not (self._client.failed or self._client.member.broken):
                         self._shared.give_back(*exchange)  # else a server may yet read it

@@ -10,22 +10,29 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 
 import msgspec
+import numpy as np
 
+from ...arrays.grouping import Group
+from ...arrays.sparse import RowSparseArray
 from ...errors import KVStoreError
 from ...settings.options import StoreConfig
 from ...waiting import WaitClock
 from ..entry import Array
 from ..parameter_server.protocol.failures import raised
 from ..parameter_server.protocol.messages import Failure
+from ..shared.arguments import Sparse
 from ..shared.backend import SharedBackend
+from ..shared.gpu_access import Dense
 from ..shared.native import _shared as shm
 from ..shared.native.membership import JobMembership, OtherProcesses, RegionPlace
 from ..shared.optimizer import JobUpdater
 from ..shared.rows import SparseKeys
 from ..shared.wait_errors import Missing, WaitErrors
 from ..shared.waiting import RoundWaiter, Step
+from .rows import HostRows
 
 #: Seconds for which a worker leaves it to the lowest of its host to bring a value: once a host is enough.
 _PATIENCE = 0.3
@@ -138,6 +145,8 @@ class HostRegion(SharedBackend):
         super().__init__(config)
         self._updater.set_updater(self.hand_over)
         self.job = self._job
+        #: Rows that are pushed to keys of this worker.
+        self.rows = HostRows()
 
     def _make_membership(self) -> JobMembership:
         return JobMembership(self.config, self._place, self._others)
@@ -170,6 +179,10 @@ class HostRegion(SharedBackend):
         """Make the key of a slice, unless another worker has made it meanwhile."""
         self._keys.add(name, value)
 
+    def add_table(self, name: str) -> None:
+        """Make the key of a row-sparse slice, which has no value here; as `add`."""
+        self._keys.add(name, np.zeros(1, np.int8))
+
     def is_lowest(self) -> bool:
         """Whether this is the lowest of the host's workers that take part."""
         return self.rank == min(self._job.members(), default=self.rank)
@@ -191,6 +204,23 @@ class HostRegion(SharedBackend):
         )
 
     # -------------------------------------------------------------------------------------------- rounds
+
+    def _sources(self, groups: list[Group]) -> tuple[Dense, Sparse]:
+        """Take rows as they are: they were checked, and the region has not the form of their keys."""
+        is_rows = [isinstance(values[0], RowSparseArray) for _, values in groups]
+        dense, _ = super()._sources([one for one, rows in zip(groups, is_rows, strict=True) if not rows])
+        sparse = [
+            (self._arguments.handle(key), values)
+            for (key, values), rows in zip(groups, is_rows, strict=True)
+            if rows
+        ]
+        return dense, sparse
+
+    def total_of_rows(self, handle: Handle) -> RowSparseArray | Array | None:
+        """Sum the round that this worker has opened, if rows were pushed into it."""
+        if not shm.opened_with_rows(handle):
+            return None
+        return self.rows.total(handle, shm.opened_sources(handle))
 
     def settle(self, handles: Sequence[Handle]) -> None:
         """See the rounds complete that this worker has pushed into."""
@@ -227,12 +257,14 @@ class HostRegion(SharedBackend):
             return self._job.rest()
         return False
 
-    def unopened(self) -> Iterator[tuple[Handle, int, Array]]:
+    def unopened(self) -> Iterator[tuple[Handle, int, RowSparseArray | Array]]:
         """Sum what whoever of the host has pushed, and nobody has opened: keys, rounds and sums."""
         for handle in self._keys.all():
             first = handle.complete + 1
             for round in (first, first + 1):  # a push waits for the round before the last
-                if (total := shm.sum_unopened(handle, round)) is not None:
+                # Of a key that this worker has never used nobody can say what its rows are: see the carrier.
+                merge = partial(self.rows.total, handle) if self.rows.knows(handle) else tuple
+                if (total := shm.sum_unopened(handle, round, merge)) is not None:
                     yield handle, round, total
 
     @property

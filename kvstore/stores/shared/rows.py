@@ -79,7 +79,7 @@ class SparseKeys:
         block = self._room(handle, start + total.data.nbytes)
         block[:8].view(np.int64)[0] = n
         block[8 : 8 + 8 * n].view(np.int64)[:] = total.indices
-        there = block[start : start + total.data.nbytes].view(handle.dtype).reshape(total.data.shape)
+        there = block[start : start + total.data.nbytes].view(total.dtype).reshape(total.data.shape)
         np.copyto(there, total.data)
         return block
 
@@ -93,10 +93,7 @@ class SparseKeys:
     def _source(self, handle: Handle, source: int | Array) -> RowSparseArray:
         if not isinstance(source, int):
             return with_all_rows(source)
-        n = int(handle.state_array(source, (1,), np.dtype(np.int64))[0])
-        ids = handle.state_array(source + 8, (n,), np.dtype(np.int64))
-        data = handle.state_array(source + _line_up(8 + 8 * n), (n, *handle.shape[1:]), handle.dtype)
-        return trusted_rows(data, ids, handle.shape)
+        return rows_at(handle, source, handle.shape, handle.dtype)
 
     # ------------------------------------------------------------------------------------------ rounds
 
@@ -170,6 +167,14 @@ class SparseKeys:
         """Put the rows of `value` at the place that is not in use."""
         handle.value(other=True)[: len(value.indices)] = value.data
         self._note_rows(handle, value.indices)
+
+
+def rows_at(handle: Handle, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> RowSparseArray:
+    """Look at rows of an array of that shape that somebody has pushed, where they lie."""
+    n = int(handle.state_array(offset, (1,), np.dtype(np.int64))[0])
+    ids = handle.state_array(offset + 8, (n,), np.dtype(np.int64))
+    data = handle.state_array(offset + _line_up(8 + 8 * n), (n, *shape[1:]), dtype)
+    return trusted_rows(data, ids, shape)
 
 
 def _line_up(nbytes: int) -> int:

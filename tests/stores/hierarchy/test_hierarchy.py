@@ -75,6 +75,12 @@ def test_every_optimizer_gives_the_weights_of_local(served: Served, hosts: list[
     same(served, hosts, "optimizers", 3, every)
 
 
+@pytest.mark.parametrize("hosts", IN_ORDER)
+def test_rows_are_merged_within_a_host(served: Served, hosts: list[int]) -> None:
+    """Rows for row-sparse keys, and for dense ones."""
+    same(served, hosts, "rows")
+
+
 def test_a_schedule_begins_with_its_optimizer(served: Served) -> None:
     same(served, [0, 0, 1], "schedules")
 
@@ -289,6 +295,13 @@ def test_one_sum_of_a_host_travels(served: Served) -> None:
         assert min(host) > 0, shares
 
 
+def test_rows_of_a_host_travel_once(served: Served) -> None:
+    shares = run(served, TWO_BY_TWO, HOSTS, "rows_to_servers", 20)
+    size = 20 * 300 * (8 + 50 * 4)
+    for host in (shares[:2], shares[2:]):
+        assert 0.9 * size <= sum(host) <= 1.02 * size, (shares, size)  # the last may be on the way
+
+
 @pytest.mark.parametrize(
     "hosts", nightly_unless(lambda hosts: hosts is TWO_BY_TWO, [TWO_BY_TWO, [0, 1, 1, 1]])
 )
@@ -319,7 +332,7 @@ def test_stores_side_by_side(served: Served) -> None:
     run(served, [0, 0, 1], HOSTS, "several_stores", 10)
 
 
-def test_what_hosts_do_not_sum_is_said(served: Served) -> None:
+def test_what_hosts_do_not_do_is_said(served: Served) -> None:
     run(served, [0, 0], OWN, "not_by_hosts")
 
 

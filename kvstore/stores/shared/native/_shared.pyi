@@ -1,6 +1,6 @@
 """Types of the compiled face of the shared region; what each does is said in the .pxi files beside it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -198,7 +198,7 @@ def put_out(
     updates: int,
 ) -> None: ...
 def sum_opened(handle: Handle, to: Array) -> None: ...
-def sum_unopened(handle: Handle, round: int) -> Array | None: ...
+def sum_unopened(handle: Handle, round: int, merge: Callable[[list[Any]], Any]) -> Any: ...
 def close_opened(handle: Handle, other: bool, updates: int | None = None) -> None: ...
 
 class Work:

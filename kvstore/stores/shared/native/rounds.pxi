@@ -217,12 +217,15 @@ def opened_privately(Handle handle):
 
 def opened_sources(Handle handle):
     """What was pushed into the round that this worker has opened, by rank: arrays; for rows their offset; None on a GPU."""
-    cdef uint64_t round = kv_round_of(kv_get(&handle.e.phase))
+    return sources_of(handle, kv_round_of(kv_get(&handle.e.phase)), handle.e.mask)
+
+
+cdef list sources_of(Handle handle, uint64_t round, uint64_t mask):
     cdef kv_part *part = kv_parts(handle.job.me, handle.e)
     cdef int w, parity = round & 1
     found = []
     for w in range(handle.job.me.size):
-        if not handle.e.mask >> w & 1:
+        if not mask >> w & 1:
             continue
         if kv_kind_of(&part[w], parity) == KV_ROWS:
             found.append(part[w].source[parity])
@@ -321,13 +324,19 @@ def sum_opened(Handle handle, cnp.ndarray to):
         kv_sum_private(handle.job.me, handle.e, kv_round_of(phase), data)
 
 
-def sum_unopened(Handle handle, uint64_t round):
-    """The sum of a round that has all its parts, and that nobody who is here has opened; None: it is not such a one."""
+def sum_unopened(Handle handle, uint64_t round, merge):
+    """The sum of a round that has all its parts, and that nobody who is here has opened; None: it is not such a one.
+
+    Of parts with rows it is what `merge` makes of them, as `opened_sources` has them.
+    """
     cdef kv_self *me = handle.job.me
     cdef uint64_t within = 0
     cdef char *data
     if not kv_is_unopened(me, handle.e, round, &within):
         return None
+    if kv_has_rows(me, handle.e, round, within):
+        total = merge(sources_of(handle, round, within))
+        return None if kv_has_failed(handle.e, round) else total
     total = np.empty(handle.shape, handle.dtype)
     data = <char *>cnp.PyArray_DATA(total)
     with nogil:

@@ -1,0 +1,131 @@
+"""Rows that the workers of a host push to slices of keys on servers: merged there, and carried as one part.
+
+They pass through the region and do not stay: a row-sparse key has one byte there, of which only the rounds
+count; a dense key, to which rows may be pushed too, has its value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...arrays.grouping import Group, Key
+from ...arrays.sparse import RowSparseArray, trusted_rows
+from ...kernels import cpu
+from ..entry import Array
+from ..parameter_server.protocol.messages import Kind, PayloadLocation, Record, Slice
+from ..parameter_server.protocol.payloads import as_bytes
+from ..parameter_server.worker.key_directory import DistKey
+from ..parameter_server.worker.operations import Request, Take
+from ..parameter_server.worker.request_builder import split_rows
+from ..rows import merged
+from ..shared.native import _shared as shm
+from ..shared.rows import rows_at
+
+Handle = shm.Handle
+
+
+class SliceOfRows(NamedTuple):
+    """A slice to which rows may be pushed.
+
+    Attributes
+    ----------
+    sparse : bool
+        Whether its key is row-sparse.
+    first : int
+        Id of its first row.
+    shape : tuple of int
+        Of the key, each row as one line.
+    dtype : numpy.dtype
+    """
+
+    sparse: bool
+    first: int
+    shape: tuple[int, int]
+    dtype: np.dtype[Any]
+
+
+class HostRows:
+    """The slices of one worker's keys that begin and end with rows."""
+
+    def __init__(self) -> None:
+        self._slices: dict[Key, SliceOfRows] = {}
+
+    def note(self, name: Key, key: DistKey, part: Slice) -> None:
+        """Take in a slice, by its name in the region."""
+        if key.sparse or key.cut_by_rows:
+            first = part.start if key.sparse else part.start // key.row_size
+            shape = (key.shape[0], key.row_size)
+            self._slices[name] = SliceOfRows(key.sparse, first, shape, key.dtype)
+
+    def knows(self, handle: Handle) -> bool:
+        """Whether rows may be pushed to a slice, as far as this worker has heard of it."""
+        return handle.key in self._slices
+
+    def is_table(self, handle: Handle) -> bool:
+        """Whether a slice is of a row-sparse key."""
+        known = self._slices.get(handle.key)
+        return known is not None and known.sparse
+
+    def total(self, handle: Handle, sources: Sequence[int | Array]) -> RowSparseArray | Array:
+        """Sum what was pushed into a round: rows, or a dense value if one of the parts is; in own memory."""
+        of = self._slices[handle.key]
+        parts = [
+            rows_at(handle, source, of.shape, of.dtype) if isinstance(source, int) else source
+            for source in sources
+        ]
+        rows = [part for part in parts if isinstance(part, RowSparseArray)]
+        if len(rows) == len(parts):
+            return merged(rows)
+        total = np.empty(handle.shape, handle.dtype)
+        cpu.reduce([([_dense(part, of, handle) for part in parts], total, [])])
+        return total
+
+    def requests(
+        self,
+        handle: Handle,
+        round: int,
+        version: int,
+        clock: int,
+        part: Slice,
+        total: RowSparseArray,
+        take: Take | None,
+    ) -> list[Request]:
+        """Push rows; with `take`, which is told when their round is complete, ask for what comes of it.
+
+        That is the value of a dense key, and one row of a row-sparse one: nobody reads it.
+        """
+        payload = as_bytes(total.indices), as_bytes(total.data)
+        nbytes = sum(map(len, payload))
+        rows, frame = len(total.indices), PayloadLocation.FRAME
+        record = Record(Kind.PUSH, part.id, 0, round, version, clock, rows=rows, place=frame, nbytes=nbytes)
+        made = [Request(part.server, record, payload, None, part)]
+        if take is None:
+            return made
+        if self.is_table(handle):
+            some = np.array([self._slices[handle.key].first], np.int64)
+            record = Record(Kind.PULL_ROWS, part.id, 0, round, rows=1, place=frame, nbytes=some.nbytes)
+            return [*made, Request(part.server, record, (as_bytes(some),), take, part)]
+        return [*made, Request(part.server, Record(Kind.PULL, part.id, 0, round), (), take, part)]
+
+
+def cut_rows(key: DistKey, handles: Sequence[Handle], arrays: Sequence[RowSparseArray]) -> list[Group]:
+    """Cut rows at the slices of their key, each row as one line."""
+    cut: list[list[RowSparseArray]] = [[] for _ in handles]
+    for array in arrays:
+        lines = array.data.reshape(len(array.indices), key.row_size)
+        shape = (key.shape[0], key.row_size)
+        for into, (_, low, high) in zip(cut, split_rows(key, array.indices), strict=True):
+            into.append(trusted_rows(lines[low:high], array.indices[low:high], shape))
+    return [(handle.key, rows) for handle, rows in zip(handles, cut, strict=True)]
+
+
+def _dense(part: RowSparseArray | Array, of: SliceOfRows, handle: Handle) -> Array:
+    """Return a part as an array of its slice."""
+    if not isinstance(part, RowSparseArray):
+        return part
+    lines = np.zeros((handle.shape[0] // of.shape[1], of.shape[1]), of.dtype)
+    lines[part.indices - of.first] = part.data
+    return lines.reshape(-1)
