@@ -26,6 +26,7 @@ from procs_shared import Digest, Values, sizes_of
 from procs_shared_compression import Everyone
 from real_gpu import RealArray
 from references import Array, assert_same_bits, draw, dtype_of, total
+from tested_store import create, held
 
 import kvstore as kv
 from kvstore.devices import driver
@@ -101,7 +102,7 @@ class Pair:
     """The shared store with arrays of one worker's choice, and a local one with those of all workers."""
 
     def __init__(self, values: Values, sizes: list[int], put: Callable[[Array], Any]) -> None:
-        self.store, self.local = kv.create("shared"), kv.create("local", processes=1)
+        self.store, self.local = create(), kv.create("local", processes=1)
         self.values, self.sizes, self.put = values, sizes, put
         self.keys = [f"k{n}" for n in sizes]
         zeros = [np.zeros(n, values.dtype) for n in sizes]
@@ -273,7 +274,7 @@ WAYS = [
 def sums(name: str, places: list[str], real: bool = False) -> str:
     """Every verb at every size; each worker's arrays lie where the test says."""
     digest = Digest()
-    rank = int(kv.create("shared", group="rank").rank)
+    rank = int(create(group="rank").rank)
     values = Values(name, len(places), 5)
     chance = random.Random(rank)
     with gpu(real, rank) as made:
@@ -288,7 +289,7 @@ def sums(name: str, places: list[str], real: bool = False) -> str:
                 with said(f"{way.__name__}, {n} elements"):
                     way(pair, n)
         for key in pair.keys:
-            digest.add(pair.store.view(key))
+            digest.add(held(pair.store, key))
         pair.close()
     return digest.hex()
 

@@ -81,6 +81,11 @@ def test_rows_are_merged_within_a_host(served: Served, hosts: list[int]) -> None
     same(served, hosts, "rows")
 
 
+def test_arrays_of_gpus_are_those_of_the_host(served: Served) -> None:
+    """Each worker has a CUDA driver of its own that needs no GPU."""
+    assert len(set(run(served, [0, 0, 1], "procs_shared_gpu", "sums", "float32", ["gpu", "host", "any"]))) == 1
+
+
 def test_a_schedule_begins_with_its_optimizer(served: Served) -> None:
     same(served, [0, 0, 1], "schedules")
 
