@@ -316,6 +316,18 @@ def counted(rounds: int) -> dict[str, Any]:
         }
 
 
+def empty_tables() -> None:
+    with create() as store:
+        for at, shape in enumerate([(0, 3), (0,), (5, 0)]):
+            rows, key = kv.RowSparseArray.zeros(shape), f"t{at}"
+            store.init(key, rows)
+            for _ in range(3):
+                store.push(key, rows)
+            store.pull(key, out=np.zeros(shape, F))
+            store.pull(key, out=rows)  # is ignored, and waits for nobody
+        store.barrier()
+
+
 def rows_to_servers(rounds: int) -> int:
     """Bytes that this worker has sent to servers, where all push the same rows."""
     with create() as store:
@@ -346,14 +358,17 @@ def by_way(rounds: int) -> dict[str, Any]:
         return {**found, "kept": 0 if pool is None else pool.nbytes}
 
 
-def close_ahead(pushes: list[int], codec: dict[str, Any], joins: bool = False) -> None:
+def close_ahead(pushes: list[int], codec: dict[str, Any], joins: bool = False, kind: str = "float32") -> None:
     """Push so often, and close; the last worker begins when the others have closed, and reads each round.
 
-    If one `joins`, it is the second worker, which begins when the first has closed.
+    If one `joins`, it is the second worker, which begins when the first has closed. A row-sparse key has one
+    row of each worker's, and one that all push.
     """
-    keys = {"small": 5, "large": 40_000}
+    keys, dtype, shape = {"small": 5, "large": 40_000}, dtype_of(kind), (9, 4)
     with create() as store:
-        store.init(list(keys), [np.zeros(n, F) for n in keys.values()])
+        store.init(list(keys), [np.zeros(n, dtype) for n in keys.values()])
+        if not codec:
+            store.init("rows", kv.RowSparseArray.zeros(shape, dtype))
         if codec:
             store.set_gradient_compression(codec)
         store.barrier()
@@ -362,12 +377,20 @@ def close_ahead(pushes: list[int], codec: dict[str, Any], joins: bool = False) -
             tell("waits")
             hear()
         for t in range(1, pushes[store.rank] + 1):
-            store.push(list(keys), [np.full(n, t * 10**store.rank, F) for n in keys.values()])
-            outs = [np.empty(n, F) for n in keys.values()]
-            if last:
-                store.pull(list(keys), out=outs)
+            store.push(list(keys), [np.full(n, t * 10**store.rank, dtype) for n in keys.values()])
+            if not codec:
+                part = np.full((2, 4), t * 10**store.rank, dtype)
+                store.push("rows", kv.RowSparseArray(part, [0, 1 + store.rank], shape))
+            if not last:
+                continue
+            outs = [np.empty(n, dtype) for n in keys.values()]
+            store.pull(list(keys), out=outs)
+            if not codec:
+                rows = kv.RowSparseArray.zeros(shape, dtype)
+                store.row_sparse_pull("rows", out=rows, row_ids=np.array([0]))
+                outs.append(rows.data)
             want = sum(t * 10**rank for rank, often in enumerate(pushes) if often >= t)
-            assert not last or all((out == want).all() for out in outs), (t, want, list(map(np.unique, outs)))
+            assert all((out == want).all() for out in outs), (t, want, list(map(np.unique, outs)))
         if joins and store.rank:
             store.join()
 

@@ -311,7 +311,12 @@ class HierarchyBackend(Backend):
 
     def _pull_from_servers(self, groups: list[Group], ignore_sparse: bool) -> None:
         """Read keys that others may have written, or after a loss."""
-        self._settle([key for key, _ in groups])
+        read = [
+            key
+            for key, outs in groups
+            if not (ignore_sparse and all(isinstance(out, RowSparseArray) for out in outs))
+        ]
+        self._settle(read)
         self._flat.pull(groups, ignore_sparse)
 
     def _settle(self, keys: list[Key] | None) -> None:

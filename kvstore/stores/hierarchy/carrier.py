@@ -154,7 +154,7 @@ class HostCarrier:
                 log.warning("worker %d leaves what others pushed into %r", self._client.rank, handle.key)
                 continue
             requests += self._requests(Exchange(handle, round), Kind.PUSH, total)
-            nbytes += total.data.nbytes
+            nbytes += total.data.nbytes if isinstance(total, RowSparseArray) else total.nbytes
             if nbytes > _PORTION:
                 self._hand_in(requests)
                 requests, nbytes = [], 0

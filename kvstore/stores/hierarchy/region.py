@@ -67,6 +67,8 @@ def noted(failure: Failure) -> str:
 class HostWaitErrors(WaitErrors):
     """Errors that the servers have answered reach every worker of the host, as what they were."""
 
+    _of = ""  # the job has more workers than the region
+
     def _error_of(self, handle: Handle, round: int, text: str | None) -> KVStoreError:
         head, _, why = (text or "").partition("\n")
         try:

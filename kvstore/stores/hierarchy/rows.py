@@ -95,7 +95,7 @@ class HostRows:
     ) -> list[Request]:
         """Push rows; with `take`, which is told when their round is complete, ask for what comes of it.
 
-        That is the value of a dense key, and one row of a row-sparse one: nobody reads it.
+        That is the value of a dense key, and one row of a row-sparse one, if it has any: nobody reads it.
         """
         payload = as_bytes(total.indices), as_bytes(total.data)
         nbytes = sum(map(len, payload))
@@ -104,7 +104,7 @@ class HostRows:
         made = [Request(part.server, record, payload, None, part)]
         if take is None:
             return made
-        if self.is_table(handle):
+        if self.is_table(handle) and part.stop > part.start:
             some = np.array([self._slices[handle.key].first], np.int64)
             record = Record(Kind.PULL_ROWS, part.id, 0, round, rows=1, place=frame, nbytes=some.nbytes)
             return [*made, Request(part.server, record, (as_bytes(some),), take, part)]

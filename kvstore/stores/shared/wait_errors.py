@@ -41,6 +41,11 @@ class WaitErrors:
         """Name a worker of the region."""
         return f"worker {self._names[w]}"
 
+    @property
+    def _of(self) -> str:
+        """Say of how many workers one is."""
+        return f" of {self._job.size}"
+
     def absent(self, handle: Handle | None, missing: Missing | None) -> list[int]:
         """Return the other workers for whom a wait is."""
         if missing is not None:
@@ -62,9 +67,9 @@ class WaitErrors:
         """Log whom the job has lost, or has back, since the last call."""
         lost = {f"worker {self._names[w]}" for w in self._job.lost()}
         for name in sorted(lost - self._known_lost):
-            log.info("%s of %d is lost", name, self._job.size)
+            log.info("%s%s is lost", name, self._of)
         for name in sorted(self._known_lost - lost):
-            log.info("%s of %d is back", name, self._job.size)
+            log.info("%s%s is back", name, self._of)
         if lost != self._known_lost:
             members = ", ".join(str(self._names[w]) for w in self._job.members())
             log.info("rounds wait for workers %s from now on", members)
@@ -97,7 +102,7 @@ class WaitErrors:
         first = lost[0] if lost else -1
         rank = self._names[first] if lost else -1
         return PeerLostError(
-            f"worker {rank} of {self._job.size} died or stopped; noticed by worker {self._rank}{text}",
+            f"worker {rank}{self._of} died or stopped; noticed by worker {self._rank}{text}",
             role="worker",
             rank=rank,
             last_seen=self._job.silence(first) if lost else None,

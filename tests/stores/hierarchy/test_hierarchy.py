@@ -83,7 +83,9 @@ def test_rows_are_merged_within_a_host(served: Served, hosts: list[int]) -> None
 
 def test_arrays_of_gpus_are_those_of_the_host(served: Served) -> None:
     """Each worker has a CUDA driver of its own that needs no GPU."""
-    assert len(set(run(served, [0, 0, 1], "procs_shared_gpu", "sums", "float32", ["gpu", "host", "any"]))) == 1
+    assert (
+        len(set(run(served, [0, 0, 1], "procs_shared_gpu", "sums", "float32", ["gpu", "host", "any"]))) == 1
+    )
 
 
 def test_a_schedule_begins_with_its_optimizer(served: Served) -> None:
@@ -137,12 +139,12 @@ def test_workers_with_fewer_batches_join(served: Served, hosts: list[int]) -> No
 
 
 @pytest.mark.parametrize("pushes", [[2, 2, 2], [2, 1, 2], [1, 2, 2]])
-@pytest.mark.parametrize("codec", [{}, {"type": "fp16"}])
+@pytest.mark.parametrize(("codec", "name"), [({}, "bfloat16"), ({"type": "fp16"}, "float32")])
 def test_who_closes_ahead_of_other_hosts_counts(
-    served: Served, pushes: list[int], codec: dict[str, Any]
+    served: Served, pushes: list[int], codec: dict[str, Any], name: str
 ) -> None:
     job = served(3, 2, **SMALL)
-    *ahead, last = start_on_hosts(job, [0, 0, 1], HOSTS, "close_ahead", pushes, codec)
+    *ahead, last = start_on_hosts(job, [0, 0, 1], HOSTS, "close_ahead", pushes, codec, False, name)
     last.expect("waits")
     for worker in ahead:
         worker.finish(pace.deadline(30))
@@ -298,6 +300,11 @@ def test_one_sum_of_a_host_travels(served: Served) -> None:
     for host in (shares[:2], shares[2:]):
         assert size <= sum(host) <= 1.02 * size
         assert min(host) > 0, shares
+
+
+def test_tables_without_rows(served: Served) -> None:
+    """The servers have no row of them that could be asked for."""
+    run(served, [0, 0, 1], HOSTS, "empty_tables")
 
 
 def test_rows_of_a_host_travel_once(served: Served) -> None:

@@ -97,7 +97,7 @@ class WorkerSockets(_Sockets):
     def observe(self, counters: Counters) -> None:
         """Count in `counters` from now on."""
         self._counters = counters
-        for stream in self._streams.values():
+        for stream in list(self._streams.values()):  # another store's thread may open one now
             stream.observe(counters)
 
     @property

@@ -10,6 +10,7 @@ from itertools import pairwise
 import pace
 import pytest
 
+from kvstore.observe.native._observe import Counters
 from kvstore.settings.roles import Roles
 from kvstore.stores.parameter_server.protocol.messages import Attach, Hello, Ping
 from kvstore.stores.parameter_server.transport.channel import Router
@@ -134,4 +135,25 @@ def test_a_server_that_is_replaced_while_a_message_of_the_old_one_is_there() -> 
                     worker.connect(0, after.address)
     finally:
         for one in (worker, *servers, scheduler):
+            one.close()
+
+
+def test_counters_are_set_while_another_store_opens_a_stream() -> None:
+    """Whoever waits drives the sockets of all stores of a process."""
+    scheduler = SchedulerSockets(roles("scheduler", "tcp://127.0.0.1:0"))
+    worker = WorkerSockets(roles("worker", scheduler.address), Hello("worker", 0, 1, "worker/0", JOB, 1))
+    seen: list[int] = []
+
+    class Opened:
+        def observe(self, counters: Counters) -> None:
+            seen.append(len(worker._streams))
+            worker._streams[len(worker._streams)] = Opened()  # type: ignore[assignment]
+
+    try:
+        worker._streams = {0: Opened(), 1: Opened()}  # type: ignore[dict-item]
+        worker.observe(Counters("dist_sync", JOB, 0, 1, False))
+        assert seen == [2, 3]
+    finally:
+        worker._streams = {}
+        for one in (worker, scheduler):
             one.close()
