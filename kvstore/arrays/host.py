@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -32,6 +33,7 @@ _OF_NONE = (
     ": the .grad of a parameter is None before the first backward, and where the loss does not use the "
     "parameter; leave the key out, or push zeros"
 )
+_ZERO = bytes(16)  # of any element type
 _DLPACK_HOST = (1, 3)  # kDLCPU, kDLCUDAHost (pinned)
 
 
@@ -134,6 +136,17 @@ def is_array(obj: Any) -> bool:
 def same_type(a: np.dtype[Any], b: np.dtype[Any]) -> bool:
     """Whether two element types are the same but for byte order."""
     return a == b or a.newbyteorder("=") == b.newbyteorder("=")
+
+
+@lru_cache(maxsize=64)
+def name_of(dtype: np.dtype[Any]) -> str:
+    """Name of an element type; NumPy works it out each time, which takes microseconds."""
+    return dtype.name
+
+
+def template(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Return zeros that take no memory and cannot be written: for their shape and type."""
+    return np.ndarray(shape, dtype, _ZERO, strides=(0,) * len(shape))
 
 
 def dtype_named(name: str) -> np.dtype[Any]:

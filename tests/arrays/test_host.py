@@ -26,8 +26,10 @@ from kvstore.arrays.host import (
     bfloat16,
     dtype_named,
     is_array,
+    name_of,
     readable,
     same_type,
+    template,
     writable,
 )
 from kvstore.kernels import cpu
@@ -699,3 +701,12 @@ def test_a_file_of_bfloat16_without_ml_dtypes_is_not_called_damaged(
         with pytest.raises(kv.StateFileError, match=r"kvstore-train\[bfloat16\]") as caught:
             getattr(again, f"load{verb}")(tmp_path / "f")
         assert "damaged" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 4), (1000, 1000, 1000)])
+def test_a_template_is_of_a_shape_and_type_and_takes_no_memory(name: str, shape: tuple[int, ...]) -> None:
+    made = template(shape, dtype_named(name))
+    assert (made.shape, name_of(made.dtype), made.strides) == (shape, name, (0,) * len(shape))
+    assert not made.flags.writeable
+    assert not made.size or made[(0,) * len(shape)] == 0

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...arrays.grouping import Key
+from ...arrays.host import template
 from ...devices.arrays import DeviceArray
 from ...devices.memory import Memory, host_copy
 from ...devices.place import GpuContext
@@ -65,7 +66,7 @@ class DeviceKey:
         #: Element type and shape as PyTorch has them, once a tensor of the key has been met.
         self.form: tuple[Any, Any] | None = None
         #: An array of the key's shape and type that takes no memory.
-        self.like = np.broadcast_to(np.zeros((), dtype), shape)
+        self.like = template(shape, dtype)
         self.memory = self.new(dtype)
         self.tail = tail
         self.state: State = None

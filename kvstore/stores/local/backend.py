@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ...arrays import pages
 from ...arrays.grouping import Group, Key, other_kind
+from ...arrays.host import template
 from ...arrays.sparse import RowSparseArray, kind_of
 from ...compression import Codec, Feedback
 from ...errors import ArrayError, KeyNotFoundError
@@ -346,7 +345,7 @@ class LocalBackend(Backend):
 
     def key_templates(self) -> dict[Key, Array]:
         """Return for each key an array with its shape and type that takes no memory."""
-        return {key: np.broadcast_to(np.zeros((), e.dtype), e.shape) for key, e in self._entries.items()}
+        return {key: template(e.shape, e.dtype) for key, e in self._entries.items()}
 
     def placement(self) -> dict[Key, list[tuple[str, int]]]:
         """Return sizes; all keys are in this process."""

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ....arrays.grouping import Group, Key
+from ....arrays.host import name_of
 from ....arrays.sparse import RowSparseArray
 from ....compression import Codec, Feedback
 from ....errors import ArrayError, CapabilityError, ConfigError
@@ -304,7 +305,7 @@ class DistBackend(Backend):
         """As the key was made; not of a job that this worker is out of, as with `keys`."""
         self._client.driver.check_alive()
         found = self._keys.find_or_raise(key)
-        return "row-sparse" if found.sparse else "dense", found.dtype.name, found.shape
+        return "row-sparse" if found.sparse else "dense", name_of(found.dtype), found.shape
 
     def empty(self, key: Key) -> Array:
         """Return a new array; in memory that servers on this machine read, if there are any."""

@@ -75,16 +75,15 @@ class InitialValues:
         specs = tuple(spec_of(key, value, whole) for key, value in new)
         entries = self._client.request(partial(m.CreateKeys, keys=specs), "the placement of keys").entries
         values = dict(new)
-        fresh = [entry for entry in entries if not entry.ready]
-        for entry in entries:
-            self._check_same(DistKey(entry), values[entry.spec.key])
+        made = [DistKey(entry) for entry in entries]
+        for key in made:
+            self._check_same(key, values[key.key])
         # ASSIGN: an initializer that died on the way may have left some of the values.
-        requests = [
-            request for entry in fresh for request in self._written(DistKey(entry), values[entry.spec.key])
-        ]
+        fresh = [key for key in made if not key.entry.ready]
+        requests = [request for key in fresh for request in self._written(key, values[key.key])]
         self._client.perform(requests, "the first values of keys")
         if fresh:
-            keys = tuple(entry.spec.key for entry in fresh)
+            keys = tuple(key.key for key in fresh)
             self._client.request(partial(m.Ready, keys=keys), "the first values of keys")
         self._keys.learn(entries)
 

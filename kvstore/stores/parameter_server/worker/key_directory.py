@@ -7,10 +7,8 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from ....arrays.grouping import Group, Key, other_kind
-from ....arrays.host import dtype_named
+from ....arrays.host import dtype_named, name_of, template
 from ....arrays.sparse import RowSparseArray
 from ....errors import KeyKindError, KeyNotFoundError
 from ...entry import Array
@@ -31,7 +29,7 @@ class DistKey:
         self.shape, self.dtype, self.sparse = tuple(spec.shape), dtype_named(spec.dtype), spec.sparse
         self.parts = entry.slices
         #: An array of the key's shape and type that takes no memory.
-        self.like: Array = np.broadcast_to(np.zeros((), self.dtype), self.shape)
+        self.like: Array = template(self.shape, self.dtype)
         #: Elements of a row.
         self.row_size = math.prod(self.shape[1:])
         self.pushes = 0
@@ -169,4 +167,4 @@ def _check_text(key: str) -> None:
 
 def spec_of(key: Key, value: Array | RowSparseArray, whole: bool) -> KeySpec:
     """Describe a key by its first value; `whole` if it must not be spread over servers."""
-    return KeySpec(key, tuple(value.shape), value.dtype.name, isinstance(value, RowSparseArray), whole)
+    return KeySpec(key, tuple(value.shape), name_of(value.dtype), isinstance(value, RowSparseArray), whole)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 from ....arrays.grouping import Group
@@ -84,18 +85,15 @@ class Pushes:
 
     def clocks(self, keys: Sequence[DistKey]) -> list[int]:
         """Return the schedule's time of the next push of each key, if they are pushed together."""
-        clocks, clock = [], self.clock
-        for key in keys:
-            clock = max(clock, key.pushes + 1)
-            clocks.append(clock)
-        return clocks
+        return list(accumulate((key.pushes + 1 for key in keys), max, initial=self.clock))[1:]
 
     def count(self, keys: Sequence[DistKey]) -> None:
         """Count a push of keys; once it is sent, or nothing can keep it from that."""
         for key in keys:
             key.pushes += 1
-            self.clock = max(self.clock, key.pushes)
-        self.calls.note({key.key: key.pushes for key in keys})
+        pushes = {key.key: key.pushes for key in keys}
+        self.clock = max(self.clock, max(pushes.values(), default=0))
+        self.calls.note(pushes)
 
     def _send(
         self, kind: Kind, dense: Sequence[DensePart], sparse: SparsePushes, priority: int = 0

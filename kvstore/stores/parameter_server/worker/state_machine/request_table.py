@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Hashable, Iterable, Sequence
+from itertools import repeat
 from typing import Any
 
 from ...protocol import messages as m
@@ -200,12 +201,12 @@ class RequestTable:
         Returns the first sequence; bytes that were sent before; and rounds, as the server counts. There are
         at most `SPAN` slices. `end_exchange` is told of those that are answered, `adopt` gets the others.
         """
-        counts, rounds = self.pushes, []
-        for slice_ in slices:
-            count = counts.get(slice_, 0)
-            if pushes:
-                count = counts[slice_] = count + 1
-            rounds.append(count + self.first_rounds.get(slice_, 0))
+        counts = list(map(self.pushes.get, slices, repeat(0)))  # of many slices: a loop would count
+        if pushes:
+            counts = [count + 1 for count in counts]
+            self.pushes.update(zip(slices, counts, strict=True))
+        first_rounds = map(self.first_rounds.get, slices, repeat(0))
+        rounds = [count + before for count, before in zip(counts, first_rounds, strict=True)]
         first = self._oldest = self._next
         self._next += len(slices)
         return first, self._sent, rounds
@@ -222,17 +223,16 @@ class RequestTable:
 
         Returns how many rounds more are complete; less than 0 of a server that was started again.
         """
-        known, seen = self.complete, 0
-        for slice_, last in zip(slices, complete, strict=True):
-            seen += last - (known[slice_] if slice_ in known else self.first_rounds.get(slice_, 0))
-            known[slice_] = last
-        if rounds:  # of pulls there are none
-            for slice_, round_ in zip(slices, rounds, strict=True):
-                self._accept(slice_, round_)
+        first = map(self.first_rounds.get, slices, repeat(0))
+        before = sum(map(self.complete.get, slices, first))
+        self.complete.update(zip(slices, complete, strict=True))
+        if rounds:  # of pulls there are none; as `_accept`
+            last = map(max, rounds, map(self.accepted.get, slices, rounds))
+            self.accepted.update(zip(slices, last, strict=True))
         self._sent += nbytes
         self._answered += nbytes
         self._received = max(self._received, received)
-        return seen
+        return sum(complete) - before
 
     def adopt(self, requests: Iterable[RequestInFlight], end: int, now: float) -> None:
         """Take over requests without answers; those from sequence `end` on are yet to be sent."""
