@@ -185,8 +185,12 @@ class SharedBackend(Backend):
         dense, sparse = self._sources(groups)
         handles = [handle for handle, _ in self._arguments.by_order([*dense, *sparse])]
         self._waiter.wait_to_push(handles)
-        with self._pusher.one_call(handles):
-            self._pusher.push(dense, sparse)
+        try:
+            with self._pusher.one_call(handles):
+                self._pusher.push(dense, sparse)
+        except InterruptedError:  # taken for dead as it asked for memory
+            self._waiter.check_open()
+            raise
         return partial(self._waiter.help, [shm.Call(handle, [], False) for handle in handles])
 
     def start_pull(self, groups: list[Group], ignore_sparse: bool) -> Finish:
@@ -235,8 +239,10 @@ class SharedBackend(Backend):
             with self._pusher.one_call(handles):
                 self._pusher.push_on_gpu(by_gpu)
                 direct = self._pusher.exchange(wanted, private)
-        except BaseException:
+        except BaseException as error:
             self._waiter.give_up([shm.Call(h, [], False) for h, _, _ in wanted if h.key in private])
+            if isinstance(error, InterruptedError):
+                self._waiter.check_open()
             raise
         calls = [
             shm.Call(h, [] if h.key in direct else arrays, large, receives=True) for h, _, arrays in wanted
