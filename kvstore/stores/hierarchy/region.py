@@ -209,14 +209,9 @@ class HostRegion(SharedBackend):
 
     def _sources(self, groups: list[Group]) -> tuple[Dense, Sparse]:
         """Take rows as they are: they were checked, and the region has not the form of their keys."""
-        is_rows = [isinstance(values[0], RowSparseArray) for _, values in groups]
-        dense, _ = super()._sources([one for one, rows in zip(groups, is_rows, strict=True) if not rows])
-        sparse = [
-            (self._arguments.handle(key), values)
-            for (key, values), rows in zip(groups, is_rows, strict=True)
-            if rows
-        ]
-        return dense, sparse
+        dense, _ = super()._sources([one for one in groups if not isinstance(one[1][0], RowSparseArray)])
+        rows = [one for one in groups if isinstance(one[1][0], RowSparseArray)]
+        return dense, [(self._arguments.handle(key), values) for key, values in rows]
 
     def total_of_rows(self, handle: Handle) -> RowSparseArray | Array | None:
         """Sum the round that this worker has opened, if rows were pushed into it."""

@@ -355,3 +355,24 @@ def test_an_updater_may_look_at_its_own_key(verb: str) -> None:
         store.wait()
         np.testing.assert_array_equal(store.view("a"), 7)
         np.testing.assert_array_equal(seen, 8 if verb == "push" else 7)
+
+
+@pytest.mark.parametrize("verb", ["push", "pushpull"])
+def test_who_is_taken_for_dead_as_a_push_asks_for_memory_is_told(
+    verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = kv.create("shared", group=verb)
+    store.init("w", np.zeros(5, np.float32))
+    backend = store._backend
+    pusher, name = backend._pusher, "push" if verb == "push" else "exchange"
+    arrives = getattr(pusher, name)
+
+    def taken_for_dead(*arguments: Any) -> Any:
+        backend._job.be_lost()
+        return arrives(*arguments)
+
+    monkeypatch.setattr(pusher, name, taken_for_dead)
+    monkeypatch.setattr(backend, "quick_pushpull", lambda *_: False)
+    with pytest.raises(kv.FencedError, match="worker 0 was taken for dead"):
+        getattr(store, verb)("w", np.ones(5, np.float32))
+    store.close()

@@ -201,7 +201,7 @@ class RequestTable:
         Returns the first sequence; bytes that were sent before; and rounds, as the server counts. There are
         at most `SPAN` slices. `end_exchange` is told of those that are answered, `adopt` gets the others.
         """
-        counts = list(map(self.pushes.get, slices, repeat(0)))  # of many slices: a loop would count
+        counts = list(map(self.pushes.get, slices, repeat(0)))  # loops of C: there may be thousands
         if pushes:
             counts = [count + 1 for count in counts]
             self.pushes.update(zip(slices, counts, strict=True))
