@@ -157,7 +157,7 @@ static void kv_arrive_as(kv_self *me, kv_entry *e, uint32_t kind, float threshol
     if (kv_is_timed(me->counters))
         kv_tell(me, KV_EVENT_ARRIVED, me->rank, e->number, round, e->nbytes);
     kv_fence();
-    uint64_t asleep = kv_get(&me->head->asleep) & ~kv_bit(me->rank);
+    uint64_t asleep = kv_get(&me->head->asleep);
     if (asleep && kv_everyone(me, e, round, &in))
         kv_wake(me, asleep);
 }

@@ -38,11 +38,11 @@ static void kv_wake(kv_self *me, uint64_t whom)
     }
 }
 
-/* Wake everybody who sleeps, after something has changed that they may wait for. */
+/* Wake everybody who sleeps, other threads of this process, too, after something has changed that they may wait for. */
 static inline void kv_wake_all(kv_self *me)
 {
     kv_fence();
-    uint64_t asleep = kv_get(&me->head->asleep) & ~kv_bit(me->rank);
+    uint64_t asleep = kv_get(&me->head->asleep);
     if (asleep)
         kv_wake(me, asleep);
 }
