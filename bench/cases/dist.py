@@ -98,6 +98,7 @@ ENTRIES = {
     "floor ipc": Entry("sockets", "floor: unix sockets", "ipc"),
     "cross": Entry("cross", "limit: bare sockets, what must cross"),
     "cross reno": Entry("cross", "limit: bare sockets, what must cross, reno", unpaced=True),
+    "cross-sum": Entry("cross-sum", "the same, and in C what hosts copy and add up"),
     "memcpy": Entry("memcpy", "memcpy in and out"),
     "memcpy-sum": Entry("memcpy-c", "memcpy in, sum, memcpy out"),
     "memcpy-server": Entry("memcpy-c", "bare C in shared memory, a server sums"),

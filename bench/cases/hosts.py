@@ -9,7 +9,7 @@ from typing import Any
 from bench.cases.dist import RESNET, DistCase, shapes_of
 
 #: Everybody who can take part, in the order of the tables; payloads within a host go through shared memory.
-PEERS = ("ours flat", "ours host", "gloo", "openmpi", "mpich", "mxnet", "cross", "cross reno")
+PEERS = ("ours flat", "ours host", "gloo", "openmpi", "mpich", "mxnet", "cross", "cross reno", "cross-sum")
 PACKED = ("ours host 2bit", "ours by hosts 2bit")
 
 SIZES = ("4 KB", "4 MB", "64 MB", RESNET)

@@ -56,7 +56,8 @@ class BetweenHosts(dist.Dist):
     def settings(self, cases: Sequence[HostsCase]) -> list[Setting]:
         names = {peer for case in cases for peer in case.peers}
         wanted = [name for name in ENTRIES if name in names]
-        wanted.sort(key=lambda name: (not name.startswith("ours"), name not in LIMITS))  # if memory is scarce
+        first = ("ours", "cross")  # if memory is scarce
+        wanted.sort(key=lambda name: [not name.startswith(start) for start in first])
         return rivals.settings("hosts", wanted, processes=cases[0].workers, servers=cases[0].servers)
 
     def measured(self, chosen: list[Any], options: argparse.Namespace) -> Iterator[Any]:

@@ -71,6 +71,7 @@ PEERS = {
         "openmpi": "rival_mpi:MPIGroup",
         "mpich": "rival_mpi:MPIGroup",
         "cross": "crossing:Crossing",
+        "cross-sum": "crossing_sum:CrossingSum",
     },
     "training": {"torch": "worker:Training"},
 }

@@ -21,6 +21,7 @@ _LIMITS = {
     "sockets-c": ("socket_sum.c", "floor.c"),
     "rows-c": ("row_update.c",),
     "memcpy-c": ("memory_sum.c",),
+    "cross-sum": ("crossing_sum.c", "floor.c"),
 }
 #: Seconds after which our store says for whom it waits: before the bench loses patience.
 _TIMEOUT = "100"
