@@ -41,8 +41,18 @@ F = np.float32
 SHAPES = {"small": (101,), "large": (80_003,)}
 SLICE_BYTES = 1 << 16
 ELEMENTS = SLICE_BYTES // 4
+#: A variable of tests: slices of 1 MB, which each thread of a server receives and sends itself.
+LARGE = "TEST_LARGE_SLICES"
 RATE, MOMENTUM = 0.5, 0.5
 _CLONE_NEWNET = 0x40000000
+
+
+def choose_slices() -> None:
+    """Have slices as large as the test wants them."""
+    global SLICE_BYTES, ELEMENTS
+    if LARGE in os.environ:
+        SHAPES["large"], SLICE_BYTES = (1_000_003,), 1 << 20
+        ELEMENTS = SLICE_BYTES // 4
 
 
 def tell_start() -> None:
@@ -64,6 +74,7 @@ class Load:
     """
 
     def __init__(self, **options: Any) -> None:
+        choose_slices()
         self.options = {"slice_bytes": SLICE_BYTES, **options}
         self.store = kv.create("dist_sync", **self.options)
         self.rank, self.n = self.store.rank, self.store.num_workers

@@ -65,6 +65,8 @@ class Faults:
 
     def __init__(self, nursery: SharedNursery, folder: Path) -> None:
         self.nursery, self.folder = nursery, folder
+        #: Variables of all jobs.
+        self.variables: dict[str, str] = {}
         self._count = 0
         self._lock = threading.Lock()
 
@@ -83,7 +85,7 @@ class Faults:
             folder = self.folder / str(self._count)
         folder.mkdir()
         bodies = {"server": server, "scheduler": scheduler}
-        variables = {**times(), **variables}
+        variables = {**times(), **self.variables, **variables}
         return FaultyJob(self.nursery, folder, (workers, servers), bodies, keys or {}, variables)
 
     def run(self, body: Callable[..., None], cases: Sequence[Case], seed: int) -> None:

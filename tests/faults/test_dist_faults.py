@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jobs
@@ -902,3 +902,35 @@ DRAWN: list[tuple[Callable[..., None], list[Case]]] = [
 def test_fifty_seeds(faults: Faults, body: Callable[..., None], cases: list[Case]) -> None:
     for seed in range(1000, 1050):
         faults.run(body, cases, seed)
+
+
+#: How often at night, so that there are 200 repeats of each kind.
+LARGE_SLICES: dict[str, tuple[int, list[tuple[Callable[..., None], list[Case]]]]] = {
+    "kill": (17, [(body, [("push",), ("pushpull",), ("pull",), ("rows",)])
+                  for body in (kill_a_worker, kill_a_server, kill_the_scheduler)]),
+    "SIGSTOP": (34, [(body, [("worker",), ("server",), ("scheduler",)])
+                     for body in (stop_for_a_while, stop_for_long)]),
+    "partition": (100, [(part, [(2.0,), (8.0,)])]),
+}  # fmt: skip
+
+
+def with_large_slices(faults: Faults, kind: str, seeds: Sequence[int]) -> None:
+    """Disturb jobs whose values go over streams in slices that two threads of a server receive and send."""
+    faults.variables = {"KVSTORE_SAME_HOST_SHM": "0", "TEST_LARGE_SLICES": "1"}
+    for seed in seeds:
+        for body, cases in LARGE_SLICES[kind][1]:
+            faults.run(body, cases, seed)
+
+
+@pytest.mark.parametrize("kind", ["kill", "SIGSTOP"])
+def test_large_slices(faults: Faults, kind: str) -> None:
+    with_large_slices(faults, kind, [0])
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("kind", LARGE_SLICES)
+def test_large_slices_with_many_seeds(faults: Faults, kind: str) -> None:
+    if kind == "partition" and (why := no_namespaces()):
+        pytest.skip(why)
+    with_large_slices(faults, kind, range(2000, 2000 + LARGE_SLICES[kind][0]))
