@@ -33,6 +33,7 @@ from references import Array
 from tested_store import together
 
 import kvstore as kv
+from kvstore.stores.hierarchy import pusher
 from kvstore.stores.parameter_server.server import loop as server_loop
 from kvstore.stores.parameter_server.worker.process import WorkerProcess
 
@@ -48,11 +49,12 @@ _CLONE_NEWNET = 0x40000000
 
 
 def choose_slices() -> None:
-    """Have slices as large as the test wants them."""
+    """Have slices as large as the test wants them; where workers sum by hosts two of them are a portion."""
     global SLICE_BYTES, ELEMENTS
     if LARGE in os.environ:
         SHAPES["large"], SLICE_BYTES = (1_000_003,), 1 << 20
         ELEMENTS = SLICE_BYTES // 4
+    pusher._PORTION = 2 * SLICE_BYTES
 
 
 def tell_start() -> None:

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pace
 import pytest
 from jobs import hear, tell
 from references import Array, assert_same_bits, draw, dtype_of, total
 from tested_store import by_hosts, create, held, hosts
 
 import kvstore as kv
+from kvstore.stores.hierarchy import pusher
 from kvstore.stores.rows import with_all_rows
 
 F = np.float32
@@ -264,6 +266,7 @@ def program(
     dtype: str, rule: str, codec: dict[str, Any], folder: str, steps: list[tuple[str, list[str], int]]
 ) -> None:
     """Run any sequence of verbs: bits are those of the model, which gets the sums of the hosts."""
+    pusher._PORTION = random.Random(str(steps)).choice([1, 1 << 18, 4 << 20])
     name = "device" if codec else "local"
     with create() as store, kv.create(name, processes=1) as model:
         run = Program(store, model, dtype, Path(folder))
@@ -302,11 +305,7 @@ def counted(rounds: int) -> dict[str, Any]:
     with create() as store:
 
         def call(t: int, out: Any) -> None:
-            if t % 3:
-                store.pushpull("w", out)
-            else:
-                store.push("w", out)
-                store.pull("w", out=out)
+            push_and_pull(store, "pushpull" if t % 3 else "push", out)
 
         before, after = pushed_and_pulled(store, rounds, call)
         return {
@@ -509,3 +508,56 @@ def raising_pushes(verb: str, arrives: bool) -> None:
         store.pull(keys, out=outs)
         assert all((out == store.num_workers).all() for out in outs)
         assert pushes.clock == 3 + arrives
+
+
+def pushes_in_portions(verb: str) -> int:
+    """Push a key of four slices in as many portions; the last worker goes on when the first one is summed.
+
+    Returns for how many slices it has waited so.
+    """
+    pusher._PORTION = 1
+    opens, waited = pusher.HostPusher._open, 0
+
+    def summed_first(self: Any, handles: list[Any], errors: list[Any]) -> None:
+        nonlocal waited
+        opens(self, handles, errors)
+        end = pace.deadline(20)
+        while handles[0].complete < handles[0].arrived:
+            assert time.monotonic() < end, "nobody has opened the round"
+            time.sleep(0.001)
+        waited += 1
+
+    with create() as store:
+        if store.rank == store.num_workers - 1:
+            pusher.HostPusher._open = summed_first  # type: ignore[method-assign]
+        pushed_and_pulled(store, 3, lambda _, out: push_and_pull(store, verb, out))
+    return waited
+
+
+def push_and_pull(store: kv.KVStore, verb: str, out: Array) -> None:
+    if verb == "pushpull":
+        store.pushpull("w", out)
+    else:
+        store.push("w", out)
+        store.pull("w", out=out)
+
+
+def interrupted_between_portions() -> list[str]:
+    """Rank 0 is interrupted when the first slice has arrived: it is out, and the others are told."""
+    pusher._PORTION = 1
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with create() as store:
+        out = np.ones(4 * 32768, F)
+        store.init("w", out)
+        if store.rank == 0:
+            pusher.HostPusher._open = interrupted  # type: ignore[method-assign]
+            with pytest.raises(KeyboardInterrupt):
+                store.push("w", out)
+        try:
+            store.pushpull("w", out)
+        except kv.KVStoreError as error:
+            return [type(error).__name__, str(error)]
+        return []

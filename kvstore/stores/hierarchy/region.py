@@ -32,6 +32,7 @@ from ..shared.optimizer import JobUpdater
 from ..shared.rows import SparseKeys
 from ..shared.wait_errors import Missing, WaitErrors
 from ..shared.waiting import RoundWaiter, Step
+from .pusher import HostPusher
 from .rows import HostRows
 
 #: Seconds for which a worker leaves it to the lowest of its host to bring a value: once a host is enough.
@@ -163,6 +164,9 @@ class HostRegion(SharedBackend):
         made = HostWaiter(*parts, self.config.timeout, self.rank, errors)
         made.check, made.listening = self._check, self._listening
         return made
+
+    def _make_pusher(self, rows: SparseKeys) -> HostPusher:
+        return HostPusher(self._job, self._gpus, rows, self._waiter)
 
     def hand_over(self, *_: object) -> None:
         """Stand for what carries: `carry_with` says what."""

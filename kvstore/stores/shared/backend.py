@@ -73,7 +73,7 @@ class SharedBackend(Backend):
         self._waiter = self._make_waiter(rows)
         self._reader = ValueReader(self._waiter)
         self._arguments = CallArguments(job, keys, self._updater, gpus, self._reader, self.rank)
-        self._pusher = RoundPusher(job, gpus, rows, self._waiter)
+        self._pusher = self._make_pusher(rows)
         self._delivery = ResultDelivery(job, self._waiter, self._reader, rows, gpus)
         self._values = StoredValues(self._arguments, rows, self._waiter)
         self._undelivered = UndeliveredResults()
@@ -95,6 +95,10 @@ class SharedBackend(Backend):
         """Make what brings rounds to their end."""
         errors = WaitErrors(self._job, self._updater, self.rank)
         return RoundWaiter(self._job, self._keys, self._updater, rows, self.config.timeout, self.rank, errors)
+
+    def _make_pusher(self, rows: SparseKeys) -> RoundPusher:
+        """Make what brings pushes to where the others reach them."""
+        return RoundPusher(self._job, self._gpus, rows, self._waiter)
 
     @property
     def updater(self) -> Updater | None:

@@ -302,6 +302,21 @@ def test_one_sum_of_a_host_travels(served: Served) -> None:
         assert min(host) > 0, shares
 
 
+@pytest.mark.parametrize(("hosts", "verb"), [([0, 0], "pushpull"), ([0, 1, 1], "push")])
+def test_the_first_slices_are_summed_before_the_last_are_pushed(
+    served: Served, hosts: list[int], verb: str
+) -> None:
+    *_, last = run(served, hosts, HOSTS, "pushes_in_portions", verb)
+    assert last == 3 * 3
+
+
+def test_who_is_interrupted_between_slices_is_out(served: Served) -> None:
+    first, second = run(served, [0, 0], HOSTS, "interrupted_between_portions")
+    assert first[0] == "FencedError", first
+    assert second[0] == "PeerLostError", second
+    assert "worker 0" in second[1]
+
+
 def test_tables_without_rows(served: Served) -> None:
     """The servers have no row of them that could be asked for."""
     run(served, [0, 0, 1], HOSTS, "empty_tables")

@@ -162,7 +162,7 @@ class Loss(msgspec.Struct, frozen=True, array_like=True):
     silent: float
 
 
-class Slice(msgspec.Struct, frozen=True, array_like=True):
+class Slice(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A part of a key on one server: elements (dense) or rows (row-sparse) `start` to `stop`."""
 
     id: int
@@ -171,7 +171,7 @@ class Slice(msgspec.Struct, frozen=True, array_like=True):
     stop: int
 
 
-class KeySpec(msgspec.Struct, frozen=True, array_like=True):
+class KeySpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A key as its initializer describes it."""
 
     key: Key
@@ -182,7 +182,7 @@ class KeySpec(msgspec.Struct, frozen=True, array_like=True):
     """All of it belongs on one server."""
 
 
-class KeyEntry(msgspec.Struct, frozen=True, array_like=True):
+class KeyEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A key and where its slices are; `ready`: every slice has a value."""
 
     spec: KeySpec
