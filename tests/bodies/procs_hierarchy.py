@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import own_rules
 import pace
 import pytest
 from jobs import hear, tell
@@ -20,6 +21,7 @@ from tested_store import by_hosts, create, held, hosts
 import kvstore as kv
 from kvstore.stores.hierarchy import pusher
 from kvstore.stores.rows import with_all_rows
+from kvstore.stores.shared.rows import SparseKeys
 
 F = np.float32
 #: With slices of 128 KB: of one, of two, and of some with a rest.
@@ -510,28 +512,35 @@ def raising_pushes(verb: str, arrives: bool) -> None:
         assert pushes.clock == 3 + arrives
 
 
+def wait_between_portions() -> list[int]:
+    """Go on with calls when the first slice of each portion is summed; return the numbers of these."""
+    opens, waited = pusher.HostPusher._open, []
+
+    def summed_first(self: Any, handles: list[Any]) -> None:
+        opens(self, handles)
+        end = pace.deadline(20)
+        while handles[0].complete < handles[0].arrived:
+            assert time.monotonic() < end, "nobody has opened the round"
+            time.sleep(0.001)
+        opens(self, handles)  # a look as late as that of a slow worker
+        waited.append(handles[0].number)
+
+    pusher._PORTION = 1
+    pusher.HostPusher._open = summed_first  # type: ignore[method-assign]
+    return waited
+
+
 def pushes_in_portions(verb: str) -> int:
     """Push a key of four slices in as many portions; the last worker goes on when the first one is summed.
 
     Returns for how many slices it has waited so.
     """
-    pusher._PORTION = 1
-    opens, waited = pusher.HostPusher._open, 0
-
-    def summed_first(self: Any, handles: list[Any], errors: list[Any]) -> None:
-        nonlocal waited
-        opens(self, handles, errors)
-        end = pace.deadline(20)
-        while handles[0].complete < handles[0].arrived:
-            assert time.monotonic() < end, "nobody has opened the round"
-            time.sleep(0.001)
-        waited += 1
-
+    pusher._PORTION, waited = 1, []
     with create() as store:
         if store.rank == store.num_workers - 1:
-            pusher.HostPusher._open = summed_first  # type: ignore[method-assign]
+            waited = wait_between_portions()
         pushed_and_pulled(store, 3, lambda _, out: push_and_pull(store, verb, out))
-    return waited
+    return len(waited)
 
 
 def push_and_pull(store: kv.KVStore, verb: str, out: Array) -> None:
@@ -542,22 +551,53 @@ def push_and_pull(store: kv.KVStore, verb: str, out: Array) -> None:
         store.pull("w", out=out)
 
 
-def interrupted_between_portions() -> list[str]:
-    """Rank 0 is interrupted when the first slice has arrived: it is out, and the others are told."""
-    pusher._PORTION = 1
+def fails_between_portions(verb: str) -> None:
+    """The update of the first key fails while a worker is at the next ones: these arrive, and are delivered.
+
+    Of one slice each: one that needs all of a key at once is waited for by nobody between portions.
+    """
+    shapes: dict[str, tuple[int, ...]] = {"bad": (5,), "good": (20_000,), "rows": (50, 3)}
+    with create() as store:
+        store.init(list(shapes), [np.zeros(shape, F) for shape in shapes.values()])
+        store.set_optimizer(own_rules.FiniteOnly())
+        store.barrier()
+        if store.rank == 0:
+            wait_between_portions()
+        rows = kv.RowSparseArray(np.ones((2, 3), F), [0, 1], shapes["rows"])
+        values, good = [np.full(5, np.nan, F), np.ones(20_000, F)], np.zeros(20_000, F)
+        if verb == "pushpull":
+            with pytest.raises(kv.UpdaterError, match="'bad'"):
+                store.pushpull(["bad", "good"], values, out=[np.empty(5, F), good])
+        else:
+            with contextlib.suppress(kv.UpdaterError):  # or a pull of that key would tell
+                store.push(list(shapes), [*values, rows])
+            store.pull("rows", out=(out := np.empty(shapes["rows"], F)))
+            assert (out[:2] == store.num_workers).all()
+            store.pull("good", out=good)
+        assert (good == store.num_workers).all()
+        store.barrier()
+
+
+def interrupted_by_half(at: str) -> list[str]:
+    """Rank 0 is interrupted when half of a push has arrived, and is idle then: the others are told."""
 
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
+    pusher._PORTION = 1
     with create() as store:
-        out = np.ones(4 * 32768, F)
-        store.init("w", out)
+        out, rows = np.ones(4 * 32768, F), kv.RowSparseArray(np.ones((2, 3), F), [0, 1], (5, 3))
+        store.init(["w", "t"], [out, np.ones((5, 3), F)])
+        tell("ready")
+        hear()
         if store.rank == 0:
-            pusher.HostPusher._open = interrupted  # type: ignore[method-assign]
+            what = (pusher.HostPusher, "_open") if at == "portions" else (SparseKeys, "arrive")
+            setattr(*what, interrupted)
             with pytest.raises(KeyboardInterrupt):
-                store.push("w", out)
+                store.push(["w", "t"], [out, rows])
+            hear()
         try:
-            store.pushpull("w", out)
+            store.pushpull(["w", "t"], [out, np.ones((5, 3), F)])
         except kv.KVStoreError as error:
             return [type(error).__name__, str(error)]
         return []

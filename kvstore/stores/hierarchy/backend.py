@@ -381,10 +381,20 @@ class HierarchyBackend(Backend):
                 self._clocks[handle.key, round & 1] = round, clock
         try:
             yield
+        except BaseException as error:
+            self._give_up_half(keys, sum(before), error)
+            raise
         finally:
             pushed = [key for key, was in zip(keys, before, strict=True) if self._arrived(key) > was]
             self._flat.pushes.count(pushed)
             self._fresh.update(key.key for key in pushed if not key.sparse)
+
+    def _give_up_half(self, keys: list[DistKey], before: int, error: BaseException) -> None:
+        """Leave the job if a push has come to some slices: nobody is to wait for the rest."""
+        arrived = sum(map(self._arrived, keys)) - before
+        if 0 < arrived < sum(len(self._handles(key)) for key in keys) and not self._client.failed:
+            self._region.be_lost()
+            self._client.give_up_half("a push", error)
 
     def _arrived(self, key: DistKey) -> int:
         """Count this worker's arrivals at the slices of a key."""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
 
-from ...errors import KVStoreError
 from ..shared.gpu_access import Dense, GpuAccess
 from ..shared.native import _shared as shm
 from ..shared.pushing import RoundPusher
@@ -24,32 +22,35 @@ class HostPusher(RoundPusher):
     stores; to all of a portion or to none.
     """
 
-    def __init__(self, job: shm.Job, gpus: GpuAccess, rows: SparseKeys, waiter: RoundWaiter) -> None:
+    def __init__(
+        self,
+        job: shm.Job,
+        gpus: GpuAccess,
+        rows: SparseKeys,
+        waiter: RoundWaiter,
+        open_next: Callable[[shm.Handle], None],
+    ) -> None:
         super().__init__(job, gpus, rows, waiter)
+        self._open_next = open_next
         self._has_memory: set[tuple[shm.Handle, int]] = set()  # by parity of the round
+        self._errors: list[Exception] = []  # of rounds that were opened in this call
 
-    def one_call(self, handles: list[shm.Handle]) -> AbstractContextManager[None]:
-        """Each portion is one."""
-        return contextlib.nullcontext()
+    @contextlib.contextmanager
+    def one_call(self, handles: list[shm.Handle]) -> Iterator[None]:
+        """Each portion is one; errors between them are raised once all has arrived: others wait for that."""
+        self._errors.clear()
+        yield
+        if self._errors:
+            raise self._errors.pop()
 
     def _copy_to_slots(self, pairs: Dense) -> None:
         self._reserve(pairs)
-        errors: list[KVStoreError] = []
-        begun = False
-        try:
-            for portion in _portions(pairs):
-                handles = [handle for handle, _ in portion]
-                with super().one_call(handles):
-                    super()._copy_to_slots(portion)
-                begun = portion[-1] is not pairs[-1]
-                if begun:  # at the end the caller opens rounds
-                    self._open(handles, errors)
-        except BaseException:
-            if begun:  # interrupted: the rest never comes, and nobody is to wait for it
-                self._job.be_lost()
-            raise
-        if errors:
-            raise errors[0]
+        for portion in _portions(pairs):
+            handles = [handle for handle, _ in portion]
+            with super().one_call(handles):
+                super()._copy_to_slots(portion)
+            if portion[-1] is not pairs[-1]:  # at the end the caller opens rounds
+                self._open(handles)
 
     def _reserve(self, pairs: Dense) -> None:
         """Take memory for all of a call, so that none of it arrives if there is too little."""
@@ -59,12 +60,13 @@ class HostPusher(RoundPusher):
                 shm.slot(handle)
                 self._has_memory.add(slot)
 
-    def _open(self, handles: list[shm.Handle], errors: list[KVStoreError]) -> None:
-        """Open the rounds to which this worker was the last to come."""
+    def _open(self, handles: list[shm.Handle]) -> None:
+        """Open the rounds to which this worker was the last to come; of failed ones it hears later."""
         try:
-            self._waiter.help([shm.Call(handle, [], False) for handle in handles])
-        except KVStoreError as error:  # the others wait for the rest of the call
-            errors.append(error)
+            for handle in handles:
+                self._open_next(handle)
+        except Exception as error:
+            self._errors.append(error)
 
 
 def _portions(pairs: Dense) -> Iterator[Dense]:

@@ -166,7 +166,8 @@ class HostRegion(SharedBackend):
         return made
 
     def _make_pusher(self, rows: SparseKeys) -> HostPusher:
-        return HostPusher(self._job, self._gpus, rows, self._waiter)
+        waiter = self._waiter
+        return HostPusher(self._job, self._gpus, rows, waiter, waiter.look_after)
 
     def hand_over(self, *_: object) -> None:
         """Stand for what carries: `carry_with` says what."""

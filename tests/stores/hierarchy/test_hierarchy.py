@@ -310,11 +310,28 @@ def test_the_first_slices_are_summed_before_the_last_are_pushed(
     assert last == 3 * 3
 
 
-def test_who_is_interrupted_between_slices_is_out(served: Served) -> None:
-    first, second = run(served, [0, 0], HOSTS, "interrupted_between_portions")
-    assert first[0] == "FencedError", first
-    assert second[0] == "PeerLostError", second
-    assert "worker 0" in second[1]
+@pytest.mark.parametrize("verb", ["push", "pushpull"])
+def test_a_call_goes_on_when_its_first_key_has_failed(served: Served, verb: str) -> None:
+    run(served, [0, 0], HOSTS, "fails_between_portions", verb)
+
+
+@pytest.mark.parametrize(("hosts", "at"), each_once([[0, 0], [0, 1, 1]], ["portions", "rows"]))
+def test_who_is_interrupted_within_a_push_is_out(served: Served, hosts: list[int], at: str) -> None:
+    job = served(len(hosts), 2, **SMALL)
+    first, *others = start_on_hosts(job, hosts, HOSTS, "interrupted_by_half", at, KVSTORE_TIMEOUT="100")
+    for worker in job.workers:
+        worker.expect("ready")
+    for worker in job.workers:
+        worker.say("go")
+    for other in others:  # which are not told because the first one ends
+        assert other.finish(pace.deadline(20)) == 0, other.errors()
+        kind, text = other.result()
+        assert kind == "PeerLostError", text
+        assert "worker 0" in text
+    first.say("go")
+    first.finish(pace.deadline(20))
+    kind, text = first.result()
+    assert "worker 0 was interrupted while it began a push, and has left the job" in text, (kind, text)
 
 
 def test_tables_without_rows(served: Served) -> None:
