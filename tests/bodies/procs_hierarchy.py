@@ -601,3 +601,28 @@ def interrupted_by_half(at: str) -> list[str]:
         except kv.KVStoreError as error:
             return [type(error).__name__, str(error)]
         return []
+
+
+def cannot_sum() -> list[Any]:
+    """Rank 0 comes last, and has no memory to sum: another worker of its host does, where the job goes on."""
+    with create(on_peer_loss="continue") as store:
+        store.init("w", np.zeros(5, F))
+        if store.rank == 0:
+
+            def refused(*_: Any) -> Any:
+                raise MemoryError("on demand")
+
+            hear()
+            store._backend._carrier._sum = refused
+            with pytest.raises(MemoryError):
+                store.pushpull("w", np.ones(5, F))
+            with pytest.raises(kv.KVStoreError, match="worker 0 could not carry round 1 of key 'w, slice 0'"):
+                store.push("w", np.ones(5, F))
+            tell("refused")
+            return []
+        store.push("w", np.ones(5, F))
+        tell("pushed")
+        hear()
+        store.pull("w", out=(out := np.empty(5, F)))
+        store.pushpull("w", again := np.ones(5, F))
+        return [out.tolist(), again.tolist()]

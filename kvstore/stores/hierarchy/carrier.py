@@ -82,7 +82,7 @@ class HostCarrier:
 
     def start(self) -> None:
         """Carry from now on."""
-        self._region.carry_with(self.carry)
+        self._region.carry_with(self.carry, self.give_up)
         self._thread.start()
 
     @property
@@ -102,18 +102,23 @@ class HostCarrier:
         self._client.driver.wake()
 
     def _sum(self, exchange: Exchange) -> None:
-        try:
-            if (of_rows := self._region.total_of_rows(exchange.handle)) is not None:
-                self._sums[exchange] = of_rows
-                return
-            total = exchange.handle.value(other=True)
-            if self._codec(exchange.handle) is None:
-                near = self._shared.place(*exchange, self._parts[exchange.handle.key].server)
-                total = total if near is None else near
-            shm.sum_opened(exchange.handle, total)
-        except BaseException as error:
-            exchange.fail(Failure("KVStoreError", f"worker {self._client.rank} could not sum: {error!r}"))
-            raise
+        if (of_rows := self._region.total_of_rows(exchange.handle)) is not None:
+            self._sums[exchange] = of_rows
+            return
+        total = exchange.handle.value(other=True)
+        if self._codec(exchange.handle) is None:
+            near = self._shared.place(*exchange, self._parts[exchange.handle.key].server)
+            total = total if near is None else near
+        shm.sum_opened(exchange.handle, total)
+
+    def give_up(self, handle: Handle, error: BaseException) -> None:
+        """Leave the job, so that another worker of the host carries the round: the servers wait for it."""
+        text = (
+            f"worker {self._client.rank} could not carry round {handle.complete + 1} of key {handle.key!r}, "
+            f"and has left the job: close the store, and start the job again. The cause: {error!r}"
+        )
+        self._region.be_lost()
+        self._client.leave_as_lost(Failure("KVStoreError", text))
 
     @property
     def is_done(self) -> bool:

@@ -41,6 +41,8 @@ _PATIENCE = 0.3
 Handle = shm.Handle
 #: Takes over a round that this worker has opened.
 Carry = Callable[[Handle, int], None]
+#: Has another worker of the host carry a round that this one cannot, for this reason.
+GiveUp = Callable[[Handle, BaseException], None]
 
 
 class HostUpdater(JobUpdater):
@@ -48,6 +50,7 @@ class HostUpdater(JobUpdater):
 
     completes = False
     carry: Carry
+    give_up: GiveUp
 
     def carry_out(self, handle: Handle, rows: SparseKeys) -> None:
         """Hand the round that this worker has opened to the carrier, unless another thread does."""
@@ -55,7 +58,7 @@ class HostUpdater(JobUpdater):
             if handle.take_plan():
                 self.carry(handle, handle.complete + 1)
         except BaseException as error:
-            self._fail(handle, error, f"worker {self._rank} was interrupted: {error!r}")
+            self.give_up(handle, error)
             raise
 
 
@@ -172,9 +175,9 @@ class HostRegion(SharedBackend):
     def hand_over(self, *_: object) -> None:
         """Stand for what carries: `carry_with` says what."""
 
-    def carry_with(self, carry: Carry) -> None:
+    def carry_with(self, carry: Carry, give_up: GiveUp) -> None:
         """Have rounds that this worker opens carried; before it pushes."""
-        self._updater.carry = carry
+        self._updater.carry, self._updater.give_up = carry, give_up
 
     # ---------------------------------------------------------------------------------------------- keys
 

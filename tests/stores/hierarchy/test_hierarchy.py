@@ -425,6 +425,17 @@ def test_a_sum_that_cannot_be_packed_comes_to_nothing_for_all(served: Served) ->
     job.results()
 
 
+def test_a_sum_that_cannot_be_worked_out_is_left_to_the_rest_of_the_host(served: Served) -> None:
+    """Servers wait for each round of a host: one that came to nothing there would hold up all later ones."""
+    job = served(2, 1, **SMALL)
+    first, second = start_on_hosts(job, [0, 0], HOSTS, "cannot_sum")
+    second.expect("pushed")
+    first.say("go")
+    first.expect("refused")
+    second.say("go")
+    assert job.results() == [[], [[2] * 5, [1] * 5]]
+
+
 def test_workers_of_a_host_that_set_different_codecs(served: Served) -> None:
     assert sorted(run(served, [0, 0], OWN, "codecs_differ")) == ["refused", "set"]
 
