@@ -1124,6 +1124,33 @@ def going_through_restarts() -> dict[str, Any]:
     return {"digest": made, "steps": steps, "seen": sorted(map(float, np.unique(value)))}
 
 
+def reads_of_a_dead_server() -> float:
+    """Push and pull; the server is another one when its first answer is read."""
+    from kvstore.errors import ProtocolError
+    from kvstore.stores.parameter_server.transport.shared_buffers import PeerBuffers
+
+    segment = PeerBuffers.segment
+
+    def gone(self: PeerBuffers, number: int) -> Any:
+        PeerBuffers.segment = segment  # type: ignore[method-assign]
+        tell("reads")
+        hear()
+        raise ProtocolError("the server is gone")
+
+    with kv.create("dist_sync") as store:
+        out = np.zeros(20_000, F)
+        store.init("w", out)
+        PeerBuffers.segment = gone  # type: ignore[method-assign]
+        store.pushpull("w", np.full_like(out, store.rank + 1), out=out)
+        PeerBuffers.segment = segment  # type: ignore[method-assign]
+        assert (out == out[0]).all()
+        store.barrier()
+        again = np.empty_like(out)
+        store.pushpull("w", np.ones_like(out), out=again)
+        assert (again == store.num_workers).all()
+        return float(out[0])
+
+
 # -------------------------------------------------------------------------------------------- other networks
 
 

@@ -5,6 +5,7 @@ Nobody may hang, no value may be wrong, and nothing may be left behind.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
@@ -37,6 +38,7 @@ from faults.faulty_jobs import (
 )
 from faults.proxy import Proxy
 from nightly import nightly_unless
+from servers import start_on_hosts
 
 # ------------------------------------------------------------------------------------------------- kill -9
 
@@ -424,6 +426,15 @@ def test_a_worker_killed_before_its_memory_is_found(faults: Faults) -> None:
         assert made.ended(15) == [0, 0]
 
 
+def restart(made: FaultyJob, rank: int, count: int) -> None:
+    """Kill a server, and start one in its place, for the `count`th time."""
+    kill(made.servers[rank])
+    again = made.start_server(rank, KVSTORE_RESTART=str(count))
+    made.servers[rank].close()
+    made.servers[rank] = again
+    made.servers.pop()
+
+
 def restart_under(
     faults: Faults,
     draw: random.Random,
@@ -445,11 +456,7 @@ def restart_under(
         for count in range(2):
             rank = draw.randrange(2)
             time.sleep(draw.random() * 0.5)
-            kill(made.servers[rank])
-            again = made.start_server(rank, KVSTORE_RESTART=str(count + 1))
-            made.servers[rank].close()
-            made.servers[rank] = again
-            made.servers.pop()
+            restart(made, rank, count + 1)
             time.sleep(1.0)
         for worker in workers:
             say(worker, "stop")
@@ -460,6 +467,37 @@ def restart_under(
 @pytest.mark.parametrize("seed", [0])
 def test_a_server_comes_back(faults: Faults, seed: int) -> None:
     faults.run(restart_a_server, [(True,), (False,)], seed)
+
+
+def first_that_says(workers: Sequence[jobs.Worker], line: str) -> jobs.Worker:
+    end = pace.deadline(UNTIL_TOLD)
+    while time.monotonic() < end:
+        for worker in workers:
+            with contextlib.suppress(AssertionError):
+                worker.expect(line, 0.1)
+                return worker
+    raise AssertionError(f"nobody has said {line!r}")
+
+
+@pytest.mark.parametrize("hosts", [[], [0, 0]], ids=["flat", "a host of two"])
+def test_an_answer_in_the_memory_of_a_dead_server(faults: Faults, hosts: list[int]) -> None:
+    """Its sum is lost with the server, and pushed again: it is what the worker gets."""
+    variables = {
+        "KVSTORE_SNAPSHOT": str(faults.folder / "shots"),
+        "KVSTORE_SNAPSHOT_INTERVAL": "1000",
+        "KVSTORE_SERVER_RESTARTS": "1",
+        "KVSTORE_SAME_HOST_SHM": "1",
+        "KVSTORE_DEAD_AFTER": silence(8),
+    }
+    with faults.job(max(1, len(hosts)), 1, **variables) as made:
+        if hosts:
+            workers = start_on_hosts(made, hosts, BODIES, "reads_of_a_dead_server")
+        else:
+            workers = made.start_all(BODIES, "reads_of_a_dead_server")
+        reader = first_that_says(workers, "reads")
+        restart(made, 0, 1)
+        say(reader, "go on")
+        assert finish(*workers) == [len(workers) * (len(workers) + 1) / 2] * len(workers)
 
 
 # ---------------------------------------------------------------------------------------------- the network

@@ -47,7 +47,9 @@ class OperationProgress:
 class RequestInFlight:
     """One record on its way; `operation` is None when nobody waits for it any more."""
 
-    __slots__ = ("asked", "back", "index", "operation", "payload", "record", "sent", "sequence", "size")
+    __slots__ = (
+        "asked", "back", "index", "operation", "payload", "pushed", "record", "sent", "sequence", "size",
+    )  # fmt: skip
 
     def __init__(
         self, operation: OperationProgress, index: int, record: Record, payload: Any, back: int = 0
@@ -61,6 +63,13 @@ class RequestInFlight:
         self.sequence = 0
         self.sent = 0.0
         self.asked = False  # its answer was overdue
+        #: Of a read of what a push came to: the push, for a server that has lost it.
+        self.pushed: tuple[Record, Any] | None = None
+
+    def push(self, record: Record, payload: Any) -> None:
+        """Be a push again."""
+        self.record, self.payload, self.pushed = record, payload, None
+        self.size = record[NBYTES] if record[PLACE] == _FRAME else 0
 
     def disown(self) -> None:
         """Nobody waits for it, and its payload is gone; what is left is harmless, and is still answered."""
@@ -68,6 +77,7 @@ class RequestInFlight:
         self.payload = None
         self.record = Record(Kind.PULL, self.record.slice, 0)
         self.size = self.back = 0
+        self.pushed = None
 
 
 class RequestTable:
@@ -329,6 +339,7 @@ class RequestTable:
 
     def begin_again(self) -> None:
         """Another process has taken the server's place: nothing has been sent to it."""
+        self._push_again()
         for request in self._open.values():
             # Before whatever has no sequence yet: the server's window must not be left behind.
             heapq.heappush(self._queue, (_FIRST, request.sequence, request))
@@ -338,6 +349,17 @@ class RequestTable:
         self._reads.clear()
         for slice_ in list(self._held):
             self._release(slice_)
+
+    def _push_again(self) -> None:
+        """Push what the server had taken in, where its answer could not be read any more."""
+        for request in self._all():
+            if request.pushed is None:
+                continue
+            record, payload = request.pushed
+            last = record.round + self.first_rounds.get(record.slice, 0)
+            if self.accepted.get(record.slice) == last:
+                self.accepted[record.slice] = last - 1
+                request.push(record, payload)
 
     def forget_reads(self) -> None:
         """Let pushes into later rounds go before values that nobody reads any more."""

@@ -115,8 +115,17 @@ class ServerLinks:
         place, nbytes = (PayloadLocation.NONE, 0) if kind == _PULL else (record.place, record.nbytes)
         link = self._links[event.part.server]
         record = record._replace(kind=kind, sequence=0, flags=BY_FRAME, place=place, nbytes=nbytes)
-        link.requests.add_first(RequestInFlight(operation, event.index, record, payload, event.part.back))
+        request = RequestInFlight(operation, event.index, record, payload, event.part.back)
+        if self._is_in_memory(event.part.record):
+            request.pushed = event.part.record._replace(sequence=0, flags=BY_FRAME), event.part.payload
+        link.requests.add_first(request)
         self._pump(event.part.server, now, actions)
+
+    def _is_in_memory(self, record: Record) -> bool:
+        """Whether this is a push of a round, of values that no answer has been written over."""
+        view = self._member.view
+        sync = view is not None and view.mode == "sync"
+        return sync and record.kind == _PUSHPULL and record.place == PayloadLocation.SHARED
 
     def _counted(self, link: ServerLink, record: Record) -> Record:
         """Say how many pushes of this worker there are, with this one."""
