@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 
 from ..shared.gpu_access import Dense, GpuAccess
@@ -33,15 +34,16 @@ class HostPusher(RoundPusher):
         super().__init__(job, gpus, rows, waiter)
         self._open_next = open_next
         self._has_memory: set[tuple[shm.Handle, int]] = set()  # by parity of the round
-        self._errors: list[Exception] = []  # of rounds that were opened in this call
+        self._call = threading.local()  # its `errors` are of rounds that were opened in this thread's call
 
     @contextlib.contextmanager
     def one_call(self, handles: list[shm.Handle]) -> Iterator[None]:
         """Each portion is one; errors between them are raised once all has arrived: others wait for that."""
-        self._errors.clear()
+        errors: list[Exception] = []
+        self._call.errors = errors
         yield
-        if self._errors:
-            raise self._errors.pop()
+        if errors:
+            raise errors[0]
 
     def _copy_to_slots(self, pairs: Dense) -> None:
         self._reserve(pairs)
@@ -66,7 +68,7 @@ class HostPusher(RoundPusher):
             for handle in handles:
                 self._open_next(handle)
         except Exception as error:
-            self._errors.append(error)
+            self._call.errors.append(error)
 
 
 def _portions(pairs: Dense) -> Iterator[Dense]:
