@@ -21,7 +21,7 @@ GOALS_HEAD = ["case", "kvstore", "time", "beside", "its time", "ratio", "goal", 
 #: With whom all others are compared.
 BASES = ("ours", "ours shm")
 #: Memory of a peer in arrays of each worker, its servers included, where it is not four.
-COPIES = {"ours": 6, "mxnet": 8, "memcpy-c": 5, "cross": 2, "cross-sum": 4, "gloo": 3}
+COPIES = {"ours": 6, "mxnet": 8, "memcpy-c": 5}
 
 #: A call of many megabytes takes long: two of them are a turn, after one to warm up.
 FULL = Plan(rounds=5, spare=2, least=2, field=1)
