@@ -1151,6 +1151,24 @@ def reads_of_a_dead_server() -> float:
         return float(out[0])
 
 
+def leaves_with_open_pushes() -> str:
+    """Leave the job while pushes that nobody waits for have no answer; return what the next call says."""
+    from kvstore.stores.parameter_server.protocol.messages import Failure
+
+    store = kv.create("dist_sync")
+    out = np.zeros(100, F)
+    store.init("w", out)
+    store.pushpull("w", out)
+    tell("ready")
+    hear()
+    store.push("w", out)
+    store._backend._client.leave_as_lost(Failure("KVStoreError", "it was interrupted"))
+    with pytest.raises(kv.KVStoreError) as caught:
+        store.pull("w", out=out)
+    store.close()
+    return str(caught.value)
+
+
 # -------------------------------------------------------------------------------------------- other networks
 
 

@@ -690,6 +690,16 @@ def test_ctrl_c_in_a_wait(faults: Faults, seed: int) -> None:
     faults.run(interrupt, [*cases, ("barrier", True)], seed)
 
 
+def test_who_leaves_says_why_also_if_pushes_had_no_answer(faults: Faults) -> None:
+    with faults.job(1, 1, KVSTORE_DEAD_AFTER="60") as made:
+        (worker,) = made.start_all(BODIES, "leaves_with_open_pushes")
+        ready(worker)
+        made.servers[0].signal(signal.SIGSTOP)
+        say(worker, "go")
+        assert finish(worker) == ["it was interrupted"]
+        made.servers[0].signal(signal.SIGCONT)
+
+
 # ------------------------------------------------------------------------------------------------ many stores
 
 

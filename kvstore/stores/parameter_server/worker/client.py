@@ -241,8 +241,10 @@ class Client:
 
     def leave_as_lost(self, failure: Failure) -> None:
         """Be out of the job, and tell the scheduler; every call raises this from now on."""
+        failed = self._operations.failed
         self._say(partial(m.Leave, lost=True))
         self.driver.fail(failure)
+        self._operations.failed = failed  # pushes that nobody waits for have ended for this reason, too
 
     def perform(self, requests: Sequence[Request], what: str) -> None:
         """Send requests, and wait until all are answered."""
