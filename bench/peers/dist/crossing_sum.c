@@ -2,6 +2,7 @@
  * its share of the arrays there, moves what must cross of that, and copies the result out.
  *
  * Nobody waits for anybody, and what is added up and copied out is memory of the worker's own, as large as that of all. */
+#include "move_all.h"
 #include <errno.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -17,19 +18,6 @@ typedef struct {
     float *shared, *sum, *back, *target;
     int64_t n, block; /* numbers of the array, and of a block of it */
 } step;
-
-static int move_all(int fd, char *at, size_t n, int sends)
-{
-    for (size_t done = 0; done < n;) {
-        ssize_t piece = sends ? send(fd, at + done, n - done, MSG_NOSIGNAL) : recv(fd, at + done, n - done, MSG_WAITALL);
-        if (piece < 0 && errno == EINTR)
-            continue;
-        if (piece <= 0)
-            return -1;
-        done += (size_t)piece;
-    }
-    return 0;
-}
 
 static int64_t size_of(const step *s, int64_t at)
 {

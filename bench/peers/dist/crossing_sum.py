@@ -1,4 +1,4 @@
-"""The limit of hosts that sum first: what must cross each link, and what 2 cores copy and add up for all workers."""
+"""The limit of hosts that sum first: what must cross each link, and what its workers copy and add up."""
 
 from __future__ import annotations
 

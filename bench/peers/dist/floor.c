@@ -1,4 +1,5 @@
 /* What loopback sockets allow: bytes go to a process that sends them back as they come. */
+#include "move_all.h"
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
@@ -12,20 +13,6 @@ enum { MAX_SERVERS = 16 };
 /* Send then receive; both by turns in one thread; a thread that sends; send until so much is on the way, then receive;
  * send, and for a word of each server receive. */
 enum { IN_TURN, POLLING, THREAD, WINDOW, TWO_CALLS };
-
-/* Send or receive n bytes. 0, or -1: the connection is at its end. */
-static int move_all(int fd, char *at, size_t n, int sends)
-{
-    for (size_t done = 0; done < n;) {
-        ssize_t piece = sends ? send(fd, at + done, n - done, MSG_NOSIGNAL) : recv(fd, at + done, n - done, MSG_WAITALL);
-        if (piece < 0 && errno == EINTR)
-            continue;
-        if (piece <= 0)
-            return -1;
-        done += (size_t)piece;
-    }
-    return 0;
-}
 
 /* Keep what comes, say so, and send it back when it is asked for. */
 static void keep(int fd, char *memory, size_t n)

@@ -4,6 +4,7 @@
  * A trip goes in parts, each of them a range of the table: the counts of a worker's rows and of those that it asks for, the
  * ids of the former, the rows, and the ids of the latter; then the rows that it has asked for come back. */
 #define _GNU_SOURCE
+#include "move_all.h"
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
@@ -53,20 +54,6 @@ typedef struct {
     group *g;
     int rank;
 } member;
-
-/* Receive or send all of `n` bytes. 0; -1: the line is closed. */
-static int move_all(int fd, char *at, size_t n, int sends)
-{
-    for (size_t done = 0; done < n;) {
-        ssize_t piece = sends ? send(fd, at + done, n - done, MSG_NOSIGNAL) : recv(fd, at + done, n - done, MSG_WAITALL);
-        if (piece < 0 && errno == EINTR)
-            continue;
-        if (piece <= 0)
-            return -1;
-        done += (size_t)piece;
-    }
-    return 0;
-}
 
 static int receive(int fd, void *to, size_t n)
 {

@@ -3,6 +3,7 @@
  * A group of connections, one for each worker, sends the same number of bytes in every trip, cut into the same blocks:
  * nothing but payload is on the way. The workers' side is that of floor.c. */
 #define _GNU_SOURCE
+#include "move_all.h"
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
@@ -170,20 +171,6 @@ static void by_event(group *g)
 }
 
 /* ------------------------------------------------------------------------------------ a thread a connection */
-
-static int move_all(int fd, void *data, size_t n, int sends)
-{
-    for (size_t done = 0; done < n;) {
-        char *at = (char *)data + done;
-        ssize_t piece = sends ? send(fd, at, n - done, MSG_NOSIGNAL) : recv(fd, at, n - done, MSG_WAITALL);
-        if (piece < 0 && errno == EINTR)
-            continue;
-        if (piece <= 0)
-            return -1;
-        done += (size_t)piece;
-    }
-    return 0;
-}
 
 /* The last one that comes with its part of a block sums it. */
 static void arrive(group *g, int64_t b)

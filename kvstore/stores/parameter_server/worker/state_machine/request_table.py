@@ -67,9 +67,8 @@ class RequestInFlight:
         self.pushed: tuple[Record, Any] | None = None
 
     def push(self, record: Record, payload: Any) -> None:
-        """Be a push again."""
+        """Be a push again, of what lies in this worker's memory."""
         self.record, self.payload, self.pushed = record, payload, None
-        self.size = record[NBYTES] if record[PLACE] == _FRAME else 0
 
     def disown(self) -> None:
         """Nobody waits for it, and its payload is gone; what is left is harmless, and is still answered."""
