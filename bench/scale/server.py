@@ -77,7 +77,7 @@ class ServerProcess(Process):
         elif kind is e.Apply:
             return self._apply(action)  # type: ignore[arg-type]
         elif kind is e.Write:
-            return e.Applied(action.store, [(action.slice, None)])  # type: ignore[union-attr]
+            return e.Applied(action.store, [(one.slice, None) for one in action.writes])  # type: ignore[union-attr]
         elif kind is e.Send:
             self._send_control(action)  # type: ignore[arg-type]
         elif kind is e.Define:

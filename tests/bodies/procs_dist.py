@@ -16,6 +16,7 @@ import pace
 import pytest
 from jobs import hear, tell, waits_in
 from procs_shared import Digest, assert_same_bits, random_rows, start_of
+from quick_counter import Quick
 from references import Array, draw, lcg, total
 from tested_store import create, held
 
@@ -555,6 +556,24 @@ def until_the_server_dies(size: int) -> int:
             if calls == 20:
                 tell("ready")
     return calls
+
+
+def one_comes_late(size: int) -> None:
+    """Call until a round was quick to its end for both, though one came a while after the other."""
+    store = kv.create("dist_sync", same_host_shm=False)
+    store.init(["w", "good"], [np.zeros(size, F), np.zeros(1, F)])
+    value, good = np.ones(size, F), np.zeros(1, F)
+    with pytest.MonkeyPatch.context() as patched:
+        quick, end = Quick(patched), pace.deadline(20)
+        while good[0] < store.num_workers:
+            assert time.monotonic() < end, f"{quick.begun} begun, {quick.adopted} adopted"
+            before = quick.begun, quick.adopted
+            time.sleep(0.3 if store.rank else 0)
+            store.pushpull("w", value)
+            assert (value == store.num_workers).all()
+            value[:], good[:] = 1, quick.begun > before[0] and quick.adopted == before[1]
+            store.pushpull("good", good)
+    store.close()
 
 
 def rows_until_the_server_dies(rows: int) -> int:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import kvstore as kv
 from kvstore.optimizer import Optimizer
 from kvstore.stores.parameter_server.protocol.messages import KeyEntry, KeySpec, Slice
-from kvstore.stores.parameter_server.server.payload import Payload, SliceUpdate
+from kvstore.stores.parameter_server.server.payload import Payload, SliceUpdate, SliceValueWrite
 from kvstore.stores.parameter_server.server.store_shard import StoreShard
 from kvstore.stores.parameter_server.transport.shared_buffers import Values
 
@@ -76,7 +76,8 @@ class StoreShards:
     def write(self, key: int | str, value: Value, first: bool = False) -> None:
         entry = self.entries[key]
         for piece in entry.slices:
-            self.shards[piece.server].write(piece.id, payload_of(value, piece, entry.spec.sparse), first)
+            payload = payload_of(value, piece, entry.spec.sparse)
+            assert self.shards[piece.server].write([SliceValueWrite(piece.id, payload, first)]) == [None]
 
     def set_optimizer(self, optimizer: Optimizer, clock: int = 0) -> None:
         self.install("optimizer", json.dumps(optimizer.describe()), clock)

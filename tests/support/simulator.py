@@ -357,7 +357,8 @@ class ServerHost(Host):
             elif kind is e.Abort:
                 self._abort(action.store)
             elif kind is e.Write:
-                self._later((action.store, action.slice), self._write, action)
+                for write in action.writes:
+                    self._later((action.store, write.slice), self._write, action.store, write)
             elif kind is m.Install:
                 self.take(e.Configured(action.store, action.version))
             elif kind is e.Define:
@@ -463,10 +464,10 @@ class ServerHost(Host):
         """Whether a part of this worker has to be in the round: not if it came back and began after it."""
         return dict(store.members.join_point(rank)).get(job.slice, 0) < job.round
 
-    def _write(self, action: e.Write) -> m.Failure | None:
-        at = (action.store, action.slice)
+    def _write(self, store: int, write: e.SliceWrite) -> m.Failure | None:
+        at = (store, write.slice)
         self.job.check(at in self.defined, f"{at} is written before it is defined")
-        kind = action.record.kind
+        kind = write.record.kind
         if kind == m.Kind.INIT:
             self.job.check(at not in self.values, f"{at} is initialised twice")
         self.values[at] = Value(None, 0, ())

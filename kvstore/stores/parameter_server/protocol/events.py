@@ -255,14 +255,19 @@ class Abort(NamedTuple):
     store: int
 
 
-class Write(NamedTuple):
-    """Server: carry out an INIT, ASSIGN or PUT_STATE; then `Applied` with the slice. FORGET is a `Forget`."""
+class SliceWrite(NamedTuple):
+    """An INIT, ASSIGN or PUT_STATE of one slice."""
 
-    store: int
     slice: int
-    rank: int
     record: Record
     frames: Sequence[Any]
+
+
+class Write(NamedTuple):
+    """Server: carry these out, of different slices; then `Applied` with all. FORGET is a `Forget`."""
+
+    store: int
+    writes: list[SliceWrite]
 
 
 class Reply(NamedTuple):

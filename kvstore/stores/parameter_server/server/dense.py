@@ -12,7 +12,7 @@ import numpy as np
 from ....arrays import pages
 from ....arrays.grouping import Key
 from ....arrays.sparse import RowSparseArray
-from ....errors import KeyNotFoundError, ShapeError
+from ....errors import DTypeError, KeyNotFoundError, ShapeError
 from ....kernels import cpu
 from ....optimizer import SGLD, Updater
 from ....optimizer.builtin import Elementwise, arrays_of, mapped
@@ -423,6 +423,28 @@ def _whole_part(payload: Payload, dtype: np.dtype[Any], first: int, shape: tuple
 
 def _like(array: Any, shape: tuple[int, ...]) -> Any:
     return None if array is None else array.reshape(shape)
+
+
+class ValueCopies:
+    """Values that are set from outside, by one call of the kernels, in memory that others read."""
+
+    def __init__(self, memory: Values | None) -> None:
+        self._memory = memory
+        self._copies: list[cpu.ReduceItem] = []
+        self._places: list[tuple[int, int] | None] = []
+
+    def add(self, part: DenseSlice, payload: Payload) -> None:
+        """Take one in; DTypeError or ShapeError: it is none for this slice."""
+        if payload.rows >= 0:
+            raise DTypeError(f"key {part.of.key!r} is dense; its value cannot be set by rows")
+        value = plain(payload, part.of.dtype, part.size)
+        self._copies.append(([value], part.ensure(self._memory), []))
+        self._places.append(part.place)
+
+    def carry_out(self) -> None:
+        """Copy all."""
+        with writing(self._memory, self._places):
+            cpu.reduce(self._copies)
 
 
 def writing(memory: Values | None, places: Iterable[tuple[int, int] | None]) -> Any:

@@ -30,6 +30,14 @@ class Payload(NamedTuple):
     rows: int = -1
 
 
+class SliceValueWrite(NamedTuple):
+    """A value that is set from outside; of INIT, `first`, only where the slice has none."""
+
+    slice: int
+    payload: Payload
+    first: bool
+
+
 class SliceUpdate(NamedTuple):
     """One round of one slice, as `events.SliceUpdate`."""
 

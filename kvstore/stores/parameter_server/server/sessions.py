@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 from ..native._native import Effects, Session
-from ..protocol.events import Action, Attachment, Send
+from ..protocol.events import Action, Attachment, Send, SliceWrite, Write
 from ..protocol.messages import Attach, Attached, Failure, Kind, LeftOut, Record
 
 _FAILURES = 1024  # failed requests that are remembered for one worker
@@ -43,6 +43,14 @@ class StepEffects(Effects):
         if len(session.failures) > _FAILURES:
             del session.failures[next(iter(session.failures))]
         self.answer(session, Kind.FAILED, record, round, failure)
+
+    def write(self, store: int, write: SliceWrite) -> None:
+        """Have a slice written, together with the others of this step: one answer for all takes least."""
+        last = self.work[-1] if self.work else None
+        if isinstance(last, Write) and last.store == store:
+            last.writes.append(write)
+        else:
+            self.work.append(Write(store, [write]))
 
     def end(self) -> list[Action]:
         """Return all actions, in order; what comes now belongs to the next step."""

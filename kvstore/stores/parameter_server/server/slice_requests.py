@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from ..native._native import SliceTable, SliceValue, TableRows, applied_usual
-from ..protocol.events import Abort, Forget, SliceRound, Write
+from ..protocol.events import Abort, Forget, SliceRound, SliceWrite
 from ..protocol.messages import FLAGS, KIND, PROBE, ROUND, SEQUENCE, SLICE, Failure, Kind, LeftOut, Record
 from .round_members import RoundMembers
 from .sessions import StepEffects, StoreSessions, WorkerSession
@@ -126,7 +126,7 @@ class SliceRequests:
             self._effects.answer(session, _DONE, record, 0)
         else:
             rounds.begin(_WRITE, session, record)
-            self._effects.work.append(Write(self._store, rounds.id, session.rank, record, frames))
+            self._effects.write(self._store, SliceWrite(rounds.id, record, frames))
 
     def _without_value(
         self, session: WorkerSession, rounds: SliceRounds | None, record: Record, frames: Frames

@@ -33,7 +33,7 @@ from ..protocol.messages import (
 )
 from ..protocol.payloads import SHARED_BYTES, as_bytes
 from ..transport.shared_buffers import PeerBuffers, Values
-from .payload import Payload, SliceUpdate, opaque
+from .payload import Payload, SliceUpdate, SliceValueWrite, opaque
 from .store_shard import StoreShard
 
 log = logging.getLogger("kvstore.server")
@@ -139,18 +139,26 @@ class ServerStorage:
     # ------------------------------------------------------------------------------------------- values
 
     def write(self, action: events.Write) -> events.Applied:
-        """Set a value, or a state."""
-        shard, record = self.shard(action.store), action.record
-        failure = None
-        try:
-            payload = _payload(record, action.frames)
+        """Set values, or states."""
+        shard = self.shard(action.store)
+        values, results = [], []
+        for slice, record, frames in action.writes:
+            payload = _payload(record, frames)
             if record.kind == Kind.PUT_STATE:
-                shard.put_state(action.slice, opaque(payload))
+                results.append((slice, self._put_state(shard, slice, payload)))
             else:
-                shard.write(action.slice, payload, record.kind == Kind.INIT)
+                values.append(SliceValueWrite(slice, payload, record.kind == Kind.INIT))
+        errors = shard.write(values)
+        for (slice, _, _), error in zip(values, errors, strict=True):
+            results.append((slice, None if error is None else self._failure(error)))
+        return events.Applied(action.store, results)
+
+    def _put_state(self, shard: StoreShard, slice: int, payload: Payload) -> Failure | None:
+        try:
+            shard.put_state(slice, opaque(payload))
         except (KVStoreError, MemoryError) as error:
-            failure = self._failure(error)
-        return events.Applied(action.store, [(action.slice, failure)])
+            return self._failure(error)
+        return None
 
     def read(
         self, store: int, rank: int, request: Record, frames: Sequence[Any], steady: bool, past: bool = False

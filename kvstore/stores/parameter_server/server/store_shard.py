@@ -22,9 +22,9 @@ from ..protocol.messages import KeyEntry
 from ..protocol.optimizer_states import needs_whole_keys, pack_part, unpack_part
 from ..transport.native._streams import GatheredRows
 from ..transport.shared_buffers import Values
-from .dense import DenseSlice, writing
+from .dense import DenseSlice, ValueCopies
 from .optimizer import OptimizerVersions, refuse_parts
-from .payload import Payload, SharedLocation, not_kept, plain, some_rows
+from .payload import Payload, SharedLocation, SliceValueWrite, not_kept, plain, some_rows
 from .round_updates import RoundUpdates
 from .shard_slices import ShardSlices
 from .snapshot import FORMAT, VERSION, Folder, Manifest, described, taken_back
@@ -71,31 +71,38 @@ class StoreShard:
 
     # --------------------------------------------------------------------------------------------- values
 
-    def write(self, slice: int, payload: Payload, first: bool) -> None:
-        """Set the value of a slice.
+    def write(self, values: Sequence[SliceValueWrite]) -> list[KVStoreError | MemoryError | None]:
+        """Set the values of slices, each there once; return for each why it was not.
 
-        `first` is INIT: a slice that has a value keeps it. Else ASSIGN: float32 copies of 16-bit weights
-        follow. Raises KeyNotFoundError where there is no such slice, and ShapeError, DTypeError or
-        RowIndexError where the payload is not one for it.
+        KeyNotFoundError: there is no such slice; ShapeError, DTypeError, RowIndexError: the payload is not
+        one for it. Float32 copies of 16-bit weights follow.
         """
-        held = self._slices.find(slice)
-        if first and slice in self._slices.ready:
+        copies = ValueCopies(self._memory)
+        errors = [_error_of(self._begin_write, one, copies) for one in values]
+        failed = _error_of(copies.carry_out)
+        for at, (one, error) in enumerate(zip(values, errors, strict=True)):
+            errors[at] = error or failed or _error_of(self._end_write, one)
+        return errors
+
+    def _begin_write(self, write: SliceValueWrite, copies: ValueCopies) -> None:
+        held = self._slices.find(write.slice)
+        if self._has_come(write):
             return
         if isinstance(held, Table):
-            _write_table(held, payload)
+            _write_table(held, write.payload)
         else:
-            self._write_dense(held, payload)
-        self._slices.set_ready(slice)
+            copies.add(held, write.payload)
 
-    def _write_dense(self, part: DenseSlice, payload: Payload) -> None:
-        if payload.rows >= 0:
-            raise DTypeError(f"key {part.of.key!r} is dense; its value cannot be set by rows")
-        value = plain(payload, part.of.dtype, part.size)
-        weight = part.ensure(self._memory)
-        with writing(self._memory, [part.place]):
-            cpu.reduce([([value], weight, [])])
-        if part.of.dtype.itemsize == 2:
-            part.follow(self._optimizers.newest())
+    def _end_write(self, write: SliceValueWrite) -> None:
+        if self._has_come(write):
+            return
+        held = self._slices.find(write.slice)
+        if isinstance(held, DenseSlice) and held.of.dtype.itemsize == 2:
+            held.follow(self._optimizers.newest())
+        self._slices.set_ready(write.slice)
+
+    def _has_come(self, write: SliceValueWrite) -> bool:
+        return write.first and write.slice in self._slices.ready
 
     def read(self, slice: int) -> Array:
         """Return the live, flat value of a dense slice."""
@@ -290,6 +297,15 @@ class StoreShard:
             taken_back(shard._slices.find(slice), said, tensors[slice], versions, memory)
         shard._slices.ready.update(manifest.slices)
         return shard
+
+
+def _error_of(call: Callable[..., None], *arguments: Any) -> KVStoreError | MemoryError | None:
+    """Return what a call raises of what can go wrong with a payload."""
+    try:
+        call(*arguments)
+    except (KVStoreError, MemoryError) as error:
+        return error
+    return None
 
 
 def _write_table(table: Table, payload: Payload) -> None:

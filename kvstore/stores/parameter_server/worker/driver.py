@@ -469,20 +469,26 @@ class MachineDriver:
         self._carry_out(self._machine.step(event, now))
         return True
 
-    def _received(self, call: QuickCall, patience: float = _TICK) -> bool:
-        """Wait until all of a call has come, or something else comes, or nothing has come for a while."""
+    def _received(self, call: QuickCall, patience: float = _QUICK) -> bool:
+        """Wait until all of a call has come, or something else comes, or nothing has come for a while.
+
+        Others may come late: a call that is adopted takes so long, where it has many keys, that this worker
+        is late for the next one.
+        """
         messages: list[tuple[int, Message]] = []
         done, stopped = False, None
-        latest = time.monotonic() + _QUICK
+        came = time.monotonic()
+        latest = came + min(_QUICK, self.timeout / 2)
         try:
             left = call.left
             while left and not messages:
-                end = time.monotonic() + patience
+                end = time.monotonic() + min(patience, _TICK)
                 messages = call.wait(self._sockets, end)
                 now = time.monotonic()
                 stopped = self._standstill.stopped_for(now)
                 before, left = left, call.left
-                if left == before or now < end or now > latest or stopped is not None:
+                came = now if left != before else came
+                if now < end or now > latest or now - came >= patience or stopped is not None:
                     break
                 self._process.look_after_others(self)
             done = call.complete(self._machine)

@@ -85,7 +85,7 @@ class InitialValues:
         if fresh:
             keys = tuple(key.key for key in fresh)
             self._client.request(partial(m.Ready, keys=keys), "the first values of keys")
-        self._keys.learn(entries)
+        self._keys.add(made)
 
     def _written(self, key: DistKey, value: Array | RowSparseArray) -> Iterable[Request]:
         head = PushHeader(Kind.ASSIGN)

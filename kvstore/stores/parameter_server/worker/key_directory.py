@@ -127,12 +127,18 @@ class KeyDirectory:
         return "a key" if key is None else f"key {key.key!r}"
 
     def learn(self, entries: Iterable[KeyEntry]) -> None:
-        """Take over keys from the scheduler."""
-        for entry in entries:
-            known = self._known.get(entry.spec.key)
-            if known is None or (known.parts[:1] != () and known.number != entry.number):
-                self.changes += 1
-                self._known[entry.spec.key] = DistKey(entry)
+        """Take over keys from the scheduler; known ones stay."""
+        self.add(DistKey(entry) for entry in entries if self._is_new(entry))
+
+    def _is_new(self, entry: KeyEntry) -> bool:
+        known = self._known.get(entry.spec.key)
+        return known is None or (known.parts[:1] != () and known.number != entry.number)
+
+    def add(self, keys: Iterable[DistKey]) -> None:
+        """Take over keys that are new, or in other places now."""
+        for key in keys:
+            self.changes += 1
+            self._known[key.key] = key
 
     def drop(self, keys: Iterable[Key]) -> None:
         """Know no longer where keys are."""

@@ -105,6 +105,25 @@ def test_a_round_is_summed_in_rank_order_when_all_have_pushed() -> None:
     assert server.answers() == {1: [(K.VALUE, 1)]}
 
 
+def test_what_one_message_writes_has_one_answer() -> None:
+    count = 5
+    server = Machine()
+    for rank in server.members:
+        server.attach(rank)
+    parts = [m.KeyEntry(m.KeySpec(f"k{at}", (8,), "float32"), at, (m.Slice(at, 0, 0, 8),), ready=False)
+             for at in range(1, count)]  # fmt: skip
+    server.from_scheduler(m.Slices(0, tuple(parts)))
+    records = [m.Record(K.ASSIGN, at, at + 1, place=m.PayloadLocation.FRAME, nbytes=4) for at in range(count)]
+    server.step(e.Received(0, m.Batch(0, 0, 100, 1, records, ("all",))))
+    (write,) = (one for one in server.actions if isinstance(one, e.Write))
+    assert [one.slice for one in write.writes] == list(range(count))
+    failure = m.Failure("ShapeError", "on demand")
+    server.step(e.Applied(0, [(at, failure if at == 2 else None) for at in range(count)]))
+    (reply,) = (one for one in server.actions if isinstance(one, e.Reply))
+    kinds = [K.DONE, K.DONE, K.FAILED, K.DONE, K.DONE]
+    assert sorted((one[1].slice, one[0]) for one in reply.answers) == list(enumerate(kinds))
+
+
 @pytest.mark.parametrize("ready", [True, False])
 def test_what_is_not_in_the_protocol_is_answered_as_often_as_it_comes(ready: bool) -> None:
     server = Machine()

@@ -18,7 +18,7 @@ from shards import Beside, StoreShards
 import kvstore as kv
 from kvstore.optimizer import Updater, create, states
 from kvstore.stores.parameter_server.protocol.optimizer_states import join_states, split_states
-from kvstore.stores.parameter_server.server.payload import Payload
+from kvstore.stores.parameter_server.server.payload import Payload, SliceValueWrite
 from kvstore.stores.parameter_server.server.store_shard import StoreShard
 from kvstore.stores.parameter_server.transport.shared_buffers import Values
 
@@ -199,7 +199,7 @@ def test_states_of_rows_go_to_another_server(lazy: bool) -> None:
     for piece in shards.entries["t"].slices:
         ids, found = shards.shards[0].rows(piece.id)
         payload = Payload((ids, np.ascontiguousarray(found)), rows=len(ids))
-        others.shards[0].write(piece.id, payload, first=False)
+        assert others.shards[0].write([SliceValueWrite(piece.id, payload, first=False)]) == [None]
     others.pushes = dict(shards.pushes)
     for seed in range(3, 6):
         for one in (shards, others):

@@ -19,7 +19,7 @@ from kvstore.kernels import cpu
 from kvstore.optimizer import Optimizer, create, registry
 from kvstore.stores.parameter_server.protocol.optimizer_states import needs_whole_keys
 from kvstore.stores.parameter_server.server import round_updates, row_index
-from kvstore.stores.parameter_server.server.payload import Payload, SliceUpdate
+from kvstore.stores.parameter_server.server.payload import Payload, SliceUpdate, SliceValueWrite
 from kvstore.stores.parameter_server.server.row_index import NONE, RowIndex
 from kvstore.stores.parameter_server.transport.shared_buffers import PeerBuffers, Values
 
@@ -618,10 +618,10 @@ def test_what_is_not_here() -> None:
         shard.read(table)
     with pytest.raises(kv.DTypeError, match="is dense"):
         shard.rows(dense)
-    with pytest.raises(kv.DTypeError, match="cannot be set by rows"):
-        shard.write(dense, Payload(bytes(48), rows=2), first=False)
-    with pytest.raises(kv.ShapeError):
-        shard.write(dense, Payload(bytes(41)), first=False)
+    wrong = [(dense, Payload(bytes(48), rows=2)), (dense, Payload(bytes(41))), (7, Payload(bytes(40)))]
+    errors = shard.write([SliceValueWrite(*one, first=False) for one in wrong])
+    assert [type(one) for one in errors] == [kv.DTypeError, kv.ShapeError, kv.KeyNotFoundError]
+    assert "cannot be set by rows" in str(errors[0])
 
 
 def test_no_rows_of_a_table() -> None:

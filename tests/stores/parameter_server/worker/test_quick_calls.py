@@ -708,6 +708,12 @@ def test_an_interrupted_wait(
     assert (out == found + 1).all()
 
 
+def test_a_worker_that_comes_late_makes_no_call_slow(served: Callable[..., ServedJob]) -> None:
+    job = served(2, 1)
+    job.start_all("procs_dist", "one_comes_late", 20_000)
+    job.results()
+
+
 DYING = [("until_the_server_dies", 1000), ("until_the_server_dies", 400_000),
          ("rows_until_the_server_dies", 50), ("rows_until_the_server_dies", 20_000)]  # fmt: skip
 
