@@ -41,7 +41,6 @@ def times() -> dict[str, str]:
         "KVSTORE_HEARTBEAT": "0.1",
         "KVSTORE_DEAD_AFTER": silence(1.5),
         "KVSTORE_RESEND": "0.5",
-        "KVSTORE_TIMEOUT": pace.variable(15),
     }
 
 
@@ -86,6 +85,9 @@ class Faults:
         folder.mkdir()
         bodies = {"server": server, "scheduler": scheduler}
         variables = {**times(), **self.variables, **variables}
+        # How slow the machine seems changes from one moment to the next: a loss comes before a timeout.
+        enough = max(pace.seconds(15), 2 * float(variables["KVSTORE_DEAD_AFTER"]))
+        variables.setdefault("KVSTORE_TIMEOUT", f"{enough:.3f}")
         return FaultyJob(self.nursery, folder, (workers, servers), bodies, keys or {}, variables)
 
     def run(self, body: Callable[..., None], cases: Sequence[Case], seed: int) -> None:

@@ -52,8 +52,10 @@ class Proxy:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(asyncio.start_server(self._accept, sock=self._listening))
+        server = self._loop.run_until_complete(asyncio.start_server(self._accept, sock=self._listening))
         self._loop.run_forever()
+        server.close()  # before the others end: a connection that comes now would be nobody's
+        self._loop.run_until_complete(self._cut())
         if left := asyncio.all_tasks(self._loop):
             self._loop.run_until_complete(asyncio.wait(left, timeout=5))
         self._loop.close()
@@ -66,6 +68,8 @@ class Proxy:
             _reset(writer)
             return
         self._writers.add(back)
+        if self._closing:
+            await self._cut()
         await asyncio.gather(self._pass(reader, back, writer), self._pass(there, writer, back))
 
     async def _pass(

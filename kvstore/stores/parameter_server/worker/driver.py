@@ -167,6 +167,8 @@ class MachineDriver:
         self._ticked = 0.0
         self._quick: QuickCall | None = None  # has been sent, and not yet received; it may have one before it
         self._standstill = StandstillDetector(process.config.dead_after)
+        #: Seconds for which nothing may come of a quick call: nobody looks for the scheduler meanwhile.
+        self._patience = max(_TICK, min(_QUICK, process.config.dead_after / 10))
         self._members = MembershipLog(log, logging.WARNING)
         self._clocks = ClockComparison()
         self._counters = operations.counters
@@ -294,7 +296,7 @@ class MachineDriver:
 
     @_unless_taken
     def _ended(self, call: QuickCall) -> bool:
-        return self._quick is call and self._received(call)
+        return self._quick is call and self._received(call, self._patience)
 
     @_in_turn
     def _adopted(self, call: QuickCall) -> PendingOperation | None:
@@ -469,7 +471,7 @@ class MachineDriver:
         self._carry_out(self._machine.step(event, now))
         return True
 
-    def _received(self, call: QuickCall, patience: float = _QUICK) -> bool:
+    def _received(self, call: QuickCall, patience: float) -> bool:
         """Wait until all of a call has come, or something else comes, or nothing has come for a while.
 
         Others may come late: a call that is adopted takes so long, where it has many keys, that this worker
@@ -478,7 +480,7 @@ class MachineDriver:
         messages: list[tuple[int, Message]] = []
         done, stopped = False, None
         came = time.monotonic()
-        latest = came + min(_QUICK, self.timeout / 2)
+        latest = came + _QUICK
         try:
             left = call.left
             while left and not messages:
