@@ -279,6 +279,35 @@ def test_a_stream_that_breaks(
         pull()
 
 
+def test_a_stream_that_ends_while_rows_are_sent(
+    quick: Quick, create: Callable[..., kv.KVStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server lives on, and has the rows for who asks again."""
+    shape = 8000, 512
+    store, out, ids = create(), kv.RowSparseArray.zeros(shape), np.arange(8000)
+    value = kv.RowSparseArray(np.ones(shape, F), ids, shape)
+    store.init("t", kv.RowSparseArray(np.zeros(shape, F), ids, shape))
+    store.set_optimizer(kv.optimizer.SGD(learning_rate=1.0))
+    store.push("t", value)
+    store.push("t", value)
+    wait = QuickCall.wait
+
+    def closed(call: QuickCall, *arguments: Any) -> Any:
+        with socket.socket(fileno=os.dup(call._ways[0].stream.fileno())) as other:
+            other.shutdown(socket.SHUT_RDWR)
+        return wait(call, *arguments)
+
+    def pull() -> None:
+        store.row_sparse_pull("t", out=out, row_ids=ids)
+        assert (out.data == -2).all()
+
+    for _ in range(5):
+        with monkeypatch.context() as patched:
+            patched.setattr(QuickCall, "wait", closed)
+            quick.call(pull, adopted=True)
+    quick.call(pull)
+
+
 def test_an_interrupted_wait(
     quick: Quick, create: Callable[..., kv.KVStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:

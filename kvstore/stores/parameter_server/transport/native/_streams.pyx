@@ -61,6 +61,7 @@ cdef extern from "serve.h" nogil:
     ctypedef struct kp_outlet:
         void *stream
         int (*send)(void *stream, const kp_piece *pieces, size_t n)
+        void (*stop)(void *stream)
     ctypedef struct kp_inlet:
         void *context
     ctypedef struct kp_aead:
