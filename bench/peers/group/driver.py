@@ -108,6 +108,8 @@ class Group(Process):
             replies = self._replies()
         if self.failure:
             return self.failure
+        if "unsupported" in replies[0]:
+            return str(replies[0]["unsupported"])
         digests = [reply["digest"] for reply in replies]
         same = all(digest == digests[0] for digest in digests)
         return replies[0]["variants"], digests[0] if same else [float("nan")]

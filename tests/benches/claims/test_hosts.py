@@ -82,6 +82,20 @@ def test_sums(name: str, link: Link) -> None:
         assert peer.moved > 0
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(compiled.compiler() is None, reason="the limit is C")
+def test_a_peer_says_what_it_does_not_do() -> None:
+    case = HostsCase("sums", ODD, 2, 2, peers=("cross-sum",))
+    with contextlib.ExitStack() as stack:
+        try:
+            HostsGroup.hosts = stack.enter_context(Hosts(2, Link(10)))
+        except OSError as error:
+            pytest.skip(str(error))
+        peer = stack.enter_context(HostsGroup(claim.CLAIM.settings([case])[0]))
+        peer.start_prepare(case)
+        assert peer.finish_prepare() == "a host of one worker sums nothing"
+
+
 def test_cases_are_picked_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         run.main(claim.CLAIM, ["--only", "2 hosts x 1, 10 Gbit/s, 0 ms: 4 MB", "--list"])

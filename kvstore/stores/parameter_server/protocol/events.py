@@ -264,7 +264,10 @@ class SliceWrite(NamedTuple):
 
 
 class Write(NamedTuple):
-    """Server: carry these out, of different slices; then `Applied` with all. FORGET is a `Forget`."""
+    """Server: carry these out, of different slices, states first; then `Applied` with all.
+
+    FORGET is a `Forget`.
+    """
 
     store: int
     writes: list[SliceWrite]

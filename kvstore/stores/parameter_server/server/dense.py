@@ -432,6 +432,8 @@ class ValueCopies:
         self._memory = memory
         self._copies: list[cpu.ReduceItem] = []
         self._places: list[tuple[int, int] | None] = []
+        #: Numbers of the slices.
+        self.slices: set[int] = set()
 
     def add(self, part: DenseSlice, payload: Payload) -> None:
         """Take one in; DTypeError or ShapeError: it is none for this slice."""
@@ -440,6 +442,7 @@ class ValueCopies:
         value = plain(payload, part.of.dtype, part.size)
         self._copies.append(([value], part.ensure(self._memory), []))
         self._places.append(part.place)
+        self.slices.add(part.id)
 
     def carry_out(self) -> None:
         """Copy all."""

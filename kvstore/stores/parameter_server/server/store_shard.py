@@ -81,7 +81,8 @@ class StoreShard:
         errors = [_error_of(self._begin_write, one, copies) for one in values]
         failed = _error_of(copies.carry_out)
         for at, (one, error) in enumerate(zip(values, errors, strict=True)):
-            errors[at] = error or failed or _error_of(self._end_write, one)
+            failed_here = failed if one.slice in copies.slices else None
+            errors[at] = error or failed_here or _error_of(self._end_write, one)
         return errors
 
     def _begin_write(self, write: SliceValueWrite, copies: ValueCopies) -> None:

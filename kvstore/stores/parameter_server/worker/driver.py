@@ -47,6 +47,7 @@ T = TypeVar("T")
 _ANSWERED = 1.0  # seconds for the answer for whom a wait is, before it is told
 _TICK = 0.1  # seconds between two looks at the clock
 _QUICK = 1.0  # seconds that a quick call may take; then it goes on as a usual one
+_USUAL = 60e-6  # seconds that this takes for each of its requests, and more
 _COMPARISONS = 8  # of clocks
 _COMPARING = 0.5  # seconds that they may take
 _SOON = 0.001  # seconds for the answer to a push that nobody waits for, when the next one comes
@@ -167,8 +168,7 @@ class MachineDriver:
         self._ticked = 0.0
         self._quick: QuickCall | None = None  # has been sent, and not yet received; it may have one before it
         self._standstill = StandstillDetector(process.config.dead_after)
-        #: Seconds for which nothing may come of a quick call: nobody looks for the scheduler meanwhile.
-        self._patience = max(_TICK, min(_QUICK, process.config.dead_after / 10))
+        self._dead_after = process.config.dead_after
         self._members = MembershipLog(log, logging.WARNING)
         self._clocks = ClockComparison()
         self._counters = operations.counters
@@ -296,7 +296,16 @@ class MachineDriver:
 
     @_unless_taken
     def _ended(self, call: QuickCall) -> bool:
-        return self._quick is call and self._received(call, self._patience)
+        return self._quick is call and self._received(call, self._patience(call))
+
+    def _patience(self, call: QuickCall) -> float:
+        """Return for how many seconds nothing may come: nobody looks for the scheduler meanwhile.
+
+        Others may come late. A call that is adopted takes so long, where it has many keys, that this worker
+        is late for the next one, which another would not wait for.
+        """
+        enough = max(self._dead_after / 10, call.left * _USUAL)
+        return max(_TICK, min(enough, 2 * _QUICK, self._dead_after / 4, self.timeout / 2))
 
     @_in_turn
     def _adopted(self, call: QuickCall) -> PendingOperation | None:
@@ -472,15 +481,11 @@ class MachineDriver:
         return True
 
     def _received(self, call: QuickCall, patience: float) -> bool:
-        """Wait until all of a call has come, or something else comes, or nothing has come for a while.
-
-        Others may come late: a call that is adopted takes so long, where it has many keys, that this worker
-        is late for the next one.
-        """
+        """Wait until all of a call has come, or something else comes, or nothing has come for a while."""
         messages: list[tuple[int, Message]] = []
         done, stopped = False, None
         came = time.monotonic()
-        latest = came + _QUICK
+        latest = came + max(_QUICK, patience)
         try:
             left = call.left
             while left and not messages:

@@ -105,23 +105,51 @@ def test_a_round_is_summed_in_rank_order_when_all_have_pushed() -> None:
     assert server.answers() == {1: [(K.VALUE, 1)]}
 
 
-def test_what_one_message_writes_has_one_answer() -> None:
-    count = 5
+def with_slices(count: int) -> Machine:
+    """Return a machine with so many slices, which have no values yet."""
     server = Machine()
     for rank in server.members:
         server.attach(rank)
-    parts = [m.KeyEntry(m.KeySpec(f"k{at}", (8,), "float32"), at, (m.Slice(at, 0, 0, 8),), ready=False)
-             for at in range(1, count)]  # fmt: skip
-    server.from_scheduler(m.Slices(0, tuple(parts)))
-    records = [m.Record(K.ASSIGN, at, at + 1, place=m.PayloadLocation.FRAME, nbytes=4) for at in range(count)]
-    server.step(e.Received(0, m.Batch(0, 0, 100, 1, records, ("all",))))
-    (write,) = (one for one in server.actions if isinstance(one, e.Write))
+    entries = (
+        m.KeyEntry(m.KeySpec(f"k{at}", (8,), "float32"), at, (m.Slice(at, 0, 0, 8),), ready=False)
+        for at in range(1, count)
+    )
+    server.from_scheduler(m.Slices(0, tuple(entries)))
+    return server
+
+
+def send(server: Machine, first: int, *kinds: m.Kind) -> list[e.Action]:
+    """Ask for one thing of each slice in one message of worker 0, with sequences from `first`."""
+    places = [m.PayloadLocation.FRAME if kind == K.ASSIGN else m.PayloadLocation.NONE for kind in kinds]
+    records = [
+        m.Record(kind, at, first + at, place=place, nbytes=4)
+        for at, (kind, place) in enumerate(zip(kinds, places, strict=True))
+    ]
+    return server.step(e.Received(0, m.Batch(0, 0, 100, 1, records, ("all",))))
+
+
+def test_what_one_message_writes_has_one_answer() -> None:
+    count = 5
+    server = with_slices(count)
+    (write,) = (one for one in send(server, 1, *[K.ASSIGN] * count) if isinstance(one, e.Write))
     assert [one.slice for one in write.writes] == list(range(count))
     failure = m.Failure("ShapeError", "on demand")
     server.step(e.Applied(0, [(at, failure if at == 2 else None) for at in range(count)]))
     (reply,) = (one for one in server.actions if isinstance(one, e.Reply))
     kinds = [K.DONE, K.DONE, K.FAILED, K.DONE, K.DONE]
     assert sorted((one[1].slice, one[0]) for one in reply.answers) == list(enumerate(kinds))
+
+
+def test_what_is_forgotten_between_two_writes_keeps_its_place() -> None:
+    server = with_slices(3)
+    send(server, 1, *[K.ASSIGN] * 3)
+    server.step(e.Applied(0, [(at, None) for at in range(3)]))
+    actions = send(server, 4, K.ASSIGN, K.FORGET, K.ASSIGN)
+    first, forget, second = (one for one in actions if isinstance(one, e.Write | e.Forget))
+    assert isinstance(first, e.Write)
+    assert isinstance(second, e.Write)
+    assert ([one.slice for one in first.writes], [one.slice for one in second.writes]) == ([0], [2])
+    assert forget == e.Forget(0, (1,))
 
 
 @pytest.mark.parametrize("ready", [True, False])
