@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from nightly import each_once, nightly_unless, portions
 from references import DTYPES
 
 import kvstore as kv
+from kvstore.stores.shared.native import _shared as shm
 
 TESTS = Path(__file__).parents[2]
 BODIES = "procs_shared"
@@ -376,3 +378,62 @@ def test_who_is_taken_for_dead_as_a_push_asks_for_memory_is_told(
     with pytest.raises(kv.FencedError, match="worker 0 was taken for dead"):
         getattr(store, verb)("w", np.ones(5, np.float32))
     store.close()
+
+
+def test_who_is_taken_for_dead_takes_back_what_others_may_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = kv.create("shared", group="fenced", on_peer_loss="raise")
+    store.init(["w", "x"], [np.zeros(40_000, np.float32)] * 2)
+    backend = store._backend
+    exchange, failed = backend._pusher.exchange, []
+
+    def taken_for_dead(wanted: Any, private: set[str]) -> Any:
+        direct = exchange(wanted, private)
+        private.update(handle.key for handle, _, _ in wanted)
+        backend._job.be_lost()
+        return direct
+
+    monkeypatch.setattr(backend._pusher, "exchange", taken_for_dead)
+    monkeypatch.setattr(backend._waiter, "give_up", _noting(backend._waiter.give_up, failed))
+    with pytest.raises(kv.FencedError, match="worker 0 was taken for dead"):
+        store.pushpull(["w", "x"], [np.ones(40_000, np.float32)] * 2)
+    assert failed == [["w", "x"]]
+    store.close()
+
+
+def _noting(give_up: Any, failed: list[list[str]]) -> Any:
+    def noting(calls: Any) -> None:
+        give_up(calls)
+        failed.append([call.handle.key for call in calls])
+
+    return noting
+
+
+@pytest.mark.parametrize("size", [5, 40_000, 2_000_000])
+@pytest.mark.parametrize("count", [80, 81, 200, 1000])
+def test_any_number_of_outs(size: int, count: int) -> None:
+    """More than are written together with the sum."""
+    if size * count > 100_000_000:
+        count = 90
+    with kv.create("shared", group="outs") as store:
+        store.init("w", np.zeros(size, np.float32))
+        outs = [np.zeros(size, np.float32) for _ in range(count)]
+        for step in (1, 2):
+            store.pushpull("w", np.full(size, step, np.float32), out=outs)
+            assert all((out == step).all() for out in outs)
+        store.push("w", np.full(size, 3, np.float32))
+        store.pull("w", out=outs)
+        assert all((out == 3).all() for out in outs)
+
+
+def test_memory_is_given_back_while_this_thread_has_the_lock() -> None:
+    """A collection of garbage may come at any place, also where the lock of the region is held."""
+    with kv.create("shared", group="garbage", timeout=30) as store:
+        store.init("w", np.zeros(1 << 20, np.float32))
+        job = store._backend._job
+        array, begin = store.empty("w"), time.monotonic()
+        place = array.ctypes.data
+        with shm.Lock(job):
+            del array
+        assert time.monotonic() - begin < 15
+        others = [store.empty("w") for _ in range(3)]
+        assert place in [other.ctypes.data for other in others], "its place is used again"

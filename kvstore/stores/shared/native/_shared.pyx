@@ -173,6 +173,7 @@ cdef extern from "region.h" nogil:
         kv_self *me
         uint64_t number
     int kv_barrier_complete(void *context)
+    int kv_try_lock(kv_self *me)
     int kv_lock_region(kv_self *me)
     void kv_unlock_region(kv_self *me)
     enum:

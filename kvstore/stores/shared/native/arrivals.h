@@ -55,6 +55,14 @@ typedef struct {
     kv_reading reading;
 } kv_call;
 
+enum { KV_MOST_OUTS = KV_MAX_WORKERS + 16 }; /* of a call, that are written together with the sum */
+
+/* Whether the outs of a call are written as its sum is; else they get it when the round is complete. */
+static inline int kv_delivers(const kv_call *call)
+{
+    return call->delivered && call->n_outs <= KV_MOST_OUTS;
+}
+
 static inline kv_part *kv_parts(kv_self *me, const kv_entry *e)
 {
     return (kv_part *)kv_at(me, e->parts);

@@ -49,7 +49,7 @@ static int kv_finish_chunk(kv_self *me, kv_call *call, kv_log *log, uint64_t pha
                               : kv_update_chunk(me, call, log, current, end);
     if (outcome != KV_READY)
         kv_fail(e, log->round);
-    else if (e->rule < 0 && call->delivered && log->round == call->round)
+    else if (e->rule < 0 && kv_delivers(call) && log->round == call->round)
         call->delivered[log->chunk] = 1;
     kv_put(&kv_map(me, e)[log->chunk], kv_chunk_word(log->round, me->rank, KV_DONE));
     kv_put(&log->entry, 0);

@@ -9,7 +9,7 @@ cdef class Piece:
 
     def __dealloc__(self):
         if self.job is not None and not self.pinned and not self.job.closed:
-            self.job.give(self.offset, self.size)
+            self.job.give_at_once(self.offset, self.size)
 
 
 cdef class Job:
@@ -35,6 +35,7 @@ cdef class Job:
     """
 
     cdef kv_self *me
+    cdef list owed  # memory that is to be given back: offset and size
     cdef readonly bint closed
     cdef readonly dict handles
     cdef public double timeout
@@ -49,6 +50,7 @@ cdef class Job:
         if self.me == NULL:
             raise MemoryError()
         self.closed = True
+        self.owed = []
         self.handles = {}
         self.timeout, self.names = timeout, range(size)
         self.me.fd = -1
@@ -316,6 +318,7 @@ cdef class Job:
     cdef uint64_t take(self, uint64_t size, int colour=0) except 0:
         cdef uint64_t offset
         self.lock()
+        self.give_owed()
         with nogil:
             offset = kv_take_coloured(self.me, size, colour)
             kv_unlock_region(self.me)
@@ -332,6 +335,25 @@ cdef class Job:
             return  # the memory stays taken
         kv_give_locked(self.me, offset, size)
         kv_unlock_region(self.me)
+
+    cdef give_at_once(self, uint64_t offset, uint64_t size):
+        """As `give`, from anywhere: a collection of garbage may come while this thread has the region's lock."""
+        cdef int locked
+        if self.me.forked:
+            return
+        with nogil:
+            locked = kv_try_lock(self.me)
+        if not locked:
+            self.owed.append((offset, size))
+            return
+        kv_give_locked(self.me, offset, size)
+        kv_unlock_region(self.me)
+
+    cdef give_owed(self):
+        """Give back what `give_at_once` could not; with the region's lock."""
+        while self.owed:
+            offset, size = self.owed.pop()
+            kv_give_locked(self.me, offset, size)
 
     cdef array(self, uint64_t offset, shape, dtype, object base):
         """An array over memory of the region."""

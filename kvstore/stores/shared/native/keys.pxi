@@ -171,9 +171,10 @@ cdef class Handle:
             self.job.lock()
             kv_set_why(self.job.me, self.e, round, <char *>data, len(data))
             kv_unlock_region(self.job.me)
-        except TimeoutError:
+        except (TimeoutError, InterruptedError):
             pass
-        kv_fail(self.e, round)
+        finally:
+            kv_fail(self.e, round)
 
     def why(self, uint64_t round):
         """The text of `fail_round` for a round, or None."""

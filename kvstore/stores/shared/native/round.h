@@ -182,7 +182,7 @@ static int kv_prepare(kv_self *me, kv_call *call, uint64_t phase)
     uint64_t current = kv_current_of(phase);
     kv_enter_round(me, KV_SUMMING, e->number, kv_round_of(phase), e->nbytes);
     kv_sum_chunk(me, call, kv_round_of(phase), e->mask, current, 0, (ptrdiff_t)e->n);
-    if (call->delivered && kv_round_of(phase) == call->round)
+    if (kv_delivers(call) && kv_round_of(phase) == call->round)
         call->delivered[0] = 1;
     kv_close(me, e, phase, 1 - current);
     return KV_READY;

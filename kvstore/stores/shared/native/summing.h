@@ -58,7 +58,7 @@ static int kv_read_private(kv_self *me, int w, uint64_t address, char *to, uint6
 
 /* Everything that goes into a sum, in the order of the ranks. */
 typedef struct {
-    char *src[KV_MAX_WORKERS], *out[2 * KV_MAX_WORKERS + 16];
+    char *src[KV_MAX_WORKERS], *out[KV_MAX_WORKERS + KV_MOST_OUTS];
     int worker[KV_MAX_WORKERS], remote[KV_MAX_WORKERS];
     uint64_t address[KV_MAX_WORKERS];
     kv_coding coding[KV_MAX_WORKERS];
@@ -98,7 +98,7 @@ static void kv_gather(kv_self *me, const kv_call *call, uint64_t round, uint64_t
             s->n_remote++;
         }
     }
-    if (mine && call->delivered)
+    if (mine && kv_delivers(call))
         for (int j = 0; j < call->n_outs; j++)
             s->out[s->m++] = call->outs[j];
 }

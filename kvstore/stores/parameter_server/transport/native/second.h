@@ -80,16 +80,19 @@ static int kp_handle(kp_stream *s, enum kp_outcome outcome, uint64_t *nbytes)
 
 /* ------------------------------------------------------------------------------------------- whose a stream is */
 
-/* 0, or -1: the stream stays where it is. */
+/* 0, or -1: the stream stays where it is. The other thread may be there at once, and send what it was asked to. */
 static int kp_move_stream(kp_stream *s, int to, epoll_data_t data)
 {
+    pthread_mutex_lock(&s->lock);
     struct epoll_event event = kp_events_of(s, data);
-    if (epoll_ctl(to, EPOLL_CTL_ADD, s->fd, &event))
-        return -1;
-    epoll_ctl(s->epoll, EPOLL_CTL_DEL, s->fd, NULL);
-    s->epoll = to;
-    s->event = data;
-    return 0;
+    int failed = epoll_ctl(to, EPOLL_CTL_ADD, s->fd, &event);
+    if (!failed) {
+        epoll_ctl(s->epoll, EPOLL_CTL_DEL, s->fd, NULL);
+        s->epoll = to;
+        s->event = data;
+    }
+    pthread_mutex_unlock(&s->lock);
+    return failed;
 }
 
 /* Under the lock. 0, or -1: there is no memory. */

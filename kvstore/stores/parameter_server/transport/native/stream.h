@@ -21,7 +21,7 @@
 
 enum {
     KP_READ_BYTES = 64 * 1024,
-    KP_DECRYPT_BYTES = KP_CHUNKS * KP_CHUNK_BYTES, /* the text of all chunks that come at once has room */
+    KP_DECRYPT_BYTES = KP_CHUNKS * KP_SEALED_BYTES, /* the text of all that comes at once has room, small chunks too */
     KP_DIRECT_BYTES = 16 * 1024, /* what is left of a frame is received where it belongs, from this size on */
     KP_WAKE_BYTES = 1 << 20, /* of a large frame: who waits for it is woken when so much has come, or its rest */
     KP_PIECES = 64,              /* of one system call */
@@ -29,6 +29,7 @@ enum {
     KP_MOST_FRAMES = 1 << 18,    /* of a message */
     KP_SEND_BYTES = 1 << 20      /* of one system call by the sender's thread, which holds the lock meanwhile */
 };
+_Static_assert(KP_DECRYPT_BYTES >= sizeof ((kp_direction *)0)->bytes, "a text is shorter than what it was sealed to");
 #define KP_MOST_MESSAGE ((uint64_t)1 << 30)
 #define KP_MOST_UNSENT ((uint64_t)1 << 30) /* of a server, to a worker that does not read; far more than any is to ask for */
 #define KP_ENOUGH ((uint64_t)8 << 20) /* bytes after which other streams have their turn */

@@ -98,6 +98,30 @@ def test_what_was_sent_is_received(sent: Callable[..., list[bytes]], receive: Ca
     assert receive(b"".join(sent(*messages))) == (messages, None)
 
 
+@pytest.mark.parametrize("rest", [1, 9, 12])
+def test_small_chunks_come_with_full_ones(sender: Sender, number: int, rest: int) -> None:
+    """Where tags are short, two full chunks leave room for a third one; see it with a sanitizer."""
+    sizes = [32_000] * 4
+    sizes.append(2 * CHUNK + rest - sum(sizes) - 8 - 8 * (len(sizes) + 1))
+    frames = [os.urandom(size) for size in sizes]
+    ours, theirs = sockets()
+    stream, raw = Stream(sender, theirs.detach(), LIMIT, cipher(number)), b""
+    assert stream.send(frames)
+    assert stream.sent
+    tag = ciphers._aeads()[number].tag_bytes
+    while len(raw) < 2 * CHUNK + rest + 3 * (HEAD + tag):
+        raw += ours.recv(1 << 20)
+    stream.close()
+    peer, other = sockets()
+    peer.sendall(raw)
+    reader = Stream(sender, other.detach(), LIMIT, cipher(number, FROM, TO))
+    found = [bytes(memoryview(one)) for _ in range(3) for message in reader.receive() for one in message]
+    assert found == frames
+    reader.close()
+    for one in (ours, peer):
+        one.close()
+
+
 def test_every_byte_counts(sent: Callable[..., list[bytes]], receive: Callable[..., object]) -> None:
     (chunk,) = sent(b"a message")
     for at in range(len(chunk)):
