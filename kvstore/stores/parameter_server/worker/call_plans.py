@@ -149,6 +149,9 @@ class CallPlans:
             return None
         if sum(len(key.parts) for key in keys) > SPAN // 2:  # a push may be under way before it
             return None
+        most = self._client.frame_bytes
+        if any(key.nbytes > most and any(key.part_bytes(part) > most for part in key.parts) for key in keys):
+            return None  # the usual way knows what cannot be sent
         log.debug(
             "plan made for %s of %d keys, the first %r", self._kind.name.lower(), len(keys), keys[0].key
         )

@@ -154,7 +154,7 @@ class Client:
 
     def _check_sizes(self, requests: Sequence[Request]) -> None:
         """Raise CapabilityError for a payload that no message holds: it would be tried again and again."""
-        most = self._sockets.frame_bytes
+        most = self.frame_bytes
         for request in requests:
             record = request.record
             if record.nbytes <= most or record.place != m.PayloadLocation.FRAME:
@@ -165,6 +165,11 @@ class Client:
                     f"worker {self.rank} cannot send {record.nbytes} bytes of {name} in one message, which "
                     f"has at most {most}: push fewer rows at once, or give the store a smaller slice_bytes"
                 )
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of a payload at most."""
+        return self._sockets.frame_bytes
 
     def finish(self, operation: PendingOperation, what: str) -> None:
         """Wait until all requests of an operation are answered; raise what a server answered.

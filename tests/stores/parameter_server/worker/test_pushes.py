@@ -249,6 +249,21 @@ def test_rows_that_were_not_sent_do_not_count(
     assert state(store)["clock"] == 2
 
 
+@pytest.mark.parametrize("verb", ["push", "pushpull"])
+def test_a_slice_that_no_message_holds_is_refused(
+    create: Callable[..., kv.KVStore], monkeypatch: Patch, verb: str
+) -> None:
+    store = create()
+    store.init("w", np.zeros(90, F))
+    with monkeypatch.context() as patch:
+        patch.setattr(WorkerSockets, "frame_bytes", 100)
+        with pytest.raises(kv.CapabilityError, match=r"360 bytes of key 'w'.*smaller slice_bytes"):
+            getattr(store, verb)("w", np.ones(90, F))
+    value = np.ones(90, F)
+    store.pushpull("w", value)
+    assert (value == 1).all()
+
+
 def test_rows_that_no_message_holds_are_refused_and_the_store_goes_on(
     create: Callable[..., kv.KVStore], monkeypatch: Patch
 ) -> None:
