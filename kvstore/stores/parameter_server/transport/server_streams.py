@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import socket
@@ -17,6 +18,8 @@ from .frames import Buffer
 from .native._streams import Frame, Sender, Stream, StreamSet
 from .stream_listener import StreamListener
 from .streams import note_altered, open_stream
+
+log = logging.getLogger("kvstore.ps")
 
 _REST = 0.1  # seconds in which a listener that is stuck is left alone
 
@@ -116,9 +119,17 @@ class ServerStreams:
             return
         self._poller.unwatch(connection.fileno())
         self._drop(peer)
-        stream = self._streams[peer] = open_stream(connection, self._sender, cipher, self._counters)
-        self._peers[stream] = peer
-        self._all.add(stream)
+        stream = None
+        try:
+            stream = open_stream(connection, self._sender, cipher, self._counters)
+            self._all.add(stream)
+        except (OSError, MemoryError) as error:  # the worker tries again, and data goes over ZeroMQ meanwhile
+            log.warning("a stream could not be taken in: %s", error)
+            if stream is not None:
+                stream.close()
+            connection.close()
+            return
+        self._streams[peer], self._peers[stream] = stream, peer
 
     def _drop(self, peer: Hashable) -> None:
         stream = self._streams.pop(peer, None)

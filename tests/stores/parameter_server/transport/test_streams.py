@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import select
@@ -24,12 +25,13 @@ from kvstore.stores.parameter_server.native._native import (
     SliceTable,
     Sums,
 )
-from kvstore.stores.parameter_server.transport import stream_client, stream_listener, streams
+from kvstore.stores.parameter_server.transport import server_streams, stream_client, stream_listener, streams
 from kvstore.stores.parameter_server.transport.channel import Poller
 from kvstore.stores.parameter_server.transport.native._streams import Sender
 from kvstore.stores.parameter_server.transport.refusals import Refusals
 from kvstore.stores.parameter_server.transport.server_streams import ServerStreams
 from kvstore.stores.parameter_server.transport.stream_client import StreamClient
+from kvstore.stores.parameter_server.transport.streams import open_stream
 
 PEER = b"worker 0"
 
@@ -169,6 +171,43 @@ def test_a_server_without_descriptors_refuses_streams_and_takes_them_later(
     until(lambda: stream.send([b"up"]), server, worker)
     until(lambda: server.came, server)
     assert server.came[-1] == (PEER, b"up")
+
+
+class Full:
+    """A set of streams that has room for no other one, the first time."""
+
+    def __init__(self, there: Any) -> None:
+        self._there, self.refused = there, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._there, name)
+
+    def add(self, stream: Any) -> None:
+        self.refused += 1
+        if self.refused == 1:
+            raise OSError(errno.ENOSPC, "on demand")
+        self._there.add(stream)
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_a_stream_that_cannot_be_taken_in_is_taken_later(
+    server: End, worker: End, monkeypatch: pytest.MonkeyPatch, memory: bool
+) -> None:
+    monkeypatch.setattr(stream_client, "_MISTRUST", 0.1)
+    monkeypatch.setattr(server.streams, "_all", full := Full(server.streams._all))
+    tries = []
+
+    def opening(*arguments: Any) -> Any:
+        tries.append(arguments)
+        if memory and len(tries) == 1:
+            raise MemoryError
+        return open_stream(*arguments)
+
+    monkeypatch.setattr(server_streams, "open_stream", opening)
+    stream = opened(worker, server.streams.offer(PEER))
+    until(lambda: worker.turn(0.005) or (stream.send([b"up"]) and server.came), server)
+    assert server.came[-1] == (PEER, b"up")
+    assert full.refused >= 2
 
 
 def test_a_listener_that_can_refuse_nobody_is_left_alone_for_a_while(server: End, worker: End) -> None:
