@@ -501,6 +501,25 @@ def starved(limit: str) -> str:
     return caught
 
 
+def one_can_address_less(rank: int) -> None:
+    """The region grows no further than every worker can map it."""
+    if int(os.environ["KVSTORE_RANK"]) == rank:
+        limit_memory(512 << 20)
+    store = kv.create("shared")
+    store.init("w", np.zeros(20_000, F))
+    if store.rank == 0:
+        with pytest.raises(MemoryError):
+            store._backend._job.empty((1 << 30,), np.dtype(np.uint8))
+        store._backend._job.empty((100 << 20,), np.dtype(np.uint8))[:] = 1
+    store.barrier()
+    store.init("small", np.ones(3, F))
+    value = np.ones(20_000, F)
+    store.pushpull("w", value)
+    assert (value == store.num_workers).all()
+    assert (store.view("small") == 1).all()
+    store.close()
+
+
 def limit_memory(more: int) -> None:
     """Allow this process so much more address space than it has."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * 4096

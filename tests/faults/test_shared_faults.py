@@ -316,6 +316,13 @@ def test_a_key_that_does_not_fit_is_an_error_and_nothing_else(job: MakeJob, limi
     assert made.results()[0] == "MemoryError"
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_worker_that_can_address_less_keeps_the_region_small(job: MakeJob, rank: int) -> None:
+    made = job(2)
+    made.start_all(BODIES, "one_can_address_less", rank)
+    made.results()
+
+
 def test_without_descriptors_a_death_is_noticed_all_the_same(job: MakeJob) -> None:
     made = job(3)
     workers = made.start_all(BODIES, "few_files", 0)

@@ -174,6 +174,7 @@ cdef extern from "region.h" nogil:
         uint64_t number
     int kv_barrier_complete(void *context)
     int kv_try_lock(kv_self *me)
+    int kv_narrow_window(kv_self *me)
     int kv_lock_region(kv_self *me)
     void kv_unlock_region(kv_self *me)
     enum:

@@ -94,8 +94,9 @@ static int kv_reserve(kv_self *me, uint64_t bytes)
     if (want - have > left / 2)
         want = (bytes + KV_PAGE - 1) & ~(KV_PAGE - 1);
     want = (want + KV_PAGE - 1) & ~(KV_PAGE - 1);
-    if (want > me->window)
-        want = me->window;
+    uint64_t window = kv_get(&me->head->window);
+    if (want > window)
+        want = window;
     if (bytes > want || want - have > left)
         return -1;
     int failed;
@@ -130,6 +131,11 @@ static uint64_t kv_take_coloured(kv_self *me, uint64_t bytes, int colour)
     if (rounded > me->window || kv_reserve(me, offset + rounded))
         return 0;
     kv_put(&head->top, offset + rounded);
+    kv_fence();
+    if (offset + rounded > kv_get(&head->window)) { /* for who has come meanwhile this is too far */
+        kv_put(&head->top, top);
+        return 0;
+    }
     return offset;
 }
 

@@ -73,6 +73,10 @@ cdef class Job:
             kv_put(&self.me.head.go_on, go_on)
         if not kv_is_region(self.me):
             raise ValueError("this is no region of a job, or one of another version of kvstore")
+        if not kv_narrow_window(self.me):
+            raise MemoryError(
+                f"the job's shared region has {kv_get(&self.me.head.top)} bytes, and this process can address "
+                f"{self.me.window} more (RLIMIT_AS?)")
         self.me.go_on = <int>kv_get(&self.me.head.go_on)
 
     def __dealloc__(self):

@@ -14,7 +14,7 @@
 #include "job.h"
 
 enum {
-    KV_LAYOUT_VERSION = 7,
+    KV_LAYOUT_VERSION = 8,
     KV_MAX_WORKERS = 64,
     KV_BLOCK_KEYS = 1024,      /* entries are made in blocks of so many */
     KV_MAX_KEY_BLOCKS = 16384,
@@ -118,6 +118,7 @@ typedef struct {
     _Atomic uint64_t num_update;
     _Atomic uint64_t text_keys; /* 0: no key yet, 1: int keys, 2: str keys */
     _Atomic uint64_t top, reserved; /* used and reserved bytes of the region */
+    _Atomic uint64_t window;   /* bytes that every worker so far could map: it grows no further */
     _Atomic uint64_t index;    /* of the hash table: offset | log2 of its length */
     _Atomic uint64_t n_keys;
     uint64_t free[KV_SIZE_CLASSES];

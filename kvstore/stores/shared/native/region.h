@@ -60,6 +60,7 @@ static int kv_create_region(kv_self *me, uint64_t reserved)
     head->size = sizeof(kv_header);
     head->n_workers = (uint64_t)me->size;
     kv_put(&head->reserved, reserved);
+    kv_put(&head->window, me->window);
     kv_put(&head->top, kv_round_up(sizeof(kv_header)));
     if (kv_grow_table(me, KV_FIRST_INDEX))
         return -1;
@@ -71,6 +72,17 @@ static int kv_is_region(const kv_self *me)
 {
     return kv_get((const _Atomic uint64_t *)&me->head->magic) == KV_MAGIC &&
            me->head->version == KV_LAYOUT_VERSION && me->head->size == sizeof(kv_header);
+}
+
+/* Have the region grow no further than this process can follow. 0: it has grown further already. */
+static int kv_narrow_window(kv_self *me)
+{
+    uint64_t now;
+    do
+        now = kv_get(&me->head->window);
+    while (now > me->window && !kv_swap(&me->head->window, now, me->window));
+    kv_fence(); /* who grows it looks again at how far it may, after it has */
+    return kv_get(&me->head->top) <= me->window;
 }
 
 static void kv_beat(kv_self *me, uint64_t now)
