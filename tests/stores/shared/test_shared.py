@@ -408,12 +408,11 @@ def _noting(give_up: Any, failed: list[list[str]]) -> Any:
     return noting
 
 
-@pytest.mark.parametrize("size", [5, 40_000, 2_000_000])
-@pytest.mark.parametrize("count", [80, 81, 200, 1000])
+@pytest.mark.parametrize(
+    ("size", "count"), [(5, 80), (5, 81), (5, 1000), (40_000, 80), (40_000, 81), (40_000, 500), (300_000, 90)]
+)
 def test_any_number_of_outs(size: int, count: int) -> None:
     """More than are written together with the sum."""
-    if size * count > 100_000_000:
-        count = 90
     with kv.create("shared", group="outs") as store:
         store.init("w", np.zeros(size, np.float32))
         outs = [np.zeros(size, np.float32) for _ in range(count)]

@@ -124,7 +124,11 @@ class ServerStreams:
             stream = open_stream(connection, self._sender, cipher, self._counters)
             self._all.add(stream)
         except (OSError, MemoryError) as error:  # the worker tries again, and data goes over ZeroMQ meanwhile
-            log.warning("a stream could not be taken in: %s", error)
+            log.warning(
+                "no stream for a worker (%r): its data goes over ZeroMQ until it connects again; see whether "
+                "this server has memory, and fs.epoll.max_user_watches",
+                error,
+            )
             if stream is not None:
                 stream.close()
             connection.close()

@@ -296,15 +296,15 @@ class MachineDriver:
 
     @_unless_taken
     def _ended(self, call: QuickCall) -> bool:
-        return self._quick is call and self._received(call, self._patience(call))
+        return self._quick is call and self._received(call)
 
-    def _patience(self, call: QuickCall) -> float:
+    def _patience(self, left: int) -> float:
         """Return for how many seconds nothing may come: nobody looks for the scheduler meanwhile.
 
         Others may come late. A call that is adopted takes so long, where it has many keys, that this worker
         is late for the next one, which another would not wait for.
         """
-        enough = max(self._dead_after / 10, call.left * _USUAL)
+        enough = max(self._dead_after / 10, left * _USUAL)
         return max(_TICK, min(enough, 2 * _QUICK, self._dead_after / 4, self.timeout / 2))
 
     @_in_turn
@@ -480,14 +480,15 @@ class MachineDriver:
         self._carry_out(self._machine.step(event, now))
         return True
 
-    def _received(self, call: QuickCall, patience: float) -> bool:
+    def _received(self, call: QuickCall, patience: float | None = None) -> bool:
         """Wait until all of a call has come, or something else comes, or nothing has come for a while."""
         messages: list[tuple[int, Message]] = []
         done, stopped = False, None
         came = time.monotonic()
-        latest = came + max(_QUICK, patience)
         try:
             left = call.left
+            patience = self._patience(left) if patience is None else patience
+            latest = came + max(_QUICK, patience)
             while left and not messages:
                 end = time.monotonic() + min(patience, _TICK)
                 messages = call.wait(self._sockets, end)

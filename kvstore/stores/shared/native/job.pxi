@@ -9,7 +9,7 @@ cdef class Piece:
 
     def __dealloc__(self):
         if self.job is not None and not self.pinned and not self.job.closed:
-            self.job.give_at_once(self.offset, self.size)
+            self.job.give(self.offset, self.size)
 
 
 cdef class Job:
@@ -75,8 +75,8 @@ cdef class Job:
             raise ValueError("this is no region of a job, or one of another version of kvstore")
         if not kv_narrow_window(self.me):
             raise MemoryError(
-                f"the job's shared region has {kv_get(&self.me.head.top)} bytes, and this process can address "
-                f"{self.me.window} more (RLIMIT_AS?)")
+                f"worker {rank}: the job's shared region has {kv_get(&self.me.head.top)} bytes, of which this process "
+                f"can map {self.me.window}; let it address more (ulimit -v)")
         self.me.go_on = <int>kv_get(&self.me.head.go_on)
 
     def __dealloc__(self):
@@ -331,17 +331,10 @@ cdef class Job:
         return offset
 
     cdef give(self, uint64_t offset, uint64_t size):
-        if self.me.forked:
-            return
-        try:
-            self.lock()
-        except (InterruptedError, TimeoutError):
-            return  # the memory stays taken
-        kv_give_locked(self.me, offset, size)
-        kv_unlock_region(self.me)
+        """Give memory back; where somebody has the lock, with the next `take`.
 
-    cdef give_at_once(self, uint64_t offset, uint64_t size):
-        """As `give`, from anywhere: a collection of garbage may come while this thread has the region's lock."""
+        Nobody waits: a collection of garbage may come while this thread itself has the lock.
+        """
         cdef int locked
         if self.me.forked:
             return
@@ -354,7 +347,7 @@ cdef class Job:
         kv_unlock_region(self.me)
 
     cdef give_owed(self):
-        """Give back what `give_at_once` could not; with the region's lock."""
+        """Give back what `give` could not; with the region's lock."""
         while self.owed:
             offset, size = self.owed.pop()
             kv_give_locked(self.me, offset, size)

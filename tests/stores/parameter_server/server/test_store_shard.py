@@ -619,9 +619,11 @@ def test_what_is_not_here() -> None:
     with pytest.raises(kv.DTypeError, match="is dense"):
         shard.rows(dense)
     wrong = [(dense, Payload(bytes(48), rows=2)), (dense, Payload(bytes(41))), (7, Payload(bytes(40)))]
-    errors = shard.write([SliceValueWrite(*one, first=False) for one in wrong])
-    assert [type(one) for one in errors] == [kv.DTypeError, kv.ShapeError, kv.KeyNotFoundError]
+    good = dense, Payload(np.ones(10, np.float32))
+    errors = shard.write([SliceValueWrite(*one, first=False) for one in (*wrong, good)])
+    assert [type(one) for one in errors] == [kv.DTypeError, kv.ShapeError, kv.KeyNotFoundError, type(None)]
     assert "cannot be set by rows" in str(errors[0])
+    assert (shard.read(dense) == 1).all()
 
 
 def test_no_rows_of_a_table() -> None:
