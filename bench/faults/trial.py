@@ -93,5 +93,5 @@ def leftovers(plan: Plan, others: dict[str, Ended]) -> list[str]:
     folder = Path(plan.folder)
     there = [path.name for path in folder.iterdir() if not any(path.match(one) for one in _OURS)]
     there += [f"{path}" for path in (folder / "tmp").iterdir()]
-    there += [f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if "kv" in name.lower()]
+    there += [f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if name.lower().startswith("kv")]
     return [*there, *(f"{name} did not end" for name, one in others.items() if one.hung)]
