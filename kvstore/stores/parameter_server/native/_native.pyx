@@ -134,6 +134,8 @@ cdef extern from "links.h" nogil:
         int64_t kept_after
         kp_counts kept_counts
         kp_run run
+    ctypedef struct kp_deferred:
+        pass
     ctypedef struct kp_table:
         char *at
         int dtype
@@ -148,6 +150,8 @@ cdef extern from "links.h" nogil:
         char *kept
         int64_t kept_after, n_kept
         uint8_t has_kept, changed
+        kp_deferred *deferred
+    void kp_copy_deferred(kp_deferred **all)
     void kp_turn(kp_value *v, uint64_t round)
     void kp_leave_room(kp_room *room)
     int kp_catch_up(const kp_value *v, kp_room *room)

@@ -2,6 +2,7 @@
 #ifndef KP_GATHERING_H
 #define KP_GATHERING_H
 
+#include <pthread.h>
 #include <string.h>
 
 #include "buffers.h"
@@ -47,6 +48,105 @@ static kp_buffer *kp_gather_some(const kp_gather *g, size_t from, size_t *n)
     if (made)
         kp_copy_rows(g, from, from + *n, made->data);
     return made;
+}
+
+/* Rows that are gathered when a socket takes them, by whichever thread sends them. Before the table changes, its owner has
+ * those that are left copied. */
+typedef struct kp_deferred {
+    atomic_int references; /* who sends, and the table */
+    pthread_mutex_t lock;  /* for the next three */
+    kp_gather left;        /* `n` is 0: all are gathered */
+    kp_buffer *copied;     /* these, as they were; NULL: they are in the table */
+    int failed;            /* there was no memory to copy them */
+    kp_buffer *ids;        /* keeps `left.rows` */
+    struct kp_deferred *next; /* of the same table */
+} kp_deferred;
+
+static void kp_drop_deferred(kp_deferred *d)
+{
+    if (atomic_fetch_sub_explicit(&d->references, 1, memory_order_acq_rel) != 1)
+        return;
+    kp_drop(d->copied);
+    kp_drop(d->ids);
+    pthread_mutex_destroy(&d->lock);
+    free(d);
+}
+
+/* Put rows into a table's list `all`; one reference is the list's, one the caller's. NULL: there is no memory. */
+static kp_deferred *kp_defer(kp_deferred **all, const kp_gather *g, kp_buffer *ids)
+{
+    kp_deferred *made = (kp_deferred *)malloc(sizeof *made);
+    if (!made)
+        return NULL;
+    *made = (kp_deferred){.left = *g, .ids = kp_keep(ids), .next = *all};
+    atomic_init(&made->references, 2);
+    pthread_mutex_init(&made->lock, NULL);
+    *all = made;
+    return made;
+}
+
+/* Gather the next rows; bytes of them. NULL: there is no memory, or there was none. */
+static kp_buffer *kp_gather_next(kp_deferred *d, size_t *nbytes)
+{
+    pthread_mutex_lock(&d->lock);
+    size_t n = d->left.n;
+    kp_buffer *made = d->copied;
+    d->copied = NULL;
+    if (!made && !d->failed)
+        made = kp_gather_some(&d->left, 0, &n);
+    if (made) {
+        d->left.rows += n;
+        d->left.n -= n;
+    }
+    *nbytes = n * d->left.row_bytes;
+    pthread_mutex_unlock(&d->lock);
+    return made;
+}
+
+static void kp_copy_left(kp_deferred *d)
+{
+    pthread_mutex_lock(&d->lock);
+    if (d->left.n && !d->copied && !d->failed) {
+        d->copied = kp_new_buffer(d->left.n * d->left.row_bytes);
+        d->failed = !d->copied;
+        if (d->copied)
+            kp_copy_rows(&d->left, 0, d->left.n, d->copied->data);
+    }
+    pthread_mutex_unlock(&d->lock);
+}
+
+/* Whether nothing of the table is read any more. */
+static int kp_is_gathered(kp_deferred *d)
+{
+    if (atomic_load_explicit(&d->references, memory_order_acquire) == 1)
+        return 1;
+    pthread_mutex_lock(&d->lock);
+    int gathered = !d->left.n || d->copied || d->failed;
+    pthread_mutex_unlock(&d->lock);
+    return gathered;
+}
+
+/* Forget those of a table that do not read it any more. */
+static void kp_forget_gathered(kp_deferred **all)
+{
+    while (*all) {
+        kp_deferred *d = *all;
+        if (!kp_is_gathered(d)) {
+            all = &d->next;
+            continue;
+        }
+        *all = d->next;
+        kp_drop_deferred(d);
+    }
+}
+
+/* Have all rows copied that are to be sent, as they are: the table is to change, or to go. */
+static void kp_copy_deferred(kp_deferred **all)
+{
+    for (kp_deferred *d = *all; d; d = d->next)
+        if (!kp_is_gathered(d))
+            kp_copy_left(d);
+    kp_forget_gathered(all);
 }
 
 #endif

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "activity.h"
-#include "buffers.h"
+#include "gathering.h"
 
 #define KP_MAGIC 0x5453564bu /* "KVST", before each message on a stream */
 
@@ -22,7 +22,15 @@ typedef struct {
     const char *at;
     size_t nbytes;
     kp_buffer *owner;
+    kp_deferred *rows; /* in place of the others: these rows */
 } kp_piece;
+
+static void kp_drop_piece(const kp_piece *piece)
+{
+    kp_drop(piece->owner);
+    if (piece->rows)
+        kp_drop_deferred(piece->rows);
+}
 
 static void kp_free_message(kp_message *message)
 {
@@ -34,15 +42,13 @@ static void kp_free_message(kp_message *message)
 static void kp_drop_pieces(kp_piece *pieces, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        kp_drop(pieces[i].owner);
+        kp_drop_piece(&pieces[i]);
 }
 
-/* Where messages to one peer go. `send` queues all pieces, and takes the references to their owners, or returns -1. After
- * `stop` nothing goes any more: half of a message has gone. */
+/* Where messages to one peer go. `send` queues all pieces, and takes the references to their owners, or returns -1. */
 typedef struct {
     void *stream; /* NULL: there is none any more */
     int (*send)(void *stream, const kp_piece *pieces, size_t n);
-    void (*stop)(void *stream);
 } kp_outlet;
 
 /* What whoever waits for messages waits for. */

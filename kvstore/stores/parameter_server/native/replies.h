@@ -184,10 +184,10 @@ static int kp_add_value(const kp_value *v, const kp_answer *a, int steady, kp_pi
     const kp_room *room = &v->rooms[v->current];
     kp_buffer *own = kp_own_value(a);
     if (own) {
-        *piece = (kp_piece){own->data, (size_t)v->nbytes, kp_keep(own)};
+        *piece = (kp_piece){own->data, (size_t)v->nbytes, kp_keep(own), NULL};
         return 0;
     }
-    *piece = (kp_piece){room->at, (size_t)v->nbytes, NULL};
+    *piece = (kp_piece){.at = room->at, .nbytes = (size_t)v->nbytes};
     if (steady) {
         piece->owner = kp_keep(room->holder);
         return 0;
@@ -204,7 +204,7 @@ static int kp_add_value(const kp_value *v, const kp_answer *a, int steady, kp_pi
 static size_t kp_add_packed(const kp_packed *packed, kp_piece *pieces)
 {
     for (int i = 0; i < packed->n; i++)
-        pieces[i] = (kp_piece){packed->parts[i].at, (size_t)packed->nbytes, kp_keep(packed->parts[i].data)};
+        pieces[i] = (kp_piece){packed->parts[i].at, (size_t)packed->nbytes, kp_keep(packed->parts[i].data), NULL};
     return (size_t)packed->n;
 }
 
@@ -251,7 +251,7 @@ static int kp_send_answers(const kp_replier *replier, const kp_session *session,
     memcpy(text->data + sizes, &head, sizeof head);
     char *record = text->data + sizes + sizeof head, *behind = text->data + sizes + first, *to = behind;
     memset(behind, 0, (size_t)together);
-    pieces[used++] = (kp_piece){text->data, text->nbytes, text};
+    pieces[used++] = (kp_piece){text->data, text->nbytes, text, NULL};
     int steady = !session->of_host && kp_is_steady(replier->members, session->rank), failed = 0;
     kp_moved moved = {0};
     for (size_t i = 0; i < n && !failed; i++, record += sizeof(kp_record)) {
@@ -306,38 +306,34 @@ static kp_buffer *kp_begin_rows(const kp_replier *replier, const kp_session *ses
     return text;
 }
 
-/* Send rows while others are gathered. 0, or -1: half of a message may have gone. */
-static int kp_send_gathered(const kp_outlet *outlet, const kp_gather *g)
+/* Rows that an answer has: few are gathered now, more when they are sent. 0, or -1: there is no memory. */
+static int kp_add_rows(kp_table *t, const kp_gather *g, kp_buffer *ids, kp_piece *piece)
 {
-    for (size_t from = 0, n; from < g->n; from += n) {
-        kp_piece piece = {.owner = kp_gather_some(g, from, &n)};
-        piece.at = piece.owner ? piece.owner->data : NULL;
-        piece.nbytes = n * g->row_bytes;
-        if (!piece.owner || outlet->send(outlet->stream, &piece, 1)) {
-            kp_drop(piece.owner);
-            return -1;
-        }
+    size_t n;
+    *piece = (kp_piece){.nbytes = g->n * g->row_bytes};
+    if (g->n <= kp_gather_step(g)) {
+        piece->owner = kp_gather_some(g, 0, &n);
+        piece->at = piece->owner ? piece->owner->data : NULL;
+        return piece->owner ? 0 : -1;
     }
-    return 0;
+    kp_forget_gathered(&t->deferred);
+    piece->rows = kp_defer(&t->deferred, g, ids);
+    return piece->rows ? 0 : -1;
 }
 
 /* Send a message of one answer that has rows. As `kp_send_answers`. */
 static int kp_send_rows_of(const kp_replier *replier, const kp_session *session, const kp_answer *a)
 {
-    const kp_table *t = kp_slice_of(replier->slices, a->request.slice)->table;
+    kp_table *t = kp_slice_of(replier->slices, a->request.slice)->table;
     kp_gather g = {t->at, t->row_bytes, kp_wanted_ids(a), t->first, (size_t)a->request.rows};
     kp_record r;
     kp_moved moved = {0};
     kp_buffer *text = kp_begin_rows(replier, session, a, &g, &r);
     if (!text)
         return -1;
-    kp_piece pieces[] = {{text->data, text->nbytes, text}, {(const char *)g.rows, 8 * g.n, kp_keep(a->detail)}};
-    if (replier->outlet.send(replier->outlet.stream, pieces, 2)) {
-        kp_drop_pieces(pieces, 2);
-        return -1;
-    }
-    if (kp_send_gathered(&replier->outlet, &g)) {
-        replier->outlet.stop(replier->outlet.stream);
+    kp_piece pieces[] = {{text->data, text->nbytes, text, NULL}, {(const char *)g.rows, 8 * g.n, kp_keep(a->detail), NULL}, {0}};
+    if (kp_add_rows(t, &g, a->detail, &pieces[2]) || replier->outlet.send(replier->outlet.stream, pieces, 3)) {
+        kp_drop_pieces(pieces, 3);
         return -1;
     }
     kp_tally(&moved, &r);

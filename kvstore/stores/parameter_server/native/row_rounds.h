@@ -65,6 +65,7 @@ static void kp_enter_rows(const kp_sums *sums, const kp_slice *slice, uint64_t n
 static void kp_update_rows(const kp_sums *sums, const kp_slice *slice, const kp_open *open)
 {
     kp_table *t = slice->table;
+    kp_copy_deferred(&t->deferred);
     const int64_t *maps[KP_MOST_ROW_PARTS];
     char *rows[KP_MOST_ROW_PARTS];
     kv_activity before = kv_doing();

@@ -20,6 +20,7 @@ typedef struct {
     /* Since Python has last asked: */
     int64_t kept_after, n_kept; /* the round after which the rows were what was kept of them, or -1: of none; and how many */
     uint8_t has_kept, changed;
+    kp_deferred *deferred; /* rows that are sent from here; copied before one changes */
 } kp_table;
 
 /* Whether ids ascend, none twice, all of rows of the table. */

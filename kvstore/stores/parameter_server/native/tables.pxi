@@ -1,5 +1,6 @@
 # Tables of row-sparse slices. Part of _native.pyx.
 
+@cython.no_gc_clear  # `shown` is read until it is deallocated
 cdef class TableRows:
     """The rows of a row-sparse slice, as long as they are shown: read, and updated, without Python then.
 
@@ -11,6 +12,9 @@ cdef class TableRows:
 
     def __cinit__(self, *_args, **_named):
         self.t.kept_after = -1
+
+    def __dealloc__(self):
+        kp_copy_deferred(&self.t.deferred)
 
     @property
     def is_shown(self):
@@ -77,8 +81,9 @@ cdef class TableRows:
         t.at = &memory[0]
 
     def hide(self):
-        """Leave reads and updates to Python."""
+        """Leave reads and updates to Python, which may change the rows then."""
         self.withdraw_plan()
+        kp_copy_deferred(&self.t.deferred)
         self.t.at = NULL
         self.shown = None
 

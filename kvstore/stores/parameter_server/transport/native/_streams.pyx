@@ -54,14 +54,16 @@ cdef extern from "serve.h" nogil:
         kp_message *next
         uint32_t n, handled
         kp_buffer **frames
+    ctypedef struct kp_deferred:
+        pass
     ctypedef struct kp_piece:
         const char *at
         size_t nbytes
         kp_buffer *owner
+        kp_deferred *rows
     ctypedef struct kp_outlet:
         void *stream
         int (*send)(void *stream, const kp_piece *pieces, size_t n)
-        void (*stop)(void *stream)
     ctypedef struct kp_inlet:
         void *context
     ctypedef struct kp_aead:
@@ -93,7 +95,6 @@ cdef extern from "serve.h" nogil:
     void kp_remove_stream(kp_stream *s)
     int kp_send(kp_stream *s, const kp_piece *pieces, size_t n)
     int kp_send_to(void *stream, const kp_piece *pieces, size_t n)
-    void kp_stop_sending(void *stream)
     int kp_is_full(kp_stream *s)
     int kp_is_sent(kp_stream *s)
     void kp_send_asked(kp_stream *s)
@@ -317,7 +318,7 @@ cdef class Stream:
                 end += view.len
                 continue
             if end > begin:
-                pieces[used] = kp_piece(begin, end - begin, kp_keep(head))
+                pieces[used] = kp_piece(begin, end - begin, kp_keep(head), NULL)
                 used += 1
                 begin = end
             owner = kp_buffer_of(<void *>kept)
@@ -326,9 +327,9 @@ cdef class Stream:
                 kp_drop(head)
                 raise MemoryError()
             Py_INCREF(kept)
-            pieces[used] = kp_piece(<char *>view.buf, view.len, owner)
+            pieces[used] = kp_piece(<char *>view.buf, view.len, owner, NULL)
             used += 1
-        pieces[used] = kp_piece(begin, end - begin, head)
+        pieces[used] = kp_piece(begin, end - begin, head, NULL)
         used += 1
         with nogil:
             failed = kp_send(&self.s, pieces, used)
@@ -401,7 +402,7 @@ cdef class Stream:
         """Have a `Link` handle what comes from now on, as far as it can, and answer over this stream."""
         if self.link is not None:
             self.link.close()
-        self.outlet = kp_outlet(&self.s, kp_send_to, kp_stop_sending)
+        self.outlet = kp_outlet(&self.s, kp_send_to)
         link.connect(PyCapsule_New(&self.outlet, "kvstore.outlet", NULL))
         self.s.inlet = <const kp_inlet *>PyCapsule_GetPointer(link.inlet, "kvstore.inlet")
         self.link = link

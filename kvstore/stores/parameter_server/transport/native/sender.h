@@ -223,10 +223,9 @@ static int kp_send_to(void *stream, const kp_piece *pieces, size_t n)
     return kp_send_by((kp_stream *)stream, pieces, n, 1);
 }
 
-/* As `kp_outlet` has it. */
-static void kp_stop_sending(void *stream)
+/* Half of a message has gone: nothing goes any more. */
+static void kp_stop_sending(kp_stream *s)
 {
-    kp_stream *s = (kp_stream *)stream;
     pthread_mutex_lock(&s->lock);
     s->broken = 1;
     shutdown(s->fd, SHUT_RDWR); /* the owner finds its end */

@@ -96,7 +96,7 @@ static int kp_open_stream(kp_stream *s, int fd, uint64_t frame_limit, kp_cipher 
 static void kp_free_stream(kp_stream *s)
 {
     for (size_t i = 0; i < s->n_pieces; i++)
-        kp_drop(s->pieces[(s->first_piece + i) % s->pieces_room].owner);
+        kp_drop_piece(&s->pieces[(s->first_piece + i) % s->pieces_room]);
     free(s->pieces);
     kp_free_message(s->coming);
     while (s->first) {
@@ -142,7 +142,7 @@ static int kp_queue(kp_stream *s, const kp_piece *pieces, size_t n)
         if (pieces[i].nbytes)
             s->pieces[(s->first_piece + s->n_pieces++) % s->pieces_room] = pieces[i];
         else
-            kp_drop(pieces[i].owner);
+            kp_drop_piece(&pieces[i]);
     }
     return 0;
 }
@@ -159,7 +159,7 @@ static void kp_sent(kp_stream *s, size_t nbytes)
         }
         nbytes -= left;
         s->sent = 0;
-        kp_drop(piece->owner);
+        kp_drop_piece(piece);
         s->first_piece = (s->first_piece + 1) % s->pieces_room;
         s->n_pieces--;
     }
@@ -171,12 +171,39 @@ static int kp_has_unsent(const kp_stream *s)
     return s->n_pieces || (s->cipher && s->cipher->goes.from < s->cipher->goes.to);
 }
 
-/* Find at most `most` bytes to send, in so many parts. */
-static size_t kp_next_pieces(const kp_stream *s, struct iovec *io, size_t most)
+/* Where rows are next, have some of them gathered. 0, or -1: there is no memory. */
+static int kp_gather_first(kp_stream *s)
+{
+    if (!s->n_pieces || !s->pieces[s->first_piece].rows)
+        return 0;
+    if (s->n_pieces == s->pieces_room && kp_more_pieces(s))
+        return -1;
+    kp_piece *rows = &s->pieces[s->first_piece], made = {0};
+    made.owner = kp_gather_next(rows->rows, &made.nbytes);
+    if (!made.owner)
+        return -1;
+    made.at = made.owner->data;
+    rows->nbytes -= made.nbytes;
+    if (!rows->nbytes) {
+        kp_drop_piece(rows);
+    } else {
+        s->first_piece = (s->first_piece + s->pieces_room - 1) % s->pieces_room;
+        s->n_pieces++;
+    }
+    s->pieces[s->first_piece] = made;
+    return 0;
+}
+
+/* Find at most `most` bytes to send, in so many parts; 0: there is no memory for what is next. */
+static size_t kp_next_pieces(kp_stream *s, struct iovec *io, size_t most)
 {
     size_t n = s->n_pieces < KP_PIECES ? s->n_pieces : KP_PIECES, bytes = 0, used = 0;
+    if (kp_gather_first(s))
+        return 0;
     for (; used < n && bytes < most; used++) {
         const kp_piece *piece = &s->pieces[(s->first_piece + used) % s->pieces_room];
+        if (piece->rows)
+            break;
         size_t skip = used ? 0 : s->sent, left = piece->nbytes - skip;
         left = left < most - bytes ? left : most - bytes;
         io[used] = (struct iovec){(void *)(piece->at + skip), left};
@@ -191,8 +218,12 @@ static int kp_encrypt_pieces(kp_stream *s)
     unsigned char *gathered = kp_chunk_text(s->cipher);
     const void *text = gathered;
     size_t bytes = 0;
+    if (kp_gather_first(s))
+        return -1;
     for (size_t i = 0; i < s->n_pieces && bytes < KP_CHUNK_BYTES; i++) {
         const kp_piece *piece = &s->pieces[(s->first_piece + i) % s->pieces_room];
+        if (piece->rows)
+            break;
         size_t skip = i ? 0 : s->sent, left = piece->nbytes - skip, room = KP_CHUNK_BYTES - bytes;
         if (left >= KP_CHUNK_BYTES) {
             if (!bytes) {
