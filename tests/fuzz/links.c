@@ -18,6 +18,7 @@ static int try_memalign(void **p, size_t to, size_t n) { return fails() ? 1 : po
 #include <pthread.h>
 #include "run.h"
 
+#define KP_GATHER_BYTES 4096 /* so most answers with rows are gathered when they are sent */
 #define malloc try_malloc
 #define calloc try_calloc
 #define realloc try_realloc
@@ -63,7 +64,7 @@ static worker workers[WORKERS];
 static kp_sender sender;
 static int poll_set, threads = 1;
 static pthread_t ours;
-static uint64_t state, sent, handled, left_over, answered, ended, rounds_done, summed, updated, packed, rows_updated, rows_answered;
+static uint64_t state, sent, handled, left_over, answered, ended, rounds_done, summed, updated, packed, rows_updated, rows_answered, rows_deferred;
 static int failing;
 
 static uint64_t any(uint64_t n) /* below n */
@@ -137,6 +138,7 @@ static void show(void)
     enum { MOST = WORKERS * ROWS };
     static int64_t ids[MOST], maps[WORKERS * MOST];
     static float all[ROWS * COLUMNS], kept[MOST * COLUMNS];
+    kp_copy_deferred(&rows.deferred);
     rows = (kp_table){.dtype = KV_F32, .n = ROWS, .first = FIRST, .cols = COLUMNS, .row_bytes = sizeof(float) * COLUMNS,
                       .most_parts = any(16) ? WORKERS : 1, .room = any(16) ? MOST : ROWS, .kept_room = any(16) ? MOST : 9,
                       .ids = ids, .maps = maps, .kept = (char *)kept, .kept_after = -1};
@@ -282,6 +284,7 @@ static int take(void *context, kp_message *message)
 {
     int all = kp_take(context, message);
     check_parts();
+    rows_deferred += rows.deferred != NULL;
     CHECK(message->n && (!all || !effects.touched));
     handled += message->handled;
     return all;
@@ -314,7 +317,7 @@ static void open_stream(worker *w)
           !kp_open_stream(&w->theirs, both[1], 1 << 28, NULL));
     CHECK(!kp_add_stream(&sender, &w->ours) && !kp_wait_for(poll_set, both[0], &w->ours));
     make_link(w);
-    w->link.replier.outlet = (kp_outlet){&w->ours, kp_send_to, kp_stop_sending};
+    w->link.replier.outlet = (kp_outlet){&w->ours, kp_send_to};
     w->ours.inlet = &w->link.inlet;
     w->open = 1;
     failing = before;
@@ -728,6 +731,7 @@ int main(int argc, char **argv)
         close_stream(&workers[i]);
         kp_close_session(&workers[i].session);
     }
+    kp_copy_deferred(&rows.deferred);
     kp_stop_sender(&sender, 1);
     close(poll_set);
     release();
@@ -735,11 +739,12 @@ int main(int argc, char **argv)
         free(kp_own_pool.free[i]);
     kp_free_sums(&sums);
     free(d.bytes);
-    printf("{\"sent\": %llu, \"left\": %llu, \"handled\": %llu, \"answered\": %llu, \"ended\": %llu, \"rounds\": %llu, \"summed\": %llu, \"updated\": %llu, \"packed\": %llu, \"rows_updated\": %llu, \"rows_answered\": %llu}\n",
+    printf("{\"sent\": %llu, \"left\": %llu, \"handled\": %llu, \"answered\": %llu, \"ended\": %llu, \"rounds\": %llu, \"summed\": %llu, \"updated\": %llu, \"packed\": %llu, \"rows_updated\": %llu, \"rows_answered\": %llu, \"rows_deferred\": %llu}\n",
            (unsigned long long)sent, (unsigned long long)left_over, (unsigned long long)handled,
            (unsigned long long)answered,
            (unsigned long long)ended, (unsigned long long)rounds_done,
            (unsigned long long)summed, (unsigned long long)updated, (unsigned long long)packed,
-           (unsigned long long)rows_updated, (unsigned long long)rows_answered);
+           (unsigned long long)rows_updated, (unsigned long long)rows_answered,
+           (unsigned long long)rows_deferred);
     return 0;
 }

@@ -18,6 +18,20 @@ static fuzz_coming *fuzz_coming_at(int fd)
     return i < WORKERS ? &at_server[i] : &at_worker[i - WORKERS];
 }
 
+static void gather(kp_deferred *rows, char *to)
+{
+    int before = failing;
+    failing = 0;
+    while (rows->left.n) {
+        size_t nbytes;
+        kp_buffer *some = (kp_buffer *)got(kp_gather_next(rows, &nbytes));
+        memcpy(to, some->data, nbytes);
+        to += nbytes;
+        kp_drop(some);
+    }
+    failing = before;
+}
+
 /* Answers are read at once: nothing of them is at the server then. */
 static int answer(void *stream, const kp_piece *pieces, size_t n)
 {
@@ -29,7 +43,10 @@ static int answer(void *stream, const kp_piece *pieces, size_t n)
         nbytes += pieces[i].nbytes;
     char *bytes = (char *)got(malloc(nbytes + !nbytes));
     for (size_t i = 0; i < n; at += pieces[i++].nbytes)
-        memcpy(bytes + at, pieces[i].at, pieces[i].nbytes);
+        if (pieces[i].rows)
+            gather(pieces[i].rows, bytes + at);
+        else
+            memcpy(bytes + at, pieces[i].at, pieces[i].nbytes);
     at_worker[w - workers] = (fuzz_coming){(uint8_t *)bytes, 0, nbytes};
     check_answers(w);
     MUST(w->theirs.end == KP_BLOCKED && w->theirs.state == KP_HEAD && !w->theirs.got);
@@ -132,6 +149,7 @@ static void begin(void)
         kv_run_init();
         ours = pthread_self();
         sums.run = run;
+        sums.run_rows = run_rows;
         sums.threads = &threads;
         for (int i = 0; i < SLICES; i++)
             moments[i] = (char *)got(calloc((size_t)shapes[i].n + 1, sizeof(double)));
@@ -162,6 +180,7 @@ static void end(void)
         close_worker(&workers[i]);
         kp_close_session(&workers[i].session);
     }
+    kp_copy_deferred(&rows.deferred);
     release();
 }
 

@@ -7,8 +7,10 @@
 
 #include "buffers.h"
 
+#ifndef KP_GATHER_BYTES
+#define KP_GATHER_BYTES (256 * 1024) /* copied at a time, which stays in the cache until the socket takes it */
+#endif
 enum {
-    KP_GATHER_BYTES = 256 * 1024, /* copied at a time, which stays in the cache until the socket takes it */
     KP_GATHER_AHEAD = 8           /* rows lie anywhere: the processor is told of so many before they are copied */
 };
 
@@ -103,10 +105,11 @@ static kp_buffer *kp_gather_next(kp_deferred *d, size_t *nbytes)
     return made;
 }
 
+/* Copy what somebody is still to send, as it is. */
 static void kp_copy_left(kp_deferred *d)
 {
     pthread_mutex_lock(&d->lock);
-    if (d->left.n && !d->copied && !d->failed) {
+    if (d->left.n && !d->copied && !d->failed && atomic_load_explicit(&d->references, memory_order_relaxed) > 1) {
         d->copied = kp_new_buffer(d->left.n * d->left.row_bytes);
         d->failed = !d->copied;
         if (d->copied)
@@ -115,23 +118,12 @@ static void kp_copy_left(kp_deferred *d)
     pthread_mutex_unlock(&d->lock);
 }
 
-/* Whether nothing of the table is read any more. */
-static int kp_is_gathered(kp_deferred *d)
-{
-    if (atomic_load_explicit(&d->references, memory_order_acquire) == 1)
-        return 1;
-    pthread_mutex_lock(&d->lock);
-    int gathered = !d->left.n || d->copied || d->failed;
-    pthread_mutex_unlock(&d->lock);
-    return gathered;
-}
-
-/* Forget those of a table that do not read it any more. */
-static void kp_forget_gathered(kp_deferred **all)
+/* Forget those of a table that have been sent. */
+static void kp_forget_sent(kp_deferred **all)
 {
     while (*all) {
         kp_deferred *d = *all;
-        if (!kp_is_gathered(d)) {
+        if (atomic_load_explicit(&d->references, memory_order_acquire) > 1) {
             all = &d->next;
             continue;
         }
@@ -140,13 +132,15 @@ static void kp_forget_gathered(kp_deferred **all)
     }
 }
 
-/* Have all rows copied that are to be sent, as they are: the table is to change, or to go. */
+/* Have all rows copied that are to be sent: the table is to change, or to go. */
 static void kp_copy_deferred(kp_deferred **all)
 {
-    for (kp_deferred *d = *all; d; d = d->next)
-        if (!kp_is_gathered(d))
-            kp_copy_left(d);
-    kp_forget_gathered(all);
+    while (*all) {
+        kp_deferred *d = *all;
+        *all = d->next;
+        kp_copy_left(d);
+        kp_drop_deferred(d);
+    }
 }
 
 #endif

@@ -17,12 +17,12 @@ typedef struct kp_message {
     kp_buffer *frames[];
 } kp_message;
 
-/* Bytes that are to be sent; they stay as they are as long as there is a reference to their owner. */
+/* Bytes that are to be sent: those of `owner`, which stay as they are as long as there is a reference to it, or of `rows`. */
 typedef struct {
     const char *at;
     size_t nbytes;
     kp_buffer *owner;
-    kp_deferred *rows; /* in place of the others: these rows */
+    kp_deferred *rows; /* NULL, or these are in place of `at` and `owner` */
 } kp_piece;
 
 static void kp_drop_piece(const kp_piece *piece)

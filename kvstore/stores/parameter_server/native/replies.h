@@ -316,7 +316,7 @@ static int kp_add_rows(kp_table *t, const kp_gather *g, kp_buffer *ids, kp_piece
         piece->at = piece->owner ? piece->owner->data : NULL;
         return piece->owner ? 0 : -1;
     }
-    kp_forget_gathered(&t->deferred);
+    kp_forget_sent(&t->deferred);
     piece->rows = kp_defer(&t->deferred, g, ids);
     return piece->rows ? 0 : -1;
 }

@@ -83,7 +83,8 @@ cdef class TableRows:
     def hide(self):
         """Leave reads and updates to Python, which may change the rows then."""
         self.withdraw_plan()
-        kp_copy_deferred(&self.t.deferred)
+        with nogil:
+            kp_copy_deferred(&self.t.deferred)
         self.t.at = NULL
         self.shown = None
 

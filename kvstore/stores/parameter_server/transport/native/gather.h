@@ -15,6 +15,15 @@ static int kp_is_within(const kp_gather *g, int64_t table_rows)
     return !outside;
 }
 
+/* Half of a message has gone: nothing goes any more. */
+static void kp_stop_sending(kp_stream *s)
+{
+    pthread_mutex_lock(&s->lock);
+    s->broken = 1;
+    shutdown(s->fd, SHUT_RDWR); /* the owner finds its end */
+    pthread_mutex_unlock(&s->lock);
+}
+
 /* Send the last frame of a message whose others are queued. 0; -1: the stream is at its end. */
 static int kp_send_rows(kp_stream *s, const kp_gather *g)
 {

@@ -4,8 +4,8 @@
  * the turn. The first thread, Python's, has it unless it is in `kp_serve`: all that messages change is Python's meanwhile.
  * What the second thread cannot handle it leaves to the first one, and waits until Python has done it.
  *
- * A sum is sent by the thread of the worker's stream if it is large, or if that thread is looking for something to do, and
- * else by whoever has summed. */
+ * A sum, or rows, are sent by the thread of the worker's stream if they are large, or if that thread is looking for something
+ * to do, and else by whoever has summed. */
 #ifndef KP_SECOND_H
 #define KP_SECOND_H
 

@@ -223,15 +223,6 @@ static int kp_send_to(void *stream, const kp_piece *pieces, size_t n)
     return kp_send_by((kp_stream *)stream, pieces, n, 1);
 }
 
-/* Half of a message has gone: nothing goes any more. */
-static void kp_stop_sending(kp_stream *s)
-{
-    pthread_mutex_lock(&s->lock);
-    s->broken = 1;
-    shutdown(s->fd, SHUT_RDWR); /* the owner finds its end */
-    pthread_mutex_unlock(&s->lock);
-}
-
 /* Whether the peer has not read for so long that nothing more is queued. */
 static int kp_is_full(kp_stream *s)
 {

@@ -3,7 +3,8 @@
  * A message is a head, {KP_MAGIC, number of frames}, the sizes of the frames, and the frames. What comes is read by the
  * stream's owner, who has one thread; a large frame is received where it stays. What goes is queued by the owner and
  * sent as far as the socket takes it; the rest is sent by the thread of sender.h. A queued frame is read until it has
- * been sent: its memory must stay as it is. With a cipher, all these bytes go as the chunks of cipher.h. */
+ * been sent: its memory must stay as it is, but for rows of a table, which are copied before they change. With a cipher,
+ * all these bytes go as the chunks of cipher.h. */
 #ifndef KP_STREAM_H
 #define KP_STREAM_H
 
@@ -134,7 +135,7 @@ static int kp_queue(kp_stream *s, const kp_piece *pieces, size_t n)
 {
     if (s->n_pieces + n > KP_MOST_PIECES || s->unsent > s->most_unsent)
         return -1;
-    while (s->n_pieces + n > s->pieces_room)
+    while (s->n_pieces + n >= s->pieces_room) /* one place stays free, for rows that are next */
         if (kp_more_pieces(s))
             return -1;
     for (size_t i = 0; i < n; i++) {
@@ -176,8 +177,6 @@ static int kp_gather_first(kp_stream *s)
 {
     if (!s->n_pieces || !s->pieces[s->first_piece].rows)
         return 0;
-    if (s->n_pieces == s->pieces_room && kp_more_pieces(s))
-        return -1;
     kp_piece *rows = &s->pieces[s->first_piece], made = {0};
     made.owner = kp_gather_next(rows->rows, &made.nbytes);
     if (!made.owner)
