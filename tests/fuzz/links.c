@@ -284,7 +284,9 @@ static int take(void *context, kp_message *message)
 {
     int all = kp_take(context, message);
     check_parts();
-    rows_deferred += rows.deferred != NULL;
+    static const kp_deferred *last;
+    rows_deferred += rows.deferred && rows.deferred != last;
+    last = rows.deferred;
     CHECK(message->n && (!all || !effects.touched));
     handled += message->handled;
     return all;

@@ -19,7 +19,7 @@ enum {
     KP_SERVER_LOOKS = 50,          /* for something to do, before it sleeps */
     KP_SECOND_LEAST = 64 * 1024,   /* bytes of a message: what is smaller, one thread serves before another one wakes */
     KP_IN_A_ROW = 8,               /* such messages before the second thread has a stream, or others before it has it no longer */
-    KP_TOGETHER = 4                /* large messages served on one processor by both threads before one goes elsewhere */
+    KP_ON_ONE_CPU = 4              /* large messages served on one processor by both threads before one goes elsewhere */
 };
 
 typedef struct kp_second {
@@ -307,7 +307,7 @@ static void kp_keep_apart(kp_second *second, uint64_t nbytes)
     int cpu = sched_getcpu(), other = atomic_exchange(&second->first_cpu, -1);
     if (other >= 0)
         second->together = cpu == other ? second->together + 1 : 0;
-    if (second->together < KP_TOGETHER)
+    if (second->together < KP_ON_ONE_CPU)
         return;
     second->together = 0;
     kp_leave_cpu(cpu);
