@@ -26,17 +26,8 @@ def build(folder: Path, *more: str) -> Path:
     program = folder / "links"
     checks = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
     flags = ("-std=gnu11", "-D_GNU_SOURCE", "-w", *checks, *(f"-I{one}" for one in FOLDERS))
-    command = [
-        *paths.c_compiler(),
-        *flags,
-        str(HERE / "links.c"),
-        *more,
-        "-o",
-        str(program),
-        "-pthread",
-        "-lm",
-    ]
-    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [*paths.c_compiler(), *flags, str(HERE / "links.c"), *more, "-pthread", "-lm"]
+    built = subprocess.run([*command, "-o", str(program)], capture_output=True, text=True, check=False)
     if built.returncode and "sanitize" in built.stderr + built.stdout:
         pytest.skip("the compiler has no sanitizers")
     assert built.returncode == 0, built.stderr
