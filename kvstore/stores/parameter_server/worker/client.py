@@ -100,6 +100,7 @@ class Client:
         self.host_pool: SharedBufferPool | None = None
         if self.member.seats:
             self.pool, self.host_pool = None, self.pool
+        self.driver.on_half_step = partial(self._leave_interrupted, "counted its requests")
         self._process.opened(self)
 
     @property
@@ -147,8 +148,13 @@ class Client:
         parts = [events.SliceRequest(r.server, r.record, r.payload, r.back) for r in requests]
         try:
             self.driver.step(events.Submit(name, parts, priority), taken)
-        except BaseException:
+        except KVStoreError:
             self._operations.open.pop(name, None)  # nothing that comes is written any more
+            raise
+        except BaseException as error:
+            if not self.failed:
+                self.give_up(operation, "a call", error)
+            self._operations.open.pop(name, None)
             raise
         return operation
 
@@ -181,7 +187,7 @@ class Client:
             self.driver.wait(lambda: operation.done, what, operation)
         except BaseException as error:
             if not operation.done:
-                self._give_up(operation, what, error)
+                self.give_up(operation, what, error)
             raise
         if operation.error is not None:
             self._hear_of(operation.error)
@@ -194,7 +200,7 @@ class Client:
         except BaseException as error:
             self.counters.leave()
             if call.operation is not None and not call.operation.done:
-                self._give_up(call.operation, call.what, error)
+                self.give_up(call.operation, call.what, error)
             raise
         if operation is not None:
             self.finish(operation, call.what)
@@ -224,7 +230,7 @@ class Client:
         finally:
             self._machine.listeners.discard(listener)
 
-    def _give_up(self, operation: PendingOperation, what: str, error: BaseException) -> None:
+    def give_up(self, operation: PendingOperation, what: str, error: BaseException) -> None:
         """Write to none of the caller's arrays any more, and read none."""
         what += self.driver.where(operation)
         if not self.driver.forget(operation):
@@ -237,9 +243,12 @@ class Client:
 
     def give_up_half(self, what: str, error: BaseException) -> None:
         """Leave the job: a call has been begun by half, and no round or answer is to be trusted any more."""
+        self._leave_interrupted(f"began {what}", error)
+
+    def _leave_interrupted(self, where: str, error: BaseException) -> None:
         cause = type(error).__name__ + (f": {error}" if str(error) else "")
         text = (
-            f"worker {self.rank} was interrupted while it began {what}, and has left the job: close the "
+            f"worker {self.rank} was interrupted while it {where}, and has left the job: close the "
             f"store, and start the job again. The cause: {cause}"
         )
         self.leave_as_lost(Failure("KVStoreError", text))
@@ -277,6 +286,7 @@ class Client:
 
     def settle(self) -> None:
         """Wait until all operations that were let go are answered; raise what became of them."""
+        self.driver.check_process()  # a fork must not read what comes for its parent
         self.driver.end_released()
         released = self._operations.released
         while released:

@@ -50,6 +50,8 @@ _QUICK = 1.0  # seconds that a quick call may take; then it goes on as a usual o
 _USUAL = 60e-6  # seconds that this takes for each of its requests, and more
 _COMPARISONS = 8  # of clocks
 _COMPARING = 0.5  # seconds that they may take
+#: What is not done again after an error: the machine repeats the one, and the other is an operation's error.
+_TOLD_ELSEWHERE = (events.Send, events.SliceReceived)
 _SOON = 0.001  # seconds for the answer to a push that nobody waits for, when the next one comes
 
 
@@ -116,6 +118,8 @@ def _in_turn(
                 driver._lock.release()
             except RuntimeError:
                 pass
+            if driver._half is not None:
+                driver._tell_half()
 
     return held
 
@@ -136,6 +140,8 @@ def _unless_taken(
                 driver._lock.release()
             except RuntimeError:
                 pass
+            if driver._half is not None:
+                driver._tell_half()
 
     return tried
 
@@ -158,6 +164,9 @@ class MachineDriver:
         self.closed = False
         #: Why this worker is out, if it is.
         self.failure: Failure | None = None
+        #: Told of what has interrupted a step of the machine.
+        self.on_half_step: Callable[[BaseException], None] = lambda _: None
+        self._half: BaseException | None = None  # this, until it is told
         #: Says which key a slice is of.
         self.name_of: Callable[[int], str] = "slice {}".format
         self._lock = threading.RLock()  # knows its thread; nobody takes it twice
@@ -189,15 +198,19 @@ class MachineDriver:
 
     def check_alive(self) -> None:
         """Raise once this worker has no part in the job any more."""
+        self.check_process()
+        if self.failure is not None:
+            raise raised(self.failure)
+        if self.closed:
+            raise ClosedError("this store is closed; create a new one")
+
+    def check_process(self) -> None:
+        """Raise in a fork of the worker."""
         if os.getpid() != self._process.pid:
             raise KVStoreError(
                 "this process is a fork of a worker and has no part in its job; use the store in the process "
                 "that created it, or start workers with `kvstore run`"
             )
-        if self.failure is not None:
-            raise raised(self.failure)
-        if self.closed:
-            raise ClosedError("this store is closed; create a new one")
 
     # --------------------------------------------------------------------------------------------- by callers
 
@@ -210,7 +223,7 @@ class MachineDriver:
     def _step(self, event: events.Event, first: Callable[[], None] | None) -> None:
         if first is not None:
             first()
-        self._carry_out(self._machine.step(event, time.monotonic()))
+        self._carry_out(self._stepped(event, time.monotonic()))
 
     def wait(self, ready: Callable[[], bool], what: str, operation: PendingOperation | None = None) -> None:
         """Drive until it is ready; TimeoutError, after the deadline, says for whom this worker has waited."""
@@ -477,7 +490,7 @@ class MachineDriver:
             self._stood_still(stopped, now)
         lost = self._process.without_scheduler
         event = events.Tick() if lost is None else events.SchedulerLost(lost)
-        self._carry_out(self._machine.step(event, now))
+        self._carry_out(self._stepped(event, now))
         return True
 
     def _received(self, call: QuickCall, patience: float | None = None) -> bool:
@@ -499,7 +512,7 @@ class MachineDriver:
                 if now < end or now > latest or now - came >= patience or stopped is not None:
                     break
                 self._process.look_after_others(self)
-            done = call.complete(self._machine)
+            done = self._whole(partial(call.complete, self._machine))
         finally:
             if done:
                 self._quick = None
@@ -508,14 +521,21 @@ class MachineDriver:
         if stopped is not None:
             self._stood_still(stopped, now)
         for server, message in messages:
-            self._carry_out(self._machine.step(events.Received(server, message), time.monotonic()))
+            self._carry_out(self._stepped(events.Received(server, message), time.monotonic()))
         return done
 
     def _adopt(self) -> None:
         """Go on with a call that is not done as with any other operation."""
         call, self._quick = self._quick, None
-        if call is not None:
-            self._carry_out(call.adopt(self._machine, self._operations, time.monotonic()))
+        if call is None:
+            return
+        try:
+            adopt = partial(call.adopt, self._machine, self._operations, time.monotonic())
+            actions = self._whole(adopt)
+        except BaseException:
+            call.operation = call.operation or PendingOperation()  # whoever waits for it hears why
+            raise
+        self._carry_out(actions)
 
     def _handle(self, timeout: float) -> None:
         for peer, message in self._sockets.receive(timeout):
@@ -527,12 +547,28 @@ class MachineDriver:
             now = time.monotonic()
             if (stopped := self._standstill.stopped_for(now)) is not None:
                 self._stood_still(stopped, now)
-            self._carry_out(self._machine.step(events.Received(peer, message), now))
+            self._carry_out(self._stepped(events.Received(peer, message), now))
         for server in self._sockets.lost_streams():
-            self._carry_out(self._machine.step(events.StreamLost(server), time.monotonic()))
+            self._carry_out(self._stepped(events.StreamLost(server), time.monotonic()))
 
     def _stood_still(self, seconds: float, now: float) -> None:
-        self._carry_out(self._machine.step(events.StoodStill(seconds), now))
+        self._carry_out(self._stepped(events.StoodStill(seconds), now))
+
+    def _stepped(self, event: events.Event, now: float) -> list[events.Action]:
+        return self._whole(partial(self._machine.step, event, now))
+
+    def _whole(self, change: Callable[[], T]) -> T:
+        """Change the machine; if that is interrupted, half of it is done, and this worker is of no use."""
+        try:
+            return change()
+        except BaseException as error:
+            self._half = error
+            raise
+
+    def _tell_half(self) -> None:
+        error, self._half = self._half, None
+        if error is not None and self.failure is None:
+            self.on_half_step(error)
 
     # ----------------------------------------------------------------------------------------------- actions
 
@@ -540,16 +576,24 @@ class MachineDriver:
         self._actions.extend(actions)
         while self._actions:
             action = self._actions.popleft()
-            if type(action) is events.Send:
-                self._sockets.send(action.peer, action.message)
-            elif type(action) is events.SliceReceived:
-                retry = self._operations.take(action)
-                if retry is not None:
-                    self._retry(retry)
-            else:
-                handler = self._handlers.get(type(action))
-                if handler is not None:
-                    handler(action)
+            try:
+                self._carry_out_one(action)
+            except BaseException as error:  # Ctrl-C comes to the thread that happens to be here
+                if not isinstance(error, Exception) or type(action) not in _TOLD_ELSEWHERE:
+                    self._actions.appendleft(action)
+                raise
+
+    def _carry_out_one(self, action: events.Action) -> None:
+        if type(action) is events.Send:
+            self._sockets.send(action.peer, action.message)
+        elif type(action) is events.SliceReceived:
+            retry = self._operations.take(action)
+            if retry is not None:
+                self._retry(retry)
+        else:
+            handler = self._handlers.get(type(action))
+            if handler is not None:
+                handler(action)
 
     def _retry(self, retry: events.RetrySlice) -> None:
         """Ask for a value once more; the operation is not done yet."""
@@ -557,7 +601,7 @@ class MachineDriver:
             self._actions.remove(one)
             retry = retry._replace(error=one.error)
         # Before pushes that the answer has let go: the server may write the value anew with them.
-        self._actions.extendleft(reversed(self._machine.step(retry, time.monotonic())))
+        self._actions.extendleft(reversed(self._stepped(retry, time.monotonic())))
 
     def _connect(self, action: events.Connect) -> None:
         log.debug("server %d is at %s", action.server, action.address)

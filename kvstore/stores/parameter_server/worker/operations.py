@@ -94,6 +94,10 @@ class OperationTable:
                 )
                 return None
             good = False  # its memory is gone with it, or there is no room to map it: a frame will do
+        except Exception as error:  # raised to who is at the sockets: it may be another operation's thread
+            text = f"was not taken in: {type(error).__name__}: {error}"
+            operation.error = Failure("KVStoreError", f"a value of server {request.server} {text}")
+            raise
         finally:
             self.counters.leave()
         if good:

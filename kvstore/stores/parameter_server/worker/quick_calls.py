@@ -131,6 +131,8 @@ class QuickCalls:
         except BaseException as error:
             if call.half_begun:
                 client.give_up_half(call.what, error)
+            elif call.operation is not None and not (call.operation.done or call.let_go or client.failed):
+                client.give_up(call.operation, call.what, error)  # it has been sent
             raise
         return partial(client.end, call) if begun else False
 
@@ -212,7 +214,7 @@ class QuickCall:
         ways = []
         for plan in self._plan.servers:
             stream = sockets.stream(plan.server)
-            if stream is None:
+            if stream is None or (before is not None and before.exchange_with(plan.server) is plan.exchange):
                 return False
             ways.append(ServerWay(plan, stream))
         if not self._may_begin(machine) or not self._set(ways):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import threading
 import time
@@ -18,7 +20,9 @@ import kvstore as kv
 from kvstore.stores.parameter_server.protocol import events
 from kvstore.stores.parameter_server.protocol.messages import Failure
 from kvstore.stores.parameter_server.worker.pushes import Pushes
+from kvstore.stores.parameter_server.worker.quick_calls import QuickCall
 from kvstore.stores.parameter_server.worker.replies import FillOuts
+from kvstore.stores.parameter_server.worker.state_machine.request_table import RequestTable
 
 F = np.float32
 LOCK: Any = type(threading.RLock())
@@ -94,6 +98,154 @@ def test_a_push_that_is_begun_by_half_says_so_from_then_on(
     for _ in range(2):
         with pytest.raises(kv.KVStoreError, match="interrupted while it began a pushpull, and has left"):
             store.pull("a", out=out)
+
+
+HALF = "was interrupted while it counted its requests, and has left the job"
+
+
+def once(patch: pytest.MonkeyPatch, where: Any, name: str, calls: int = 1, after: bool = False) -> list[Any]:
+    """Let Ctrl-C come in a method: at its `calls`th call by the main thread, or at the end of that."""
+    came: list[Any] = []
+    method = getattr(where, name)
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            return method(*arguments, **options)
+        came.append(None)
+        found = method(*arguments, **options) if after else None
+        if len(came) == calls:
+            signal.raise_signal(signal.SIGINT)
+        return found if after else method(*arguments, **options)
+
+    patch.setattr(where, name, interrupted)
+    return came
+
+
+def test_an_interrupt_while_requests_are_counted_ends_this_worker(
+    create: Callable[..., kv.KVStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = create(slice_bytes=4096)
+    driver: Any = store._backend._client.driver  # type: ignore[attr-defined]
+    store.init("a", np.zeros(10_000, F))
+    monkeypatch.setattr(driver, "begin", lambda _: False)
+    with monkeypatch.context() as patched:
+        once(patched, RequestTable, "add", calls=2)
+        with pytest.raises(KeyboardInterrupt):
+            store.push("a", np.ones(10_000, F))
+    for _ in range(2):
+        with pytest.raises(kv.KVStoreError, match=HALF):
+            store.pull("a", out=np.zeros(10_000, F))
+
+
+def test_an_interrupt_while_a_quick_call_becomes_a_usual_one_ends_this_worker(
+    quick: Quick, create: Callable[..., kv.KVStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = create()
+    store.init("a", np.zeros(1000, F))
+    quick.call(lambda: store.pushpull("a", np.ones(1000, F)))
+    monkeypatch.setattr(QuickCall, "wait", lambda *_: time.sleep(0.001) or [])
+    monkeypatch.setattr(type(store._backend._client.driver), "_patience", lambda *_: 0.0)  # type: ignore[attr-defined]
+    once(monkeypatch, QuickCall, "adopt")
+    end = pace.deadline(20)
+    with pytest.raises(KeyboardInterrupt):
+        while time.monotonic() < end:
+            store.pushpull("a", np.ones(1000, F))
+    with pytest.raises(kv.KVStoreError, match=HALF):
+        store.pull("a", out=np.zeros(1000, F))
+
+
+@pytest.mark.parametrize("way", ["quick", "usual"])
+def test_who_is_interrupted_while_it_sends_gets_nothing_later(
+    quick: Quick, create: Callable[..., kv.KVStore], monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    store = create()
+    driver: Any = store._backend._client.driver  # type: ignore[attr-defined]
+    store.init("a", np.zeros(1000, F))
+    out, found = np.zeros(1000, F), np.zeros(1000, F)
+    quick.call(lambda: store.pushpull("a", np.ones(1000, F), out=out))
+    before = out.copy()
+    with monkeypatch.context() as patched:
+        if way == "usual":
+            patched.setattr(driver, "begin", lambda _: False)
+            came = once(patched, driver._sockets, "send")
+        else:
+            came = once(patched, QuickCall, "_send", after=True)
+        end = pace.deadline(20)
+        with pytest.raises(KeyboardInterrupt):
+            while time.monotonic() < end:
+                store.pull("a", out=out)
+    assert came
+    out[:] = -1
+    store.pull("a", out=found)
+    assert (found == before).all() and (out == -1).all()
+
+
+def test_an_interrupt_in_another_call_costs_an_operation_nothing(
+    create: Callable[..., kv.KVStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = create()
+    driver: Any = store._backend._client.driver  # type: ignore[attr-defined]
+    store.init("a", np.ones(1000, F))
+    monkeypatch.setattr(driver, "begin", lambda _: False)
+    came = once(monkeypatch, FillOuts, "__call__")
+    end = pace.deadline(60)
+    while not came:  # the main thread takes the value in, and not the one that waits for it
+        assert time.monotonic() < end
+        out = np.zeros(1000, F)
+        work = store.pull("a", out=out, async_op=True)
+        assert work is not None
+        with contextlib.suppress(KeyboardInterrupt):
+            store.barrier()
+        work.wait()
+        assert (out == 1).all()
+
+
+def test_an_error_in_another_call_is_the_operations(
+    create: Callable[..., kv.KVStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = create()
+    driver: Any = store._backend._client.driver  # type: ignore[attr-defined]
+    store.init("a", np.ones(1000, F))
+    monkeypatch.setattr(driver, "begin", lambda _: False)
+    take, came = FillOuts.__call__, []
+
+    def fails(self: FillOuts, *arguments: Any) -> bool:
+        if threading.current_thread() is not threading.main_thread():
+            return take(self, *arguments)
+        came.append(None)
+        raise MemoryError("none is left")
+
+    monkeypatch.setattr(FillOuts, "__call__", fails)
+    end = pace.deadline(60)
+    while not came:
+        assert time.monotonic() < end
+        work = store.pull("a", out=np.zeros(1000, F), async_op=True)
+        assert work is not None
+        with contextlib.suppress(MemoryError):
+            store.barrier()
+    with pytest.raises(kv.KVStoreError, match="was not taken in: MemoryError: none is left"):
+        work.wait()
+
+
+def test_a_fork_reads_nothing_of_its_parents_connections(
+    quick: Quick, create: Callable[..., kv.KVStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = create()
+    store.init("a", np.zeros(1000, F))
+    quick.call(lambda: store.push("a", np.ones(1000, F)))
+    driver: Any = store._backend._client.driver  # type: ignore[attr-defined]
+    end = pace.deadline(20)
+    while driver._quick is None:  # a push that nobody waits for, and that has no answer yet
+        assert time.monotonic() < end
+        store.push("a", np.ones(1000, F))
+    read: list[Any] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(QuickCall, "wait", lambda *_: read.append(None) or [])
+        patched.setattr(os, "getpid", lambda: -1)
+        with pytest.raises(kv.KVStoreError, match="fork of a worker"):
+            store.barrier()
+    assert not read
+    store.barrier()
 
 
 def test_what_has_failed_is_told_after_another_value_was_asked_for_again(

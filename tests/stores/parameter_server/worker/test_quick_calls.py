@@ -539,6 +539,25 @@ def test_codecs_that_are_not_usual(quick: Quick, create: Callable[..., kv.KVStor
         quick.call(call)
 
 
+def test_a_codec_that_is_set_while_a_push_has_no_answer(
+    quick: Quick, create: Callable[..., kv.KVStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The push lies in memory of both, and nobody waits for it."""
+    store = create(same_host_shm=True)
+    driver: Any = store._backend._client.driver  # type: ignore[attr-defined]
+    store.init("a", np.zeros(200_000, F))
+    value, out = np.ones(200_000, F), np.zeros(200_000, F)
+    end = pace.deadline(20)
+    while driver._quick is None:
+        assert time.monotonic() < end
+        store.push("a", value)
+    monkeypatch.setattr(driver, "_ticked", time.monotonic() + 1000)
+    store.set_gradient_compression({"type": "2bit", "threshold": 1.0})
+    store.push("a", value)
+    store.pull("a", out=out)
+    assert (out == 1).all()
+
+
 def test_what_is_under_way_comes_first(quick: Quick, create: Callable[..., kv.KVStore]) -> None:
     store = create()
     store.init("a", np.zeros(10, F))
