@@ -594,6 +594,32 @@ def rows_until_the_server_dies(rows: int) -> int:
     return calls
 
 
+def equal_rows_beside_a_push() -> None:
+    """Pulls of the same rows before and after a push, all of which the server answers at once."""
+    store, shape = create(same_host_shm=False), (1000, 16)
+    ids, zeros = np.arange(0, 1000, 2), np.zeros(shape, F)
+    store.init("t", kv.RowSparseArray(zeros, np.arange(1000), shape))
+    store.set_optimizer(kv.optimizer.SGD(learning_rate=1.0))
+    gradient = kv.RowSparseArray(np.ones((1000, 16), F), np.arange(1000), shape)
+    outs = [kv.RowSparseArray.zeros(shape) for _ in range(2)]
+    for step in range(5):
+        store.row_sparse_pull("t", out=outs, row_ids=[ids, ids])
+        tell(f"stop {step}")
+        hear()
+        works = [
+            store.row_sparse_pull("t", out=outs[0], row_ids=ids, async_op=True),
+            store.push("t", gradient, async_op=True),
+            store.row_sparse_pull("t", out=outs[1], row_ids=ids, async_op=True),
+        ]
+        tell(f"asked {step}")
+        for work in works[:: -1 if step % 2 else 1]:
+            work.wait()
+        for out, pushes in zip(outs, (step, step + 1), strict=True):
+            assert (out.indices == ids).all()
+            assert (out.data == -pushes).all(), (step, out.data)
+    store.close()
+
+
 def by_encrypted_streams(altered: bool) -> tuple[str, str]:
     """Sums are those of `local`, over streams with ciphers; where these are altered, over ZeroMQ."""
     if altered:

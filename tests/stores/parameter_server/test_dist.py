@@ -81,6 +81,18 @@ def test_a_worker_that_reads_late_gets_what_it_asked_for(served: Served) -> None
     run(served(2, 1, KVSTORE_SAME_HOST_SHM="0", **SYNC), OWN, "reads_late")
 
 
+def test_equal_rows_beside_a_push_are_those_of_their_rounds(served: Served) -> None:
+    made = served(1, 1, **SYNC, KVSTORE_DEAD_AFTER="60")
+    (worker,) = made.start_all(OWN, "equal_rows_beside_a_push")
+    for step in range(5):
+        worker.expect(f"stop {step}")
+        made.servers[0].signal(signal.SIGSTOP)
+        worker.say("go")
+        worker.expect(f"asked {step}")
+        made.servers[0].signal(signal.SIGCONT)
+    made.results()
+
+
 def test_sums_by_frames_alone(served: Served) -> None:
     same(served(2, 2, **BY_FRAME), "sums", "float32", 1)
 

@@ -253,12 +253,10 @@ class WorkerSockets(_Sockets):
         return lost
 
     def expect(self, server: int, rows: ExpectedRows) -> Stream | None:
-        """Receive rows where they belong; return the stream that does, if there is one."""
+        """Receive rows where they belong; return the stream that does. None: they are to be copied."""
         client = self._streams.get(server)
         stream = None if client is None else client.stream
-        if stream is not None:
-            stream.expect(rows)
-        return stream
+        return stream if stream is not None and stream.expect(rows) else None
 
     def await_replies(self, ways: list[tuple[Exchange, Stream]], end: float) -> list[tuple[int, Message]]:
         """Wait for the replies to exchanges, or until something else comes.

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from .client import Client
     from .driver import MachineDriver
 
+_MOST_BATCH = 1 << 29  # bytes of payloads: a message of a stream has at most 1 GB, heads and records included
+
 
 class WorkerProcess:
     """A worker process of one job: this one."""
@@ -68,8 +70,8 @@ class WorkerProcess:
         start = threading.TIMEOUT_MAX if self._heartbeats is None else config.dead_after
         echoes = bool(self.echo)
         return WorkerOptions(
-            credit, slice_bytes, config.resend, control_resend, config.dead_after, start, self.absence,
-            echoes, not synchronous,
+            credit, min(slice_bytes, _MOST_BATCH), config.resend, control_resend, config.dead_after, start,
+            self.absence, echoes, not synchronous,
         )  # fmt: skip
 
     def place(self, rank: int, size: int) -> tuple[int, int]:

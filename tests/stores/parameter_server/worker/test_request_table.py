@@ -8,6 +8,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvstore.settings.roles import Roles
 from kvstore.stores.parameter_server.protocol.messages import (
     PROBE,
     SPAN,
@@ -16,7 +17,8 @@ from kvstore.stores.parameter_server.protocol.messages import (
     PayloadLocation,
     Record,
 )
-from kvstore.stores.parameter_server.transport.frames import Codec
+from kvstore.stores.parameter_server.transport.frames import Codec, Limits
+from kvstore.stores.parameter_server.worker.process import WorkerProcess
 from kvstore.stores.parameter_server.worker.state_machine.options import WorkerOptions
 from kvstore.stores.parameter_server.worker.state_machine.request_table import (
     OperationProgress,
@@ -92,6 +94,18 @@ def test_answers_count_against_the_credit_where_none_waits_for_others(sizes: lis
         requests.answered(reply(out[-1].sequence, kind=Kind.VALUE), 0.0)
         due += pump(requests)
     assert [record.slice for record in out] == list(range(len(sizes)))
+
+
+def test_no_message_is_larger_than_a_stream_takes() -> None:
+    """Whatever slice_bytes is: four frames of 256 MB, the largest there are, and heads are more than 1 GB."""
+    worker = WorkerProcess(Roles("worker", 0, 1, 1, "job", "tcp://127.0.0.1:1", "127.0.0.1", 0, None, False))
+    frame = Limits().frame
+    for slice_bytes in (4096, 1 << 20, frame, 1 << 30):
+        requests = RequestTable(worker.worker_options(1 << 40, slice_bytes, True))
+        added = [add(requests, slice_, frame) for slice_ in range(4)]
+        for batches in (requests.pump(0.0), requests.repeats(added)):
+            assert sum(len(records) for records, _ in batches) == 4
+            assert all(sum(one.nbytes for one in records) <= 1 << 29 for records, _ in batches)
 
 
 def test_a_server_is_not_asked_for_rounds_far_ahead() -> None:

@@ -1,5 +1,6 @@
 /* Rows that a worker waits for, received where they belong: a frame that is about to come is given that memory if it is
- * theirs, by the slice and the ids that come before it. The reply is checked as any other once it is whole. */
+ * theirs, by the slice and the ids that come before it. So of equal requests only one can have its rows expected: those of
+ * another may be of a later round. The reply is checked as any other once it is whole. */
 #ifndef KP_EXPECTED_H
 #define KP_EXPECTED_H
 
@@ -14,6 +15,15 @@ typedef struct kp_expected {
     uint64_t n, ids_bytes, nbytes; /* rows, bytes of their ids, and of themselves */
     int came;
 } kp_expected;
+
+/* Whether equal rows are expected already, by ids and slice: an answer does not tell which of the two it is. */
+static int kp_has_equal(const kp_expected *first, const kp_expected *rows)
+{
+    for (; first; first = first->next)
+        if (first->slice == rows->slice && first->n == rows->n && !memcmp(first->ids, rows->ids, rows->ids_bytes))
+            return 1;
+    return 0;
+}
 
 /* Whether a record is of these rows, and they are frame `at` of the message that comes, behind their ids. `behind`: what
  * follows the records. */

@@ -211,16 +211,27 @@ def test_what_is_no_batch_is_written_nowhere(ends: tuple[Stream, Stream]) -> Non
     assert place.untouched
 
 
-def test_equal_rows_that_are_expected_twice_come_twice(ends: tuple[Stream, Stream]) -> None:
+def test_of_equal_rows_only_the_first_are_expected(ends: tuple[Stream, Stream]) -> None:
+    """All answers come before one is looked at: none may be where those of another request belong."""
     ours, theirs = ends
-    ids, rows, places = np.arange(1000), table_of(1000), [Place(1000), Place(1000)]
-    for place in places:
-        theirs.expect(ExpectedRows(4, ids, place.into))
-    for more in (0, 1):
-        assert ours.send(reply(4, ids, rows + more))
-        next_message(theirs)
-    assert sorted(place.holds(rows) for place in places) == [False, True]
-    assert sorted(place.holds(rows + 1) for place in places) == [False, True]
+    ids, rows, places = np.arange(60), table_of(60), [Place(60) for _ in range(4)]
+    asked = [(4, ids), (4, ids), (4, ids + 1), (5, ids)]
+    expected = [ExpectedRows(*one, place.into) for one, place in zip(asked, places, strict=True)]
+    taken = [theirs.expect(one) for one in expected]
+    for more, one in enumerate(asked):
+        assert ours.send(reply(*one, rows + more))
+    came: list[list[Any]] = []
+    end = pace.deadline(20)
+    while len(came) < len(asked):
+        assert time.monotonic() < end
+        came += theirs.receive()
+    for more, frames in enumerate(came):
+        assert bytes(memoryview(frames[-1])) == (rows + more).tobytes()
+    assert [place.holds(rows + more) for more, place in enumerate(places)] == [True, False, True, True]
+    assert places[1].untouched
+    assert taken == [True, False, True, True]
+    theirs.expect_no_more(expected[0])
+    assert theirs.expect(expected[1])
 
 
 def test_nothing_is_written_once_it_is_expected_no_more() -> None:
