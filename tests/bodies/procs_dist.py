@@ -502,6 +502,18 @@ def a_key_in_the_order_of_the_calls() -> None:
         assert (held(store, "k") == 2 * len(outs)).all()
 
 
+def a_pull_sees_its_push() -> None:
+    """A second push of a small key waits for the first pull; the second pull must not overtake it."""
+    with create() as store:
+        store.init("k", np.zeros(8, F))
+        outs = [np.empty(8, F) for _ in range(40)]
+        for step, out in enumerate(outs):
+            store.push("k", np.full(8, step, F), async_op=True)
+            store.pull("k", out=out, async_op=True)
+        store.wait()
+        assert [float(out[0]) for out in outs] == list(range(len(outs)))
+
+
 def one_update_at_a_time(rounds: int) -> str:
     """All workers push at once into the same keys: no push is lost, none is half done."""
     with opened() as store:

@@ -107,7 +107,8 @@ class RequestTable:
         self._order = 0
         self._flying: dict[int, int] = {}  # by slice: pushes that are sent and not answered
         self._reads: dict[int, list[int]] = {}  # by slice: rounds of which values are asked for, and not come
-        self._held: dict[int, list[_Entry]] = {}  # pushes that wait for those
+        #: By slice: pushes that wait for those, and what was added after them.
+        self._held: dict[int, list[_Entry]] = {}
         self._open: dict[int, RequestInFlight] = {}  # by sequence: sent and not answered
         self._oldest = 1  # nothing below is open
         self._next = 1
@@ -169,7 +170,8 @@ class RequestTable:
             entry = queue[0]
             request = entry[2]
             slice_, is_push = request.record[SLICE], request.record[KIND] in _PUSHES
-            if is_push and self._waits(slice_, request.record[ROUND]):
+            behind = slice_ in held and entry[1] > 0  # `add_first` counts below 0
+            if behind or (is_push and self._waits(slice_, request.record[ROUND])):
                 held.setdefault(slice_, []).append(heapq.heappop(queue))
                 continue
             bytes_ = request.size
@@ -433,7 +435,10 @@ class RequestTable:
         return [*self._open.values(), *(one[2] for one in self._queue), *held]
 
     def _release(self, slice_: int) -> None:
-        """Queue again what waited for pushes of a slice to be answered."""
+        """Queue again what waits in a slice, unless the first, which is a push, still has to."""
+        held = self._held.get(slice_, ())
+        if held and self._waits(slice_, held[0][2].record[ROUND]):
+            return
         for one in self._held.pop(slice_, ()):
             heapq.heappush(self._queue, one)
 
