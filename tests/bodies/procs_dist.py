@@ -478,6 +478,42 @@ def async_failure() -> None:
         store.barrier()
 
 
+def a_key_in_the_order_of_the_calls() -> None:
+    """More is pushed than there is credit for, and later operations of a key have higher priorities."""
+    with create() as store:
+        n = 1 << 18
+        store.init(["k", "small"], [np.zeros(n, F), np.zeros(8, F)])
+        out = np.empty(8, F)
+        store.push("small", np.full(8, 1, F), async_op=True)
+        store.push("k", np.zeros(n, F), async_op=True)
+        store.pull("small", out=out, priority=-1, async_op=True)
+        store.push("small", np.full(8, 2, F), priority=1, async_op=True)
+        store.wait()
+        assert (out == 1).all() and (held(store, "small") == 2).all(), out
+        ones = np.ones(n, F)
+        outs = [np.empty(n, F) for _ in range(6)]
+        for step, out in enumerate(outs):
+            store.push("k", (2 * step + 1) * ones, priority=0, async_op=True)
+            store.push("k", (2 * step + 2) * ones, priority=3 * step + 1, async_op=True)
+            store.pull("k", out=out, priority=3 * step + 2, async_op=True)
+        store.wait()
+        for step, out in enumerate(outs):
+            assert (out == 2 * step + 2).all(), (step, np.unique(out))
+        assert (held(store, "k") == 2 * len(outs)).all()
+
+
+def a_pull_sees_its_push() -> None:
+    """A second push of a small key waits for the first pull; the second pull must not overtake it."""
+    with create() as store:
+        store.init("k", np.zeros(8, F))
+        outs = [np.empty(8, F) for _ in range(40)]
+        for step, out in enumerate(outs):
+            store.push("k", np.full(8, step, F), async_op=True)
+            store.pull("k", out=out, async_op=True)
+        store.wait()
+        assert [float(out[0]) for out in outs] == list(range(len(outs)))
+
+
 def one_update_at_a_time(rounds: int) -> str:
     """All workers push at once into the same keys: no push is lost, none is half done."""
     with opened() as store:

@@ -496,3 +496,19 @@ def test_without_rounds(served: Served, workers: int, function: str) -> None:
 
 def test_pushes_of_all_workers_at_once(served: Served) -> None:
     run(served(3, 2, **ASYNC), OWN, "one_update_at_a_time", 30)
+
+
+BEYOND_CREDIT = {"KVSTORE_SAME_HOST_SHM": "0", "KVSTORE_CREDIT_BYTES": "65536", "KVSTORE_SLICE_BYTES": "4096"}
+
+
+@pytest.mark.parametrize("store", ["dist_async", "dist_sync"])
+def test_no_priority_overtakes_an_earlier_operation_of_its_key(served: Served, store: str) -> None:
+    job = served(1, 1, **BEYOND_CREDIT, **{tested_store.NAME: store})
+    run(job, OWN, "a_key_in_the_order_of_the_calls")
+
+
+@pytest.mark.parametrize(
+    "variables", [ASYNC, {**ASYNC, "KVSTORE_SAME_HOST_SHM": "0"}], ids=["memory", "frames"]
+)
+def test_a_pull_in_the_background_sees_the_push_before_it(served: Served, variables: dict[str, str]) -> None:
+    run(served(1, 1, **variables), OWN, "a_pull_sees_its_push")

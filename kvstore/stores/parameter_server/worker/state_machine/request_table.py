@@ -2,6 +2,9 @@
 
 Requests get their sequence when they are first sent. A request that has gone out with a payload is not sent
 with it again before the server has said that it does not know it: the answer may only be waiting for others.
+
+Requests of one slice go out in the order in which they were added, whatever their priorities: a server that
+has no rounds does them as they come.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ _READS = frozenset((Kind.PULL, Kind.PUSHPULL))
 _FRAME = m.PayloadLocation.FRAME
 _new = tuple.__new__
 
+#: A request that is to be sent: less its priority, its place among equals, and itself.
+_Entry = tuple[int, int, "RequestInFlight"]
 #: Records of one message, and their payloads.
 RecordBatch = tuple[list[Record], list[Any]]
 
@@ -97,11 +102,13 @@ class RequestTable:
         self.complete: dict[int, int] = {}
         #: Rounds that were seen complete in answers since somebody took this number.
         self.rounds = 0
-        self._queue: list[tuple[int, int, RequestInFlight]] = []
+        self._queue: list[_Entry] = []
+        self._last: dict[int, _Entry] = {}  # by slice: of those added and not sent, the last
         self._order = 0
         self._flying: dict[int, int] = {}  # by slice: pushes that are sent and not answered
         self._reads: dict[int, list[int]] = {}  # by slice: rounds of which values are asked for, and not come
-        self._held: dict[int, list[tuple[int, int, RequestInFlight]]] = {}  # pushes that wait for those
+        #: By slice: pushes that wait for those, and what was added after them.
+        self._held: dict[int, list[_Entry]] = {}
         self._open: dict[int, RequestInFlight] = {}  # by sequence: sent and not answered
         self._oldest = 1  # nothing below is open
         self._next = 1
@@ -123,9 +130,14 @@ class RequestTable:
         return not (self._queue or self._open or self._held or self.outstanding())
 
     def add(self, request: RequestInFlight, priority: int) -> None:
-        """Queue a request."""
+        """Queue a request, behind all of its slice that have not been sent."""
         self._order += 1
-        heapq.heappush(self._queue, (-priority, self._order, request))
+        slice_, key = request.record[SLICE], -priority
+        last = self._last.get(slice_)
+        if last is not None and last[0] > key:
+            key = last[0]
+        entry = self._last[slice_] = key, self._order, request
+        heapq.heappush(self._queue, entry)
 
     def add_first(self, request: RequestInFlight) -> None:
         """Queue a request before all that have not been sent."""
@@ -153,12 +165,14 @@ class RequestTable:
         size = 0
         out = self.outstanding()
         free = self.credit - out
-        queue = self._queue
+        queue, last, held = self._queue, self._last, self._held
         while queue:
-            request = queue[0][2]
+            entry = queue[0]
+            request = entry[2]
             slice_, is_push = request.record[SLICE], request.record[KIND] in _PUSHES
-            if is_push and self._waits(slice_, request.record[ROUND]):
-                self._held.setdefault(slice_, []).append(heapq.heappop(queue))
+            behind = slice_ in held and entry[1] > 0  # `add_first` counts below 0
+            if behind or (is_push and self._waits(slice_, request.record[ROUND])):
+                held.setdefault(slice_, []).append(heapq.heappop(queue))
                 continue
             bytes_ = request.size
             # Fewer than `report` bytes may all have come without a word of the server.
@@ -166,6 +180,8 @@ class RequestTable:
             if full or self._is_too_much(request.back) or not self._numbered(request):
                 break
             heapq.heappop(queue)
+            if last.get(slice_) is entry:
+                del last[slice_]
             if records and (size + bytes_ > self.batch_bytes or len(records) == _MANY):
                 batches.append((records, frames))
                 records, frames, size = [], [], 0
@@ -372,6 +388,7 @@ class RequestTable:
         self._held.clear()
         self._flying.clear()
         self._reads.clear()
+        self._last.clear()
         self._queue = [one for one in self._queue if one[2].sequence]
         # Their bytes are waited for no more: those of a lost message would hold up everything that follows.
         self._answered += sum(request.size for request in self._open.values())
@@ -418,7 +435,10 @@ class RequestTable:
         return [*self._open.values(), *(one[2] for one in self._queue), *held]
 
     def _release(self, slice_: int) -> None:
-        """Queue again what waited for pushes of a slice to be answered."""
+        """Queue again what waits in a slice, unless the first, which is a push, still has to."""
+        held = self._held.get(slice_, ())
+        if held and self._waits(slice_, held[0][2].record[ROUND]):
+            return
         for one in self._held.pop(slice_, ()):
             heapq.heappush(self._queue, one)
 
