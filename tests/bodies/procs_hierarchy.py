@@ -603,6 +603,41 @@ def interrupted_by_half(at: str) -> list[str]:
         return []
 
 
+def leaves_while_it_carries() -> list[float]:
+    """Rank 0 sends its host's sum, and is interrupted in the middle of a step before it has the answer."""
+    with create(on_peer_loss="continue") as store:
+        store.init("w", np.zeros(5, F))
+        client, out = store._backend._client, np.zeros(5, F)
+        if store.rank == 1:
+            store.push("w", np.ones(5, F))
+            tell("pushed")
+            hear()
+            store.pull("w", out=out)
+            return out.tolist()
+        hear()
+        if store.rank == 2:
+            store.pushpull("w", np.full(5, 10, F), out=out)
+            return out.tolist()
+        store.push("w", np.ones(5, F))
+        while not store._backend._carrier._open:
+            time.sleep(0.001)
+        step = client._machine.step
+
+        def interrupted(*_: Any) -> Any:
+            client._machine.step = step
+            raise KeyboardInterrupt
+
+        client._machine.step = interrupted
+        with contextlib.suppress(KeyboardInterrupt):
+            client.num_lost(60)
+        while not client.failed:  # else the carrier's thread was there first
+            time.sleep(0.001)
+        with pytest.raises(kv.KVStoreError, match="was interrupted while it counted its requests"):
+            store.push("w", np.ones(5, F))
+        tell("interrupted")
+        return []
+
+
 def cannot_sum() -> list[Any]:
     """Rank 0 comes last, and has no memory to sum: another worker of its host does, where the job goes on."""
     with create(on_peer_loss="continue") as store:

@@ -127,6 +127,7 @@ class HierarchyBackend(Backend):
             self._region = HostRegion(
                 config, self._place(), self._ranks, self._check, others, self._client.listening
             )
+            self._client.before_leaving = partial(_be_lost, weakref.ref(self._region))
             self._carrier = HostCarrier(self._client, self._region, self._parts, self._settings)
         except BaseException as error:
             self._leave_at_start(error)
@@ -393,7 +394,6 @@ class HierarchyBackend(Backend):
         """Leave the job if a push has come to some slices: nobody is to wait for the rest."""
         arrived = sum(map(self._arrived, keys)) - before
         if 0 < arrived < sum(len(self._handles(key)) for key in keys) and not self._client.failed:
-            self._region.be_lost()
             self._client.give_up_half("a push", error)
 
     def _arrived(self, key: DistKey) -> int:
@@ -579,6 +579,12 @@ class HierarchyBackend(Backend):
                 last = self._carrier.is_done
             except KVStoreError as error:
                 log.error("worker %d, as its store is closed: %s", self.rank, error)
+
+
+def _be_lost(region: weakref.ref[HostRegion]) -> None:
+    """Have the others of the host take over what this worker carries, if it is still in the host's memory."""
+    if (there := region()) is not None:
+        there.be_lost()
 
 
 def _slice_names(key: DistKey) -> list[str]:

@@ -117,7 +117,6 @@ class HostCarrier:
             f"worker {self._client.rank} could not carry round {handle.complete + 1} of key {handle.key!r}, "
             f"and has left the job: close the store, and start the job again. The cause: {error!r}"
         )
-        self._region.be_lost()
         self._client.leave_as_lost(Failure("KVStoreError", text))
 
     @property

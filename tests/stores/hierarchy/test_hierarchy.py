@@ -436,6 +436,17 @@ def test_a_sum_that_cannot_be_worked_out_is_left_to_the_rest_of_the_host(served:
     assert job.results() == [[], [[2] * 5, [1] * 5]]
 
 
+def test_what_an_interrupted_worker_carries_is_taken_over(served: Served) -> None:
+    job = served(3, 1, **SMALL)
+    first, second, third = start_on_hosts(job, [0, 0, 1], HOSTS, "leaves_while_it_carries")
+    second.expect("pushed")
+    first.say("go")
+    first.expect("interrupted")
+    third.say("go")
+    second.say("go")
+    assert job.results() == [[], [12] * 5, [12] * 5]
+
+
 def test_workers_of_a_host_that_set_different_codecs(served: Served) -> None:
     assert sorted(run(served, [0, 0], OWN, "codecs_differ")) == ["refused", "set"]
 

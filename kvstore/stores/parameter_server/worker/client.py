@@ -100,6 +100,8 @@ class Client:
         self.host_pool: SharedBufferPool | None = None
         if self.member.seats:
             self.pool, self.host_pool = None, self.pool
+        #: Run before this worker leaves as one who is lost, and what is under way ends.
+        self.before_leaving: Callable[[], None] = lambda: None
         self.driver.on_half_step = partial(self._leave_interrupted, "counted its requests")
         self._process.opened(self)
 
@@ -255,6 +257,7 @@ class Client:
 
     def leave_as_lost(self, failure: Failure) -> None:
         """Be out of the job, and tell the scheduler; every call raises this from now on."""
+        self.before_leaving()
         failed = self._operations.failed
         self._say(partial(m.Leave, lost=True))
         self.driver.fail(failure)
