@@ -34,6 +34,7 @@ from ..protocol.messages import (
 from ..protocol.payloads import SHARED_BYTES, as_bytes
 from ..transport.shared_buffers import PeerBuffers, Values
 from .payload import Payload, SliceUpdate, SliceValueWrite, opaque
+from .snapshot import Folder
 from .store_shard import StoreShard
 
 log = logging.getLogger("kvstore.server")
@@ -248,7 +249,7 @@ class ServerStorage:
         for store, rank in [key for key in self._worker_buffers if key[0] == action.store]:
             self._worker_buffers.pop((store, rank)).close()
         if self._config.snapshot:
-            shutil.rmtree(self._folder(action.store), ignore_errors=True)
+            Folder(self._folder(action.store)).remove()
 
     def configure(self, install: Install) -> Failure | None:
         """Take in settings; log commands."""
@@ -317,7 +318,8 @@ class ServerStorage:
     def restore(self, job: str) -> dict[str, Any]:
         """Take up this job's last snapshots, and return what the machine wants to find again.
 
-        Raises StateFileError for one that is damaged.
+        Raises StateFileError for one that is damaged. A store has none whose first one is not complete, or
+        whose last one was being removed.
         """
         states: list[dict[str, Any]] = []
         whose = self._root / _JOB
@@ -326,9 +328,14 @@ class ServerStorage:
                 "server %d comes back without a snapshot: this job has none in %s", self._server, self._root
             )
             return {"stores": states}
-        for folder in sorted(self._root.glob("store-*")):
+        for path in sorted(self._root.glob("store-*")):
+            folder = Folder(path)
+            if not folder.is_there():
+                log.warning("%s has no complete snapshot, and is removed", path)
+                folder.remove()
+                continue
             memory = Values()
-            shard, state = StoreShard.restore(folder, memory)
+            shard, state = StoreShard.restore(path, memory)
             store = int(state["store"])
             self._values[store], self._shards[store] = memory, shard
             states.append(state)
