@@ -209,6 +209,7 @@ class ServerLoop:
                 self._end_snapshot()
 
     def _end_snapshot(self) -> None:
+        self._storage.end_snapshot()
         if self._unwritten is None:
             took = time.monotonic() - self._saved
             log.info("snapshot written to %s in %.1f s", self._config.snapshot, took)

@@ -43,7 +43,10 @@ def saved(storage: ServerStorage, store: int = 0) -> None:
 
 def save(storage: ServerStorage, *stores: int) -> None:
     """Write a snapshot."""
-    storage.save({"stores": [{"store": store} for store in stores]})()
+    try:
+        storage.save({"stores": [{"store": store} for store in stores]})()
+    finally:
+        storage.end_snapshot()
 
 
 def in_killed_child(call: Callable[[], None], name: str, killer: Callable[..., None]) -> None:
@@ -146,3 +149,24 @@ def test_a_damaged_snapshot_of_one_store_stays_an_error(tmp_path: Path, name: st
     with pytest.raises(kv.StateFileError):
         server(tmp_path).restore("a job")
     assert len(list(folder.iterdir())) == 2
+
+
+def test_a_store_whose_snapshot_cannot_be_written_keeps_no_other_from_its_own(tmp_path: Path) -> None:
+    storage = server(tmp_path)
+    storage.begin_snapshots("a job")
+    for store in (0, 1):
+        put(storage, store, 1)
+    save(storage, 0, 1)
+    for store in (0, 1):
+        put(storage, store, 2)
+    folder = tmp_path / "server-0" / "store-0"
+    folder.rename(tmp_path / "aside")
+    folder.touch()  # no folder
+    with pytest.raises(FileExistsError):
+        save(storage, 0, 1)
+    folder.unlink()
+    (tmp_path / "aside").rename(folder)
+    save(storage, 0, 1)
+    again = server(tmp_path)
+    again.restore("a job")
+    assert [again.shard(store).read(0).tolist() for store in (0, 1)] == [[2] * 8] * 2
