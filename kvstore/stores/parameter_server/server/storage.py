@@ -304,13 +304,14 @@ class ServerStorage:
     def save(self, machine: dict[str, Any]) -> Callable[[], None]:
         """Note each shard as it is, with what the machine knows of the store; return what writes it all.
 
-        That writes what can be written, and raises the first error. `end_snapshot` has to follow.
+        That writes what can be written, and raises the first error, also that there was no memory to note a
+        shard. `end_snapshot` has to follow.
         """
-        writes = [
-            self.shard(state["store"]).capture(self._folder(state["store"]), state)
-            for state in machine["stores"]
-        ]
+        writes: list[Callable[[], None]] = []
         errors: list[Exception] = []
+        for state in machine["stores"]:
+            with _noting(errors, MemoryError):
+                writes.append(self.shard(state["store"]).capture(self._folder(state["store"]), state))
         self._saving = True
 
         def write() -> None:

@@ -16,8 +16,9 @@ from kvstore.settings.parameter_server import PsConfig
 from kvstore.settings.roles import Roles
 from kvstore.stores.parameter_server.protocol import events
 from kvstore.stores.parameter_server.protocol import messages as m
+from kvstore.stores.parameter_server.server import store_shard
 from kvstore.stores.parameter_server.server.loop import ServerLoop
-from kvstore.stores.parameter_server.server.snapshot import Folder
+from kvstore.stores.parameter_server.server.snapshot import Folder, described
 from kvstore.stores.parameter_server.server.storage import ServerStorage
 
 STORES = {"stores": [{"store": 0}, {"store": 1}]}
@@ -99,6 +100,33 @@ def there(folder: Path) -> dict[int, float]:
     }
     storage.close()
     return found
+
+
+@pytest.mark.parametrize("store", [0, 1])
+def test_without_memory_for_its_copies_a_snapshot_has_failed_and_the_next_is_whole(
+    loop: ServerLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: int
+) -> None:
+    loop._storage.begin_snapshots("job")
+    monkeypatch.setattr(loop._machine, "snapshot", lambda: STORES)
+    put(loop._storage, 1)
+    assert told_of_end(loop, monkeypatch) is None
+    put(loop._storage, 2)
+    loop._due, calls = True, iter(range(10))
+
+    def short(held: Any) -> Any:
+        if next(calls) == store:
+            raise MemoryError
+        return described(held)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store_shard, "described", short)
+        failure = told_of_end(loop, monkeypatch)
+    assert failure.error == "StateFileError"
+    assert "server 0 has no snapshot: MemoryError" in failure.text
+    assert there(tmp_path) == {store: 1, 1 - store: 2}
+    loop._due = True
+    assert told_of_end(loop, monkeypatch) is None
+    assert there(tmp_path) == {0: 2, 1: 2}
 
 
 def test_a_store_that_is_closed_while_its_snapshot_is_written_leaves_none(
