@@ -209,6 +209,7 @@ class ServerLoop:
                 self._end_snapshot()
 
     def _end_snapshot(self) -> None:
+        self._storage.end_snapshot()
         if self._unwritten is None:
             took = time.monotonic() - self._saved
             log.info("snapshot written to %s in %.1f s", self._config.snapshot, took)
@@ -219,13 +220,14 @@ class ServerLoop:
         try:
             write()
         except Exception as error:
+            told = str(error) or type(error).__name__  # a MemoryError may say nothing
             self._unwritten = Failure(
                 "StateFileError",
-                f"server {self._machine.rank} has no snapshot: {error}. Correct it, then init the key again",
+                f"server {self._machine.rank} has no snapshot: {told}. Correct it, then init the key again",
             )
             if time.monotonic() - self._complained > _COMPLAINT:
                 self._complained = time.monotonic()
-                log.error("no snapshot could be written, the last one stays: %s", error)
+                log.error("no snapshot could be written, the last one stays: %s", told)
 
     def _step(self, event: events.Event) -> None:
         work = [event]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,16 @@ class Folder:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self._last: Manifest | None = None
+
+    def is_there(self) -> bool:
+        """Whether there is a snapshot: the first one begins with a folder, and ends with the manifest."""
+        return (self.path / _MANIFEST).exists()
+
+    def remove(self) -> None:
+        """Remove all, as far as the system lets us; whoever is killed meanwhile leaves no snapshot."""
+        with contextlib.suppress(OSError):
+            (self.path / _MANIFEST).unlink()
+        shutil.rmtree(self.path, ignore_errors=True)
 
     def read(self) -> Manifest:
         """Return the manifest of the last snapshot; StateFileError: damaged or foreign, or there is none."""

@@ -70,7 +70,7 @@ class Table(TableRows):
         #: What an absent row is.
         self.blank: Array = np.zeros((1, *shape[1:]), dtype)
         self.blank_tree: Tree = None
-        self._blank_generation = 0
+        self._blank_generation = -1  # that `blank_tree` belongs to; -1: none
         self._block: Array = np.empty((0, *shape[1:]), dtype)
         self._rooms: list[Array] = []
         self._keeps = -1  # round before the one that is being done, if what it left is to be kept
@@ -285,6 +285,7 @@ class Table(TableRows):
             self._check_state(given, optimizer)
         state.updater, state.generation = Updater(optimizer), settings.generation
         state.keep((given.updates, given.num_update))
+        self._blank_generation = -1  # what absent rows had is over, too
         if not given.known:
             return
         if given.ids is None:
@@ -319,7 +320,8 @@ class Table(TableRows):
         self.hide()
         self._block, self.count = pages.copy(rows), len(rows)
         np.copyto(self.blank, blank)
-        self.blank_tree, self._blank_generation = blank_tree, self.state.generation
+        self.blank_tree = blank_tree
+        self._blank_generation = -1 if blank_tree is None else self.state.generation
         if ids is None:
             self.index = None
             return

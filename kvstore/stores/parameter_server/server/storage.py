@@ -6,7 +6,8 @@ import hashlib
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from ..protocol.messages import (
 from ..protocol.payloads import SHARED_BYTES, as_bytes
 from ..transport.shared_buffers import PeerBuffers, Values
 from .payload import Payload, SliceUpdate, SliceValueWrite, opaque
+from .snapshot import Folder
 from .store_shard import StoreShard
 
 log = logging.getLogger("kvstore.server")
@@ -54,6 +56,9 @@ class ServerStorage:
         self._in_place: dict[tuple[int, int], set[tuple[int, int]]] = {}
         #: Else a server that is started again gets what was pushed again: it has to be as it was.
         self._writes_over_parts = not config.snapshot
+        self._saving = False
+        #: Folders of stores that were closed while a snapshot was being written.
+        self._to_remove: list[Folder] = []
         if config.threads:
             cpu.set_threads(config.threads)
 
@@ -248,7 +253,11 @@ class ServerStorage:
         for store, rank in [key for key in self._worker_buffers if key[0] == action.store]:
             self._worker_buffers.pop((store, rank)).close()
         if self._config.snapshot:
-            shutil.rmtree(self._folder(action.store), ignore_errors=True)
+            folder = Folder(self._folder(action.store))
+            if self._saving:
+                self._to_remove.append(folder)
+            else:
+                folder.remove()
 
     def configure(self, install: Install) -> Failure | None:
         """Take in settings; log commands."""
@@ -293,17 +302,32 @@ class ServerStorage:
             ) from error
 
     def save(self, machine: dict[str, Any]) -> Callable[[], None]:
-        """Note each shard as it is, with what the machine knows of the store; return what writes it all."""
-        writes = [
-            self.shard(state["store"]).capture(self._folder(state["store"]), state)
-            for state in machine["stores"]
-        ]
+        """Note each shard as it is, with what the machine knows of the store; return what writes it all.
+
+        That writes what can be written, and raises the first error, also that there was no memory to note a
+        shard. `end_snapshot` has to follow.
+        """
+        writes: list[Callable[[], None]] = []
+        errors: list[Exception] = []
+        for state in machine["stores"]:
+            with _noting(errors, MemoryError):
+                writes.append(self.shard(state["store"]).capture(self._folder(state["store"]), state))
+        self._saving = True
 
         def write() -> None:
             for one in writes:
-                one()
+                with _noting(errors, Exception):
+                    one()
+            if errors:
+                raise errors.pop(0)
 
         return write
+
+    def end_snapshot(self) -> None:
+        """Know that nothing is written any more: remove the folders of stores that were closed meanwhile."""
+        self._saving = False
+        while self._to_remove:
+            self._to_remove.pop().remove()
 
     def begin_snapshots(self, job: str) -> None:
         """Make the folder this job's: snapshots of an earlier one count no more."""
@@ -317,7 +341,8 @@ class ServerStorage:
     def restore(self, job: str) -> dict[str, Any]:
         """Take up this job's last snapshots, and return what the machine wants to find again.
 
-        Raises StateFileError for one that is damaged.
+        Raises StateFileError for one that is damaged. A store has none whose first one is not complete, or
+        whose last one was being removed.
         """
         states: list[dict[str, Any]] = []
         whose = self._root / _JOB
@@ -326,9 +351,14 @@ class ServerStorage:
                 "server %d comes back without a snapshot: this job has none in %s", self._server, self._root
             )
             return {"stores": states}
-        for folder in sorted(self._root.glob("store-*")):
+        for path in sorted(self._root.glob("store-*")):
+            folder = Folder(path)
+            if not folder.is_there():
+                log.warning("%s has no complete snapshot, and is removed", path)
+                folder.remove()
+                continue
             memory = Values()
-            shard, state = StoreShard.restore(folder, memory)
+            shard, state = StoreShard.restore(path, memory)
             store = int(state["store"])
             self._values[store], self._shards[store] = memory, shard
             states.append(state)
@@ -342,7 +372,8 @@ class ServerStorage:
         return self._root / f"store-{store}"
 
     def close(self) -> None:
-        """Let everything go."""
+        """Let everything go; no snapshot is being written."""
+        self.end_snapshot()
         for shard in self._shards.values():
             shard.close()
         for memory in self._values.values():
@@ -352,6 +383,15 @@ class ServerStorage:
         self._shards.clear()
         self._values.clear()
         self._worker_buffers.clear()
+
+
+@contextmanager
+def _noting(errors: list[Exception], kind: type[Exception]) -> Iterator[None]:
+    """Add to `errors` what the body raises, without the frames, which hold copies of values."""
+    try:
+        yield
+    except kind as error:
+        errors.append(error.with_traceback(None))
 
 
 def _fingerprint(job: str) -> str:

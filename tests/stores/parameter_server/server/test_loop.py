@@ -8,13 +8,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pace
 import pytest
 
 from kvstore.settings.parameter_server import PsConfig
 from kvstore.settings.roles import Roles
 from kvstore.stores.parameter_server.protocol import events
+from kvstore.stores.parameter_server.protocol import messages as m
+from kvstore.stores.parameter_server.server import store_shard
 from kvstore.stores.parameter_server.server.loop import ServerLoop
+from kvstore.stores.parameter_server.server.snapshot import Folder, described
+from kvstore.stores.parameter_server.server.storage import ServerStorage
+
+STORES = {"stores": [{"store": 0}, {"store": 1}]}
+ENTRY = m.KeyEntry(m.KeySpec("w", (8,), "float32"), 0, (m.Slice(0, 0, 0, 8),), ready=False)
 
 
 @pytest.fixture
@@ -29,8 +37,13 @@ def loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerLoop
 
 def ended(loop: ServerLoop, patch: pytest.MonkeyPatch, write: Callable[[], None]) -> Any:
     """Let a snapshot be written by `write`, and return what the machine is told of its end."""
-    told: list[Any] = []
     patch.setattr(loop._storage, "save", lambda _: write)
+    return told_of_end(loop, patch)
+
+
+def told_of_end(loop: ServerLoop, patch: pytest.MonkeyPatch) -> Any:
+    """Let a snapshot be written, and return what the machine is told of its end."""
+    told: list[Any] = []
     patch.setattr(loop, "_step", told.append)
     end = pace.deadline(20)
     while not told:
@@ -66,3 +79,73 @@ def test_any_error_of_a_write_is_told(
     if not threads:
         monkeypatch.setattr(threading.Thread, "start", refuse)
     assert "has no snapshot: on demand" in ended(loop, monkeypatch, write).text
+
+
+def put(storage: ServerStorage, value: float) -> None:
+    """Set all elements of a key of two stores."""
+    data = np.full(8, value, np.float32).tobytes()
+    record = m.Record(m.Kind.ASSIGN, 0, 1, place=m.PayloadLocation.FRAME, nbytes=len(data))
+    for store in (0, 1):
+        storage.define(events.Define(store, (ENTRY,)))
+        applied = storage.write(events.Write(store, [events.SliceWrite(0, record, (data,))]))
+        assert applied.results == [(0, None)]
+
+
+def there(folder: Path) -> dict[int, float]:
+    """Return what a server that comes back has of each store."""
+    storage = ServerStorage(0, PsConfig(snapshot=str(folder)))
+    found = {
+        one["store"]: float(storage.shard(one["store"]).read(0)[0])
+        for one in storage.restore("job")["stores"]
+    }
+    storage.close()
+    return found
+
+
+@pytest.mark.parametrize("store", [0, 1])
+def test_without_memory_for_its_copies_a_snapshot_has_failed_and_the_next_is_whole(
+    loop: ServerLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: int
+) -> None:
+    loop._storage.begin_snapshots("job")
+    monkeypatch.setattr(loop._machine, "snapshot", lambda: STORES)
+    put(loop._storage, 1)
+    assert told_of_end(loop, monkeypatch) is None
+    put(loop._storage, 2)
+    loop._due, calls = True, iter(range(10))
+
+    def short(held: Any) -> Any:
+        if next(calls) == store:
+            raise MemoryError
+        return described(held)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store_shard, "described", short)
+        failure = told_of_end(loop, monkeypatch)
+    assert failure.error == "StateFileError"
+    assert "server 0 has no snapshot: MemoryError" in failure.text
+    assert there(tmp_path) == {store: 1, 1 - store: 2}
+    loop._due = True
+    assert told_of_end(loop, monkeypatch) is None
+    assert there(tmp_path) == {0: 2, 1: 2}
+
+
+def test_a_store_that_is_closed_while_its_snapshot_is_written_leaves_none(
+    loop: ServerLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop._storage.begin_snapshots("job")
+    monkeypatch.setattr(loop._machine, "snapshot", lambda: STORES)
+    put(loop._storage, 1)
+    written, closed = Folder.write, threading.Event()
+
+    def write(*content: Any) -> None:
+        assert closed.wait(20)
+        written(*content)
+
+    monkeypatch.setattr(Folder, "write", write)
+    loop._look_after_snapshots(time.monotonic())
+    loop._storage.forget(events.Forget(0, None))
+    closed.set()
+    assert told_of_end(loop, monkeypatch) is None
+    assert there(tmp_path) == {1: 1}
+    loop._storage.forget(events.Forget(1, None))
+    assert not list((tmp_path / "server-0").glob("store-*"))

@@ -576,6 +576,16 @@ def test_an_init_waits_until_it_is_in_a_snapshot() -> None:
     assert server.answers() == {0: [(K.DONE, 1)]}
 
 
+def test_an_init_that_is_in_no_snapshot_fails() -> None:
+    server = Machine(1, saves=True)
+    server.attach(0)
+    server.ask(0, K.INIT)
+    server.applied()
+    server.machine.snapshot()
+    server.step(e.Saved(m.Failure("StateFileError", "there is no snapshot")))
+    assert server.failures() == {0: ["there is no snapshot"]}
+
+
 def test_a_server_goes_on_from_its_snapshot_where_the_workers_are() -> None:
     first = Machine(2)
     first.start()

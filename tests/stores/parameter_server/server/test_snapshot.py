@@ -187,6 +187,26 @@ def test_states_that_do_not_fit() -> None:
         shard.put_state(low.id, parts[low.id])
 
 
+def test_a_table_whose_states_begin_anew_with_other_settings() -> None:
+    optimizer = create("sgd")
+    shards, fresh = StoreShards(1), StoreShards(1)
+    for one in (shards, fresh):
+        one.init("t", rows(9, 1))
+    shards.set_optimizer(optimizer)
+    nothing = shards.states()
+    shards.push(("t", [rows(3, 1)]))
+    fresh.write("t", kv.RowSparseArray(shards.pull("t"), np.arange(TABLE[0]), TABLE))
+    optimizer.configure(momentum=0.9)
+    shards.install("configure", json.dumps(optimizer.describe()))
+    shards.put_states(nothing)
+    fresh.set_optimizer(optimizer)
+    fresh.pushes = dict(shards.pushes)
+    for seed in range(2, 5):
+        for one in (shards, fresh):
+            assert set(one.push(("t", [rows(3, seed)]))) == {None}
+        np.testing.assert_array_equal(shards.pull("t"), fresh.pull("t"))
+
+
 @pytest.mark.parametrize("lazy", [True, False])
 def test_states_of_rows_go_to_another_server(lazy: bool) -> None:
     shards, others = StoreShards(1), StoreShards(1)
@@ -267,6 +287,24 @@ def test_a_server_goes_on_from_its_snapshot(
     shard = pair.shards.shards[0]
     places = [shard.place(p.id) for p in pair.shards.entries["a"].slices if p.server == 0]
     assert all((place is not None) == shared for place in places)
+
+
+def test_a_table_whose_state_begins_after_the_snapshot(tmp_path: Path) -> None:
+    pair = Beside(1)
+    pair.init("t", kv.RowSparseArray.zeros(TABLE))
+    pair.set_optimizer(create("sgd", momentum=0.9))
+    pair.shards.put_states({piece.id: nothing_of(pair) for piece in pair.shards.pieces()})
+    snapshot(pair, tmp_path, {})
+    restored(pair, tmp_path)
+    for step, ids in enumerate(([0, 1], [2, 3], [1, 2])):
+        pair.push(("t", [kv.RowSparseArray(numbers((2, TABLE[1]), seed=step), ids, TABLE)]))
+        pair.check("t")
+
+
+def nothing_of(pair: Beside) -> bytes:
+    """Return what the first table's state is before its first update."""
+    shard = pair.shards.shards[0]
+    return shard.fetch_state(next(iter(shard.placement())))
 
 
 def test_bfloat16_in_a_snapshot(tmp_path: Path) -> None:

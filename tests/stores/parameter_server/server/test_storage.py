@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pytest
+
+import kvstore as kv
 from kvstore.settings.parameter_server import PsConfig
 from kvstore.stores.parameter_server.protocol import events as e
 from kvstore.stores.parameter_server.protocol import messages as m
@@ -18,10 +26,39 @@ def server(folder: Path, rank: int = 0) -> ServerStorage:
     return storage
 
 
+def put(storage: ServerStorage, store: int, value: float) -> None:
+    """Have the storage hold a key, all elements of which are `value`."""
+    storage.define(e.Define(store, (ENTRY,)))
+    data = np.full(8, value, np.float32).tobytes()
+    record = m.Record(m.Kind.ASSIGN, 0, 1, place=m.PayloadLocation.FRAME, nbytes=len(data))
+    applied = storage.write(e.Write(store, [e.SliceWrite(0, record, (data,))]))
+    assert applied.results == [(0, None)]
+
+
 def saved(storage: ServerStorage, store: int = 0) -> None:
     """Have the storage hold a key, and write a snapshot."""
-    storage.define(e.Define(store, (ENTRY,)))
-    storage.save({"stores": [{"store": store}]})()
+    put(storage, store, 1)
+    save(storage, store)
+
+
+def save(storage: ServerStorage, *stores: int) -> None:
+    """Write a snapshot."""
+    try:
+        storage.save({"stores": [{"store": store} for store in stores]})()
+    finally:
+        storage.end_snapshot()
+
+
+def in_killed_child(call: Callable[[], None], name: str, killer: Callable[..., None]) -> None:
+    """Run `call` in a fork, which `killer`, in place of a function of `os`, kills."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            setattr(os, name, killer)
+            call()
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
 
 
 def test_a_server_that_comes_back_has_the_snapshots_of_its_job(tmp_path: Path) -> None:
@@ -51,5 +88,85 @@ def test_which_server_it_is_may_be_told_late(tmp_path: Path) -> None:
     storage = server(tmp_path, -1)
     storage.set_rank(3)
     storage.begin_snapshots("a job")
-    saved(storage)
+    save(storage, 0)
     assert server(tmp_path, 3).restore("a job") == {"stores": [{"store": 0}]}
+
+
+# ------------------------------------------------------------------ snapshots of which a part is there
+
+
+@pytest.mark.parametrize("step", ["write", "replace"])
+def test_a_server_that_was_killed_in_the_first_snapshot_of_a_store_has_those_of_others(
+    tmp_path: Path, step: str
+) -> None:
+    storage = server(tmp_path)
+    storage.begin_snapshots("a job")
+    saved(storage)
+    replace, calls = os.replace, iter(range(10))
+
+    def killed(*paths: Any) -> None:
+        if next(calls) == (step == "replace"):  # before the data, or before the manifest, is in place
+            os.kill(os.getpid(), signal.SIGKILL)
+        replace(*paths)
+
+    in_killed_child(lambda: saved(storage, 1), "replace", killed)
+    folder = tmp_path / "server-0" / "store-1"
+    assert any(path.suffix == ".tmp" for path in folder.iterdir())
+    again = server(tmp_path)
+    assert again.restore("a job") == {"stores": [{"store": 0}]}
+    assert not folder.exists()
+    saved(again, 1)
+    assert len(server(tmp_path).restore("a job")["stores"]) == 2
+
+
+@pytest.mark.parametrize("step", ["unlink", "rmdir"])
+def test_a_server_that_was_killed_as_it_removed_a_closed_store_has_the_others(
+    tmp_path: Path, step: str
+) -> None:
+    storage = server(tmp_path)
+    storage.begin_snapshots("a job")
+    for store in (0, 1):
+        saved(storage, store)
+    remove, calls = getattr(os, step), iter(range(10))
+
+    def killed(*path: Any, **folder: Any) -> None:
+        if next(calls) == (step == "unlink"):  # a file is gone, or all are
+            os.kill(os.getpid(), signal.SIGKILL)
+        remove(*path, **folder)
+
+    in_killed_child(lambda: storage.forget(e.Forget(1, None)), step, killed)
+    assert server(tmp_path).restore("a job") == {"stores": [{"store": 0}]}
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "1.safetensors"])
+def test_a_damaged_snapshot_of_one_store_stays_an_error(tmp_path: Path, name: str) -> None:
+    storage = server(tmp_path)
+    storage.begin_snapshots("a job")
+    for store in (0, 1):
+        saved(storage, store)
+    folder = tmp_path / "server-0" / "store-1"
+    (folder / name).write_bytes(b"{")
+    with pytest.raises(kv.StateFileError):
+        server(tmp_path).restore("a job")
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_a_store_whose_snapshot_cannot_be_written_keeps_no_other_from_its_own(tmp_path: Path) -> None:
+    storage = server(tmp_path)
+    storage.begin_snapshots("a job")
+    for store in (0, 1):
+        put(storage, store, 1)
+    save(storage, 0, 1)
+    for store in (0, 1):
+        put(storage, store, 2)
+    folder = tmp_path / "server-0" / "store-0"
+    folder.rename(tmp_path / "aside")
+    folder.touch()  # no folder
+    with pytest.raises(FileExistsError):
+        save(storage, 0, 1)
+    folder.unlink()
+    (tmp_path / "aside").rename(folder)
+    save(storage, 0, 1)
+    again = server(tmp_path)
+    again.restore("a job")
+    assert [again.shard(store).read(0).tolist() for store in (0, 1)] == [[2] * 8] * 2
