@@ -20,7 +20,7 @@ import numpy as np
 from .... import tensor_file
 from ....arrays.host import dtype_named
 from ....errors import StateFileError
-from ....files import replacing
+from ....files import is_replaced, replacing
 from ....optimizer import Updater
 from ....optimizer.optimizer import State as Tree
 from ...entry import Array
@@ -125,8 +125,13 @@ class Folder:
         if changed:
             tensors = {f"{s}/{part}": a for s, (_, arrays) in changed.items() for part, a in arrays.items()}
             tensor_file.write(str(self.path / name), FORMAT, json.dumps(list(changed)), tensors)
-        with replacing(self.path / _MANIFEST) as beside:
-            beside.write_bytes(msgspec.json.encode(manifest))
+        try:
+            with replacing(self.path / _MANIFEST) as beside:
+                beside.write_bytes(msgspec.json.encode(manifest))
+        except StateFileError as error:
+            if is_replaced(error):  # the next one must not write over the files that this one names
+                self._last = manifest
+            raise
         self._last = manifest
         self._tidy(manifest)
 

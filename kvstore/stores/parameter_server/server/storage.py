@@ -331,6 +331,9 @@ class ServerStorage:
 
     def begin_snapshots(self, job: str) -> None:
         """Make the folder this job's: snapshots of an earlier one count no more."""
+        (self._root / _JOB).unlink(
+            missing_ok=True
+        )  # first: whoever is killed meanwhile leaves none of its name
         for old in self._root.glob("store-*"):
             log.info("%s is of an earlier job, and is removed", old)
             shutil.rmtree(old, ignore_errors=True)

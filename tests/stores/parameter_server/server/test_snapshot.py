@@ -16,6 +16,7 @@ import pytest
 from shards import Beside, StoreShards
 
 import kvstore as kv
+from kvstore import files
 from kvstore.optimizer import Updater, create, states
 from kvstore.stores.parameter_server.protocol.optimizer_states import join_states, split_states
 from kvstore.stores.parameter_server.server.payload import Payload, SliceValueWrite
@@ -480,6 +481,39 @@ def test_a_full_disk_leaves_the_last_snapshot(tmp_path: Path, monkeypatch: pytes
     again, rounds = StoreShard.restore(tmp_path)
     assert rounds == {"round": 3}
     assert math.fsum(again.read(shards.entries["w"].slices[0].id)) == 200
+
+
+def test_a_snapshot_whose_folder_was_not_synchronised_is_not_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = StoreShards(1)
+    shards.init("w", np.ones(100, np.float32))
+    shard, slice = shards.shards[0], shards.entries["w"].slices[0].id
+    shard.capture(tmp_path, {"round": 1})()
+    sync, replace = files._sync_folder, os.replace
+
+    def not_synchronised(path: Any) -> None:
+        sync(path)
+        if Path(path).name == "manifest.json":
+            error: Any = kv.StateFileError("on demand")
+            error.is_replaced = True
+            raise error
+
+    def full(*paths: Any) -> None:
+        if Path(paths[1]).name == "manifest.json":
+            raise OSError(28, "No space left on device")
+        replace(*paths)
+
+    for round_, (where, name, fault) in enumerate(
+        [(files, "_sync_folder", not_synchronised), (os, "replace", full)], 2
+    ):
+        shards.push(("w", [np.full(100, round_, np.float32)]))
+        with monkeypatch.context() as patch, pytest.raises(kv.StateFileError):
+            patch.setattr(where, name, fault)
+            shard.capture(tmp_path, {"round": round_})()
+    again, rounds = StoreShard.restore(tmp_path)
+    assert rounds == {"round": 2}
+    assert (again.read(slice) == 2).all()
 
 
 def test_a_snapshot_that_is_written_while_training_goes_on(tmp_path: Path) -> None:

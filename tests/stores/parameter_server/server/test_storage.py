@@ -84,6 +84,16 @@ def test_a_job_removes_the_snapshots_of_one_before_though_their_names_are_the_sa
     assert server(tmp_path).restore("127.0.0.1:9091") == {"stores": [{"store": 0}]}
 
 
+def test_a_job_that_was_killed_as_it_removed_an_earlier_ones_snapshots(tmp_path: Path) -> None:
+    storage = server(tmp_path)
+    storage.begin_snapshots("127.0.0.1:9091")
+    for store in (0, 1):
+        saved(storage, store)
+    killed = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
+    in_killed_child(lambda: server(tmp_path).begin_snapshots("127.0.0.1:9091"), "rmdir", killed)
+    assert server(tmp_path).restore("127.0.0.1:9091") == {"stores": []}
+
+
 def test_which_server_it_is_may_be_told_late(tmp_path: Path) -> None:
     storage = server(tmp_path, -1)
     storage.set_rank(3)
