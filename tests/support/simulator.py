@@ -433,6 +433,8 @@ class ServerHost(Host):
         if self.job.plan.mode == "sync":
             self._check_round(store, job, parts, ranks)
         check(before.round < job.round or self.job.plan.mode == "async", "a round is done twice")
+        if not parts:
+            return None  # lost with a server's memory
         if any(part.bad for part in parts):
             self.job.failed.update(parts)
             if self.job.plan.mode == "sync":

@@ -227,7 +227,10 @@ class Failed(NamedTuple):
 
 
 class SliceRound(NamedTuple):
-    """One round of one slice: parts in rank order as (rank, record, frames of its batch)."""
+    """One round of one slice: parts in rank order as (rank, record, frames of its batch).
+
+    No parts: all of this round, and of rounds before it, are lost with a server's memory.
+    """
 
     slice: int
     round: int

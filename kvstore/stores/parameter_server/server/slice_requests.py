@@ -278,10 +278,11 @@ class SliceRequests:
             return
         before = rounds.round
         job = rounds.due(members.needed)
+        if job is not None:
+            rounds.busy = _ROUND  # so that nobody reads what other slices of the key may still change
         if rounds.round != before:
             self._settle(rounds)
-        if job is not None and not rounds.busy:
-            rounds.busy = _ROUND
+        if job is not None:
             for rank, last in members.left_out(job.slice, job.round) if members.left else ():
                 self._sessions.send(LeftOut(self._store, job.slice, rank, last))
             self._effects.job(self._store, job)
