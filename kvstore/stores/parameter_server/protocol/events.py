@@ -126,7 +126,7 @@ class Applied(NamedTuple):
 
     Every slice of an `Apply` or `Write` must come back once, in any order and any portions; until then the
     machine keeps all other requests away from the slice. A failed job leaves the value as it was. A job that
-    was given up (`Abort`) comes back in `given_up`: its round never was.
+    was given up (`Abort`, `Withdraw`) comes back in `given_up`: its round never was.
     """
 
     store: int
@@ -258,6 +258,16 @@ class Abort(NamedTuple):
     store: int
 
 
+class Withdraw(NamedTuple):
+    """Server without rounds: a worker is gone, perhaps in the midst of a push.
+
+    Its jobs that wait for its other slices come back `given_up`; jobs that wait for them are done.
+    """
+
+    store: int
+    rank: int
+
+
 class SliceWrite(NamedTuple):
     """An INIT, ASSIGN or PUT_STATE of one slice."""
 
@@ -331,5 +341,5 @@ class End(NamedTuple):
 
 
 _ByWorker = Connect | View | Shrunk | RoundsSeen | SliceReceived | Done
-_ByServer = Apply | Abort | Write | Reply | Define | Forget | Install | Save | Attachment
+_ByServer = Apply | Abort | Withdraw | Write | Reply | Define | Forget | Install | Save | Attachment
 Action = Send | Met | Welcome | Failed | End | _ByWorker | _ByServer

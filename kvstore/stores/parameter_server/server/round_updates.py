@@ -48,6 +48,10 @@ class RoundUpdates:
         """Drop the jobs that `gather` has kept; return their slices."""
         return self._whole_keys.abort()
 
+    def withdraw(self, rank: int) -> tuple[list[int], list[SliceUpdate]]:
+        """Drop kept jobs of a worker that is gone; return their slices, and jobs that can be applied now."""
+        return self._whole_keys.withdraw(rank)
+
     def forget(self, slices: Iterable[int]) -> None:
         """Drop what is kept of slices, while they are still there."""
         for slice in slices:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from kvstore.optimizer import Updater, create
 from kvstore.settings.parameter_server import PsConfig
@@ -98,6 +99,7 @@ class Job:
             e.Write: self.storage.write,
             e.Apply: self.storage.apply,
             e.Abort: self.storage.abort,
+            e.Withdraw: self.storage.withdraw,
             e.Attachment: lambda one: self.storage.attach(one) and None,
         }
         return handlers[type(action)](action) if type(action) in handlers else None  # type: ignore[no-any-return]
@@ -215,3 +217,38 @@ def test_a_round_that_all_slices_lost_changes_nothing() -> None:
     assert job.told() == [(0, K.VALUE, 0, 7)]
     assert job.machine.quiet()
     np.testing.assert_array_equal(job.value(), START)
+
+
+# ---------------------------------------------------------- without rounds, a worker lost between two slices
+
+
+def test_what_waits_of_a_lost_worker_is_given_up() -> None:
+    job, whole = Job("async", workers=2).start(), gradient(1)
+    job.push(0, 0, 1, gradient(9))
+    job.push(1, 0, 1, whole)  # waits for the first one's slice
+    job.view(lost=0)
+    job.push(1, 1, 1, whole)
+    assert job.told() == [(1, K.DONE, 0, 1), (1, K.DONE, 1, 1)]
+    job.check(whole)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_nobody_waits_for_the_other_slice_of_a_lost_worker_that_was_updated(late: bool) -> None:
+    """The first slice has had one part more than the other one; `late`: its last one comes after the loss."""
+    job, lost, whole, then = Job("async", workers=2).start(), gradient(9), gradient(1), gradient(2)
+    job.push(0, 0, 1, lost)
+    job.push(1, 1, 1, whole)
+    if not late:
+        job.push(1, 0, 1, whole)
+    assert job.told() == [(0, K.DONE, 0, 1), (1, K.DONE, 1, 1)]
+    job.view(lost=0)
+    if late:
+        job.push(1, 0, 1, whole)
+    assert job.told() == [(1, K.DONE, 0, 1)]
+    mixed = only(0, lost) + only(1, whole)
+    job.check(mixed, only(0, whole))
+    for slice_ in SLICES:
+        job.push(1, slice_, 2, then)
+    assert job.told() == [(1, K.DONE, 0, 2), (1, K.DONE, 1, 2)]
+    job.check(mixed, only(0, whole), then)
+    assert job.machine.quiet()
