@@ -92,7 +92,7 @@ class ServerProcess(Process):
         """Sum: what plain parts cost was paid for as they came."""
         for job in action.jobs:
             self.rounds += 1
-            if job.parts[0][1].coding:
+            if job.parts and job.parts[0][1].coding:
                 plain = self._sizes[action.store, job.slice]
                 self.spend(len(job.parts) * plain * self.costs.server_unpack)
         return e.Applied(action.store, [(job.slice, None) for job in action.jobs])

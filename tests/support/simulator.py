@@ -298,7 +298,7 @@ class ServerHost(Host):
         self.incarnation = incarnation
         self.values: dict[tuple[int, int], Value] = dict(snapshot[0]) if snapshot else {}
         self.busy: set[tuple[int, int]] = set()
-        self.jobs: dict[tuple[int, int], object] = {}  # rounds that are being done
+        self.jobs: dict[tuple[int, int], e.SliceRound] = {}  # rounds that are being done
         self.defined: set[tuple[int, int]] = set()
         self.wants_snapshot = False
         self.saves = -1  # dies just after so many snapshots, while answers to what is in the last one travel
@@ -356,6 +356,8 @@ class ServerHost(Host):
                     self._later((action.store, job.slice), self._apply, action.store, job)
             elif kind is e.Abort:
                 self._abort(action.store)
+            elif kind is e.Withdraw:
+                self._abort(action.store, action.rank)
             elif kind is e.Write:
                 self._begin_writes(action)
             elif kind is m.Install:
@@ -414,9 +416,10 @@ class ServerHost(Host):
         failure = work(*arguments)
         self.take(e.Applied(at[0], [(at[1], failure)]))
 
-    def _abort(self, store: int) -> None:
-        """Give up some rounds that are not done, as if they waited for other slices."""
-        given_up = [at[1] for at in self.jobs if at[0] == store and self.job.rng.random() < 0.5]
+    def _abort(self, store: int, rank: int | None = None) -> None:
+        """Give up some rounds that are not done, all or of one worker, as if they waited for other slices."""
+        its = [at for at, job in self.jobs.items() if rank is None or job.parts[0][0] == rank]
+        given_up = [at[1] for at in its if at[0] == store and self.job.rng.random() < 0.5]
         for slice_ in given_up:
             del self.jobs[store, slice_]
             self.busy.discard((store, slice_))
@@ -433,6 +436,8 @@ class ServerHost(Host):
         if self.job.plan.mode == "sync":
             self._check_round(store, job, parts, ranks)
         check(before.round < job.round or self.job.plan.mode == "async", "a round is done twice")
+        if not parts:
+            return None  # lost with a server's memory
         if any(part.bad for part in parts):
             self.job.failed.update(parts)
             if self.job.plan.mode == "sync":

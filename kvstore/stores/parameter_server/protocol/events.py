@@ -126,7 +126,7 @@ class Applied(NamedTuple):
 
     Every slice of an `Apply` or `Write` must come back once, in any order and any portions; until then the
     machine keeps all other requests away from the slice. A failed job leaves the value as it was. A job that
-    was given up (`Abort`) comes back in `given_up`: its round never was.
+    was given up (`Abort`, `Withdraw`) comes back in `given_up`: its round never was.
     """
 
     store: int
@@ -227,7 +227,10 @@ class Failed(NamedTuple):
 
 
 class SliceRound(NamedTuple):
-    """One round of one slice: parts in rank order as (rank, record, frames of its batch)."""
+    """One round of one slice: parts in rank order as (rank, record, frames of its batch).
+
+    No parts: all of this round, and of rounds before it, are lost with a server's memory.
+    """
 
     slice: int
     round: int
@@ -253,6 +256,16 @@ class Abort(NamedTuple):
     """Server: no more rounds; jobs that wait for others, as those of whole keys do, come back `given_up`."""
 
     store: int
+
+
+class Withdraw(NamedTuple):
+    """Server without rounds: a worker is gone, perhaps in the midst of a push.
+
+    Its jobs that wait for its other slices come back `given_up`; jobs that wait for them are done.
+    """
+
+    store: int
+    rank: int
 
 
 class SliceWrite(NamedTuple):
@@ -328,5 +341,5 @@ class End(NamedTuple):
 
 
 _ByWorker = Connect | View | Shrunk | RoundsSeen | SliceReceived | Done
-_ByServer = Apply | Abort | Write | Reply | Define | Forget | Install | Save | Attachment
+_ByServer = Apply | Abort | Withdraw | Write | Reply | Define | Forget | Install | Save | Attachment
 Action = Send | Met | Welcome | Failed | End | _ByWorker | _ByServer

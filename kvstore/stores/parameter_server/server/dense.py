@@ -384,26 +384,28 @@ class Batch:
 def update_whole(
     parts: list[tuple[DenseSlice, SliceUpdate]], settings: OptimizerVersion, memory: Values | None
 ) -> None:
-    """Let a rule in Python update a whole key with the rounds of all its slices."""
+    """Let a rule in Python update a whole key with the rounds of its slices; no round counts as zeros."""
     key = parts[0][0].of
-    if not key.whole or len(parts) < len(key.slices):
+    if not key.whole:
         refuse_parts(settings.optimizer, key.key)
     gradient = _gradient(key, parts)
     weight, clock = key.value(), max(job.clock for _, job in parts)
     updater = key.state.follow(settings)
     changes = [weight, *arrays_of(updater.states.get(key.key))]
-    shared = writing(memory, [part.place for part, _ in parts])
+    shared = writing(memory, [part.place for part in key.slices])
     with shared, key.state.counting(settings, key.key, clock), undone(changes):
         updater(key.key, gradient, weight)
 
 
 def _gradient(key: DenseKey, parts: list[tuple[DenseSlice, SliceUpdate]]) -> Array | RowSparseArray:
     """Sum of what was pushed into all slices; row-sparse where that is what everybody pushed."""
-    if len(parts) == 1 and all(payload.rows >= 0 for _, payload in parts[0][1].parts):
+    if len(key.slices) == 1 and all(payload.rows >= 0 for _, payload in parts[0][1].parts):
         table, first = parts[0][0].as_rows()
         return merged([some_rows(p, key.dtype, first, table.shape) for _, p in parts[0][1].parts])
     total = pages.empty((key.size,), key.dtype)
     items: list[cpu.ReduceItem] = []
+    if len(parts) < len(key.slices):
+        total.fill(0)
     for part, job in parts:
         there = total[part.start : part.stop]
         if any(payload.rows >= 0 for _, payload in job.parts):

@@ -102,6 +102,7 @@ class ServerLoop:
             events.Reply: self._reply,
             events.Apply: self._apply,
             events.Abort: storage.abort,
+            events.Withdraw: storage.withdraw,
             events.Send: self._send,
             events.Write: storage.write,
             m.Install: self._configure,

@@ -14,6 +14,7 @@ from .optimizer import OptimizerVersion, OptimizerVersions, check_dtype, explain
 from .payload import SliceUpdate, plain, some_rows
 from .shard_slices import ShardSlices
 from .sparse import Table
+from .whole_keys import WholeKeys
 
 
 class RoundUpdates:
@@ -26,42 +27,45 @@ class RoundUpdates:
         self.versions: dict[int, int] = {}
         #: Slices whose last `apply` has written its outs.
         self.written: set[int] = set()
-        self._waiting: dict[DenseKey, dict[int, SliceUpdate]] = {}
+        self._whole_keys = WholeKeys()
 
     def gather(self, jobs: Sequence[SliceUpdate]) -> list[SliceUpdate]:
         """Return the jobs that can be applied now.
 
         Most come back at once. A rule that needs whole tensors gets all slices of a key together: jobs of
-        such keys are kept until the last one of their round is there. Payloads must stay good meanwhile.
+        such keys are kept until all of their round are there. Payloads must stay good meanwhile.
         """
         now: list[SliceUpdate] = []
         for job in jobs:
             held = self._slices.held.get(job.slice)
-            if not isinstance(held, DenseSlice) or not self._waits_for_others(held, job):
+            if isinstance(held, DenseSlice) and self._waits_for_others(held, job):
+                now += self._whole_keys.add(held.of, job)
+            else:
                 now.append(job)
-                continue
-            waiting = self._waiting.setdefault(held.of, {})
-            waiting[job.slice] = job
-            if len(waiting) == len(held.of.slices):
-                now += self._waiting.pop(held.of).values()
         return now
 
     def abort(self) -> list[int]:
         """Drop the jobs that `gather` has kept; return their slices."""
-        slices = [slice for jobs in self._waiting.values() for slice in jobs]
-        self._waiting.clear()
-        return slices
+        return self._whole_keys.abort()
+
+    def withdraw(self, rank: int) -> tuple[list[int], list[SliceUpdate]]:
+        """Drop kept jobs of a worker that is gone; return their slices, and jobs that can be applied now."""
+        return self._whole_keys.withdraw(rank)
 
     def forget(self, slices: Iterable[int]) -> None:
         """Drop what is kept of slices, while they are still there."""
         for slice in slices:
             held = self._slices.held.get(slice)
             if isinstance(held, DenseSlice):
-                self._waiting.pop(held.of, None)
+                self._whole_keys.forget(held.of)
             self.versions.pop(slice, None)
 
     def _waits_for_others(self, part: DenseSlice, job: SliceUpdate) -> bool:
-        return part.of.whole and len(part.of.slices) > 1 and needs_whole_keys(self._settings(job).optimizer)
+        if not part.of.whole or len(part.of.slices) == 1:
+            return False
+        # A job without parts does not tell of what version the other slices' are.
+        settings = [self._settings(job)] if job.parts else self._optimizers.all()
+        return part.of in self._whole_keys or any(needs_whole_keys(one.optimizer) for one in settings)
 
     def apply(self, jobs: Sequence[SliceUpdate]) -> list[Exception | None]:
         """Sum the parts of each job, and update or replace the slice's value.
@@ -117,12 +121,15 @@ class RoundUpdates:
         settings = max((self._settings(job) for job in jobs), key=lambda one: one.version)
         try:
             dense = [(part, job) for part, job in parts if isinstance(part, DenseSlice)]
-            check_dtype(settings, dense[0][0].of.key, dense[0][0].of.dtype)
-            for part, job in dense:
-                if _may_be_undone(job):
-                    part.keep(job.round)
-                if _may_be_undone(job) and settings.keeps_states:
-                    part.keep_states(settings, job.round)
+            key = dense[0][0].of
+            check_dtype(settings, key.key, key.dtype)
+            undone = any(map(_may_be_undone, jobs))
+            for part in key.slices:  # also those that have no job
+                self._slices.changed.add(part.id)
+                if undone:
+                    part.keep(jobs[0].round)
+                if undone and settings.keeps_states:
+                    part.keep_states(settings, jobs[0].round)
             update_whole(dense, settings, self._slices.memory)
         except Exception as error:
             for number, job in zip(numbers, jobs, strict=True):

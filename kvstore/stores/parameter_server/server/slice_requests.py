@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from ..native._native import SliceTable, SliceValue, TableRows, applied_usual
-from ..protocol.events import Abort, Forget, SliceRound, SliceWrite
+from ..protocol.events import Abort, Forget, SliceRound, SliceWrite, Withdraw
 from ..protocol.messages import FLAGS, KIND, PROBE, ROUND, SEQUENCE, SLICE, Failure, Kind, LeftOut, Record
 from .round_members import RoundMembers
 from .sessions import StepEffects, StoreSessions, WorkerSession
@@ -220,7 +220,7 @@ class SliceRequests:
             self._advance(rounds)
 
     def given_up(self, slices: Iterable[int]) -> None:
-        """Take back rounds that were not done, since the store is broken."""
+        """Take back rounds that were not done: the store is broken, or their worker is gone."""
         for slice_ in slices:
             rounds = self.slices.get(slice_)
             if rounds is not None and rounds.busy == _ROUND:
@@ -278,10 +278,11 @@ class SliceRequests:
             return
         before = rounds.round
         job = rounds.due(members.needed)
+        if job is not None:
+            rounds.busy = _ROUND  # so that nobody reads what other slices of the key may still change
         if rounds.round != before:
             self._settle(rounds)
-        if job is not None and not rounds.busy:
-            rounds.busy = _ROUND
+        if job is not None:
             for rank, last in members.left_out(job.slice, job.round) if members.left else ():
                 self._sessions.send(LeftOut(self._store, job.slice, rank, last))
             self._effects.job(self._store, job)
@@ -292,6 +293,8 @@ class SliceRequests:
         """Let a worker that is gone wait no more."""
         for rounds in self.slices.values():
             rounds.leave(session)
+        if not self._members.sync:
+            self._effects.work.append(Withdraw(self._store, session.rank))
 
     def fail_waiting(self, failure: Failure) -> None:
         """Let nobody wait for a round any more, since the store is broken.

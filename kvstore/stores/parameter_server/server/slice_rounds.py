@@ -77,14 +77,23 @@ class SliceRounds(SliceState):
         return sorted(rank for rank in needed if rank not in there and self.skip.get(rank, 0) < round)
 
     def due(self, needed: frozenset[int]) -> SliceRound | None:
-        """Return the next round if it is complete; rounds lost with a server's memory are passed over."""
+        """Return the next round if it is complete.
+
+        Rounds that are lost with a server's memory are passed over; the last one of several is returned,
+        without parts, since other slices of the key may have parts of it.
+        """
         while self.skip or len(self.ranks(self.round + 1)) >= max(1, len(needed)):
             if self.missing(self.round + 1, needed):
                 return None
-            if self.ranks(self.round + 1):
+            if self.ranks(self.round + 1) or not self._is_lost(self.round + 2, needed):
                 return self.next_round()
             self.complete()
         return None
+
+    def _is_lost(self, round: int, needed: frozenset[int]) -> bool:
+        """Whether all parts of a round are lost with a server's memory."""
+        lost = round <= max(self.skip.values(), default=0) and not self.ranks(round)
+        return lost and not self.missing(round, needed)
 
     def complete(self) -> None:
         """One round more is complete."""

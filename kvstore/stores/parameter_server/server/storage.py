@@ -76,15 +76,26 @@ class ServerStorage:
         """Sum and update; None where all rounds wait for others."""
         shard = self.shard(action.store)
         ready = shard.rounds.gather([self._job(action.store, job, shard) for job in action.jobs])
-        errors = shard.rounds.apply(ready)
-        for job, error in zip(ready, errors, strict=True):
-            if error is not None or job.slice not in shard.rounds.written:
-                self._in_place.pop((action.store, job.slice), None)
-        done = [
-            (job.slice, None if error is None else self._failure(error))
-            for job, error in zip(ready, errors, strict=True)
-        ]
+        done = self._apply(action.store, ready, shard)
         return events.Applied(action.store, done) if done else None
+
+    def withdraw(self, action: events.Withdraw) -> events.Applied:
+        """Give up what waits for slices that a worker which is gone does not push; do what waited for it."""
+        shard = self.shard(action.store)
+        given_up, ready = shard.rounds.withdraw(action.rank)
+        return events.Applied(action.store, self._apply(action.store, ready, shard), given_up)
+
+    def _apply(
+        self, store: int, jobs: Sequence[SliceUpdate], shard: StoreShard
+    ) -> list[tuple[int, Failure | None]]:
+        errors = shard.rounds.apply(jobs)
+        for job, error in zip(jobs, errors, strict=True):
+            if error is not None or job.slice not in shard.rounds.written:
+                self._in_place.pop((store, job.slice), None)
+        return [
+            (job.slice, None if error is None else self._failure(error))
+            for job, error in zip(jobs, errors, strict=True)
+        ]
 
     def abort(self, action: events.Abort) -> events.Applied:
         """Give up rounds of whole keys, some slices of which have none."""

@@ -551,6 +551,8 @@ def test_a_server_that_comes_back_asks_one_that_has_rejoined_for_its_rounds() ->
     attached = server.attach(1, accepted=((0, 2),))
     assert isinstance(attached, m.Attached)
     assert attached.bases == ((0, 2),)
+    assert server.jobs() == [(2, [])]
+    server.applied()
     server.ask(1, K.PUSH, 3)
     assert server.jobs() == [(3, ["1:3"])]
 
@@ -597,7 +599,9 @@ def test_a_server_goes_on_from_its_snapshot_where_the_workers_are() -> None:
     assert server.attach(0, accepted=((0, 3),), met=True) is None
     attached = server.attach(1, accepted=((0, 2),), met=True)
     assert isinstance(attached, m.Attached)
-    server.ask(1, K.PUSHPULL, 2)  # the round is lost, and passed over
+    assert server.jobs() == [(2, [])]  # the round is lost, and passed over
+    server.applied()
+    server.ask(1, K.PUSHPULL, 2)
     assert (server.answers(), server.jobs()) == ({1: [(K.VALUE, 1)]}, [])
     server.ask(1, K.PUSHPULL, 3)  # what worker 0 had pushed is lost; nobody waits for it
     assert server.jobs() == [(3, ["1:3"])]
@@ -701,7 +705,9 @@ def test_a_resting_worker_reads_after_what_it_pushed_was_lost_with_the_server() 
     server = Machine(1, restarted=True, snapshot=first.machine.snapshot())
     server.view(2, resting=(0,))
     assert server.attach(0, 2, accepted=((0, 2),), met=True) is not None
+    assert server.jobs() == [(2, [])]
     server.ask(0, K.PULL, 2)
+    server.applied()
     assert server.answers() == {0: [(K.VALUE, 1)]}
 
 

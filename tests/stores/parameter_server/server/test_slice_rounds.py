@@ -58,8 +58,11 @@ def test_rounds_that_were_lost_are_passed_over() -> None:
     rounds, needed = SliceRounds(0, 0), frozenset({1, 2})
     for rank in needed:
         rounds.pass_over(rank, 3)
+    job = rounds.due(needed)
+    assert job is not None
+    assert (job.round, job.parts, rounds.round) == (3, [], 2)  # one for all three
+    rounds.complete()
     assert rounds.due(needed) is None
-    assert rounds.round == 3
     push(rounds, 1, 4)
     assert rounds.due(needed) is None
     push(rounds, 2, 4)

@@ -1,0 +1,88 @@
+"""Jobs of keys whose rule needs whole tensors: those of all slices of a key wait for each other."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from .dense import DenseKey
+from .payload import SliceUpdate
+
+
+class WholeKeys:
+    """Jobs that wait until all slices of their key have one: then one update takes them together.
+
+    A job without parts is of a round that was lost with a server's memory, and stands for all up to it.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[DenseKey, dict[int, SliceUpdate]] = {}  # by slice
+        #: By rank, how many parts of a worker each slice has had.
+        self._parts: dict[DenseKey, dict[int, Counter[int]]] = {}
+        #: By slice, how many jobs fewer than others it will have: workers were lost in the midst of a push.
+        self._fewer: dict[DenseKey, Counter[int]] = {}
+
+    def __contains__(self, key: DenseKey) -> bool:
+        """Whether jobs of a key wait."""
+        return key in self._waiting
+
+    def add(self, key: DenseKey, job: SliceUpdate) -> list[SliceUpdate]:
+        """Keep a job; return those of the key that are one update now, with the same round."""
+        self._waiting.setdefault(key, {})[job.slice] = job
+        parts = self._parts.setdefault(key, {})
+        for rank, _ in job.parts:
+            parts.setdefault(rank, Counter())[job.slice] += 1
+        return self._take(key)
+
+    def withdraw(self, rank: int) -> tuple[list[int], list[SliceUpdate]]:
+        """Drop jobs of a worker that is gone; its other slices do not come.
+
+        Returns the slices of what was dropped, and the jobs that had waited for those, and are updates now.
+        """
+        dropped: list[int] = []
+        ready: list[SliceUpdate] = []
+        for key in [key for key, by_rank in self._parts.items() if rank in by_rank]:
+            parts, waiting = self._parts[key].pop(rank), self._waiting.get(key, {})
+            its = [slice for slice, job in waiting.items() if [one for one, _ in job.parts] == [rank]]
+            for slice in its:
+                del waiting[slice]
+            if not waiting:
+                self._waiting.pop(key, None)
+            parts.subtract(its)
+            self._note_fewer(key, parts)
+            dropped += its
+            ready += self._take(key)
+        return dropped, ready
+
+    def abort(self) -> list[int]:
+        """Drop all jobs; return their slices."""
+        slices = [slice for jobs in self._waiting.values() for slice in jobs]
+        self._waiting.clear()
+        return slices
+
+    def forget(self, key: DenseKey) -> None:
+        """Drop what is kept of a key."""
+        for kept in (self._waiting, self._parts, self._fewer):
+            kept.pop(key, None)
+
+    def _take(self, key: DenseKey) -> list[SliceUpdate]:
+        """Remove and return the jobs of a key's next update; none while a slice waits for its job."""
+        waiting, fewer = self._waiting.get(key, {}), self._fewer.get(key, Counter())
+        absent = [part.id for part in key.slices if part.id not in waiting]
+        if not waiting or not all(fewer[slice] for slice in absent):
+            return []
+        fewer.subtract(absent)
+        first = min(job.round for job in waiting.values())
+        taken = [job for job in waiting.values() if job.parts or job.round == first]
+        for job in taken:
+            del waiting[job.slice]
+        if not waiting:
+            del self._waiting[key]
+        return [job._replace(round=first) for job in taken]
+
+    def _note_fewer(self, key: DenseKey, parts: Counter[int]) -> None:
+        """Note that of these parts, of one worker, slices with fewer get no more."""
+        slices, fewer = [part.id for part in key.slices], self._fewer.setdefault(key, Counter())
+        most = max(parts[slice] for slice in slices)
+        lacks = {slice: fewer[slice] + most - parts[slice] for slice in slices}
+        least = min(lacks.values())
+        self._fewer[key] = Counter({slice: n - least for slice, n in lacks.items()})
