@@ -974,6 +974,9 @@ class KVStore(KVStoreBase):
                 done()
             self._count(verb)
             return True
+        except BaseException as error:
+            self._backend.give_up_quick(error)
+            raise
         finally:
             if done and done is not True and done is not counted and self._backend.takes_turns:
                 turns.leave([key])

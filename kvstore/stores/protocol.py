@@ -159,6 +159,9 @@ class Backend(Protocol):
         """With `has_quick_row_sparse_pull`: as `quick_pushpull`, of one key."""
         return False
 
+    def give_up_quick(self, error: BaseException) -> None:
+        """Give up the quick call of this thread that an error ended before it was completed."""
+
     def row_sparse_pull(self, wanted: list[tuple[Key, list[tuple[RowSparseArray, Any]]]]) -> None:
         """Write the requested rows of each key to each `out`, sorted and unique."""
 

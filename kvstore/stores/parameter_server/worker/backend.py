@@ -181,6 +181,11 @@ class DistBackend(Backend):
         """As `quick_pushpull`."""
         return self._quick.pull(key, out)
 
+    def give_up_quick(self, error: BaseException) -> None:
+        """Read and write the caller's arrays no more."""
+        if (call := self._client.driver.abandoned) is not None:
+            self._client.give_up_call(call, error)
+
     def quick_row_sparse_pull(self, key: Any, out: Any, ids: Any) -> bool | Finish:
         """One table, one out, and its ids in one array of integers."""
         return self._quick_rows.pull(key, sole(out), sole(ids))

@@ -201,11 +201,19 @@ class Client:
             operation = self.driver.end(call)
         except BaseException as error:
             self.counters.leave()
-            if call.operation is not None and not call.operation.done:
-                self.give_up(call.operation, call.what, error)
+            self.give_up_call(call, error)
             raise
         if operation is not None:
             self.finish(operation, call.what)
+
+    def give_up_call(self, call: QuickCall, error: BaseException) -> None:
+        """Give up a call that has been sent, unless nothing of it is the caller's."""
+        if call.let_go or self.failed:
+            return
+        call.awaited = True
+        operation = self.driver.adopted(call)
+        if operation is not None and not operation.done:
+            self.give_up(operation, call.what, error)
 
     def _note_told(self, failure: Failure) -> None:
         """Note whether the caller is told of a loss now."""

@@ -164,7 +164,7 @@ class MachineDriver:
         self.closed = False
         #: Why this worker is out, if it is.
         self.failure: Failure | None = None
-        #: Told of what has interrupted a step of the machine.
+        #: Told of what has interrupted a step of the machine, or the beginning of a call.
         self.on_half_step: Callable[[BaseException], None] = lambda _: None
         self._half: BaseException | None = None  # this, until it is told
         #: Says which key a slice is of.
@@ -293,6 +293,7 @@ class MachineDriver:
             self._quick = before
         elif not call.sent:
             self._adopt()
+        call.thread = threading.get_ident()
         return begun
 
     def _is_free(self) -> bool:
@@ -301,11 +302,21 @@ class MachineDriver:
         busy = waits or self._actions or self.closed or self.failure is not None
         return not busy and os.getpid() == self._process.pid
 
+    @property
+    def abandoned(self) -> QuickCall | None:
+        """The quick call that this thread has begun, and does not wait for."""
+        call = self._quick
+        return call if call is not None and call.is_abandoned else None
+
     def end(self, call: QuickCall) -> PendingOperation | None:
         """Wait for a call; if it has not ended then, return the operation that it is now."""
-        if self._quick is call and self._ended(call):
-            return None
-        return self._adopted(call)
+        call.awaited = True
+        try:
+            if self._quick is call and self._ended(call):
+                return None
+            return self.adopted(call)
+        finally:
+            call.awaited = False
 
     @_unless_taken
     def _ended(self, call: QuickCall) -> bool:
@@ -321,7 +332,8 @@ class MachineDriver:
         return max(_TICK, min(enough, 2 * _QUICK, self._dead_after / 4, self.timeout / 2))
 
     @_in_turn
-    def _adopted(self, call: QuickCall) -> PendingOperation | None:
+    def adopted(self, call: QuickCall) -> PendingOperation | None:
+        """Return the operation that a call is, which is a quick one no longer."""
         return call.operation
 
     def end_released(self) -> None:
@@ -377,6 +389,9 @@ class MachineDriver:
     @_in_turn
     def forget(self, operation: PendingOperation) -> bool:
         """Write to none of an operation's arrays any more; False: they are being sent."""
+        return self._forgotten(operation)
+
+    def _forgotten(self, operation: PendingOperation) -> bool:
         names = self._operations.names(operation)
         for name in names:
             del self._operations.open[name]
@@ -536,6 +551,10 @@ class MachineDriver:
             call.operation = call.operation or PendingOperation()  # whoever waits for it hears why
             raise
         self._carry_out(actions)
+        if call.is_abandoned and call.operation is not None and not self._forgotten(call.operation):
+            self._half = KVStoreError(
+                f"{call.what} was left before it was waited for, with arrays being sent"
+            )
 
     def _handle(self, timeout: float) -> None:
         for peer, message in self._sockets.receive(timeout):

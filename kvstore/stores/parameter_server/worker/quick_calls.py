@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 from ....compression import Feedback
@@ -131,8 +132,8 @@ class QuickCalls:
         except BaseException as error:
             if call.half_begun:
                 client.give_up_half(call.what, error)
-            elif call.operation is not None and not (call.operation.done or call.let_go or client.failed):
-                client.give_up(call.operation, call.what, error)  # it has been sent
+            elif call.sent:
+                client.give_up_call(call, error)
             raise
         return partial(client.end, call) if begun else False
 
@@ -162,7 +163,8 @@ class QuickCall:
 
     __slots__ = (
         "_before", "_calls", "_clocks", "_codec", "_outs", "_packed", "_plan", "_pushes", "_shared",
-        "_shares", "_values", "_version", "_ways", "half_begun", "kept", "let_go", "operation", "sent",
+        "_shares", "_values", "_version", "_ways", "awaited", "half_begun", "kept", "let_go", "operation",
+        "sent", "thread",
     )  # fmt: skip
 
     def __init__(
@@ -192,6 +194,9 @@ class QuickCall:
         self.let_go = False
         #: Whether its requests are on their way, as far as the credit allows.
         self.sent = False
+        #: The thread that has begun it, and whether that waits for it.
+        self.thread = 0
+        self.awaited = False
         #: What it is once the machine has adopted it.
         self.operation: PendingOperation | None = None
 
@@ -199,6 +204,11 @@ class QuickCall:
     def what(self) -> str:
         """What it is, for who waits too long."""
         return _WHAT[self._plan.kind]
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether its caller is gone, who does something else now: an exception came before it waited."""
+        return self.thread == get_ident() and not (self.awaited or self.let_go)
 
     @property
     def left(self) -> int:

@@ -19,6 +19,7 @@ from quick_counter import Quick
 import kvstore as kv
 from kvstore.stores.parameter_server.protocol import events
 from kvstore.stores.parameter_server.protocol.messages import Failure
+from kvstore.stores.parameter_server.worker.client import Client
 from kvstore.stores.parameter_server.worker.pushes import Pushes
 from kvstore.stores.parameter_server.worker.quick_calls import QuickCall
 from kvstore.stores.parameter_server.worker.replies import FillOuts
@@ -178,6 +179,37 @@ def test_who_is_interrupted_while_it_sends_gets_nothing_later(
     out[:] = -1
     store.pull("a", out=found)
     assert (found == before).all() and (out == -1).all()
+
+
+@pytest.mark.parametrize(
+    ("verb", "size"),
+    [("pull", 1000), ("pushpull", 1000), ("pull", 2_000_000), ("pushpull", 2_000_000), ("push", 2_000_000)],
+)
+def test_who_is_interrupted_before_it_waits_gives_the_call_up(
+    quick: Quick, create: Callable[..., kv.KVStore], monkeypatch: pytest.MonkeyPatch, verb: str, size: int
+) -> None:
+    store = create()
+    store.init("a", np.zeros(size, F))
+    value, out, found = np.ones(size, F), np.zeros(size, F), np.zeros(size, F)
+    quick.call(lambda: store.pushpull("a", value, out=out))
+    calls: dict[str, Callable[[], Any]] = {
+        "pull": lambda: store.pull("a", out=out),
+        "pushpull": lambda: store.pushpull("a", value, out=out),
+        "push": lambda: store.push("a", value),
+    }
+    before, end = float(out[0]), pace.deadline(20)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        once(patched, Client, "end")
+        while time.monotonic() < end:
+            calls[verb]()
+    value[:], out[:] = 12345, -77
+    try:
+        store.pull("a", out=found)
+    except kv.KVStoreError as error:
+        assert verb != "pull" and f"gave up in a {verb} (key 'a', round " in str(error)
+    else:
+        assert found[0] >= before and (found == found[0]).all() and 12345 not in found
+    assert (out == -77).all()
 
 
 def test_an_interrupt_in_another_call_costs_an_operation_nothing(

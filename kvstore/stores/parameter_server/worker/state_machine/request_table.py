@@ -419,7 +419,10 @@ class RequestTable:
 
     def lends(self, operation: Hashable) -> bool:
         """Whether memory of an operation's caller is being sent, or may be."""
-        return any(one.size > m.COPIED and one.sequence in self._open for one in self._of(operation))
+        return any(
+            one.size > m.COPIED and one.sequence in self._open and one.record[KIND] != Kind.PULL_ROWS
+            for one in self._of(operation)
+        )
 
     def keep(self, operation: Hashable) -> None:
         """Copy what is to be sent of an operation, so that its caller may do with the memory as he likes."""
