@@ -149,6 +149,8 @@ def _unless_taken(
 class MachineDriver:
     """Steps one store's machine, and carries out what it says; a wait lasts at most `timeout` seconds."""
 
+    _half: BaseException | None = None  # what has interrupted a step, until it is told
+
     def __init__(
         self,
         machine: WorkerMachine,
@@ -166,7 +168,6 @@ class MachineDriver:
         self.failure: Failure | None = None
         #: Told of what has interrupted a step of the machine, or the beginning of a call.
         self.on_half_step: Callable[[BaseException], None] = lambda _: None
-        self._half: BaseException | None = None  # this, until it is told
         #: Says which key a slice is of.
         self.name_of: Callable[[int], str] = "slice {}".format
         self._lock = threading.RLock()  # knows its thread; nobody takes it twice
