@@ -514,6 +514,30 @@ def a_pull_sees_its_push() -> None:
         assert [float(out[0]) for out in outs] == list(range(len(outs)))
 
 
+def a_pull_has_no_later_push(turns: int) -> None:
+    """Others change the value while it is copied: it is asked for again, before this worker's next push."""
+    with create() as store:
+        n, outs = 40_000, [np.empty(40_000, F) for _ in range(4)]
+        each = n // store.num_workers
+        own = slice(store.rank * each, (store.rank + 1) * each)
+        store.init("k", np.zeros(n, F))
+        store.set_optimizer(kv.optimizer.Test(learning_rate=-1))
+        store.barrier()
+        one = np.zeros(n, F)
+        one[own] = 1
+        wrong = []
+        for turn in range(turns):
+            for out in outs:
+                store.pull("k", out=out, async_op=True)
+                store.push("k", one, async_op=True)
+            store.wait()
+            for number, out in enumerate(outs, turn * len(outs)):
+                if (out[own] != number).any():
+                    wrong.append((number, np.unique(out[own])))
+        store.barrier()
+        assert not wrong, (len(wrong), wrong[:3])
+
+
 def one_update_at_a_time(rounds: int) -> str:
     """All workers push at once into the same keys: no push is lost, none is half done."""
     with opened() as store:

@@ -502,7 +502,8 @@ class ServerHost(Host):
             if kind == m.Kind.VALUE:
                 at = (action.batch.store, request.slice)
                 self.job.check(at not in self.busy, f"{at} is read while it is written")
-                place, nbytes = m.PayloadLocation.FRAME, 1
+                at_once = self.job.plan.mode == "async"  # a worker then says when it has taken a value in
+                place, nbytes = m.PayloadLocation.SHARED if at_once else m.PayloadLocation.FRAME, 1
                 value = self._torn(at) if at in self.busy else self.values[at]
                 if request.flags == m.OF_ROUND and request.round < round_:
                     value, round_ = self._past(value, request.round), request.round
@@ -629,6 +630,8 @@ class Store:
                 self._send(action)
             elif kind is e.SliceReceived:
                 self._got(action)
+            elif kind is e.Taken:
+                self.take(action)
             elif kind is e.Done:
                 self.busy.pop(action.op, None)
                 call, ends = self.recorded.get(action.op, (None, False))

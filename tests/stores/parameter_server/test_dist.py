@@ -494,6 +494,10 @@ def test_without_rounds(served: Served, workers: int, function: str) -> None:
     run(served(workers, 2, **ASYNC), OWN, function)
 
 
+def test_a_pull_has_no_later_push_of_its_worker(served: Served) -> None:
+    run(served(2, 1, **ASYNC), OWN, "a_pull_has_no_later_push", 200)
+
+
 def test_pushes_of_all_workers_at_once(served: Served) -> None:
     run(served(3, 2, **ASYNC), OWN, "one_update_at_a_time", 30)
 

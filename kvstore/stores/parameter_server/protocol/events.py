@@ -92,6 +92,18 @@ class RetrySlice(NamedTuple):
     error: Failure | None = None
 
 
+class Taken(NamedTuple):
+    """Worker, without rounds: what lay in a server's memory is copied, or is asked for again in a frame.
+
+    An action that comes after these values; the loop gives it back as an event when it gets there. Pushes
+    that were submitted after a read of the same slice go out only then.
+    """
+
+    server: int
+    #: Slice and round of each, as the requests counted.
+    reads: Sequence[tuple[int, int]]
+
+
 class SchedulerLost(NamedTuple):
     """Worker: another store of this process has found that the scheduler is lost; what one knows all know."""
 
@@ -148,7 +160,7 @@ class Configured(NamedTuple):
     error: Failure | None = None
 
 
-_OfWorker = Submit | RetrySlice | SchedulerLost | StoodStill | StreamLost | SchedulerRequest
+_OfWorker = Submit | RetrySlice | Taken | SchedulerLost | StoodStill | StreamLost | SchedulerRequest
 Event = Start | Tick | Received | Heard | Resumed | _OfWorker | Applied | Saved | Configured
 
 # ------------------------------------------------------------------------------------------------- actions
@@ -340,6 +352,6 @@ class End(NamedTuple):
     error: Failure | None = None
 
 
-_ByWorker = Connect | View | Shrunk | RoundsSeen | SliceReceived | Done
+_ByWorker = Connect | View | Shrunk | RoundsSeen | SliceReceived | Taken | Done
 _ByServer = Apply | Abort | Withdraw | Write | Reply | Define | Forget | Install | Save | Attachment
 Action = Send | Met | Welcome | Failed | End | _ByWorker | _ByServer

@@ -185,6 +185,7 @@ class MachineDriver:
         self._handlers: dict[type, Callable[[Any], None]] = {
             events.Done: operations.end,
             events.Connect: self._connect,
+            events.Taken: self._go_on,
             m.Met: self._met,
             events.Failed: self._failed,
             m.View: self._viewed,
@@ -622,6 +623,10 @@ class MachineDriver:
             retry = retry._replace(error=one.error)
         # Before pushes that the answer has let go: the server may write the value anew with them.
         self._actions.extendleft(reversed(self._stepped(retry, time.monotonic())))
+
+    def _go_on(self, taken: events.Taken) -> None:
+        """Send what has waited until values were copied."""
+        self._actions.extend(self._stepped(taken, time.monotonic()))
 
     def _connect(self, action: events.Connect) -> None:
         log.debug("server %d is at %s", action.server, action.address)

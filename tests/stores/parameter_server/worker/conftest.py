@@ -20,9 +20,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Quick:
 def create(on_servers: Callable[[str], str]) -> Iterator[Callable[..., kv.KVStore]]:
     stores: list[kv.KVStore] = []
 
-    def make(servers: int = 1, **options: Any) -> kv.KVStore:
+    def make(servers: int = 1, kind: str = "dist_sync", **options: Any) -> kv.KVStore:
         options = {"same_host_shm": False, **options}
-        stores.append(kv.create(on_servers(f"dist_sync:{servers}"), **options))
+        stores.append(kv.create(on_servers(f"{kind}:{servers}"), **options))
         return stores[-1]
 
     yield make

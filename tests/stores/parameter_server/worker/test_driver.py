@@ -18,8 +18,12 @@ from quick_counter import Quick
 
 import kvstore as kv
 from kvstore.stores.parameter_server.protocol import events
+<<<<<<< HEAD
 from kvstore.stores.parameter_server.protocol.messages import Failure
 from kvstore.stores.parameter_server.worker.client import Client
+=======
+from kvstore.stores.parameter_server.protocol.messages import Failure, PayloadLocation
+>>>>>>> 248d70f3f276e1979d46b1dae243522447951b10
 from kvstore.stores.parameter_server.worker.pushes import Pushes
 from kvstore.stores.parameter_server.worker.quick_calls import QuickCall
 from kvstore.stores.parameter_server.worker.replies import FillOuts
@@ -330,6 +334,38 @@ def test_a_value_that_is_asked_for_again_is_that_of_its_round(
         work.wait()
     assert [float(out[0]) for out in outs] == [1, 2, 3, 4, 5, 6]
     assert len(taken) == 12
+
+
+@pytest.mark.parametrize("verb", ["pull", "pushpull"])
+def test_a_value_that_is_asked_for_again_has_no_later_push_without_rounds(
+    create: Callable[..., kv.KVStore], monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    store = create(kind="dist_async", same_host_shm=True)
+    driver: Any = store._backend._client.driver  # type: ignore[attr-defined]
+    n = 20_000
+    store.init("a", np.zeros(n, F))
+    places, take = [], FillOuts.__call__
+
+    def changed_at_first(self: FillOuts, *arguments: Any) -> bool:
+        places.append(arguments[1].place)
+        return len(places) % 2 == 0 and take(self, *arguments)
+
+    monkeypatch.setattr(driver, "begin", lambda _: False)
+    monkeypatch.setattr(FillOuts, "__call__", changed_at_first)
+    outs = [np.zeros(n, F) for _ in range(6)]
+    for number, out in enumerate(outs):
+        if verb == "pull":
+            store.pull("a", out=out, async_op=True)
+        else:
+            store.pushpull("a", np.full(n, 2 * number, F), out=out, async_op=True)
+        store.push("a", np.full(n, 2 * number + 1, F), async_op=True)
+    store.wait()
+    wanted = [0, 1, 3, 5, 7, 9] if verb == "pull" else [0, 2, 4, 6, 8, 10]
+    assert [float(out[0]) for out in outs] == wanted
+    assert all((out == out[0]).all() for out in outs)
+    assert places == [PayloadLocation.SHARED, PayloadLocation.FRAME] * 6
+    store.pull("a", out=outs[0])
+    assert (outs[0] == 11).all()
 
 
 @pytest.mark.parametrize("verb", ["pull", "push", "keys"])

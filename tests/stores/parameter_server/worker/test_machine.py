@@ -20,8 +20,8 @@ SERVERS = (m.Member(0, 1, "tcp://a"), m.Member(1, 1, "tcp://b"))
 class Store:
     """A worker of rank 0, welcomed and attached to two servers."""
 
-    def __init__(self, attach: bool = True) -> None:
-        hello = m.Hello("worker", -1, 100, "w", "job", m.PROTOCOL)
+    def __init__(self, attach: bool = True, mode: str = "sync") -> None:
+        hello = m.Hello("worker", -1, 100, "w", "job", m.PROTOCOL, options={"mode": mode})
         self.machine = WorkerMachine(hello, WorkerOptions(resend=1.0, control_resend=0.5, dead_after=5.0))
         self.now = 0.0
         self.heard = 0
@@ -157,6 +157,23 @@ def test_a_value_is_asked_for_again_of_its_round() -> None:
     store.step(e.RetrySlice("a", 0, e.SliceRequest(0, record, "payload")))
     [batch] = store.sent(0)
     assert [(one.kind, one.round) for one in batch.records] == [(K.PULL, 1)]
+
+
+def test_without_rounds_pushes_go_out_when_values_are_taken() -> None:
+    store = Store(mode="async")
+    store.submit("a", (0, K.PULL, 0))
+    store.submit("b", (0, K.PUSH, 0))
+    shared = m.Record(K.VALUE, 0, 1, 1, place=m.PayloadLocation.SHARED)
+    store.step(e.Received(0, m.Batch(3, 0, 100, 1, [shared], ())))
+    taken = e.Taken(0, ((0, 0),))
+    assert [type(one) for one in store.actions[-3:]] == [e.SliceReceived, e.Done, e.Taken]
+    assert store.actions[-1] == taken
+    store.step(e.RetrySlice("a", 0, e.SliceRequest(0, m.Record(K.PULL, 0, 0, 0))))
+    assert [(one.kind, one.sequence) for one in store.sent(0)[0].records] == [(K.PULL, 2)]
+    store.step(taken)
+    assert store.sent(0) == []
+    store.reply(0, (K.VALUE, 2))
+    assert [(one.kind, one.sequence) for one in store.sent(0)[0].records] == [(K.PUSH, 3)]
 
 
 def test_questions_get_their_answers() -> None:

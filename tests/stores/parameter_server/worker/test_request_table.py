@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,8 +30,8 @@ from kvstore.stores.parameter_server.worker.state_machine.request_table import (
 BIG = 100_000
 
 
-def table(credit: int = 1 << 30, batch: int = 1 << 30) -> RequestTable:
-    return RequestTable(WorkerOptions(credit, batch, resend=1.0))
+def table(credit: int = 1 << 30, batch: int = 1 << 30, in_rounds: bool = True) -> RequestTable:
+    return RequestTable(WorkerOptions(credit, batch, resend=1.0), in_rounds)
 
 
 def add(
@@ -103,6 +104,40 @@ def test_nothing_overtakes_a_push_that_waits_for_an_older_value() -> None:
     requests.answered(reply(2, 3, kind=Kind.VALUE), 0.0)
     assert [(one.kind, one.round) for one in pump(requests)] == [(Kind.PUSH, 2), (Kind.PULL, 2)]
     assert len(requests) == 2
+
+
+def read_and_push(in_rounds: bool, kind: Kind) -> RequestTable:
+    """Have a read answered with a value in the server's memory; a push was called after it."""
+    requests = table(in_rounds=in_rounds)
+    for number, one in enumerate((kind, Kind.PUSH), 1):
+        request = RequestInFlight(OperationProgress(number, 1), 0, Record(one, 7, 0, number), None)
+        requests.add(request, 0)
+    assert [one.kind for one in pump(requests)] == [kind]
+    answer = Record(Kind.VALUE, 7, 1, 1, place=PayloadLocation.SHARED)
+    requests.answered(Batch(0, 0, 0, 1, [answer], ()), 0.0)
+    return requests
+
+
+@pytest.mark.parametrize("kind", [Kind.PULL, Kind.PUSHPULL])
+def test_without_rounds_a_push_waits_until_the_value_before_it_is_copied(kind: Kind) -> None:
+    requests = read_and_push(in_rounds=False, kind=kind)
+    assert pump(requests) == []
+    assert requests.untaken == [(7, 1)]
+    requests.end_reads(requests.untaken)
+    assert [one.round for one in pump(requests)] == [2]
+    in_rounds = read_and_push(in_rounds=True, kind=kind)
+    assert in_rounds.untaken == []
+    assert [one.round for one in pump(in_rounds)] == [2]  # no round changes the value without this push
+
+
+def test_without_rounds_a_push_goes_out_behind_the_value_that_is_asked_for_again() -> None:
+    requests = read_and_push(in_rounds=False, kind=Kind.PULL)
+    again = RequestInFlight(OperationProgress("again", 1), 0, Record(Kind.PULL, 7, 0, 1), None)
+    requests.add_first(again)
+    requests.end_reads(requests.untaken)
+    assert [(one.kind, one.sequence) for one in pump(requests)] == [(Kind.PULL, 2)]
+    requests.answered(reply(2, kind=Kind.VALUE), 0.0)
+    assert [(one.kind, one.sequence) for one in pump(requests)] == [(Kind.PUSH, 3)]
 
 
 ADDED = st.tuples(st.integers(0, 3), st.sampled_from([Kind.PUSH, Kind.PULL]), st.integers(-3, 3))

@@ -78,6 +78,8 @@ class WorkerMachine:
             self._servers.suspect(event.server)  # type: ignore[union-attr]
         elif kind is events.RetrySlice:
             self._servers.retry(event, now, actions)  # type: ignore[arg-type]
+        elif kind is events.Taken:
+            self._servers.taken(event, now, actions)  # type: ignore[arg-type]
         elif kind is events.Start:
             self._scheduler.write(self._hello, now, actions)
         return actions

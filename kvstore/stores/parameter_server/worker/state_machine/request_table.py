@@ -29,7 +29,7 @@ _FIRST = -(1 << 62)  # before any priority
 
 _PUSHES = frozenset((Kind.PUSH, Kind.PUSHPULL))
 _READS = frozenset((Kind.PULL, Kind.PUSHPULL))
-_FRAME = m.PayloadLocation.FRAME
+_FRAME, _SHARED = m.PayloadLocation.FRAME, m.PayloadLocation.SHARED
 _new = tuple.__new__
 
 #: A request that is to be sent: less its priority, its place among equals, and itself.
@@ -85,9 +85,10 @@ class RequestInFlight:
 
 
 class RequestTable:
-    """Requests to one server."""
+    """Requests to one server, whose values change `in_rounds`, or with each push of anybody."""
 
-    def __init__(self, options: WorkerOptions) -> None:
+    def __init__(self, options: WorkerOptions, in_rounds: bool = True) -> None:
+        self._in_rounds = in_rounds
         self.credit, self.report = options.credit, options.report
         self.batch_bytes = options.batch_bytes
         self._counts_answers = options.counts_answers
@@ -102,6 +103,8 @@ class RequestTable:
         self.complete: dict[int, int] = {}
         #: Rounds that were seen complete in answers since somebody took this number.
         self.rounds = 0
+        #: Without rounds: slices and rounds of values in the server's memory, for `end_reads`.
+        self.untaken: list[tuple[int, int]] = []
         self._queue: list[_Entry] = []
         self._last: dict[int, _Entry] = {}  # by slice: of those added and not sent, the last
         self._order = 0
@@ -295,23 +298,39 @@ class RequestTable:
             before = self.complete.get(slice_, self.first_rounds.get(slice_, 0))
             self.rounds += max(0, record[ROUND] - before)
             self.complete[slice_] = record[ROUND]
-            self._note_answered(request.record)
+            self._note_answered(request.record, record)
             done.append((request, record))
         return done, unknown
 
-    def _note_answered(self, asked: Record) -> None:
-        """Let go what has waited for the answer to a request."""
+    def _note_answered(self, asked: Record, answer: Record) -> None:
+        """Let go what has waited for the answer to a request.
+
+        Without rounds others may change a value in the server's memory before it is copied. Then it is asked
+        for again, which has to come before this worker's later pushes: a server does requests in their order.
+        """
         slice_, kind = asked[SLICE], asked[KIND]
         if kind in _PUSHES:
             self._accept(slice_, asked[ROUND] + self.first_rounds.get(slice_, 0))
             self._flying[slice_] -= 1
-        if kind in _READS and (reads := self._reads.get(slice_)):
-            if asked[ROUND] in reads:  # not of one that was given up
-                reads.remove(asked[ROUND])
-            if not reads:
-                del self._reads[slice_]
+        if kind in _READS and answer[PLACE] == _SHARED and not self._in_rounds:
+            self.untaken.append((slice_, asked[ROUND]))
+        elif kind in _READS:
+            self._end_read(slice_, asked[ROUND])
         if self._held:
             self._release(slice_)
+
+    def end_reads(self, reads: Iterable[tuple[int, int]]) -> None:
+        """Let go what has waited until values were copied; those to be asked for again are queued by now."""
+        for slice_, round_ in reads:
+            self._end_read(slice_, round_)
+            self._release(slice_)
+
+    def _end_read(self, slice_: int, round_: int) -> None:
+        if reads := self._reads.get(slice_):
+            if round_ in reads:  # not of one that was given up
+                reads.remove(round_)
+            if not reads:
+                del self._reads[slice_]
 
     def _accept(self, slice_: int, round_: int) -> None:
         """Note that a push was answered; an answer may come after those to later pushes."""

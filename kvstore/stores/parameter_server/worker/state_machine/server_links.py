@@ -17,6 +17,7 @@ from ...protocol.events import (
     SliceReceived,
     SliceRequest,
     Submit,
+    Taken,
 )
 from ...protocol.losses import lost
 from ...protocol.messages import BY_FRAME, KIND, ROUND, SLICE, Batch, Failure, Kind, PayloadLocation, Record
@@ -55,6 +56,7 @@ class ServerLinks:
         self._member, self._hello, self._options, self._memory = member, hello, options, memory
         self._links: dict[int, ServerLink] = {}
         self._operations: dict[Hashable, OperationProgress] = {}
+        self._has_rounds = hello.options.get("mode", "sync") == "sync"
 
     def __len__(self) -> int:
         return len(self._links)
@@ -121,6 +123,11 @@ class ServerLinks:
         link.requests.add_first(request)
         self._pump(event.part.server, now, actions)
 
+    def taken(self, event: Taken, now: float, actions: list[Action]) -> None:
+        """Send what has waited until values were copied out of a server's memory, or asked for again."""
+        self._links[event.server].requests.end_reads(event.reads)
+        self._pump(event.server, now, actions)
+
     def _is_in_memory(self, record: Record) -> bool:
         """Whether this is a push of a round, of values that no answer has been written over."""
         view = self._member.view
@@ -178,6 +185,9 @@ class ServerLinks:
         if unknown:
             self._send(server, link.requests.repeats(unknown), actions)
         self._pump(server, now, actions)
+        if link.requests.untaken:
+            actions.append(Taken(server, tuple(link.requests.untaken)))
+            link.requests.untaken.clear()
 
     def is_idle(self, server: int) -> bool:
         """Whether requests to a server may go out now, and none is under way."""
@@ -253,7 +263,7 @@ class ServerLinks:
         for member in servers:
             link = self._links.get(member.rank)
             if link is None:
-                link = self._links[member.rank] = ServerLink(RequestTable(self._options))
+                link = self._links[member.rank] = ServerLink(RequestTable(self._options, self._has_rounds))
             if link.incarnation != member.incarnation:
                 link.incarnation = member.incarnation
                 link.attached = False
