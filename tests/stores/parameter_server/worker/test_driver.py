@@ -18,12 +18,8 @@ from quick_counter import Quick
 
 import kvstore as kv
 from kvstore.stores.parameter_server.protocol import events
-<<<<<<< HEAD
-from kvstore.stores.parameter_server.protocol.messages import Failure
-from kvstore.stores.parameter_server.worker.client import Client
-=======
 from kvstore.stores.parameter_server.protocol.messages import Failure, PayloadLocation
->>>>>>> 248d70f3f276e1979d46b1dae243522447951b10
+from kvstore.stores.parameter_server.worker.client import Client
 from kvstore.stores.parameter_server.worker.pushes import Pushes
 from kvstore.stores.parameter_server.worker.quick_calls import QuickCall
 from kvstore.stores.parameter_server.worker.replies import FillOuts
