@@ -161,6 +161,7 @@ class Backend(Protocol):
 
     def give_up_quick(self, error: BaseException) -> None:
         """Give up the quick call of this thread that an error ended before it was completed."""
+        return
 
     def row_sparse_pull(self, wanted: list[tuple[Key, list[tuple[RowSparseArray, Any]]]]) -> None:
         """Write the requested rows of each key to each `out`, sorted and unique."""
