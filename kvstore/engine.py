@@ -63,8 +63,6 @@ class Latch:
 
     def wait(self, timeout: float) -> bool:
         """Wait for so many seconds at most; return whether it is set."""
-        if self._set:
-            return True
         try:
             self._lock.acquire(timeout=max(0.0, timeout))
         finally:
@@ -397,11 +395,11 @@ class Engine:
             started.set()
         started.wait(threading.TIMEOUT_MAX)
         if errors:
-            error = errors.pop()
+            cause = errors.pop()
             raise KVStoreError(
-                f"{what}: no background thread can be started ({error}); "
+                f"{what}: no background thread can be started ({cause}); "
                 "free some threads, or call without async_op"
-            ) from error
+            ) from cause
 
     def _start(
         self, thread: threading.Thread, own: bool, errors: list[BaseException], started: Latch
