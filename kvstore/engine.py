@@ -8,6 +8,7 @@ somebody waits for: the others may wait for just that. Then another thread runs 
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import contextlib
 import heapq
@@ -32,6 +33,47 @@ if TYPE_CHECKING:
 _HELD_UP = 0.01  # seconds of a wait after which another thread is worth its start
 
 
+class Latch:
+    """An event whose waits Ctrl-C can end at any step.
+
+    `threading.Event` takes its lock in Python code, where an exception of a signal handler leaves it taken.
+    """
+
+    def __init__(self) -> None:
+        self._set = False
+        self._lock = threading.Lock()  # taken until it is set
+        self._lock.acquire()
+
+    def is_set(self) -> bool:
+        """Return whether it is set."""
+        return self._set
+
+    def set(self) -> None:
+        """End all waits."""
+        self._set = True
+        try:  # noqa: SIM105 - a context manager is a step of its own
+            self._lock.release()
+        except RuntimeError:
+            pass
+
+    def clear(self) -> None:
+        """Let waits begin again; not for callers, who can be interrupted."""
+        self._set = False
+        self._lock.acquire(blocking=False)
+
+    def wait(self, timeout: float) -> bool:
+        """Wait for so many seconds at most; return whether it is set."""
+        try:
+            self._lock.acquire(timeout=max(0.0, timeout))
+        finally:
+            if self._set:  # whoever waits besides goes on, too
+                try:  # noqa: SIM105 - as above
+                    self._lock.release()
+                except RuntimeError:
+                    pass
+        return self._set
+
+
 class Work:
     """Handle of an operation that was started with ``async_op=True``.
 
@@ -42,7 +84,7 @@ class Work:
         self._what = what
         self._marks = marks
         self._timeout = timeout
-        self._finished = threading.Event()
+        self._finished = Latch()
         #: Has the operation run although the engine's thread is busy with another.
         self._hasten: Callable[[], None] | None = None
         self._error: BaseException | None = None
@@ -112,7 +154,7 @@ class Work:
 
     def _disown(self) -> None:
         """In the child of a fork: the operation goes on in the parent, and nothing here will complete it."""
-        self._finished = threading.Event()
+        self._finished = Latch()
         self._seen = True
         self._finish(
             KVStoreError(f"{self._what} was started before this process was forked; its parent runs it")
@@ -172,14 +214,16 @@ class Engine:
     def _reset(self) -> None:
         """Start with nothing queued; in the child of a fork too, where the tasks are the parent's."""
         self.exclusive = threading.RLock()
-        self._lock = threading.Condition()
+        # No Condition: it is entered in Python code, where Ctrl-C can leave it taken.
+        self._lock = threading.RLock()
+        self._called = Latch()  # the engine's thread is to look what is ready
         self._last: dict[Hashable, _Task] = {}
         self._ready: list[tuple[int, int, _Task]] = []
         self._pending: dict[_Task, None] = {}  # in the order of the calls
         self._sequence = 0
         self._thread: threading.Thread | None = None
         self._threads: set[threading.Thread] = set()  # that one, and those that run what is urgent
-        self._announced = 0
+        self._announced: set[object] = set()
         self._inside: set[int] = set()
         self.turns = Turns(self.exclusive)
         #: True while any task is unfinished; read without the lock by callers that only want to skip a wait.
@@ -194,15 +238,15 @@ class Engine:
         ClosedError, KVStoreError
             The engine is closed, or its thread cannot be started; the body has not begun then.
         """
-        with self._lock:
-            self._check_open(what)
-            self._ensure_thread(what)
-            self._announced += 1
+        me = object()
         try:
+            with self._lock:
+                self._check_open(what)
+                self._ensure_thread(what)
+                self._announced.add(me)
             yield
         finally:
-            with self._lock:
-                self._announced -= 1
+            self._announced.discard(me)
 
     def _check_open(self, what: str) -> None:
         if self._closed:
@@ -297,7 +341,7 @@ class Engine:
         finally:
             with self._lock:
                 self._closed = True
-                self._lock.notify_all()
+                self._called.set()
                 running = [thread for thread in self._threads if thread.is_alive()]
         if threading.current_thread() not in running:
             for thread in running:
@@ -312,7 +356,7 @@ class Engine:
     def _push(self, task: _Task) -> None:
         self._sequence += 1
         heapq.heappush(self._ready, (-task.priority, self._sequence, task))
-        self._lock.notify()
+        self._called.set()
         if task.urgent:
             self._run_beside(task)
 
@@ -336,27 +380,57 @@ class Engine:
             self._start_thread(partial(self._run_urgent, task), task.work._what)
 
     def _ensure_thread(self, what: str) -> None:
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = self._start_thread(self._loop, what)
+        if self._thread is None:
+            self._start_thread(self._loop, what)
 
-    def _start_thread(self, target: Callable[[], None], what: str) -> threading.Thread:
+    def _start_thread(self, target: Callable[[], None], what: str) -> None:
+        """Start a thread from another one, which no signal interrupts: `Thread.start` does not stand that."""
         thread = threading.Thread(target=target, name=threads.ENGINE, daemon=True)
+        errors: list[BaseException] = []
+        started = Latch()
+        try:
+            _thread.start_new_thread(self._start, (thread, target == self._loop, errors, started))
+        except RuntimeError as error:
+            errors.append(error)
+            started.set()
+        started.wait(threading.TIMEOUT_MAX)
+        if errors:
+            cause = errors.pop()
+            raise KVStoreError(
+                f"{what}: no background thread can be started ({cause}); "
+                "free some threads, or call without async_op"
+            ) from cause
+
+    def _start(
+        self, thread: threading.Thread, own: bool, errors: list[BaseException], started: Latch
+    ) -> None:
         self._threads = {thread, *(one for one in self._threads if one.is_alive())}
+        if own:
+            self._thread = thread
         try:
             thread.start()
-        except RuntimeError as error:
-            raise KVStoreError(
-                f"{what}: no background thread can be started ({error}); "
-                "free some threads, or call without async_op"
-            ) from error
-        return thread
+        except BaseException as error:
+            if own:
+                self._thread = None
+            errors.append(error)
+        finally:
+            started.set()
 
     def _loop(self) -> None:
-        threads.remember()
-        while (task := self._take()) is not None:
-            if not self._carry_out(task):
-                return
-            del task  # an idle thread must not hold on to the caller's arrays
+        try:
+            threads.remember()
+            while (task := self._take()) is not None:
+                if not self._carry_out(task):
+                    return
+                del task  # an idle thread must not hold on to the caller's arrays
+        finally:
+            self._retire()
+
+    def _retire(self) -> None:
+        """Have another thread started for what comes."""
+        with self._lock:
+            if self._thread is threading.current_thread():
+                self._thread = None
 
     def _run_urgent(self, task: _Task) -> None:
         threads.remember()
@@ -385,16 +459,16 @@ class Engine:
 
     def _take(self) -> _Task | None:
         """Next ready task; None ends the thread: closed, or idle for a second."""
-        with self._lock:
-            while not self._ready:
-                if self._closed and not self._pending:
-                    break
-                if not (self._lock.wait(1.0) or self._ready or self._pending or self._announced):
-                    break
-            if not self._ready:
-                self._thread = None
-                return None
-            return heapq.heappop(self._ready)[2]
+        idle = False
+        while True:
+            with self._lock:
+                if self._ready:
+                    return heapq.heappop(self._ready)[2]
+                if not self._pending and (self._closed or (idle and not self._announced)):
+                    self._retire()
+                    return None
+                self._called.clear()
+            idle = not self._called.wait(1.0)
 
     def _complete(self, task: _Task, error: BaseException | None) -> None:
         with self._lock:

@@ -21,6 +21,7 @@ class Turns:
     def __init__(self, lock: threading.RLock) -> None:
         #: Which thread is busy with a key. Under the lock keys are added; leaving takes none.
         self.taken: dict[Hashable, int] = {}
+        self._lock = lock
         self._free = threading.Condition(lock)
         self._waiting = 0
 
@@ -38,7 +39,7 @@ class Turns:
             if taken.get(key) == me:
                 del taken[key]
         if self._waiting:
-            with self._free:
+            with self._lock:  # of the condition, which is entered in Python code: Ctrl-C would leave it taken
                 self._free.notify_all()
 
     def wait_for_all(self, timeout: float) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import gc
 import subprocess
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -327,6 +331,120 @@ def test_where_no_thread_can_be_started_it_waits_its_turn(
             work.wait(0.02)
     gate.open()
     work.wait()
+
+
+# ------------------------------------------------------------------------------------- handlers of signals
+
+
+class HandlerError(Exception):
+    """What the handler of a signal raises."""
+
+
+class Interrupt:
+    """Raises at one of the steps at which CPython handles signals: begins, ends of calls, loops."""
+
+    FILES = ("engine.py", "turns.py", "threading.py", "contextlib.py")
+
+    def __init__(self, step: int) -> None:
+        self._left = step
+        self._last: dict[int, str] = {}  # instruction of each frame
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
+        code = frame.f_code
+        if not code.co_filename.endswith(self.FILES) or code.co_name == "__del__":
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        name = dis.opname[code.co_code[frame.f_lasti]] if event == "opcode" else ""
+        after_call = event == "opcode" and self._last[id(frame)].startswith("CALL")
+        if event in ("call", "opcode"):
+            self._last[id(frame)] = name
+        if event == "call" or after_call or name.startswith("JUMP_BACKWARD"):
+            self._left -= 1
+            if self._left < 0:
+                raise HandlerError
+        return self
+
+    def reaches(self, call: Callable[[], Any]) -> bool:
+        """Call; return whether there was such a step."""
+        sys.settrace(self)
+        try:
+            call()
+        except HandlerError:
+            return True
+        finally:
+            sys.settrace(None)
+        return False
+
+
+def submit_and_wait(engine: Engine, gate: Gate) -> None:
+    engine.submit(["a"], lambda: time.sleep(0.002), 0, "a").wait()
+
+
+def announce_and_submit(engine: Engine, gate: Gate) -> None:
+    with engine.announced("b"):
+        engine.submit(["b"], lambda: None, 0, "b")
+
+
+def wait_for_all(engine: Engine, gate: Gate) -> None:
+    engine.submit(["a"], lambda: time.sleep(0.002), 0, "a")
+    engine.wait_for(["a"])
+    engine.wait_all()
+
+
+def run_beside(engine: Engine, gate: Gate) -> None:
+    engine.submit(["gate"], gate, 0, "gate")
+    engine.submit(["a"], lambda: None, 0, "a").wait()
+
+
+def close(engine: Engine, gate: Gate) -> None:
+    engine.submit(["a"], lambda: None, 0, "a")
+    engine.close()
+
+
+def take_turns(engine: Engine, gate: Gate) -> None:
+    engine.turns._waiting = 1  # somebody waits
+    try:
+        with engine.exclusive:
+            engine.turns.take(["a"], 1.0)
+    finally:
+        engine.turns.leave(["a"])
+
+
+@pytest.mark.parametrize(
+    "call", [submit_and_wait, announce_and_submit, wait_for_all, run_beside, close, take_turns]
+)
+def test_an_interrupt_at_any_step_leaves_an_engine_that_works(
+    call: Callable[[Engine, Gate], None],
+) -> None:
+    reached, step = True, 0
+    while reached:
+        engine, gate = Engine(timeout=PATIENCE, concurrent=True), Gate()
+        reached = Interrupt(step).reaches(partial(call, engine, gate))
+        gate.open()
+        for lock in (engine._lock, engine.exclusive):
+            assert not lock._is_owned(), step  # type: ignore[attr-defined]
+        with contextlib.suppress(kv.ClosedError):
+            engine.submit(["a"], lambda: None, 0, "next").wait(5)
+        engine.wait_all()
+        assert not engine._announced
+        engine.close()
+        step += 1
+    assert step > 5
+
+
+def test_a_store_goes_on_after_an_interrupt_at_any_step() -> None:
+    with kv.create(timeout=PATIENCE) as store:
+        store.init("a", np.zeros(3))
+
+        def push() -> None:
+            work = store.push("a", np.ones(3), async_op=True)
+            assert work is not None
+            work.wait(5)
+
+        step = 0
+        while Interrupt(step).reaches(push):
+            push()
+            step += 1
 
 
 # ------------------------------------------------------------------------------------------------- deadlines

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore import waiting
-from kvstore.engine import Work
+from kvstore.engine import Latch, Work
 from kvstore.errors import TimeoutError
 from kvstore.observe.native._observe import Counters
 from kvstore.observe.stacks import warn_of_end
@@ -133,17 +133,17 @@ def test_a_wait_that_ends_hears_for_whom_it_was_though_it_stood_still(
         driver.wait(lambda: False, "the others")
 
 
-class LateEvent(threading.Event):
+class LateLatch(Latch):
     """Set at the very end of a wait, too late for it to notice."""
 
-    def wait(self, timeout: float | None = None) -> bool:
+    def wait(self, timeout: float) -> bool:
         self.set()
         return False
 
 
 def test_an_operation_that_completes_at_the_end_of_a_wait_is_complete() -> None:
     work = Work("push of key 1", 20.0)
-    work._finished = LateEvent()
+    work._finished = LateLatch()
     work.wait()
     work.wait(0.0)
 
