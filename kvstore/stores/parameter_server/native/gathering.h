@@ -7,12 +7,10 @@
 
 #include "buffers.h"
 
-#ifndef KP_GATHER_BYTES
+#ifndef KP_GATHER_BYTES /* tests have less */
 #define KP_GATHER_BYTES (256 * 1024) /* copied at a time, which stays in the cache until the socket takes it */
 #endif
-enum {
-    KP_GATHER_AHEAD = 8           /* rows lie anywhere: the processor is told of so many before they are copied */
-};
+enum { KP_GATHER_AHEAD = 8 }; /* rows lie anywhere: the processor is told of so many before they are copied */
 
 typedef struct {
     const char *table;

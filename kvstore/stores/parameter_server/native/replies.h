@@ -184,10 +184,10 @@ static int kp_add_value(const kp_value *v, const kp_answer *a, int steady, kp_pi
     const kp_room *room = &v->rooms[v->current];
     kp_buffer *own = kp_own_value(a);
     if (own) {
-        *piece = (kp_piece){own->data, (size_t)v->nbytes, kp_keep(own), NULL};
+        *piece = (kp_piece){own->data, (size_t)v->nbytes, kp_keep(own)};
         return 0;
     }
-    *piece = (kp_piece){.at = room->at, .nbytes = (size_t)v->nbytes};
+    *piece = (kp_piece){room->at, (size_t)v->nbytes};
     if (steady) {
         piece->owner = kp_keep(room->holder);
         return 0;
@@ -204,7 +204,7 @@ static int kp_add_value(const kp_value *v, const kp_answer *a, int steady, kp_pi
 static size_t kp_add_packed(const kp_packed *packed, kp_piece *pieces)
 {
     for (int i = 0; i < packed->n; i++)
-        pieces[i] = (kp_piece){packed->parts[i].at, (size_t)packed->nbytes, kp_keep(packed->parts[i].data), NULL};
+        pieces[i] = (kp_piece){packed->parts[i].at, (size_t)packed->nbytes, kp_keep(packed->parts[i].data)};
     return (size_t)packed->n;
 }
 
@@ -251,7 +251,7 @@ static int kp_send_answers(const kp_replier *replier, const kp_session *session,
     memcpy(text->data + sizes, &head, sizeof head);
     char *record = text->data + sizes + sizeof head, *behind = text->data + sizes + first, *to = behind;
     memset(behind, 0, (size_t)together);
-    pieces[used++] = (kp_piece){text->data, text->nbytes, text, NULL};
+    pieces[used++] = (kp_piece){text->data, text->nbytes, text};
     int steady = !session->of_host && kp_is_steady(replier->members, session->rank), failed = 0;
     kp_moved moved = {0};
     for (size_t i = 0; i < n && !failed; i++, record += sizeof(kp_record)) {
@@ -331,7 +331,7 @@ static int kp_send_rows_of(const kp_replier *replier, const kp_session *session,
     kp_buffer *text = kp_begin_rows(replier, session, a, &g, &r);
     if (!text)
         return -1;
-    kp_piece pieces[] = {{text->data, text->nbytes, text, NULL}, {(const char *)g.rows, 8 * g.n, kp_keep(a->detail), NULL}, {0}};
+    kp_piece pieces[] = {{text->data, text->nbytes, text}, {(const char *)g.rows, 8 * g.n, kp_keep(a->detail)}, {0}};
     if (kp_add_rows(t, &g, a->detail, &pieces[2]) || replier->outlet.send(replier->outlet.stream, pieces, 3)) {
         kp_drop_pieces(pieces, 3);
         return -1;

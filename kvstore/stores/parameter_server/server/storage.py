@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -342,12 +341,10 @@ class ServerStorage:
 
     def begin_snapshots(self, job: str) -> None:
         """Make the folder this job's: snapshots of an earlier one count no more."""
-        (self._root / _JOB).unlink(
-            missing_ok=True
-        )  # first: whoever is killed meanwhile leaves none of its name
+        (self._root / _JOB).unlink(missing_ok=True)  # first, in case of a kill: both jobs may have one name
         for old in self._root.glob("store-*"):
             log.info("%s is of an earlier job, and is removed", old)
-            shutil.rmtree(old, ignore_errors=True)
+            Folder(old).remove()
         self._root.mkdir(parents=True, exist_ok=True)
         with replacing(self._root / _JOB) as beside:
             beside.write_text(_fingerprint(job))

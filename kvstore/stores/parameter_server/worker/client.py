@@ -150,13 +150,10 @@ class Client:
         parts = [events.SliceRequest(r.server, r.record, r.payload, r.back) for r in requests]
         try:
             self.driver.step(events.Submit(name, parts, priority), taken)
-        except KVStoreError:
-            self._operations.open.pop(name, None)  # nothing that comes is written any more
-            raise
         except BaseException as error:
-            if not self.failed:
+            if not self.failed and not isinstance(error, KVStoreError):  # it may have been sent
                 self.give_up(operation, "a call", error)
-            self._operations.open.pop(name, None)
+            self._operations.open.pop(name, None)  # nothing that comes is written any more
             raise
         return operation
 
@@ -210,7 +207,7 @@ class Client:
         """Give up a call that has been sent, unless nothing of it is the caller's."""
         if call.let_go or self.failed:
             return
-        call.awaited = True
+        call.awaited = True  # or the driver would leave the job, with less to say
         operation = self.driver.adopted(call)
         if operation is not None and not operation.done:
             self.give_up(operation, call.what, error)

@@ -49,12 +49,19 @@ def save(storage: ServerStorage, *stores: int) -> None:
         storage.end_snapshot()
 
 
-def in_killed_child(call: Callable[[], None], name: str, killer: Callable[..., None]) -> None:
-    """Run `call` in a fork, which `killer`, in place of a function of `os`, kills."""
+def in_killed_child(call: Callable[[], None], name: str, after: int = 0) -> None:
+    """Run `call` in a fork, which is killed as it calls a function of `os`, `after` so many calls of that."""
     pid = os.fork()
     if pid == 0:
+        function, calls = getattr(os, name), iter(range(100))
+
+        def killed(*path: Any, **folder: Any) -> None:
+            if next(calls) == after:
+                os.kill(os.getpid(), signal.SIGKILL)
+            function(*path, **folder)
+
         try:
-            setattr(os, name, killer)
+            setattr(os, name, killed)
             call()
         finally:
             os._exit(1)
@@ -89,8 +96,7 @@ def test_a_job_that_was_killed_as_it_removed_an_earlier_ones_snapshots(tmp_path:
     storage.begin_snapshots("127.0.0.1:9091")
     for store in (0, 1):
         saved(storage, store)
-    killed = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
-    in_killed_child(lambda: server(tmp_path).begin_snapshots("127.0.0.1:9091"), "rmdir", killed)
+    in_killed_child(lambda: server(tmp_path).begin_snapshots("127.0.0.1:9091"), "rmdir")
     assert server(tmp_path).restore("127.0.0.1:9091") == {"stores": []}
 
 
@@ -105,21 +111,15 @@ def test_which_server_it_is_may_be_told_late(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ snapshots of which a part is there
 
 
-@pytest.mark.parametrize("step", ["write", "replace"])
+@pytest.mark.parametrize("step", ["data", "manifest"])
 def test_a_server_that_was_killed_in_the_first_snapshot_of_a_store_has_those_of_others(
     tmp_path: Path, step: str
 ) -> None:
     storage = server(tmp_path)
     storage.begin_snapshots("a job")
     saved(storage)
-    replace, calls = os.replace, iter(range(10))
-
-    def killed(*paths: Any) -> None:
-        if next(calls) == (step == "replace"):  # before the data, or before the manifest, is in place
-            os.kill(os.getpid(), signal.SIGKILL)
-        replace(*paths)
-
-    in_killed_child(lambda: saved(storage, 1), "replace", killed)
+    before = ["data", "manifest"].index(step)  # which is put in place
+    in_killed_child(lambda: saved(storage, 1), "replace", before)
     folder = tmp_path / "server-0" / "store-1"
     assert any(path.suffix == ".tmp" for path in folder.iterdir())
     again = server(tmp_path)
@@ -137,14 +137,9 @@ def test_a_server_that_was_killed_as_it_removed_a_closed_store_has_the_others(
     storage.begin_snapshots("a job")
     for store in (0, 1):
         saved(storage, store)
-    remove, calls = getattr(os, step), iter(range(10))
-
-    def killed(*path: Any, **folder: Any) -> None:
-        if next(calls) == (step == "unlink"):  # a file is gone, or all are
-            os.kill(os.getpid(), signal.SIGKILL)
-        remove(*path, **folder)
-
-    in_killed_child(lambda: storage.forget(e.Forget(1, None)), step, killed)
+    in_killed_child(
+        lambda: storage.forget(e.Forget(1, None)), step, int(step == "unlink")
+    )  # a file is gone, or all
     assert server(tmp_path).restore("a job") == {"stores": [{"store": 0}]}
 
 

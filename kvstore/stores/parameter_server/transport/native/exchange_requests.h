@@ -83,7 +83,7 @@ static void kp_write(kp_writer *w, const void *data, size_t nbytes)
 static void kp_end_piece(kp_writer *w)
 {
     if (w->end > w->begin)
-        w->pieces[w->n++] = (kp_piece){w->begin, (size_t)(w->end - w->begin), kp_keep(w->copied), NULL};
+        w->pieces[w->n++] = (kp_piece){w->begin, (size_t)(w->end - w->begin), kp_keep(w->copied)};
     w->begin = w->end;
 }
 
@@ -94,7 +94,7 @@ static void kp_write_large(kp_writer *w, const char *data, uint64_t nbytes)
         return;
     }
     kp_end_piece(w);
-    w->pieces[w->n++] = (kp_piece){data, (size_t)nbytes, kp_keep(w->owner), NULL};
+    w->pieces[w->n++] = (kp_piece){data, (size_t)nbytes, kp_keep(w->owner)};
 }
 
 static void kp_write_payload(kp_writer *w, const kp_exchange *x, const kp_part *part)
