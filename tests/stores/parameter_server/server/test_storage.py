@@ -137,9 +137,8 @@ def test_a_server_that_was_killed_as_it_removed_a_closed_store_has_the_others(
     storage.begin_snapshots("a job")
     for store in (0, 1):
         saved(storage, store)
-    in_killed_child(
-        lambda: storage.forget(e.Forget(1, None)), step, int(step == "unlink")
-    )  # a file is gone, or all
+    gone = int(step == "unlink")  # of its files; or all are
+    in_killed_child(lambda: storage.forget(e.Forget(1, None)), step, gone)
     assert server(tmp_path).restore("a job") == {"stores": [{"store": 0}]}
 
 
