@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kvstore.observe.stacks import catches
+from kvstore.observe.signals import catches
 
 from .output import Lines, Writes
 from .process import GRACE, stopped, tied_to, told, unstartable

@@ -1,30 +1,28 @@
 """Where a process is: the stacks of its threads, and for each store its method, its wait, and for whom.
 
-SIGUSR2 asks for it. `faulthandler` writes the stacks, also while the main thread is in C; the lines about
-stores follow once the main thread is back in Python. A wait that is about to end by its deadline asks too.
+SIGUSR2 asks for it. The stack of the main thread is written at once, also while it is in C; other threads
+and the lines about stores follow once it is back in Python. A wait that is about to end by its deadline asks
+too.
 """
 
 from __future__ import annotations
 
-import faulthandler
 import logging
 import os
 import signal
 import sys
 import threading
-import traceback
 import weakref
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
 from .. import waiting
 from ..waiting import WaitClock
 from .log import name_of_process
+from .signals import call_on_signal
 
 _STDERR = 2
-_SIGNAL = signal.SIGUSR2
 
 _T = TypeVar("_T")
 
@@ -43,23 +41,7 @@ def watch(source: _T, describe: Callable[[_T], str]) -> None:
     """
     _sources[source] = describe
     waiting.before_end = warn_of_end
-    if signal.getsignal(_SIGNAL) is not signal.SIG_DFL or catches(os.getpid(), _SIGNAL):
-        return
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    if in_main_thread:
-        signal.signal(_SIGNAL, _on_signal)
-    # To chain without a handler of Python's would be to do what the system does: end the process.
-    faulthandler.register(_SIGNAL, file=_STDERR, all_threads=True, chain=in_main_thread)
-
-
-def catches(process: int, number: int) -> bool:
-    """Whether a process of this machine has a handler for a signal, of Python's or in C."""
-    try:
-        lines = Path(f"/proc/{process}/status").read_bytes().splitlines()
-    except OSError:
-        return False
-    masks = [int(line.split()[1], 16) for line in lines if line.startswith(b"SigCgt:")]
-    return any(mask >> (number - 1) & 1 for mask in masks)
+    call_on_signal(signal.SIGUSR2, _write, show_stack=True)
 
 
 def report() -> str:
@@ -79,22 +61,33 @@ def report() -> str:
 
 def warn_of_end(clock: WaitClock) -> None:
     """Write stacks and report to the log, for a wait that will soon be over."""
-    stacks = [
-        f"thread {_name(thread)}:\n{''.join(traceback.format_stack(frame))}"
-        for thread, frame in sys._current_frames().items()
-    ]
     log.warning(
         "a wait ends with an error in %.0f s unless it is over by then:\n%s%s",
         clock.left,
         report(),
-        "".join(stacks).rstrip(),
+        _stacks(sys._current_frames()).rstrip(),
     )
 
 
-def _on_signal(number: int, frame: FrameType | None) -> None:
-    data = report().encode(errors="replace")
+def _write() -> None:
+    """Write to stderr: of this thread `faulthandler` has written, or it waits for signals only."""
+    others = {one: frame for one, frame in sys._current_frames().items() if one != threading.get_ident()}
+    data = f"{_stacks(others)}{report()}".encode(errors="replace")
     while data:  # not by sys.stderr: the signal may have come while that was being written to
         data = data[os.write(_STDERR, data) :]
+
+
+def _stacks(frames: Mapping[int, FrameType]) -> str:
+    """Return stacks as `faulthandler` writes them."""
+    lines = []
+    for thread, top in frames.items():
+        lines.append(f"Thread {_name(thread)} (most recent call first):")
+        frame: FrameType | None = top
+        while frame is not None:
+            code = frame.f_code
+            lines.append(f'  File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}')
+            frame = frame.f_back
+    return "".join(line + "\n" for line in lines)
 
 
 def _said(source: Any, describe: Callable[[Any], str]) -> str:

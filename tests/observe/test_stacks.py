@@ -169,7 +169,7 @@ def test_what_has_no_store_is_not_killed(job: Job) -> None:
 
 
 OWN = """
-import faulthandler, os, signal, sys, threading
+import faulthandler, os, signal, sys
 import kvstore as kv
 which = sys.argv[1]
 got = []
@@ -179,12 +179,7 @@ elif which == "ignored":
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 elif which == "in C":
     faulthandler.register(signal.SIGUSR2, file=1, all_threads=False)
-if which == "in a thread":
-    thread = threading.Thread(target=kv.create, args=("local",))
-    thread.start()
-    thread.join()
-else:
-    store = kv.create("local")
+store = kv.create("local")
 if which == "after":
     signal.signal(signal.SIGUSR2, lambda *_: got.append(1))
 os.kill(os.getpid(), signal.SIGUSR2)
@@ -199,11 +194,10 @@ print("got", got)
         ("after", rb"got \[1\]\n", b""),
         ("ignored", rb"got \[\]\n", b""),
         ("in C", rb"(?:Stack|Current thread).*got \[\]\n", b""),
-        ("in a thread", rb"got \[\]\n", rb"Current thread .*"),
         (
             "ours",
             rb"got \[\]\n",
-            rb"Current thread .*kvstore: worker 0, .*store 'local': worker 0 of 1, open\n",
+            rb"(?:Stack|Current thread) .*kvstore: worker 0, .*store 'local': worker 0 of 1, open\n",
         ),
     ],
 )
@@ -213,3 +207,64 @@ def test_a_handler_of_the_application_stays(job: Job, which: str, out: bytes, er
     assert process.returncode == 0
     assert re.fullmatch(out, told, re.DOTALL), told
     assert re.fullmatch(err, said, re.DOTALL), said
+
+
+IN_A_THREAD = """
+import os, sys, threading
+import kvstore as kv
+def train():
+    with kv.create("local") as store:
+        print("here", flush=True)
+        sys.stdin.readline()
+thread = threading.Thread(target=train, name="trainer")
+thread.start()
+thread.join()
+"""
+
+
+def test_a_store_of_another_thread(job: Job) -> None:
+    path = job.folder / "stderr"
+    with path.open("wb") as file:
+        process = job.start("-c", IN_A_THREAD, stdin=subprocess.PIPE, stderr=file)
+    assert process.stdout is not None
+    process.stdout.readline()
+    page = asked_until(process.pid, signal.SIGUSR2, path, rb"store 'local': worker 0 of 1, open\n")
+    assert re.search(rb'Thread trainer [^\n]*\n  File "<string>", line \d+ in train\n', page), page
+    assert b"Thread MainThread" in page
+    process.communicate(b"\n", timeout=pace.seconds(100))
+    assert process.returncode == 0
+
+
+BUSY = """
+import threading, time
+import kvstore as kv
+store = kv.create("local")
+def deep(calls):
+    if calls:
+        deep(calls - 1)
+def run():
+    while True:
+        deep(200)
+def start():
+    while True:
+        thread = threading.Thread(target=deep, args=(50,))
+        thread.start()
+        thread.join()
+for target in (run, start):
+    threading.Thread(target=target, daemon=True).start()
+print("here", flush=True)
+while True:
+    time.sleep(0.001)
+"""
+
+
+def test_asking_ends_no_process_whose_threads_are_busy(job: Job) -> None:
+    process = job.start("-c", BUSY, stderr=subprocess.DEVNULL)
+    assert process.stdout is not None
+    process.stdout.readline()
+    for _ in range(500):
+        os.kill(process.pid, signal.SIGUSR2)
+        time.sleep(0.001)
+    assert process.poll() is None
+    process.kill()
+    process.communicate()

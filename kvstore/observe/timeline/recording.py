@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import _thread
 import atexit
-import faulthandler
 import logging
 import os
 import signal
@@ -16,20 +15,18 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any, TypeVar
 
 from ...errors import ConfigError, KVStoreError
 from ...settings.launchers import Placement, detect
 from ...settings.variables import text_of
 from ..native._observe import packed_events, record_events, recorded, take_times
-from ..stacks import catches
+from ..signals import call_on_signal
 from . import labels, threads
 from .clocks import SchedulerClock, both_clocks, name_of_clock
 from .sources import WORKER, Sources, StoreRecord, chief
 
 _EVENTS = 1 << 18  # of 56 bytes; of the memory only as much is touched as there are events
-_SIGNAL = signal.SIGUSR1
 _PATIENCE = 30.0  # seconds until another thread must have written its file
 
 _T = TypeVar("_T")
@@ -106,7 +103,6 @@ class _Recorder:
 
 _recorder: _Recorder | None = None
 _begun = False
-_relayed = False
 
 
 def start() -> None:
@@ -129,7 +125,7 @@ def follow(source: _T, describe: Callable[[_T], StoreRecord]) -> None:
     recorder = _begin()
     if recorder is not None:
         recorder.sources.add(source, describe)
-        _catch_signal()
+        call_on_signal(signal.SIGUSR1, _write_in_thread)
 
 
 def finish(source: Any) -> None:
@@ -179,42 +175,13 @@ def _begin() -> _Recorder | None:
 
 def _after_fork() -> None:
     """Begin anew: stores, and a lock that may be held for ever, are the parent's."""
-    global _recorder, _relayed
+    global _recorder
     if _recorder is not None:
         _recorder = _Recorder(str(_recorder.folder))
-    if _relayed and signal.getsignal(_SIGNAL) is signal.SIG_DFL:
-        _relayed = False  # the thread at the other end is the parent's
-        faulthandler.unregister(_SIGNAL)
-        _catch_signal()
 
 
-def _catch_signal() -> None:
-    """Write on SIGUSR1 too, unless the application has a handler of its own."""
-    if signal.getsignal(_SIGNAL) is not signal.SIG_DFL or catches(os.getpid(), _SIGNAL):
-        return
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(_SIGNAL, _on_signal)
-    else:
-        _relay_signal()
-
-
-def _relay_signal() -> None:
-    """Catch it where Python lets no handler be set: that of `faulthandler` wakes a thread, by a pipe."""
-    global _relayed
-    _relayed = True
-    asked, ask = os.pipe()
-    os.set_blocking(ask, False)
-    threading.Thread(target=_write_when_asked, args=(asked,), name="kvstore-timeline", daemon=True).start()
-    faulthandler.register(_SIGNAL, file=ask, all_threads=False)
-
-
-def _write_when_asked(asked: int) -> None:
-    while os.read(asked, 1 << 16):
-        _write_now()
-
-
-def _on_signal(number: int, frame: FrameType | None) -> None:
-    # In a thread: the signal may have come while this one holds a lock, of a logger or of a stream.
+def _write_in_thread() -> None:
+    # The signal may have come while this thread holds a lock, of a logger or of a stream.
     _thread.start_new_thread(_write_now, ())
 
 

@@ -1,0 +1,74 @@
+"""Signals that ask a process for something, unless its application has a handler of its own."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+_STDERR = 2
+
+#: What a thread of its own calls: Python lets only the main thread set a handler.
+_relayed: dict[int, tuple[Callable[[], None], bool]] = {}
+
+
+def call_on_signal(number: int, function: Callable[[], None], *, show_stack: bool = False) -> None:
+    """Call `function` whenever a signal comes, unless the application has a handler of its own.
+
+    Parameters
+    ----------
+    number : int
+        The signal's.
+    function : callable
+        The main thread calls it at any line, and once it is back from C: it takes no lock. Where the main
+        thread is not the one that asks for this, a thread of its own calls it.
+    show_stack : bool
+        Write the stack of the main thread to stderr before it calls `function`; at once, also while it is
+        in C. Stacks of other threads cannot be read then: they may run.
+    """
+    if signal.getsignal(number) is not signal.SIG_DFL or catches(os.getpid(), number):
+        return
+    if threading.current_thread() is not threading.main_thread():
+        _relay(number, function, show_stack)
+        return
+    signal.signal(number, lambda *_: function())
+    if show_stack:
+        faulthandler.register(number, file=_STDERR, all_threads=False, chain=True)
+
+
+def catches(process: int, number: int) -> bool:
+    """Whether a process of this machine has a handler for a signal, of Python's or in C."""
+    try:
+        lines = Path(f"/proc/{process}/status").read_bytes().splitlines()
+    except OSError:
+        return False
+    masks = [int(line.split()[1], 16) for line in lines if line.startswith(b"SigCgt:")]
+    return any(mask >> (number - 1) & 1 for mask in masks)
+
+
+def _relay(number: int, function: Callable[[], None], show_stack: bool) -> None:
+    """Let the handler of `faulthandler` wake a thread, by a pipe."""
+    if not _relayed:
+        os.register_at_fork(after_in_child=_after_fork)
+    _relayed[number] = function, show_stack
+    asked, ask = os.pipe()
+    os.set_blocking(ask, False)
+    threading.Thread(target=_call, args=(asked, function), name="kvstore-signals", daemon=True).start()
+    faulthandler.register(number, file=ask, all_threads=False)
+
+
+def _call(asked: int, function: Callable[[], None]) -> None:
+    while os.read(asked, 1 << 16):
+        function()
+
+
+def _after_fork() -> None:
+    """Begin anew: the thread at the other end of the pipe is the parent's."""
+    for number, (function, show_stack) in list(_relayed.items()):
+        del _relayed[number]
+        if signal.getsignal(number) is signal.SIG_DFL:
+            faulthandler.unregister(number)
+            call_on_signal(number, function, show_stack=show_stack)
