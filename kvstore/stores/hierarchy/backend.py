@@ -104,6 +104,7 @@ class HierarchyBackend(Backend):
     waits_concurrently = True
     takes_turns = True
     can_compress = True
+    has_quick_push_and_pull = True
     no_steps = "with hierarchy='host' each part of a key is carried by itself; use hierarchy='flat'"
     logger = "kvstore.ps"
 
@@ -253,6 +254,53 @@ class HierarchyBackend(Backend):
     def pushpull(self, groups: list[Group], outs: list[Group] | None) -> None:
         """Push, and receive what becomes of it."""
         self._start_pushpull(groups, outs, None)()
+
+    def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool | Finish:
+        """One small dense key with plain arrays."""
+        return value is not None and self._quickly(key, value, value if out is None else out)
+
+    def quick_push(self, key: Key, value: Any) -> bool | Finish:
+        """As `quick_pushpull`."""
+        return value is not None and self._quickly(key, value, None)
+
+    def quick_pull(self, key: Key, out: Any) -> bool | Finish:
+        """As `quick_pushpull`."""
+        return out is not None and key in self._fresh and self._quickly(key, None, out)
+
+    def _quickly(self, key: Key, value: Any, out: Any) -> bool | Finish:
+        """Arrive, if there is a value; what is left to do is to wait. False: nothing has happened."""
+        known = self._slots.get(key)
+        if known is None or known[0] is not self._flat.directory.get(key) or self._is_unusual:
+            return False
+        found, handles = known
+        if len(handles) != 1 or (value is not None and found.dtype.kind in "iu" and self.updater is not None):
+            return False
+        if value is None:
+            call = self._region.quick_call(handles[0], found.like, None, out)
+        else:
+            call = self._pushed_quickly(found, handles[0], value, out)
+        return call is not None and partial(self._finish_quickly, call, out is not None)
+
+    def _pushed_quickly(self, key: DistKey, handle: Handle, value: Any, out: Any) -> shm.Call | None:
+        pushes, round = self._flat.pushes, handle.arrived + 1
+        self._clocks[handle.key, round & 1] = round, max(pushes.clock, key.pushes + 1)
+        try:
+            return self._region.quick_call(handle, key.like, value, out)
+        finally:
+            if handle.arrived == round:
+                pushes.count((key,))
+                self._fresh.add(key.key)
+
+    def _finish_quickly(self, call: shm.Call, receives: bool) -> None:
+        self._told(partial(self._region.finish, call, receives))
+        self._client.counters.end_rounds(call.handle.newly_complete())
+
+    @property
+    def _is_unusual(self) -> bool:
+        """Whether a call may have to raise, or this worker reads what is not the host's."""
+        driver, carrier = self._client.driver, self._carrier
+        out = driver.closed or driver.failure is not None or carrier is None or carrier.failed
+        return out or self._apart
 
     def begin(self, verb: str, arguments: tuple[Any, ...], priority: int | None) -> Finish:
         """Arrive in the host's memory at once; what is left is to wait."""

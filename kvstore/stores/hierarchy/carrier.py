@@ -25,18 +25,20 @@ from ...errors import FencedError, KVStoreError
 from ..entry import Array
 from ..parameter_server.protocol.failures import raised
 from ..parameter_server.protocol.messages import Failure, Kind, PayloadLocation, Record, Slice
-from ..parameter_server.protocol.payloads import as_bytes
+from ..parameter_server.protocol.payloads import SHARED_BYTES, as_bytes
 from ..parameter_server.worker.client import Client
 from ..parameter_server.worker.operations import PendingOperation, Request
 from ..parameter_server.worker.replies import elements
 from ..shared.native import _shared as shm
 from .packing import HostPacking
+from .quick_exchange import PushHead, QuickExchange, SlicePlan
 from .region import Handle, HostRegion, noted
 from .shared_parts import SharedParts
 
 log = logging.getLogger("kvstore.ps")
 
 _LOOKS = 0.5  # seconds between two looks for rounds that nobody has opened
+_PLANS = 256  # slices of which there is a plan at most
 _PORTION = 8 * 1024 * 1024  # bytes of sums that whoever leaves last has in memory beside the region's
 
 #: Of the push into a round of a key: the version of the optimizer's settings, and the schedule's time.
@@ -73,6 +75,7 @@ class HostCarrier:
         #: Of rounds into which rows were pushed, until they have answers.
         self._sums: dict[Exchange, RowSparseArray | Array] = {}
         self._open: list[tuple[PendingOperation, list[Exchange]]] = []
+        self._plans: dict[Handle, SlicePlan] = {}
         self._stopping = False
         self._looked = 0.0
         self._error: BaseException | None = None
@@ -123,6 +126,11 @@ class HostCarrier:
     def is_done(self) -> bool:
         """Whether servers have all that this host has pushed, and nobody of it will push more."""
         return self._handed_in and not self._region.job.members()
+
+    @property
+    def failed(self) -> bool:
+        """Whether this worker carries nothing any more."""
+        return self._error is not None
 
     def check(self) -> None:
         """Raise if this worker carries nothing any more."""
@@ -191,6 +199,8 @@ class HostCarrier:
 
     def _send_all(self) -> None:
         """Send what was summed here since the last time."""
+        if len(self._queue) == 1 and not self._open and self._is_plain(self._queue[0]):
+            self._exchange(self._queue[0])
         exchanges: list[Exchange] = []
         requests: list[Request] = []
         self._open.append((PendingOperation(), exchanges))  # known to `_give_up` from here on
@@ -204,6 +214,42 @@ class HostCarrier:
             self._open[-1] = (self._client.submit(requests), exchanges)
         else:
             self._open.pop()
+
+    def _is_plain(self, exchange: Exchange) -> bool:
+        """Whether a sum is small, and sent as it is."""
+        small = 0 < exchange.handle.nbytes < SHARED_BYTES
+        return small and exchange not in self._sums and self._packing.codec() is None
+
+    def _exchange(self, exchange: Exchange) -> None:
+        """Send a plain sum, and wait a little for the answer, if nothing else is under way."""
+        handle, round = exchange
+        plan = self._plan(handle)
+        with exchange.work() as held:
+            if not held:
+                return
+            np.copyto(plan.sent, handle.value(other=True))
+        head = PushHead(round, *self._settings(handle, round))
+        call = QuickExchange(plan, head, partial(self._requests, exchange, Kind.PUSHPULL, plan.sent))
+        if not self._client.driver.begin(call):
+            return
+        operation = self._client.driver.end(call)
+        if operation is None or (operation.done and operation.error is None):
+            with exchange.work() as held:
+                if held:
+                    np.copyto(handle.value(other=True), plan.received)
+                    shm.close_held(handle, round, True)
+        else:
+            del self._plans[handle]  # its memory is the operation's
+            self._open.append((operation, [exchange]))
+        self._queue.popleft()
+
+    def _plan(self, handle: Handle) -> SlicePlan:
+        plan, part = self._plans.get(handle), self._parts[handle.key]
+        if plan is None or plan.part is not part:
+            if len(self._plans) >= _PLANS:
+                self._plans.clear()
+            plan = self._plans[handle] = SlicePlan(self._client, handle, part)
+        return plan
 
     def _held(self, exchange: Exchange, kind: Kind) -> list[Request]:
         """Ask a server to take in what this worker carries; nothing, if another has taken it over."""

@@ -7,10 +7,13 @@ complete is not the sum but what the servers answer to it: whoever opens a round
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -155,7 +158,10 @@ class HostRegion(SharedBackend):
         self.rows = HostRows()
 
     def _make_membership(self) -> JobMembership:
-        return JobMembership(self.config, self._place, self._others)
+        # What comes over the network takes longer than to wake up, and whoever has a processor may bring it.
+        crowded = len(self._ranks) > len(os.sched_getaffinity(0))
+        config = dataclasses.replace(self.config, spin=0.0) if crowded else self.config
+        return JobMembership(config, self._place, self._others)
 
     def _make_updater(self) -> HostUpdater:
         return HostUpdater(self._job, self._keys, self._gpus, self.rank)
@@ -214,6 +220,23 @@ class HostRegion(SharedBackend):
         )
 
     # -------------------------------------------------------------------------------------------- rounds
+
+    def quick_call(self, handle: Handle, like: Array, value: Any, out: Any) -> shm.Call | None:
+        """Push a small array to a key, ask for its value, or both; what is left to do is to finish it.
+
+        None: nothing has happened, and the call must be made in the usual way. `value` and `out`, of which
+        one may be None, are to be as `like`.
+        """
+        waiter = self._waiter
+        return None if waiter.joined or waiter.rejoining else shm.quick_call(handle, like, value, out)
+
+    def finish(self, call: shm.Call, receives: bool) -> None:
+        """Open the round of a quick call, if it is to be opened; wait, if it `receives` anything."""
+        if receives:
+            if not call.finish():
+                self._waiter.read([call])
+        elif call.help() != shm.TICK or call.handle.has_failed(call.round):
+            self._waiter.help([call])
 
     def _sources(self, groups: list[Group]) -> tuple[Dense, Sparse]:
         """Take rows as they are: they were checked, and the region has not the form of their keys."""

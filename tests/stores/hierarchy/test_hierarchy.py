@@ -22,12 +22,14 @@ from servers import ServedJob, start_on_hosts
 from kvstore.observe.counters import SHARED, STREAM
 
 SUMS, ROUNDS, OWN, HOSTS = "procs_shared", "procs_shared_rounds", "procs_dist", "procs_hierarchy"
+QUICK = "procs_hierarchy_quick"
 
 Served = Callable[..., ServedJob]
 SMALL = {tested_store.NAME: "dist_sync", "KVSTORE_SLICE_BYTES": "131072"}
 #: Hosts of each rank whose order of sums is that of the ranks, so that the bits are those of `local`.
 IN_ORDER = [[0, 0], [0, 0, 1]]
 TWO_BY_TWO = [0, 0, 1, 1]
+QUICK_HOSTS = [[0, 0], TWO_BY_TWO]
 
 
 def run(
@@ -457,3 +459,32 @@ def test_a_worker_that_sets_codecs_later_than_another(served: Served) -> None:
     quick.expect("set")
     slow.say("go")
     job.results()
+
+
+@pytest.mark.parametrize("hosts", QUICK_HOSTS)
+def test_small_calls_take_few_steps(served: Served, hosts: list[int]) -> None:
+    rounds = 300
+    for usual in run(served, hosts, QUICK, "quickly", rounds):
+        # On a busy machine an exchange may not begin at once, or others may be late.
+        assert sum(usual.values()) < rounds / 4, usual
+
+
+@pytest.mark.parametrize("hosts", QUICK_HOSTS)
+def test_the_machine_goes_on_with_exchanges_that_are_disturbed(served: Served, hosts: list[int]) -> None:
+    assert sum(run(served, hosts, QUICK, "handed_over", 200)) > 0
+
+
+@pytest.mark.parametrize("hosts", QUICK_HOSTS)
+def test_small_calls_are_counted(served: Served, hosts: list[int]) -> None:
+    found = run(served, hosts, QUICK, "counted", 30)
+    for one in found:
+        calls = {name: one[name] for name in ("pushes", "pulls", "rounds")}
+        assert calls == {"pushes": 30, "pulls": 30, "rounds": 30}
+    for host in set(hosts):
+        of_host = [one for one, there in zip(found, hosts, strict=True) if there == host]
+        for way in ("sent", "received"):
+            assert sum(one[way] for one in of_host) == 4 * 150 * 30, (way, of_host)
+
+
+def test_small_calls_that_are_unusual_go_the_usual_way(served: Served) -> None:
+    run(served, TWO_BY_TWO, QUICK, "what_is_unusual")

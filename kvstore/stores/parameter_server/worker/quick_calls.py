@@ -365,7 +365,10 @@ class QuickCall:
         accepted = pushed if self._pushes else []
         seen = machine.end_exchange(way.plan.server, slices, accepted, rounds, *counts)
         if seen > 0:
-            self._calls.counters.end_rounds(seen)
+            self._count_rounds(seen)
+
+    def _count_rounds(self, seen: int) -> None:
+        self._calls.counters.end_rounds(seen)
 
     def adopt(self, machine: WorkerMachine, operations: OperationTable, now: float) -> list[Action]:
         """Have the machine go on with what has no answer yet."""

@@ -203,6 +203,7 @@ cdef extern from "region.h" nogil:
     int kv_wait_for_free_slot(kv_self *me, kv_entry *e)
     void kv_fill(kv_self *me, kv_entry *e)
     void kv_arrive(kv_self *me, kv_entry *e, int kind, uint64_t source)
+    uint64_t kv_arrive_untold(kv_self *me, kv_entry *e, uint32_t kind, float threshold, uint64_t source)
     void kv_arrive_packed(kv_self *me, kv_entry *e, int code, float threshold, uint64_t source)
     int kv_kind_of(kv_part *part, int parity)
     ptrdiff_t kv_encoded_bytes(int code, ptrdiff_t n)

@@ -146,13 +146,13 @@ static void kv_end_call(kv_self *me)
 }
 
 /* This worker's source of its next round is in place. Who is taken for dead arrives no more: some may have looked who
- * is in the round. */
-static void kv_arrive_as(kv_self *me, kv_entry *e, uint32_t kind, float threshold, uint64_t source)
+ * is in the round. Nobody is told: the round, or 0. */
+static uint64_t kv_arrive_untold(kv_self *me, kv_entry *e, uint32_t kind, float threshold, uint64_t source)
 {
     kv_part *part = &kv_parts(me, e)[me->rank];
-    uint64_t round = atomic_load_explicit(&part->arrived, memory_order_relaxed) + 1, in;
+    uint64_t round = atomic_load_explicit(&part->arrived, memory_order_relaxed) + 1;
     if (!kv_begin_work(me))
-        return;
+        return 0;
     kv_put(&part->filling, round);
     atomic_thread_fence(memory_order_release);
     part->source[round & 1] = source;
@@ -164,9 +164,15 @@ static void kv_arrive_as(kv_self *me, kv_entry *e, uint32_t kind, float threshol
     kv_end_work(me);
     if (kv_is_timed(me->counters))
         kv_tell(me, KV_EVENT_ARRIVED, me->rank, e->number, round, e->nbytes);
+    return round;
+}
+
+static void kv_arrive_as(kv_self *me, kv_entry *e, uint32_t kind, float threshold, uint64_t source)
+{
+    uint64_t round = kv_arrive_untold(me, e, kind, threshold, source), in;
     kv_fence();
     uint64_t asleep = kv_get(&me->head->asleep);
-    if (asleep && kv_everyone(me, e, round, &in))
+    if (asleep && round && kv_everyone(me, e, round, &in))
         kv_wake(me, asleep);
 }
 

@@ -89,6 +89,17 @@ cdef class Call:
             kv_count_received(me, self.c.entry.nbytes)
         return outcome
 
+    def finish(self):
+        """Wait for the round, and deliver; False where there is something to be told of, or more to be done.
+
+        That may be work for this worker, or a wait that has become long.
+        """
+        cdef kv_self *me = self.handle.job.me
+        self.pending = self.advance()
+        if self.pending != KV_READY or kv_untold(me, self.handle.e, self.handle.told, self.c.round):
+            return False
+        return not kv_left_out(me, self.handle.e, self.c.round) and self.deliver() == KV_READY
+
 
 def wait_for_free_slot(Handle handle):
     """See the round complete whose memory the next push needs; an outcome."""
@@ -153,13 +164,17 @@ def arrive_with_slot(Handle handle):
 
 def arrive_with_copy(Handle handle, cnp.ndarray value):
     """Copy a small array, plain and of the key's shape and type, to the slot and push that."""
+    kv_arrive(handle.job.me, handle.e, KV_SLOT, slot_with_copy(handle, value))
+    kv_leave()
+
+
+cdef uint64_t slot_with_copy(Handle handle, cnp.ndarray value) except 0:
     cdef kv_self *me = handle.job.me
     cdef uint64_t slot = slot_of(handle, &kv_parts(me, handle.e)[me.rank])
     kv_enter_round(me, KV_MOVING, handle.e.number, pushed_round(handle) + 1, handle.e.nbytes)
     kv_fill(me, handle.e)
     memcpy(me.base + slot, cnp.PyArray_DATA(value), handle.e.nbytes)
-    kv_arrive(me, handle.e, KV_SLOT, slot)
-    kv_leave()
+    return slot
 
 
 def packing_slot(Handle handle, int code):
@@ -296,6 +311,31 @@ def quick_pushpull(Job job, key, value, out):
     if outcome != KV_TICK:
         late.pending = outcome  # to open a round is to have to plan it
     return late
+
+
+def quick_call(Handle h, cnp.ndarray like, value, out):
+    """A push, a pull or both of a small key whose rounds are not summed by all; None where the long way must be taken.
+
+    `value` and `out`, one of which may be None, are arrays as `like`. Else this worker has arrived, if there is a
+    `value`, and the caller goes on with the call at once: if it was the last to come, it opens the round, and nobody
+    else has been woken for that.
+    """
+    cdef kv_self *me = h.job.me
+    cdef kv_part *part
+    if h.job.closed or me.forked or h.e.nbytes > KV_SMALL_KEY or h.e.sparse or kv_standing(me) != KV_READY:
+        return None
+    if not (value is None or fits(value, like, False)) or not (out is None or fits(out, like, True)):
+        return None
+    if value is not None:
+        part = &kv_parts(me, h.e)[me.rank]
+        if kv_complete_round(kv_get(&h.e.phase)) + 1 < kv_get(&part.arrived):
+            return None
+        if not part.slot[kv_get(&part.arrived) + 1 & 1]:
+            return None
+        kv_arrive_untold(me, h.e, KV_SLOT, 0, slot_with_copy(h, value))
+        kv_count_sent(me, h.e.nbytes)
+        kv_leave()
+    return Call(h, [] if out is None else [out], False, out is not None)
 
 
 # ------------------------------------------------------------------------------------------- updates by Python

@@ -137,6 +137,10 @@ class WorkerMachine:
         usual = not view.broken and view.epoch == member.epoch
         return usual and all(map(self._servers.is_idle, servers))
 
+    def follow_host(self, server: int, slice: int, round: int) -> None:
+        """Have the next push into a slice be that of a round of this worker's host."""
+        self._servers[server].requests.pushes[slice] = round - 1
+
     def begin_exchange(self, server: int, slices: Sequence[int], pushes: bool) -> tuple[int, int, list[int]]:
         """Count one request for each slice of a server, after `allows_exchange`; the caller sends them.
 

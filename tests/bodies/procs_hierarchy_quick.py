@@ -1,0 +1,140 @@
+"""Worker bodies of tests of hosts' small calls: what takes few steps, and what does not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from tested_store import create
+
+import kvstore as kv
+from kvstore.stores.hierarchy.backend import HierarchyBackend
+from kvstore.stores.parameter_server.worker.client import Client
+from kvstore.stores.parameter_server.worker.driver import MachineDriver
+
+F = np.float32
+SHAPE = (3, 50)
+
+
+def one_by_one(store: kv.KVStore, rounds: int) -> None:
+    """Push, pull, and both, in turn, and check the values."""
+    for t in range(rounds):
+        value, out = np.full(SHAPE, t, F), np.empty(SHAPE, F)
+        if t % 3 == 0:
+            store.push("w", value)
+            store.pull("w", out=out)
+        elif t % 3 == 1:
+            store.pushpull("w", value, out=out)
+        else:
+            store.pushpull("w", value)
+            out = value
+        assert (out == t * store.num_workers).all(), (t, out)
+
+
+def begun(store: kv.KVStore) -> kv.KVStore:
+    """Make a key, and use it until the host has memory for it."""
+    store.init("w", np.zeros(SHAPE, F))
+    one_by_one(store, 6)
+    store.barrier()
+    return store
+
+
+def counting(counted: Counter[str], cls: type, name: str) -> Any:
+    """Count the calls of a method."""
+    method = getattr(cls, name)
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        counted[name] += 1
+        return method(self, *args, **kwargs)
+
+    return mock.patch.object(cls, name, call)
+
+
+def quickly(rounds: int) -> dict[str, int]:
+    """Return how often small calls have gone the usual way."""
+    usual: Counter[str] = Counter()
+    with create() as store:
+        begun(store)
+        with (
+            counting(usual, HierarchyBackend, "_start_push"),
+            counting(usual, HierarchyBackend, "_start_pull"),
+            counting(usual, HierarchyBackend, "_start_pushpull"),
+            counting(usual, Client, "submit"),
+        ):
+            one_by_one(store, rounds)
+        store.barrier()
+    return dict(usual)
+
+
+def handed_over(rounds: int) -> int:
+    """Disturb each exchange after it was sent; return how many the machine went on with."""
+    over: Counter[bool] = Counter()
+    end = MachineDriver.end
+
+    def disturbed(self: Any, call: Any) -> Any:
+        self._sockets.wake()
+        operation = end(self, call)
+        over[operation is not None] += 1
+        return operation
+
+    with create() as store:
+        begun(store)
+        with mock.patch.object(MachineDriver, "end", disturbed):
+            one_by_one(store, rounds)
+            store.barrier()
+    return over[True]
+
+
+def counted(rounds: int) -> dict[str, int]:
+    """Return what a worker has counted of small calls."""
+    with create() as store:
+        before = begun(store).statistics()
+        one_by_one(store, rounds)
+        after = store.statistics()
+        store.barrier()
+    return {
+        "pushes": after.pushes - before.pushes,
+        "pulls": after.pulls - before.pulls,
+        "rounds": after.rounds - before.rounds,
+        "sent": sum(after.sent) - sum(before.sent),
+        "received": sum(after.received) - sum(before.received),
+    }
+
+
+def what_is_unusual() -> None:
+    """Give small calls what only the usual way takes, or refuses."""
+    with create() as store:
+        begun(store)
+        workers, one = store.num_workers, np.ones(SHAPE, F)
+        for wrong in (np.ones(SHAPE[::-1], F), np.ones(3, F), "text", None):
+            with pytest.raises(kv.KVStoreError):
+                store.push("w", wrong)
+            with pytest.raises(kv.KVStoreError):
+                store.pushpull("w", wrong, out=one)
+            with pytest.raises(kv.KVStoreError):
+                store.pull("w", out=wrong)
+        store.pushpull("w", one, out=(out := np.empty(SHAPE, np.float64)))
+        assert (out == workers).all()
+        wide = np.zeros((3, 100), F)
+        store.pushpull("w", 2 * one, out=wide[:, ::2])
+        assert (wide[:, ::2] == 2 * workers).all() and not wide[:, 1::2].any()
+        store.pushpull(["w"], [3 * one], out=[out := np.empty(SHAPE, F)])
+        assert (out == 3 * workers).all()
+        store.pushpull("w", [one, one], out=[out, other := np.empty(SHAPE, F)])
+        assert (out == 2 * workers).all() and (other == out).all()
+        out.flags.writeable = False
+        with pytest.raises(kv.KVStoreError):
+            store.pull("w", out=out)
+        store.init("i", np.zeros(5, np.int32))
+        for t in range(4):
+            store.pushpull("i", whole := np.full(5, t, np.int32))
+            assert (whole == t * workers).all()
+        store.set_optimizer(kv.optimizer.create("sgd", learning_rate=0.5))
+        with pytest.raises(kv.DTypeError):
+            store.push("i", whole)
+        store.pushpull("w", one, out=(out := np.empty(SHAPE, F)))
+        assert (out == 2 * workers - 0.5 * workers).all(), out
+        store.barrier()
