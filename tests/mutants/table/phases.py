@@ -51,8 +51,8 @@ PHASES = [
     Mutant(
         "phases",
         ARRIVALS,
-        "    uint64_t round = atomic_load_explicit(&part->arrived, memory_order_relaxed) + 1, in;",
-        "    uint64_t round = atomic_load_explicit(&part->arrived, memory_order_relaxed) + 2, in;",
+        "    uint64_t round = atomic_load_explicit(&part->arrived, memory_order_relaxed) + 1;",
+        "    uint64_t round = atomic_load_explicit(&part->arrived, memory_order_relaxed) + 2;",
         "a push skips a round",
         SHARED,
     ),
