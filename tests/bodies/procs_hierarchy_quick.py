@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from typing import Any
 from unittest import mock
@@ -12,6 +13,7 @@ from tested_store import create
 
 import kvstore as kv
 from kvstore.stores.hierarchy.backend import HierarchyBackend
+from kvstore.stores.hierarchy.carrier import HostCarrier
 from kvstore.stores.parameter_server.worker.client import Client
 from kvstore.stores.parameter_server.worker.driver import MachineDriver
 
@@ -137,4 +139,44 @@ def what_is_unusual() -> None:
             store.push("i", whole)
         store.pushpull("w", one, out=(out := np.empty(SHAPE, F)))
         assert (out == 2 * workers - 0.5 * workers).all(), out
+        store.barrier()
+
+
+def ahead(bursts: int) -> None:
+    """Push some times in a row: the schedule's time of each update is that of its push."""
+    step, send = 2.0**-10, HostCarrier._send_all
+
+    def late(self: Any) -> None:
+        time.sleep(0.003)
+        send(self)
+
+    with mock.patch.object(HostCarrier, "_send_all", late), create() as store:
+        store.init("s", np.zeros(SHAPE, F))
+        rates = kv.lr_scheduler.FactorScheduler(1 << 30, 1.0, base_lr=1 << 14, warmup_steps=1 << 14)
+        store.set_optimizer(kv.optimizer.SGD(lr_scheduler=rates))
+        value, out = np.full(SHAPE, step / store.num_workers, F), np.zeros(SHAPE, F)
+        updates, before = 0, 0.0
+        for burst in range(bursts):
+            pushes = 2 + burst % 2
+            for _ in range(pushes):
+                store.push("s", value)
+            with pytest.raises(kv.KVStoreError):
+                store.push("s", np.ones(3, F))
+            store.pull("s", out=out)
+            expected = sum(range(updates + 1, updates + 1 + pushes)) * step
+            assert abs(before - float(out[0, 0]) - expected) < step / 2, (updates, out[0, 0], before)
+            updates, before = updates + pushes, float(out[0, 0])
+        store.barrier()
+
+
+def other_types_with_a_codec() -> None:
+    """Push what a codec does not take, once small calls are usual."""
+    with create() as store:
+        store.init("d", np.zeros(5))
+        for _ in range(4):
+            store.pushpull("d", np.ones(5))
+        store.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+        for push in (store.push, store.pushpull):
+            with pytest.raises(kv.DTypeError):
+                push("d", np.ones(5))
         store.barrier()

@@ -5,6 +5,7 @@ What was called and read stays in the test's folder: `*.history`.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import signal
 import time
@@ -56,9 +57,21 @@ def job_under(draw: random.Random, start: Started, size: int, fault: str, on_pee
         workers[victim].finish(pace.deadline(20))
         time.sleep(draw.random() * DEAD_AFTER)
         workers.append(start(victim, victim + size))
-    for worker in workers:
+    for worker in workers[:size]:
         worker.finish(pace.deadline(100))
+    for later in workers[size:]:
+        if not has_joined(later):
+            later.signal(signal.SIGKILL)
+        later.finish(pace.deadline(100))
     return faults
+
+
+def has_joined(worker: jobs.Worker) -> bool:
+    """Whether a worker that came later takes part; where the job was over, it would wait for others."""
+    with contextlib.suppress(AssertionError):
+        worker.expect("ready", 20)
+        return True
+    return False
 
 
 def hit(draw: random.Random, workers: list[jobs.Worker], fault: str) -> Fault:

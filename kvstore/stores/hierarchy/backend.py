@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+
 from ... import engine
 from ...arrays.grouping import Group, Key
 from ...arrays.sparse import RowSparseArray
@@ -273,7 +275,7 @@ class HierarchyBackend(Backend):
         if known is None or known[0] is not self._flat.directory.get(key) or self._is_unusual:
             return False
         found, handles = known
-        if len(handles) != 1 or (value is not None and found.dtype.kind in "iu" and self.updater is not None):
+        if len(handles) != 1 or (value is not None and not self._takes(found)):
             return False
         if value is None:
             call = self._region.quick_call(handles[0], found.like, None, out)
@@ -281,13 +283,21 @@ class HierarchyBackend(Backend):
             call = self._pushed_quickly(found, handles[0], value, out)
         return call is not None and partial(self._finish_quickly, call, out is not None)
 
+    def _takes(self, key: DistKey) -> bool:
+        """Whether arrays of a key's type can be pushed, with this optimizer and this codec."""
+        is_float32 = key.dtype == np.float32
+        return is_float32 or (self.feedback is None and (self.updater is None or key.dtype.kind not in "iu"))
+
     def _pushed_quickly(self, key: DistKey, handle: Handle, value: Any, out: Any) -> shm.Call | None:
-        pushes, round = self._flat.pushes, handle.arrived + 1
+        pushes, before = self._flat.pushes, handle.arrived
+        if handle.complete + 1 < before:  # the time of the round before the last is still to be sent
+            return None
+        round = before + 1
         self._clocks[handle.key, round & 1] = round, max(pushes.clock, key.pushes + 1)
         try:
             return self._region.quick_call(handle, key.like, value, out)
         finally:
-            if handle.arrived == round:
+            if handle.arrived > before:
                 pushes.count((key,))
                 self._fresh.add(key.key)
 

@@ -38,7 +38,7 @@ from .shared_parts import SharedParts
 log = logging.getLogger("kvstore.ps")
 
 _LOOKS = 0.5  # seconds between two looks for rounds that nobody has opened
-_PLANS = 256  # slices of which there is a plan at most
+_PLANS = 1024  # slices of which there is a plan at most
 _PORTION = 8 * 1024 * 1024  # bytes of sums that whoever leaves last has in memory beside the region's
 
 #: Of the push into a round of a key: the version of the optimizer's settings, and the schedule's time.
@@ -233,13 +233,14 @@ class HostCarrier:
         if not self._client.driver.begin(call):
             return
         operation = self._client.driver.end(call)
+        self._client.counters.leave()  # the wait for the answer
         if operation is None or (operation.done and operation.error is None):
             with exchange.work() as held:
                 if held:
                     np.copyto(handle.value(other=True), plan.received)
                     shm.close_held(handle, round, True)
         else:
-            del self._plans[handle]  # its memory is the operation's
+            self._plans.pop(handle)  # its memory is the operation's
             self._open.append((operation, [exchange]))
         self._queue.popleft()
 
@@ -247,7 +248,7 @@ class HostCarrier:
         plan, part = self._plans.get(handle), self._parts[handle.key]
         if plan is None or plan.part is not part:
             if len(self._plans) >= _PLANS:
-                self._plans.clear()
+                del self._plans[next(iter(self._plans))]  # the oldest
             plan = self._plans[handle] = SlicePlan(self._client, handle, part)
         return plan
 

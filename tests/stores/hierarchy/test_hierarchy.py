@@ -488,3 +488,12 @@ def test_small_calls_are_counted(served: Served, hosts: list[int]) -> None:
 
 def test_small_calls_that_are_unusual_go_the_usual_way(served: Served) -> None:
     run(served, TWO_BY_TWO, QUICK, "what_is_unusual")
+
+
+@pytest.mark.parametrize("hosts", QUICK_HOSTS)
+def test_small_pushes_ahead_have_their_own_time(served: Served, hosts: list[int]) -> None:
+    run(served, hosts, QUICK, "ahead", 20, servers=1)
+
+
+def test_small_pushes_of_what_a_codec_does_not_take(served: Served) -> None:
+    run(served, TWO_BY_TWO, QUICK, "other_types_with_a_codec")

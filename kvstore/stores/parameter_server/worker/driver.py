@@ -364,7 +364,7 @@ class MachineDriver:
         self.check_alive()
         if self._tick():
             self._process.look_after_others(self)
-        self._handle(_TICK)
+        self._handle(0.0 if self._waiters else _TICK)  # their wake may have come before this thread was here
 
     def wake(self) -> None:
         """Have the thread that serves look whether it is ready."""

@@ -94,6 +94,19 @@ def test_an_interrupt_leaves_the_sockets_free(create: Callable[..., kv.KVStore])
     assert interrupted >= 2
 
 
+def test_who_serves_does_not_sleep_while_another_thread_wants_the_sockets(
+    create: Callable[..., kv.KVStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver: Any = create()._backend._client.driver  # type: ignore[attr-defined]
+    slept: list[float] = []
+    monkeypatch.setattr(driver, "_handle", slept.append)
+    driver.serve(lambda: False)
+    driver._waiters.append(None)  # who has woken the sockets before they were slept at
+    driver.serve(lambda: False)
+    driver._waiters.clear()
+    assert slept[0] > 0 and slept[1:] == [0.0]
+
+
 def test_a_push_that_is_begun_by_half_says_so_from_then_on(
     quick: Quick, create: Callable[..., kv.KVStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
