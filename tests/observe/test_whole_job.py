@@ -71,7 +71,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
             "KVSTORE_TIMELINE": "out",
             "KVSTORE_METRICS": "127.0.0.1:0",
             "KVSTORE_LOG": "info",
-            "KVSTORE_DEAD_AFTER": "1",
+            "KVSTORE_DEAD_AFTER": pace.variable(3.0),
         }
         with (made.folder / "log").open("wb") as log, (made.folder / "top").open("wb") as views:
             launcher = made.run("-n", "4", "-s", "2", "--restarts", "1", text=TRAIN, stderr=log)
@@ -80,10 +80,8 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
             looking = made.start(*command, stdout=views, stderr=subprocess.STDOUT)
         with scraped(made) as ask:
             (made.folder / "go-9").touch()
-            try:
-                until(lambda: made.said("trained", *range(4)))
-            except AssertionError:
-                raise AssertionError((made.folder / "log").read_text()) from None
+            until(lambda: made.said("trained", *range(4)) or launcher.poll() is not None)
+            assert made.said("trained", *range(4)), (made.folder / "log").read_text()
             (made.folder / "metrics.json").write_text(json.dumps(ask()))
         (made.folder / "over-9").touch()
         launcher.communicate(timeout=pace.seconds(100))
