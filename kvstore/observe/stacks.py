@@ -14,6 +14,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from traceback import StackSummary, walk_stack
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -78,16 +79,12 @@ def _write() -> None:
 
 
 def _stacks(frames: Mapping[int, FrameType]) -> str:
-    """Return stacks as `faulthandler` writes them."""
-    lines = []
-    for thread, top in frames.items():
-        lines.append(f"Thread {_name(thread)} (most recent call first):")
-        frame: FrameType | None = top
-        while frame is not None:
-            code = frame.f_code
-            lines.append(f'  File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}')
-            frame = frame.f_back
-    return "".join(line + "\n" for line in lines)
+    """Return stacks in the order of `faulthandler`."""
+    return "".join(
+        f"Thread {_name(thread)} (most recent call first):\n"
+        + "".join(StackSummary.extract(walk_stack(frame)).format())
+        for thread, frame in frames.items()
+    )
 
 
 def _said(source: Any, describe: Callable[[Any], str]) -> str:

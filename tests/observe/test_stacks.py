@@ -229,7 +229,7 @@ def test_a_store_of_another_thread(job: Job) -> None:
     assert process.stdout is not None
     process.stdout.readline()
     page = asked_until(process.pid, signal.SIGUSR2, path, rb"store 'local': worker 0 of 1, open\n")
-    assert re.search(rb'Thread trainer [^\n]*\n  File "<string>", line \d+ in train\n', page), page
+    assert re.search(rb'Thread trainer [^\n]*\n  File "<string>", line \d+, in train\n', page), page
     assert b"Thread MainThread" in page
     process.communicate(b"\n", timeout=pace.seconds(100))
     assert process.returncode == 0

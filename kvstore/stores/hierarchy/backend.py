@@ -293,7 +293,7 @@ class HierarchyBackend(Backend):
         if handle.complete + 1 < before:  # the time of the round before the last is still to be sent
             return None
         round = before + 1
-        self._clocks[handle.key, round & 1] = round, max(pushes.clock, key.pushes + 1)
+        self._clocks[handle.key, round & 1] = round, pushes.clocks((key,))[0]
         try:
             return self._region.quick_call(handle, key.like, value, out)
         finally:

@@ -15,7 +15,7 @@ import numpy as np
 from ...kernels import cpu
 from ..entry import Array
 from ..parameter_server.protocol.messages import Kind, Slice
-from ..parameter_server.worker.call_plans import Arrays, CallPlan
+from ..parameter_server.worker.call_plans import Arrays, CallPlan, ServerPlan
 from ..parameter_server.worker.client import Client
 from ..parameter_server.worker.key_directory import DistKey
 from ..parameter_server.worker.operations import Request
@@ -70,17 +70,15 @@ class SlicePlan(CallPlan):
 class QuickExchange(QuickCall):
     """One sum on its way; `again` makes the usual requests of it."""
 
-    __slots__ = ("_again", "_head", "_part")
+    __slots__ = ("_again", "_head", "_slice")
 
     def __init__(self, plan: SlicePlan, head: PushHead, again: Callable[[], Iterable[Request]]) -> None:
         super().__init__(cast("QuickCalls", None), plan, *plan.arrays)
-        self._part, self._head, self._again = plan.part, head, again
+        self._slice, self._head, self._again = plan.part.id, head, again
 
-    def _may_begin(self, machine: WorkerMachine) -> bool:
-        if not super()._may_begin(machine):
-            return False
-        machine.follow_host(self._part.server, self._part.id, self._head.round)
-        return True
+    def _begin_exchange(self, machine: WorkerMachine, plan: ServerPlan) -> tuple[int, int, list[int]]:
+        machine.follow_host(plan.server, self._slice, self._head.round)
+        return super()._begin_exchange(machine, plan)
 
     def _prepare(self, ways: list[ServerWay]) -> None:
         """Send it as it is, in a frame."""

@@ -236,14 +236,16 @@ class QuickCall:
             raise
         self.half_begun = True
         for way in ways:
-            slices = way.plan.slices
-            way.first, way.base, way.pushed = machine.begin_exchange(way.plan.server, slices, self._pushes)
+            way.first, way.base, way.pushed = self._begin_exchange(machine, way.plan)
             self._ways.append(way)
         if self._pushes:
             self._count()
         self.half_begun = False
         self._send(machine.member.epoch)
         return True
+
+    def _begin_exchange(self, machine: WorkerMachine, plan: ServerPlan) -> tuple[int, int, list[int]]:
+        return machine.begin_exchange(plan.server, plan.slices, self._pushes)
 
     def _may_begin(self, machine: WorkerMachine) -> bool:
         """Whether nothing is in its way; a server that cannot read this memory may have come meanwhile."""
