@@ -60,22 +60,24 @@ static int kp_ms_until(int64_t end, int64_t now)
     return left <= 0 ? 0 : left < 1000000 ? (int)left : 1000000;
 }
 
-/* Whether its answer comes so soon that it costs more to sleep, and be woken, than to look again. */
-static int kp_is_small(const kp_exchange *x)
+/* How often to look for its answer before it costs less to sleep, and be woken; 0: it takes long anyway. */
+static unsigned kp_most_looks(const kp_exchange *x)
 {
-    uint64_t nbytes = 0;
-    for (uint32_t i = 0; i < x->n && nbytes <= KP_SMALL_BYTES; i++)
+    uint64_t nbytes = 0, traffic = 0;
+    for (uint32_t i = 0; i < x->n && nbytes <= KP_SMALL_BYTES; i++) {
         nbytes += x->parts[i].nbytes;
-    return nbytes <= KP_SMALL_BYTES;
+        traffic += kp_traffic(x, &x->parts[i]);
+    }
+    return nbytes > KP_SMALL_BYTES ? 0 : traffic > KP_TRAFFIC_BYTES ? KP_TRAFFIC_LOOKS : KP_LOOKS;
 }
 
-/* As poll; before it sleeps it looks some more times, and lets others have the processor in between.
+/* As poll; `looking`, if it is not NULL, looks some more times before it sleeps, and lets others have the processor in between.
  *
- * `looks` becomes what would have been of use: more where the sleep was short, fewer where it was long, as it is where more
- * processes wait than there are cores. NULL: none. */
-static int kp_poll(struct pollfd *waits, nfds_t n, int64_t end, unsigned *looks)
+ * How often becomes what would have been of use: more where the sleep was short, fewer where it was long, as it is where more
+ * processes wait than there are cores. */
+static int kp_poll(struct pollfd *waits, nfds_t n, int64_t end, kp_exchange *looking)
 {
-    for (unsigned i = 0; looks && i < *looks; i++) {
+    for (unsigned i = 0; looking && i < looking->looks && i < looking->most_looks; i++) {
         int got = poll(waits, n, 0);
         if (got)
             return got;
@@ -83,9 +85,9 @@ static int kp_poll(struct pollfd *waits, nfds_t n, int64_t end, unsigned *looks)
     }
     int64_t slept = kp_clock_ns();
     int got = poll(waits, n, kp_ms_until(end, slept));
-    if (looks) {
-        unsigned wanted = kp_clock_ns() - slept < KP_SOON_NS ? 2 * *looks : *looks / 2;
-        *looks = wanted > KP_LOOKS ? KP_LOOKS : wanted < KP_FEW_LOOKS ? KP_FEW_LOOKS : wanted;
+    if (looking) {
+        unsigned wanted = kp_clock_ns() - slept < KP_SOON_NS ? 2 * looking->looks : looking->looks / 2;
+        looking->looks = wanted > KP_LOOKS ? KP_LOOKS : wanted < KP_FEW_LOOKS ? KP_FEW_LOOKS : wanted;
     }
     return got;
 }
@@ -131,13 +133,13 @@ static int kp_begin_wait(const kp_way *ways, size_t n_ways, struct pollfd *waits
 }
 
 /* Wait once. 1: something has come; 0: go on; -1: the end, or something failed. */
-static int kp_await_some(kp_way *ways, size_t n_ways, struct pollfd *waits, nfds_t n, int64_t end, unsigned *looks)
+static int kp_await_some(kp_way *ways, size_t n_ways, struct pollfd *waits, nfds_t n, int64_t end, kp_exchange *looking)
 {
     int64_t patience = kp_patience(ways, n_ways);
     int64_t wider = patience < INT64_MAX ? kp_clock_ns() + patience : end;
     int64_t until = wider < end ? wider : end;
     int got = n_ways && kv_is_timed(ways[0].exchange->observer.counters) ? kp_begin_wait(ways, n_ways, waits, n) : 0;
-    got = got ? got : kp_poll(waits, n, until, looks);
+    got = got ? got : kp_poll(waits, n, until, looking);
     if (got || until == end)
         return got > 0 ? 1 : -1;
     for (size_t i = 0; i < n_ways; i++)
@@ -156,10 +158,12 @@ static void kp_await_replies(kp_way *ways, size_t n_ways, struct pollfd *waits, 
         ways[i].stream->place = kp_place;
         ways[i].stream->placer = ways[i].exchange;
     }
-    unsigned *looks = n_ways == 1 && kp_is_small(ways[0].exchange) ? &ways[0].exchange->looks : NULL;
+    kp_exchange *looking = n_ways == 1 ? ways[0].exchange : NULL;
+    if (looking)
+        looking->most_looks = kp_most_looks(looking);
     int64_t end_ns = end < 9e9 ? (int64_t)(end * 1e9) : INT64_MAX;
     while (goes_on && kp_all_left(ways, n_ways)) {
-        int some = kp_await_some(ways, n_ways, waits, n, end_ns, looks);
+        int some = kp_await_some(ways, n_ways, waits, n, end_ns, looking);
         if (some < 0)
             break;
         if (!some)

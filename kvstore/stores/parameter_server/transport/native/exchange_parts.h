@@ -13,6 +13,8 @@ enum {
     KP_MOST_OF_BATCH = 4096, /* records of a request */
     KP_SMALL_BYTES = 512 * 1024, /* of an exchange whose answer comes soon */
     KP_LOOKS = 400,             /* before a wait for it sleeps, at most: some 0.3 ms */
+    KP_TRAFFIC_BYTES = 64 * 1024, /* on the way: who moves more needs the processors for longer, */
+    KP_TRAFFIC_LOOKS = 20,      /* so that a wait for it looks no more than so often */
     KP_FEW_LOOKS = 4,           /* and at least */
     KP_SOON_NS = 300000,        /* a sleep that was shorter should have been looks */
     KP_WINDOW_BYTES = 4 << 20,  /* without an answer: parts that wait for others should stay in a cache */
@@ -58,7 +60,7 @@ typedef struct kp_exchange {
     int is_wide;     /* this call began with the window of the last one */
     uint32_t wide;   /* calls that are to begin so */
     uint32_t wider;  /* how many there are the next time */
-    unsigned looks;  /* before a wait sleeps */
+    unsigned looks, most_looks; /* before a wait sleeps */
     uint32_t n;
     kp_part *parts;
     kp_mapped *segments;
