@@ -268,9 +268,19 @@ static uint64_t kp_outstanding(const kp_exchange *x)
     return gone > there ? gone - there : 0;
 }
 
-static uint64_t kp_usual_window(const kp_stream *s)
+static int kp_is_long_pull(const kp_exchange *x)
 {
-    return !s->is_near ? KP_WINDOW_BYTES : s->has_rivals ? KP_TURNS_WINDOW_BYTES : KP_NEAR_WINDOW_BYTES;
+    uint64_t nbytes = 0;
+    for (uint32_t i = 0; x->kind == KP_PULL && i < x->n && nbytes <= KP_LONG_PULL_BYTES; i++)
+        nbytes += kp_traffic(x, &x->parts[i]);
+    return nbytes > KP_LONG_PULL_BYTES;
+}
+
+static uint64_t kp_usual_window(const kp_stream *s, const kp_exchange *x)
+{
+    if (!s->is_near)
+        return KP_WINDOW_BYTES;
+    return s->has_rivals && !kp_is_long_pull(x) ? KP_TURNS_WINDOW_BYTES : KP_NEAR_WINDOW_BYTES;
 }
 
 /* All was sent before an answer came, beyond the usual window: let the next calls send as much at once.
@@ -294,7 +304,7 @@ static void kp_choose_window(const kp_stream *s, kp_exchange *x)
     if (!x->is_wide) /* the last call needed no more than the usual one */
         x->wider = 0;
     x->is_wide = 0;
-    x->window = kp_usual_window(s);
+    x->window = kp_usual_window(s, x);
 }
 
 /* Send as much as credit and window allow. 0; -1: the stream is at its end, or there is no memory. */
@@ -323,7 +333,7 @@ static int kp_send_allowed(kp_stream *s, kp_exchange *x)
         return -1;
     x->flying = flying - (x->before ? x->before->flying : 0);
     x->gone = gone;
-    if (!x->is_wide && end == x->n && x->left == x->n && x->window > kp_usual_window(s))
+    if (!x->is_wide && end == x->n && x->left == x->n && x->window > kp_usual_window(s, x))
         kp_begin_wide(x);
     return 0;
 }

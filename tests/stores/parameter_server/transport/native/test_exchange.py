@@ -768,6 +768,17 @@ def test_pulls_of_values_that_are_read_where_they_lie_go_at_once(
     assert len(asked.records) == (12 if mapped else 1)
 
 
+@pytest.mark.parametrize(("slices", "kind", "sent"), [(12, Kind.PULL, 2), (4, Kind.PULL, 1), (12, Kind.PUSH, 1)])
+def test_a_long_pull_from_a_server_with_other_workers(
+    pair: Callable[..., Pair], slices: int, kind: Kind, sent: int
+) -> None:
+    """Two parts are asked for at once; in a short one, and in pushes, one."""
+    one = pair([1 << 20] * slices, kind=kind)
+    one.stream.is_near, one.stream.has_rivals = True, True
+    one.begin()
+    assert one.exchange.sent == sent
+
+
 def test_arrays_over_two_streams(sender: Sender) -> None:
     """Parts of the same two arrays go to two servers; each replies when it likes."""
     one, two = Pair(sender, [1]), Pair(sender, [1])
