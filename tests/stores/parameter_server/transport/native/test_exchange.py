@@ -768,7 +768,9 @@ def test_pulls_of_values_that_are_read_where_they_lie_go_at_once(
     assert len(asked.records) == (12 if mapped else 1)
 
 
-@pytest.mark.parametrize(("slices", "kind", "sent"), [(12, Kind.PULL, 2), (4, Kind.PULL, 1), (12, Kind.PUSH, 1)])
+@pytest.mark.parametrize(
+    ("slices", "kind", "sent"), [(12, Kind.PULL, 2), (4, Kind.PULL, 1), (12, Kind.PUSH, 1)]
+)
 def test_a_long_pull_from_a_server_with_other_workers(
     pair: Callable[..., Pair], slices: int, kind: Kind, sent: int
 ) -> None:
