@@ -26,7 +26,9 @@ log = logging.getLogger("kvstore.shared")
 
 _F_ADD_SEALS, _F_SEAL_SEAL, _F_SEAL_SHRINK = 1033, 1, 2  # in fcntl since Python 3.8 on some builds only
 _BACKLOG = 4096
-_LINGERS = 2.0  # seconds for which the name of a process that was killed may still be held
+#: How often, and after how many seconds each, a name is asked for that a killed process may still hold.
+#: They are counted and not timed: on a busy machine they take longer, and so does what holds the name.
+_TRIES, _PAUSE = 200, 0.01
 
 
 class RegionRendezvous:
@@ -44,19 +46,17 @@ class RegionRendezvous:
         Who had the rank before and was killed may hold its name a moment longer: the kernel takes it down, or
         a child that it has just made has not run yet and let go.
         """
-        clock = WaitClock(_LINGERS)
-        while True:
-            clock.read()
+        for left in reversed(range(_TRIES)):
             try:
                 self._fd = self._bound()
                 return
             except OSError as error:
-                if error.errno != errno.EADDRINUSE or clock.over:
+                if error.errno != errno.EADDRINUSE or not left:
                     raise ConfigError(
                         f"rank {self.rank} of this job is taken by another living process ({error}); give "
                         "each process its own rank, and each job its own KVSTORE_JOB"
                     ) from error
-            time.sleep(0.01)
+            time.sleep(_PAUSE)
 
     def _bound(self) -> int:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
