@@ -109,14 +109,9 @@ def _in_turn(
         try:
             if not driver._lock.acquire(blocking=False):
                 driver._wait_for_turn()
-            if driver._cut_short:  # messages may have been in nobody's hands
-                driver._machine.suspect()
-            driver._cut_short = True
             if driver._quick is not None:
                 driver._adopt()
-            result = method(driver, *args, **kwargs)
-            driver._cut_short = False
-            return result
+            return method(driver, *args, **kwargs)
         finally:
             # One step, also without the lock: Ctrl-C can come between two steps.
             try:  # noqa: SIM105 - a context manager is a step of its own
@@ -136,15 +131,10 @@ def _unless_taken(
 
     @wraps(method)
     def tried(driver: MachineDriver, /, *args: P.args, **kwargs: P.kwargs) -> bool:
-        if driver._cut_short or driver.holds_sockets():
+        if driver.holds_sockets():
             return False
         try:
-            if not driver._lock.acquire(blocking=False):
-                return False
-            driver._cut_short = True
-            result = method(driver, *args, **kwargs)
-            driver._cut_short = False
-            return result
+            return driver._lock.acquire(blocking=False) and method(driver, *args, **kwargs)
         finally:
             try:  # noqa: SIM105 - as in `_in_turn`
                 driver._lock.release()
@@ -160,7 +150,6 @@ class MachineDriver:
     """Steps one store's machine, and carries out what it says; a wait lasts at most `timeout` seconds."""
 
     _half: BaseException | None = None  # what has interrupted a step, until it is told
-    _cut_short = False  # whether a thread is at the sockets, or an exception has ended the last turn there
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from quick_counter import Quick
 
 import kvstore as kv
 from kvstore.stores.parameter_server.protocol import events
-from kvstore.stores.parameter_server.protocol.messages import Batch, Failure, PayloadLocation
+from kvstore.stores.parameter_server.protocol.messages import Failure, PayloadLocation
 from kvstore.stores.parameter_server.worker.client import Client
 from kvstore.stores.parameter_server.worker.pushes import Pushes
 from kvstore.stores.parameter_server.worker.quick_calls import QuickCall
@@ -254,31 +254,6 @@ def test_an_interrupt_in_another_call_costs_an_operation_nothing(
             store.barrier()
         work.wait()
         assert (out == 1).all()
-
-
-def test_an_answer_that_an_interrupt_has_lost_is_asked_for_at_once(
-    usual: Usual, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was taken from the sockets, and has not come to the machine; the next push of the key waits."""
-    store, driver = usual(timeout=pace.seconds(30))
-    store.init("a", np.zeros(1000, F))
-    for link in driver._machine._servers.all():
-        link.requests.resend = 1000
-    receive, lost = driver._sockets.receive, []
-
-    def interrupted(timeout: float) -> Iterator[Any]:
-        for peer, message in receive(timeout):
-            if isinstance(message, Batch):
-                lost.append(message)
-                raise KeyboardInterrupt
-            yield peer, message
-
-    value, out = np.ones(1000, F), np.zeros(1000, F)
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(driver._sockets, "receive", interrupted)
-        store.pushpull("a", value, out=out)
-    store.pushpull("a", value, out=out)
-    assert lost and (out == 1).all()
 
 
 def test_an_error_in_another_call_is_the_operations(usual: Usual, monkeypatch: pytest.MonkeyPatch) -> None:
