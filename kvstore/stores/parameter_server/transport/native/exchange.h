@@ -63,12 +63,12 @@ static int kp_ms_until(int64_t end, int64_t now)
 /* How often to look for its answer before it costs less to sleep, and be woken; 0: it takes long anyway. */
 static unsigned kp_most_looks(const kp_exchange *x)
 {
-    uint64_t nbytes = 0, traffic = 0;
-    for (uint32_t i = 0; i < x->n && nbytes <= KP_SMALL_BYTES; i++) {
+    uint64_t nbytes = 0;
+    for (uint32_t i = 0; i < x->n && nbytes <= KP_SMALL_BYTES; i++)
         nbytes += x->parts[i].nbytes;
-        traffic += kp_traffic(x, &x->parts[i]);
-    }
-    return nbytes > KP_SMALL_BYTES ? 0 : traffic > KP_TRAFFIC_BYTES ? KP_TRAFFIC_LOOKS : KP_LOOKS;
+    if (nbytes > KP_SMALL_BYTES)
+        return 0;
+    return kp_has_more_traffic(x, KP_TRAFFIC_BYTES) ? KP_TRAFFIC_LOOKS : KP_LOOKS;
 }
 
 /* As poll; `looking`, if it is not NULL, looks some more times before it sleeps, and lets others have the processor in between.

@@ -23,6 +23,15 @@ static uint64_t kp_traffic(const kp_exchange *x, const kp_part *part)
     return part->carried > back ? part->carried : back;
 }
 
+/* Whether an exchange has more than so many bytes on the way, there or back. */
+static int kp_has_more_traffic(const kp_exchange *x, uint64_t most)
+{
+    uint64_t nbytes = 0;
+    for (uint32_t i = 0; i < x->n && nbytes <= most; i++)
+        nbytes += kp_traffic(x, &x->parts[i]);
+    return nbytes > most;
+}
+
 /* The end of the batch that begins with a part. */
 static uint32_t kp_batch_end(const kp_exchange *x, uint32_t from)
 {
@@ -270,10 +279,7 @@ static uint64_t kp_outstanding(const kp_exchange *x)
 
 static int kp_is_long_pull(const kp_exchange *x)
 {
-    uint64_t nbytes = 0;
-    for (uint32_t i = 0; x->kind == KP_PULL && i < x->n && nbytes <= KP_LONG_PULL_BYTES; i++)
-        nbytes += kp_traffic(x, &x->parts[i]);
-    return nbytes > KP_LONG_PULL_BYTES;
+    return x->kind == KP_PULL && kp_has_more_traffic(x, KP_LONG_PULL_BYTES);
 }
 
 static uint64_t kp_usual_window(const kp_stream *s, const kp_exchange *x)
