@@ -6,6 +6,7 @@ What cannot be sent now is lost, as it would be on a broken connection: the mach
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
@@ -36,6 +37,8 @@ SCHEDULER = "scheduler"
 _FRAME = PayloadLocation.FRAME
 _AT_ONCE = 64  # messages of one channel before the others have their turn
 _LINGER = 0.5  # seconds for the last words of a process
+_SERVER_CORES = 2  # of a server: two threads serve its streams
+_FEW_WORKERS = 4  # may each have two large parts on the way to one server, where there are cores
 _THREADS = 4  # ZeroMQ's two, the doorkeeper's, and that of the scheduler's echo
 
 Message = Control | Batch
@@ -72,6 +75,14 @@ class _Sockets:
         """Close what there is beside ZeroMQ's sockets, once all messages are with the kernel."""
 
 
+def _take_turns(roles: Roles) -> bool:
+    """Whether workers have too few cores, or are too many for a server, if the whole job is on this host."""
+    wanted = roles.num_workers + _SERVER_CORES * roles.num_servers
+    return roles.num_workers > 1 and (
+        roles.num_workers > _FEW_WORKERS or len(os.sched_getaffinity(0)) < wanted
+    )
+
+
 class WorkerSockets(_Sockets):
     """A worker's: one to the scheduler, one to its echo, and one to each server."""
 
@@ -81,7 +92,7 @@ class WorkerSockets(_Sockets):
         self._name = f"{roles.job}/{hello.group}.{hello.ordinal}/worker{roles.rank}/{hello.incarnation:x}"
         self._servers: dict[int, Dealer] = {}
         self._streams: dict[int, StreamClient] = {}
-        self._encrypted, self._has_rivals = roles.keys is not None, roles.num_workers > 1
+        self._encrypted, self._takes_turns = roles.keys is not None, _take_turns(roles)
         self._sender: Sender | None = None
         self._peers: dict[Any, Hashable] = {}
         self._echo: Dealer | None = None
@@ -136,7 +147,7 @@ class WorkerSockets(_Sockets):
             return
         self._drop_stream(server)
         stream = self._streams[server] = StreamClient(
-            offer, self._start_sender, self._poller, self._encrypted, self._has_rivals
+            offer, self._start_sender, self._poller, self._encrypted, self._takes_turns
         )
         self._peers[stream] = server
         stream.observe(self._counters)

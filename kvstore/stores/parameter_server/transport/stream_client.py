@@ -41,7 +41,7 @@ class StreamClient:
 
     `offer` is what the server has told; the poller returns this object when there is something to receive.
     Where the stream has to be `encrypted`, and the offer is none of such a stream, there is never one.
-    It `has_rivals` where the job has other workers.
+    A worker that `takes_turns` with others has less on the way to a server of its host.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class StreamClient:
         sender: Callable[[], Sender],
         poller: Poller,
         encrypted: bool = False,
-        has_rivals: bool = False,
+        takes_turns: bool = False,
     ) -> None:
-        self.offer, self._has_rivals = offer, has_rivals
+        self.offer, self._takes_turns = offer, takes_turns
         self._offer = Offer.read(offer, encrypted)
         self._cipher = choose(self._offer.ciphers) if self._offer is not None and encrypted else None
         if encrypted and self._cipher is None:
@@ -171,7 +171,7 @@ class StreamClient:
         else:
             self._poller.watch(self._connecting.fileno(), self)
             if self._cipher is None:
-                self._stream = open_stream(self._connecting, sender, None, self._counters, self._has_rivals)
+                self._stream = open_stream(self._connecting, sender, None, self._counters, self._takes_turns)
                 self._connecting = None
                 log.debug("stream opened to %s", self._offer.address)
             else:
@@ -211,7 +211,7 @@ class StreamClient:
         connection.send(handshake.worker_proof())  # so few bytes go at once or not at all
         self._connecting, self._answers, self._opened = None, False, time.monotonic()
         self._stream = open_stream(
-            connection, sender, handshake.worker_cipher(), self._counters, self._has_rivals
+            connection, sender, handshake.worker_cipher(), self._counters, self._takes_turns
         )
         log.debug("encrypted stream opened")
 

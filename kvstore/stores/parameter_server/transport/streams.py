@@ -72,12 +72,12 @@ def open_stream(
     sender: Sender,
     cipher: Cipher | None = None,
     counters: Counters | None = None,
-    has_rivals: bool = False,
+    takes_turns: bool = False,
 ) -> Stream:
     """Make a stream of a connection after the handshake; the connection is the stream's then."""
     near = is_near(connection)
     made = Stream(sender, connection.detach(), _LARGEST, cipher)
-    made.is_near, made.has_rivals = near, has_rivals
+    made.is_near, made.takes_turns = near, takes_turns
     if counters is not None and counters.number >= 0:  # else those of its store are yet to come
         made.observe(counters)
     return made

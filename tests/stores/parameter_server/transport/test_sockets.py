@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Hashable
@@ -96,8 +97,13 @@ def first_peer(sockets: ServerSockets | SchedulerSockets) -> Hashable:
     raise AssertionError("nobody has sent anything")
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_stream_knows_whether_its_server_has_other_workers(workers: int) -> None:
+@pytest.mark.parametrize(
+    ("workers", "cores", "turns"), [(1, 1, False), (2, 3, True), (2, 4, False), (4, 6, False), (5, 64, True)]
+)
+def test_workers_take_turns_where_they_have_few_cores_or_are_many(
+    workers: int, cores: int, turns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     scheduler = SchedulerSockets(roles("scheduler", "tcp://127.0.0.1:0"))
     worker = WorkerSockets(
         roles("worker", scheduler.address, workers), Hello("worker", 0, 1, "worker/0", JOB, 1)
@@ -110,7 +116,7 @@ def test_a_stream_knows_whether_its_server_has_other_workers(workers: int) -> No
             while opened.stream is None:
                 assert time.monotonic() < end
                 opened.open()
-            assert opened.stream.has_rivals == (workers > 1)
+            assert opened.stream.takes_turns == turns
     finally:
         worker.close()
         scheduler.close()

@@ -64,7 +64,7 @@ class Cipher:
 
 class Stream:
     is_near: bool
-    has_rivals: bool
+    takes_turns: bool
     @property
     def closed(self) -> bool: ...
     @property

@@ -75,7 +75,7 @@ cdef extern from "serve.h" nogil:
     const uint64_t KP_MOST_UNSENT
     ctypedef struct kp_stream:
         int fd
-        int is_near, has_rivals
+        int is_near, takes_turns
         uint64_t most_unsent
         int broken
         kp_outcome end
@@ -450,13 +450,13 @@ cdef class Stream:
         self.s.is_near = near
 
     @property
-    def has_rivals(self):
-        """Whether other workers send to the peer as well; if it is on this host, even less is on the way then."""
-        return bool(self.s.has_rivals)
+    def takes_turns(self):
+        """Whether all who send to the peer should have little on the way; where it is on this host."""
+        return bool(self.s.takes_turns)
 
-    @has_rivals.setter
-    def has_rivals(self, bint rivals):
-        self.s.has_rivals = rivals
+    @takes_turns.setter
+    def takes_turns(self, bint turns):
+        self.s.takes_turns = turns
 
     @property
     def is_full(self):

@@ -19,7 +19,7 @@ enum {
     KP_SOON_NS = 300000,        /* a sleep that was shorter should have been looks */
     KP_WINDOW_BYTES = 4 << 20,  /* without an answer: parts that wait for others should stay in a cache */
     KP_NEAR_WINDOW_BYTES = 2 << 20, /* within a host: both ends share its caches */
-    KP_TURNS_WINDOW_BYTES = 3 << 19, /* and so do other workers, with whom the server has enough to do: one large part */
+    KP_TURNS_WINDOW_BYTES = 3 << 19, /* and where workers take turns: one large part */
     KP_LONG_PULL_BYTES = 4 << 20, /* of a pull alone: of more than that the server has another part to send at once */
     KP_WIDER_NS = 2000000,      /* without a word until more may go: an update may need all parts of a key at once */
     KP_NEAR_WIDER_NS = 10000000, /* within a host, whose cores the server may have to wait for */

@@ -286,7 +286,7 @@ static uint64_t kp_usual_window(const kp_stream *s, const kp_exchange *x)
 {
     if (!s->is_near)
         return KP_WINDOW_BYTES;
-    return s->has_rivals && !kp_is_long_pull(x) ? KP_TURNS_WINDOW_BYTES : KP_NEAR_WINDOW_BYTES;
+    return s->takes_turns && !kp_is_long_pull(x) ? KP_TURNS_WINDOW_BYTES : KP_NEAR_WINDOW_BYTES;
 }
 
 /* All was sent before an answer came, beyond the usual window: let the next calls send as much at once.

@@ -48,8 +48,8 @@ typedef struct kp_stream {
     char *bytes; /* received, and not parsed */
     size_t from, to;
     uint64_t frame_limit;
-    int is_near;    /* the peer is on this host */
-    int has_rivals; /* others send to it, too */
+    int is_near;     /* the peer is on this host */
+    int takes_turns; /* with others who send to the peer */
     uint32_t head[2], at;
     uint64_t *sizes, got; /* `got`: bytes of the sizes, or of frame `at` */
     size_t sizes_room;

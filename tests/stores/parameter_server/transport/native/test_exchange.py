@@ -707,17 +707,17 @@ def test_what_the_server_has_does_not_count_against_the_credit(pair: Callable[..
 
 
 @pytest.mark.parametrize(
-    ("near", "rivals", "usual"),
+    ("near", "turns", "usual"),
     [(False, True, 4), (True, False, 2), (True, True, 1)],
-    ids=["another host", "this host", "this host, with others"],
+    ids=["another host", "this host", "this host, by turns"],
 )
 def test_more_goes_where_nothing_comes(
-    pair: Callable[..., Pair], near: bool, rivals: bool, usual: int
+    pair: Callable[..., Pair], near: bool, turns: bool, usual: int
 ) -> None:
     """Within the credit all parts go to a server that is silent until it has them; at once the next time."""
     sizes = [1 << 20] * 12
     one = pair(sizes, batch_bytes=1 << 20)
-    one.stream.is_near, one.stream.has_rivals = near, rivals
+    one.stream.is_near, one.stream.takes_turns = near, turns
     for first, at_once in ((1, usual), (13, 12)):
         one.begin(first)
         assert one.exchange.sent == at_once
@@ -771,12 +771,12 @@ def test_pulls_of_values_that_are_read_where_they_lie_go_at_once(
 @pytest.mark.parametrize(
     ("slices", "kind", "sent"), [(12, Kind.PULL, 2), (4, Kind.PULL, 1), (12, Kind.PUSH, 1)]
 )
-def test_a_long_pull_from_a_server_with_other_workers(
+def test_a_long_pull_of_workers_that_take_turns(
     pair: Callable[..., Pair], slices: int, kind: Kind, sent: int
 ) -> None:
     """Two parts are asked for at once; in a short one, and in pushes, one."""
     one = pair([1 << 20] * slices, kind=kind)
-    one.stream.is_near, one.stream.has_rivals = True, True
+    one.stream.is_near, one.stream.takes_turns = True, True
     one.begin()
     assert one.exchange.sent == sent
 
