@@ -109,9 +109,17 @@ def _in_turn(
         try:
             if not driver._lock.acquire(blocking=False):
                 driver._wait_for_turn()
+            if driver._may_have_lost:
+                driver._machine.suspect()
+                driver._may_have_lost = False
             if driver._quick is not None:
                 driver._adopt()
             return method(driver, *args, **kwargs)
+        except KVStoreError:
+            raise
+        except BaseException:  # Ctrl-C comes to the thread that happens to have a message in its hands
+            driver._may_have_lost = True
+            raise
         finally:
             # One step, also without the lock: Ctrl-C can come between two steps.
             try:  # noqa: SIM105 - a context manager is a step of its own
@@ -131,10 +139,15 @@ def _unless_taken(
 
     @wraps(method)
     def tried(driver: MachineDriver, /, *args: P.args, **kwargs: P.kwargs) -> bool:
-        if driver.holds_sockets():
+        if driver._may_have_lost or driver.holds_sockets():
             return False
         try:
             return driver._lock.acquire(blocking=False) and method(driver, *args, **kwargs)
+        except KVStoreError:
+            raise
+        except BaseException:
+            driver._may_have_lost = True
+            raise
         finally:
             try:  # noqa: SIM105 - as in `_in_turn`
                 driver._lock.release()
@@ -150,6 +163,7 @@ class MachineDriver:
     """Steps one store's machine, and carries out what it says; a wait lasts at most `timeout` seconds."""
 
     _half: BaseException | None = None  # what has interrupted a step, until it is told
+    _may_have_lost = False  # a message between the sockets and the machine: an interrupt came to who had it
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from quick_counter import Quick
 
 import kvstore as kv
 from kvstore.stores.parameter_server.protocol import events
-from kvstore.stores.parameter_server.protocol.messages import Failure, PayloadLocation
+from kvstore.stores.parameter_server.protocol.messages import Batch, Failure, PayloadLocation
 from kvstore.stores.parameter_server.worker.client import Client
 from kvstore.stores.parameter_server.worker.pushes import Pushes
 from kvstore.stores.parameter_server.worker.quick_calls import QuickCall
@@ -27,6 +27,10 @@ from kvstore.stores.parameter_server.worker.state_machine.request_table import R
 
 F = np.float32
 LOCK: Any = type(threading.RLock())
+
+
+class Alarm(Exception):
+    """What the handler of a signal raises in a program."""
 
 
 class Interrupting(LOCK):  # type: ignore[misc]
@@ -254,6 +258,32 @@ def test_an_interrupt_in_another_call_costs_an_operation_nothing(
             store.barrier()
         work.wait()
         assert (out == 1).all()
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, Alarm])
+def test_an_answer_that_an_interrupt_has_lost_is_asked_for_at_once(
+    usual: Usual, monkeypatch: pytest.MonkeyPatch, interrupt: type[BaseException]
+) -> None:
+    """It was taken from the sockets, and has not come to the machine; the next push of the key waits."""
+    store, driver = usual(timeout=pace.seconds(30))
+    store.init("a", np.zeros(1000, F))
+    for link in driver._machine._servers.all():
+        link.requests.resend = 1000
+    receive, lost = driver._sockets.receive, []
+
+    def interrupted(timeout: float) -> Iterator[Any]:
+        for peer, message in receive(timeout):
+            if isinstance(message, Batch):
+                lost.append(message)
+                raise interrupt
+            yield peer, message
+
+    value, out = np.ones(1000, F), np.zeros(1000, F)
+    with monkeypatch.context() as patched, pytest.raises(interrupt):
+        patched.setattr(driver._sockets, "receive", interrupted)
+        store.pushpull("a", value, out=out)
+    store.pushpull("a", value, out=out)
+    assert lost and (out == 1).all()
 
 
 def test_an_error_in_another_call_is_the_operations(usual: Usual, monkeypatch: pytest.MonkeyPatch) -> None:

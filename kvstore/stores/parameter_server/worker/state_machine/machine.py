@@ -90,6 +90,10 @@ class WorkerMachine:
         """Server and request of whatever an operation still waits for."""
         return self._servers.pending(op)
 
+    def suspect(self) -> None:
+        """Ask all servers at the next tick for whatever has no answer: some of it was lost, perhaps."""
+        self._servers.suspect_all()
+
     def oldest(self) -> tuple[int, int, int] | None:
         """Server, slice and round of a request that has waited long; None: nothing is under way."""
         return self._servers.oldest()

@@ -241,6 +241,11 @@ class ServerLinks:
         if (link := self._links.get(server)) is not None:
             link.requests.suspect()
 
+    def suspect_all(self) -> None:
+        """As `suspect`, for every server."""
+        for link in self._links.values():
+            link.requests.suspect()
+
     def tick(self, now: float, actions: list[Action]) -> None:
         """Ask again who has not let this worker in, and for what is not answered for too long."""
         for server, link in self._links.items():
