@@ -653,7 +653,7 @@ class Store:
                 self._check_shrunk(action)
             elif kind is e.Failed:
                 if action.failure.role == "scheduler":
-                    self.host.without_scheduler = action.failure
+                    self.host.lose_scheduler(action.failure)
                 self.fail(action.failure)
 
     def receive(self, where: Any, message: Any) -> None:
@@ -1130,6 +1130,12 @@ class WorkerHost(Host):
         for store in self.stores:
             lost = self.without_scheduler
             store.take(e.Tick() if lost is None else e.SchedulerLost(lost))
+
+    def lose_scheduler(self, failure: m.Failure) -> None:
+        """Leave the job; a scheduler that was only stopped finds this worker lost, and the others may go on."""
+        if self.without_scheduler is None:
+            self.job.happened.append(("stopped", self, self.job.now, math.inf))
+        self.without_scheduler = failure
 
     def receive(self, where: Any, message: Any) -> None:
         """Take a message to one of its stores."""
