@@ -1132,7 +1132,7 @@ class WorkerHost(Host):
             store.take(e.Tick() if lost is None else e.SchedulerLost(lost))
 
     def lose_scheduler(self, failure: m.Failure) -> None:
-        """Leave the job; a scheduler that was only stopped finds this worker lost, and the others may go on."""
+        """Leave the job; a scheduler that was only stopped takes it for lost, and the others may go on."""
         if self.without_scheduler is None:
             self.job.happened.append(("stopped", self, self.job.now, math.inf))
         self.without_scheduler = failure
