@@ -37,9 +37,9 @@ def forever():
 """
 
 
-def until(true: Callable[[], object]) -> None:
-    """Wait until it is so, with much patience: the machine may be busy."""
-    deadline = pace.deadline(PATIENCE)
+def until(true: Callable[[], object], besides: float = 0.0) -> None:
+    """Wait until it is so, with much patience: the machine may be busy. `besides`: seconds that do not follow it."""
+    deadline = pace.deadline(PATIENCE) + besides
     while not true():
         assert time.monotonic() < deadline, "it did not come to that"
         time.sleep(0.01)
