@@ -38,7 +38,7 @@ def forever():
 
 
 def until(true: Callable[[], object], besides: float = 0.0) -> None:
-    """Wait until it is so, with much patience: the machine may be busy. `besides`: seconds that do not follow it."""
+    """Wait until it is so, with much patience: the machine may be busy; `besides` does not follow it."""
     deadline = pace.deadline(PATIENCE) + besides
     while not true():
         assert time.monotonic() < deadline, "it did not come to that"
