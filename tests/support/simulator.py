@@ -1132,8 +1132,10 @@ class WorkerHost(Host):
             store.take(e.Tick() if lost is None else e.SchedulerLost(lost))
 
     def lose_scheduler(self, failure: m.Failure) -> None:
-        """Leave the job; a scheduler that was only stopped takes it for lost, and the others may go on."""
-        if self.without_scheduler is None:
+        """Leave the job; a scheduler that goes on, or comes back, takes it for lost, and others may, too."""
+        plan = self.job.plan
+        returns = not plan.faults.kill_scheduler or plan.faults.return_scheduler
+        if self.without_scheduler is None and returns and plan.on_peer_loss == "continue":
             self.job.happened.append(("stopped", self, self.job.now, math.inf))
         self.without_scheduler = failure
 

@@ -115,10 +115,8 @@ def _in_turn(
             if driver._quick is not None:
                 driver._adopt()
             return method(driver, *args, **kwargs)
-        except KVStoreError:
-            raise
-        except BaseException:  # Ctrl-C comes to the thread that happens to have a message in its hands
-            driver._may_have_lost = True
+        except BaseException as error:  # Ctrl-C comes to whoever has a message in its hands
+            driver._may_have_lost |= not isinstance(error, KVStoreError)
             raise
         finally:
             # One step, also without the lock: Ctrl-C can come between two steps.
@@ -143,10 +141,8 @@ def _unless_taken(
             return False
         try:
             return driver._lock.acquire(blocking=False) and method(driver, *args, **kwargs)
-        except KVStoreError:
-            raise
-        except BaseException:
-            driver._may_have_lost = True
+        except BaseException as error:
+            driver._may_have_lost |= not isinstance(error, KVStoreError)
             raise
         finally:
             try:  # noqa: SIM105 - as in `_in_turn`
