@@ -784,9 +784,9 @@ def stops() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def stopped_at_work(where: str, loss: str, silence: float) -> list[float]:
+def stopped_at_work(where: str, loss: str) -> list[float]:
     """Worker 2 opens a round, or takes the lock, and is stopped; what the others read then stays as it is."""
-    OtherProcesses.dead_after = silence
+    OtherProcesses.dead_after = float(os.environ["KVSTORE_TIMEOUT"]) / 10  # of one reading of the load
     store = kv.create("shared", on_peer_loss=loss, group="stopped")
     one: Any = np.ones(8, F)
     if where == "rows":

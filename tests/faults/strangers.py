@@ -115,13 +115,13 @@ def _crowd(count: int, ports: list[int]) -> None:
 
 
 def open_files(pid: int) -> int:
-    """Count the descriptors of a process."""
-    return len(os.listdir(f"/proc/{pid}/fd"))
+    """Count the files and sockets of a process, but not what its own threads wait on."""
+    return sum(not name.startswith("anon_inode:") for name in _descriptors(pid))
 
 
-def have_closed(pids: Sequence[int], before: Sequence[int]) -> bool:
-    """Whether processes have no more open files than before."""
-    return all(open_files(pid) <= n for pid, n in zip(pids, before, strict=True))
+def have_closed(pids: Sequence[int], before: Sequence[int], besides: int = 0) -> bool:
+    """Whether processes have no more open files than before, `besides` those who had not come yet."""
+    return all(open_files(pid) <= n + besides for pid, n in zip(pids, before, strict=True))
 
 
 def unaccepted(pid: int) -> int:
@@ -141,11 +141,13 @@ def listening(pid: int) -> list[int]:
 
 
 def _sockets(pid: int) -> set[str]:
-    found = set()
+    return {name.removeprefix("socket:[").rstrip("]") for name in _descriptors(pid)}
+
+
+def _descriptors(pid: int) -> Iterator[str]:
     for name in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(OSError):
-            found.add(os.readlink(f"/proc/{pid}/fd/{name}").removeprefix("socket:[").rstrip("]"))
-    return found
+            yield os.readlink(f"/proc/{pid}/fd/{name}")
 
 
 def memory(pid: int, name: str = "VmRSS") -> float:

@@ -195,7 +195,7 @@ def test_strangers_leave_descriptors_for_the_job(faults: Faults) -> None:
             kill(workers[1])
             workers[1] = made.start(BODIES, "going_on", "pushpull", rank=1)
             workers[1].expect("working", UNTIL_TOLD)
-        until(lambda: strangers.have_closed([one.pid for one in roles], before))
+        until(lambda: strangers.have_closed([one.pid for one in roles], before, besides=4))
         say(workers[0], "stop")
         assert [one["last"] for one in finish(*workers)] == [[11], [11]]
         assert made.ended(10) == [0, 0]
@@ -222,7 +222,7 @@ def test_ten_thousand_strangers(faults: Faults) -> None:
             with strangers.crowd(ports, 10_000, processes=4):
                 until(lambda: not any(strangers.unaccepted(one.pid) for one in roles))
                 assert sum(strangers.open_files(one.pid) for one in roles) > 5000
-            until(lambda: strangers.have_closed([one.pid for one in roles], before))
+            until(lambda: strangers.have_closed([one.pid for one in roles], before, besides=4))
             sizes.append([strangers.memory(one.pid) for one in roles])
         # What is free again is not given back to the kernel, but used for the next ones.
         for first, second, *_, last in zip(*sizes, strict=True):

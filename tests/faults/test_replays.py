@@ -73,6 +73,7 @@ class Recorded:
         self._own = [{"KVSTORE_KEYS_FILE": keys[f"worker-{rank}"]} if keys else {} for rank in (0, 1)]
         self.workers = [self._start(rank) for rank in (0, 1)]
         ready(*self.workers, line="working")
+        until(self._is_complete)
         self.connections = self._connections()
         self.said = self.recorded()
         self._roles = [self.job.scheduler, *self.job.servers]
@@ -81,6 +82,13 @@ class Recorded:
 
     def _start(self, rank: int) -> jobs.Worker:
         return self.job.start(BODIES, "going_on", "pushpull", rank=rank, **self._own[rank])
+
+    def _is_complete(self) -> bool:
+        """Whether all connections are there, and were answered: a worker may work before that."""
+        return all(
+            len(said) >= n and all(len(pieces) > 1 for pieces in said)
+            for said, n in zip(self.recorded(), (2, 3, 2, 2), strict=True)  # the server, too, has an echo
+        )
 
     def _connections(self) -> list[int]:
         return [len(proxy.said) for proxy in self.behind.proxies]
@@ -149,7 +157,7 @@ def test_what_a_worker_has_said_that_was_replaced_counts_no_more(faults: Faults)
         def of_first() -> list[list[list[bytes]]]:
             return [[one for one in said if b"/worker1/" in b"".join(one)] for said in job.recorded()[:-1]]
 
-        until(lambda: all(of_first()))  # it works before its handshake with the echo is over
+        until(lambda: all(of_first()))  # the last word of its handshake with the echo
         said = [*of_first(), job.said[-1]]
         job.replace_worker()
         job.hear(said)

@@ -495,7 +495,7 @@ def test_who_is_stopped_at_work_on_what_others_read_writes_no_more(
 ) -> None:
     """It is ended: each update is made once, whatever it was at when it was stopped."""
     made = job(3)
-    *others, one = made.start_all(BODIES, "stopped_at_work", where, loss, pace.seconds(2))
+    *others, one = made.start_all(BODIES, "stopped_at_work", where, loss)
     for worker in others:
         worker.expect("pushed")
     one.say("go")
