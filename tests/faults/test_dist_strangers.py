@@ -26,9 +26,11 @@ from faults.faulty_jobs import (
 )
 from launched import until
 
+PATIENT = {"KVSTORE_DEAD_AFTER": "60"}  # nobody is lost here, however busy the machine is
+
 
 def test_two_jobs_do_not_meet(faults: Faults) -> None:
-    with faults.job(2, 1) as one, faults.job(2, 2) as two:
+    with faults.job(2, 1, **PATIENT) as one, faults.job(2, 2, **PATIENT) as two:
         workers = [*one.start_all(BODIES, "trained", 5), *two.start_all(BODIES, "trained", 5)]
         finish(*workers)
         assert one.ended(10) == [0, 0]
@@ -37,7 +39,7 @@ def test_two_jobs_do_not_meet(faults: Faults) -> None:
 
 def intrude(faults: Faults, draw: random.Random, who: str) -> None:
     """Somebody who has no place in the job is told so, and the job goes on."""
-    with faults.job(2, 1) as made:
+    with faults.job(2, 1, **PATIENT) as made:
         workers = made.start_all(BODIES, "sits")
         ready(*workers, line="in")
         body, arguments, rank, variables, word = {
@@ -65,7 +67,7 @@ def test_who_has_no_place_in_the_job(faults: Faults) -> None:
 
 
 def differ(faults: Faults, draw: random.Random, options: dict[str, Any], word: str) -> None:
-    with faults.job(2, 1) as made:
+    with faults.job(2, 1, **PATIENT) as made:
         first = made.start(BODIES, "refused", "KVStoreError", rank=0)
         time.sleep(0.5)
         second = made.start(BODIES, "refused_with", "ConfigError", options, rank=1)
