@@ -97,6 +97,36 @@ class ServerMemory:
         self._buffers.clear()
 
 
+class WakeSignal:
+    """Ends one wait, or the next; Ctrl-C leaves nothing half done, as it can in `threading.Event`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # taken until somebody sends
+        self._lock.acquire()
+
+    def send(self) -> None:
+        """End the wait."""
+        try:  # noqa: SIM105 - a context manager is a step of its own
+            self._lock.release()
+        except RuntimeError:
+            pass
+
+    def wait(self, seconds: float) -> None:
+        """Wait for so many seconds at most."""
+        self._lock.acquire(timeout=seconds)
+
+
+class OpenWait:
+    """A wait that goes on, of one thread."""
+
+    __slots__ = ("changed", "drove", "thread")
+
+    def __init__(self) -> None:
+        self.changed = WakeSignal()  # what it is for may be there
+        self.thread = threading.get_ident()
+        self.drove = time.monotonic()  # when it was at the sockets last
+
+
 def _in_turn(
     method: Callable[Concatenate[MachineDriver, P], T],
 ) -> Callable[Concatenate[MachineDriver, P], T]:
@@ -182,8 +212,8 @@ class MachineDriver:
         self.name_of: Callable[[int], str] = "slice {}".format
         self._lock = threading.RLock()  # knows its thread; nobody takes it twice
         self._waiters: deque[None] = deque()  # threads that want the sockets
-        self._driving: deque[None] = deque()  # waits that go on, each at the sockets again and again
-        self._called = threading.Event()  # who serves is to look again
+        self._open_waits: list[OpenWait] = []  # the first is at the sockets, again and again
+        self._called = WakeSignal()  # who serves is to look again
         self._actions: deque[events.Action] = deque()  # of the machine, yet to be carried out
         self._ticked = 0.0
         self._quick: QuickCall | None = None  # has been sent, and not yet received; it may have one before it
@@ -239,20 +269,47 @@ class MachineDriver:
 
     def wait(self, ready: Callable[[], bool], what: str, operation: PendingOperation | None = None) -> None:
         """Drive until it is ready; TimeoutError, after the deadline, says for whom this worker has waited."""
-        clock = WaitClock(self.timeout)
+        clock, me = WaitClock(self.timeout), OpenWait()
         clock.read()
-        self._driving.append(None)
+        self._open_waits.append(me)
         try:
-            if not self._driven(ready):
+            advance = partial(self._advance, me, ready)
+            if not advance():
                 with clock.described_by(partial(self._described, what, operation)):
-                    self._wait_on(ready, what, operation, clock)
+                    self._wait_on(advance, what, operation, clock)
         finally:
-            self._driving.pop()
-            self._called.set()
+            self._open_waits.remove(me)
+            self._tell_waits()  # another is the first
+            self._called.send()
             self._counters.leave()
 
+    def _advance(self, me: OpenWait, ready: Callable[[], bool]) -> bool:
+        """Take a turn at the sockets, or sleep while an older wait does; whether it is ready then.
+
+        Two that take turns would wake each other all the time.
+        """
+        if not self._is_led(me):
+            if self._waiters:
+                time.sleep(50e-6)  # a lock that is given back and taken at once lets nobody in
+            me.drove = time.monotonic()
+            return self._driven(ready)
+        self._counters.enter(WAITING)
+        if not ready():
+            me.changed.wait(_TICK)
+        return ready()
+
+    def _is_led(self, me: OpenWait) -> bool:
+        """Whether an older wait, of another thread, is at the sockets, or was a moment ago."""
+        first = self._open_waits[0]
+        return first.thread != me.thread and time.monotonic() - first.drove < 2 * _TICK
+
+    def _tell_waits(self) -> None:
+        """Have waits look whether they are ready, or the first."""
+        for one in self._open_waits[:]:
+            one.changed.send()
+
     def _wait_on(
-        self, ready: Callable[[], bool], what: str, operation: PendingOperation | None, clock: WaitClock
+        self, advance: Callable[[], bool], what: str, operation: PendingOperation | None, clock: WaitClock
     ) -> None:
         """Go on with a wait that the first turn has not ended."""
         asked, where, last = 0, "", None
@@ -267,10 +324,8 @@ class MachineDriver:
                 last.read()
                 if self._machine.missing is not None or last.over:
                     raise TimeoutError(self._waiting(what + where, clock.waited))
-            if self._waiters:
-                time.sleep(50e-6)  # a lock that is given back and taken at once lets nobody in
             clock.read()
-            if self._driven(ready):
+            if advance():
                 if asked and clock.waited > SLOW:
                     self._tell_slow(what + where, clock.waited)
                 return
@@ -359,9 +414,8 @@ class MachineDriver:
 
         While another waits at the sockets, that one does it: two would wake each other all the time.
         """
-        if self._driving and not ready():
+        if self._open_waits and not ready():
             self._called.wait(_TICK)
-            self._called.clear()
             return
         if self._waiters:
             time.sleep(50e-6)  # a lock that is given back and taken at once lets nobody in
@@ -369,7 +423,7 @@ class MachineDriver:
 
     @_in_turn
     def _serve(self, ready: Callable[[], bool]) -> None:
-        if ready() or self._driving:
+        if ready() or self._open_waits:
             return
         self.check_alive()
         if self._tick():
@@ -378,7 +432,7 @@ class MachineDriver:
 
     def wake(self) -> None:
         """Have the thread that serves look whether it is ready."""
-        self._called.set()
+        self._called.send()
         self._sockets.wake()
 
     def glance(self) -> None:
@@ -625,6 +679,8 @@ class MachineDriver:
             handler = self._handlers.get(type(action))
             if handler is not None:
                 handler(action)
+            if len(self._open_waits) > 1:
+                self._tell_waits()
 
     def _retry(self, retry: events.RetrySlice) -> None:
         """Ask for a value once more; the operation is not done yet."""

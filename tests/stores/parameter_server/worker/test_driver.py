@@ -20,6 +20,7 @@ import kvstore as kv
 from kvstore.stores.parameter_server.protocol import events
 from kvstore.stores.parameter_server.protocol.messages import Batch, Failure, PayloadLocation
 from kvstore.stores.parameter_server.worker.client import Client
+from kvstore.stores.parameter_server.worker.driver import OpenWait
 from kvstore.stores.parameter_server.worker.pushes import Pushes
 from kvstore.stores.parameter_server.worker.quick_calls import QuickCall
 from kvstore.stores.parameter_server.worker.replies import FillOuts
@@ -109,6 +110,71 @@ def test_who_serves_does_not_sleep_while_another_thread_wants_the_sockets(
     driver.serve(lambda: False)
     driver._waiters.clear()
     assert slept[0] > 0 and slept[1:] == [0.0]
+
+
+class Waits:
+    """Waits of several threads, each until it is let go."""
+
+    def __init__(self, driver: Any, count: int) -> None:
+        self._let_go = [threading.Event() for _ in range(count)]
+        self._threads = [
+            threading.Thread(target=driver.wait, args=(one.is_set, "a word")) for one in self._let_go
+        ]
+        for number, thread in enumerate(self._threads, 1):
+            thread.start()
+            while len(driver._open_waits) < number:
+                time.sleep(0.001)
+
+    def end(self, number: int) -> None:
+        """Let one go, which ends then."""
+        self._let_go[number].set()
+        self._threads[number].join(pace.seconds(20))
+        assert not self._threads[number].is_alive()
+
+
+def test_threads_that_wait_do_not_wake_each_other(
+    create: Callable[..., kv.KVStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver: Any = create()._backend._client.driver  # type: ignore[attr-defined]
+    woken: list[float] = []
+    wake = driver._sockets.wake
+    monkeypatch.setattr(driver._sockets, "wake", lambda: (woken.append(time.monotonic()), wake()))
+    waits = Waits(driver, 3)
+    time.sleep(0.5)
+    assert len(woken) < 20  # a thread that is late for a turn may be taken for one that is gone
+    for number in (1, 0, 2):  # one of those that sleep, the one at the sockets, and the one after it
+        waits.end(number)
+    assert driver._open_waits == []
+
+
+def test_what_a_thread_hears_ends_the_wait_of_another(create: Callable[..., kv.KVStore]) -> None:
+    """The answer to a pull comes to who is at the sockets, and at once."""
+    store = create()
+    driver: Any = store._backend._client.driver  # type: ignore[attr-defined]
+    store.init("a", np.zeros(100_000, F))
+    waits = Waits(driver, 1)
+    begin, out = time.monotonic(), np.ones(100_000, F)
+    for _ in range(50):
+        store.pull("a", out=out)
+    assert (out == 0).all()
+    assert time.monotonic() - begin < pace.seconds(50 * 0.05)  # half a look at the clock
+    waits.end(0)
+
+
+def test_a_wait_whose_end_was_interrupted_leads_nobody(create: Callable[..., kv.KVStore]) -> None:
+    store = create()
+    driver: Any = store._backend._client.driver  # type: ignore[attr-defined]
+    store.init("a", np.zeros(4, F))
+    gone = OpenWait()
+    gone.thread, gone.drove = 0, time.monotonic() - 1
+    driver._open_waits.append(gone)
+    waits = Waits(driver, 2)
+    waits.end(1)
+    out = np.ones(4, F)
+    store.pull("a", out=out)
+    assert (out == 0).all()
+    waits.end(0)
+    driver._open_waits.remove(gone)
 
 
 def test_a_push_that_is_begun_by_half_says_so_from_then_on(
