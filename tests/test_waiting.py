@@ -18,7 +18,8 @@ from kvstore.errors import TimeoutError
 from kvstore.observe.native._observe import Counters
 from kvstore.observe.stacks import warn_of_end
 from kvstore.stores.parameter_server.protocol.messages import Missing
-from kvstore.stores.parameter_server.worker.driver import MachineDriver, WakeSignal
+from kvstore.stores.parameter_server.transport.socket_waits import SocketWaits, WakeSignal
+from kvstore.stores.parameter_server.worker.driver import MachineDriver
 from kvstore.waiting import WaitClock
 
 
@@ -75,7 +76,7 @@ class StoppedDriver(MachineDriver):
     def __init__(self, clock: Clock) -> None:
         self.timeout = 20.0
         self._lock = threading.RLock()
-        self._waiters, self._open_waits = deque(), []
+        self._waiters, self._waits = deque(), SocketWaits()
         self._called = WakeSignal()
         self._quick = None
         self._counters = Counters("dist_sync", "", 3, 4)

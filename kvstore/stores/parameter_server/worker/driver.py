@@ -30,6 +30,7 @@ from ..protocol.messages import Failure
 from ..protocol.view_log import tell_view
 from ..transport.clock_comparison import ClockComparison
 from ..transport.shared_buffers import PeerBuffers
+from ..transport.socket_waits import SocketWait, SocketWaits, WakeSignal
 from ..transport.sockets import SCHEDULER, Message, WorkerSockets
 from .operations import OperationTable, PendingOperation
 from .process import WorkerProcess
@@ -52,6 +53,8 @@ _COMPARISONS = 8  # of clocks
 _COMPARING = 0.5  # seconds that they may take
 #: What is not done again after an error: the machine repeats the one, and the other is an operation's error.
 _TOLD_ELSEWHERE = (events.Send, events.SliceReceived)
+#: What comes with each slice, so that who sleeps need not look.
+_ENDS_NO_WAIT = (events.Taken, events.RoundsSeen)
 _SOON = 0.001  # seconds for the answer to a push that nobody waits for, when the next one comes
 
 
@@ -95,36 +98,6 @@ class ServerMemory:
             if buffers is not None:
                 buffers.close()
         self._buffers.clear()
-
-
-class WakeSignal:
-    """Ends one wait, or the next; Ctrl-C leaves nothing half done, as it can in `threading.Event`."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()  # taken until somebody sends
-        self._lock.acquire()
-
-    def send(self) -> None:
-        """End the wait."""
-        try:  # noqa: SIM105 - a context manager is a step of its own
-            self._lock.release()
-        except RuntimeError:
-            pass
-
-    def wait(self, seconds: float) -> None:
-        """Wait for so many seconds at most."""
-        self._lock.acquire(timeout=seconds)
-
-
-class OpenWait:
-    """A wait that goes on, of one thread."""
-
-    __slots__ = ("changed", "drove", "thread")
-
-    def __init__(self) -> None:
-        self.changed = WakeSignal()  # what it is for may be there
-        self.thread = threading.get_ident()
-        self.drove = time.monotonic()  # when it was at the sockets last
 
 
 def _in_turn(
@@ -212,7 +185,7 @@ class MachineDriver:
         self.name_of: Callable[[int], str] = "slice {}".format
         self._lock = threading.RLock()  # knows its thread; nobody takes it twice
         self._waiters: deque[None] = deque()  # threads that want the sockets
-        self._open_waits: list[OpenWait] = []  # the first is at the sockets, again and again
+        self._waits = SocketWaits()
         self._called = WakeSignal()  # who serves is to look again
         self._actions: deque[events.Action] = deque()  # of the machine, yet to be carried out
         self._ticked = 0.0
@@ -269,44 +242,30 @@ class MachineDriver:
 
     def wait(self, ready: Callable[[], bool], what: str, operation: PendingOperation | None = None) -> None:
         """Drive until it is ready; TimeoutError, after the deadline, says for whom this worker has waited."""
-        clock, me = WaitClock(self.timeout), OpenWait()
+        clock = WaitClock(self.timeout)
         clock.read()
-        self._open_waits.append(me)
+        me = self._waits.begin()
         try:
             advance = partial(self._advance, me, ready)
             if not advance():
                 with clock.described_by(partial(self._described, what, operation)):
                     self._wait_on(advance, what, operation, clock)
         finally:
-            self._open_waits.remove(me)
-            self._tell_waits()  # another is the first
+            self._waits.end(me)
             self._called.send()
             self._counters.leave()
 
-    def _advance(self, me: OpenWait, ready: Callable[[], bool]) -> bool:
-        """Take a turn at the sockets, or sleep while an older wait does; whether it is ready then.
-
-        Two that take turns would wake each other all the time.
-        """
-        if not self._is_led(me):
+    def _advance(self, me: SocketWait, ready: Callable[[], bool]) -> bool:
+        """Take a turn at the sockets, or sleep while an older wait does; whether it is ready then."""
+        if not self._waits.is_led(me):
             if self._waiters:
                 time.sleep(50e-6)  # a lock that is given back and taken at once lets nobody in
-            me.drove = time.monotonic()
+            me.at_sockets = time.monotonic()
             return self._driven(ready)
         self._counters.enter(WAITING)
         if not ready():
             me.changed.wait(_TICK)
         return ready()
-
-    def _is_led(self, me: OpenWait) -> bool:
-        """Whether an older wait, of another thread, is at the sockets, or was a moment ago."""
-        first = self._open_waits[0]
-        return first.thread != me.thread and time.monotonic() - first.drove < 2 * _TICK
-
-    def _tell_waits(self) -> None:
-        """Have waits look whether they are ready, or the first."""
-        for one in self._open_waits[:]:
-            one.changed.send()
 
     def _wait_on(
         self, advance: Callable[[], bool], what: str, operation: PendingOperation | None, clock: WaitClock
@@ -412,9 +371,9 @@ class MachineDriver:
     def serve(self, ready: Callable[[], bool]) -> None:
         """Handle what comes for a while, or until it is ready; for a thread that does nothing else.
 
-        While another waits at the sockets, that one does it: two would wake each other all the time.
+        While a wait is at the sockets, that one does it.
         """
-        if self._open_waits and not ready():
+        if self._waits.are_served() and not ready():
             self._called.wait(_TICK)
             return
         if self._waiters:
@@ -423,7 +382,7 @@ class MachineDriver:
 
     @_in_turn
     def _serve(self, ready: Callable[[], bool]) -> None:
-        if ready() or self._open_waits:
+        if ready() or self._waits.are_served():
             return
         self.check_alive()
         if self._tick():
@@ -679,8 +638,8 @@ class MachineDriver:
             handler = self._handlers.get(type(action))
             if handler is not None:
                 handler(action)
-            if len(self._open_waits) > 1:
-                self._tell_waits()
+            if self._waits.are_several() and type(action) not in _ENDS_NO_WAIT:
+                self._waits.tell()
 
     def _retry(self, retry: events.RetrySlice) -> None:
         """Ask for a value once more; the operation is not done yet."""

@@ -20,7 +20,6 @@ import kvstore as kv
 from kvstore.stores.parameter_server.protocol import events
 from kvstore.stores.parameter_server.protocol.messages import Batch, Failure, PayloadLocation
 from kvstore.stores.parameter_server.worker.client import Client
-from kvstore.stores.parameter_server.worker.driver import OpenWait
 from kvstore.stores.parameter_server.worker.pushes import Pushes
 from kvstore.stores.parameter_server.worker.quick_calls import QuickCall
 from kvstore.stores.parameter_server.worker.replies import FillOuts
@@ -122,7 +121,7 @@ class Waits:
         ]
         for number, thread in enumerate(self._threads, 1):
             thread.start()
-            while len(driver._open_waits) < number:
+            while len(driver._waits._all) < number:
                 time.sleep(0.001)
 
     def end(self, number: int) -> None:
@@ -144,7 +143,7 @@ def test_threads_that_wait_do_not_wake_each_other(
     assert len(woken) < 20  # a thread that is late for a turn may be taken for one that is gone
     for number in (1, 0, 2):  # one of those that sleep, the one at the sockets, and the one after it
         waits.end(number)
-    assert driver._open_waits == []
+    assert driver._waits._all == []
 
 
 def test_what_a_thread_hears_ends_the_wait_of_another(create: Callable[..., kv.KVStore]) -> None:
@@ -165,16 +164,15 @@ def test_a_wait_whose_end_was_interrupted_leads_nobody(create: Callable[..., kv.
     store = create()
     driver: Any = store._backend._client.driver  # type: ignore[attr-defined]
     store.init("a", np.zeros(4, F))
-    gone = OpenWait()
-    gone.thread, gone.drove = 0, time.monotonic() - 1
-    driver._open_waits.append(gone)
+    gone = driver._waits.begin()
+    gone.thread, gone.at_sockets = 0, time.monotonic() - 1
     waits = Waits(driver, 2)
     waits.end(1)
     out = np.ones(4, F)
     store.pull("a", out=out)
     assert (out == 0).all()
     waits.end(0)
-    driver._open_waits.remove(gone)
+    driver._waits.end(gone)
 
 
 def test_a_push_that_is_begun_by_half_says_so_from_then_on(
