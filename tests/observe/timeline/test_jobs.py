@@ -39,7 +39,7 @@ def timeline(*arguments: object) -> Result:
 
 
 def done(job: Job, kind: str, *arguments: str, text: str = TRAIN) -> None:
-    job.environment["STORE"] = kind
+    job.environment |= {"STORE": kind, "KVSTORE_DEAD_AFTER": "60"}  # nobody is lost, on a busy machine too
     launcher = job.run(*arguments, text=text)
     _, err = launcher.communicate(timeout=pace.seconds(100))
     assert launcher.returncode == 0, err
