@@ -229,7 +229,7 @@ def afterwards(load: Load, role: str, folder: str, one: bool) -> Any:
         "barrier": store.barrier,
         "join": store.join,
     }
-    told = float(os.environ["KVSTORE_DEAD_AFTER"])  # of a loss on its host, before the scheduler has noticed
+    told = float(os.environ["KVSTORE_DEAD_AFTER"])  # the first call waits for the scheduler's word
     for name, call in calls.items():
         start = time.monotonic()
         try:
@@ -239,6 +239,7 @@ def afterwards(load: Load, role: str, folder: str, one: bool) -> Any:
         else:
             raise AssertionError(f"{name} went well, without the {role}")
         assert time.monotonic() - start < told + pace.seconds(3), name
+        told = 0.0
     assert store.num_dead_nodes() == 1 or not one
     if role != "worker":
         with pytest.raises(kv.PeerLostError, match=role):

@@ -188,7 +188,7 @@ def test_strangers_leave_descriptors_for_the_job(faults: Faults) -> None:
         workers = made.start_all(BODIES, "going_on", "pushpull")
         ready(*workers, line="working")
         roles = [made.scheduler, *made.servers]
-        before = [strangers.open_files(one.pid) for one in roles]
+        before = [strangers.descriptors(one.pid) for one in roles]
         ports = [port for one in roles for port in strangers.listening(one.pid)]
         with strangers.crowd(ports, 2000):
             # A listener with somebody at the door and no descriptor for him would not rest.
@@ -197,7 +197,7 @@ def test_strangers_leave_descriptors_for_the_job(faults: Faults) -> None:
             kill(workers[1])
             workers[1] = made.start(BODIES, "going_on", "pushpull", rank=1)
             workers[1].expect("working", UNTIL_TOLD)
-        until(lambda: strangers.have_closed([one.pid for one in roles], before, besides=4))
+        until(lambda: strangers.have_closed([one.pid for one in roles], before))
         say(workers[0], "stop")
         assert [one["last"] for one in finish(*workers)] == [[11], [11]]
         assert made.ended(10) == [0, 0]
@@ -218,13 +218,13 @@ def test_ten_thousand_strangers(faults: Faults) -> None:
         ready(*workers, line="working")
         roles = [made.scheduler, *made.servers]
         ports = [port for one in roles for port in strangers.listening(one.pid)]
-        before = [strangers.open_files(one.pid) for one in roles]
+        before = [strangers.descriptors(one.pid) for one in roles]
         sizes = [[strangers.memory(one.pid) for one in roles]]
         for _ in range(3):
             with strangers.crowd(ports, 10_000, processes=4):
                 until(lambda: not any(strangers.unaccepted(one.pid) for one in roles))
                 assert sum(strangers.open_files(one.pid) for one in roles) > 5000
-            until(lambda: strangers.have_closed([one.pid for one in roles], before, besides=4))
+            until(lambda: strangers.have_closed([one.pid for one in roles], before))
             sizes.append([strangers.memory(one.pid) for one in roles])
         # What is free again is not given back to the kernel, but used for the next ones.
         for first, second, *_, last in zip(*sizes, strict=True):

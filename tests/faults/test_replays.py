@@ -77,7 +77,7 @@ class Recorded:
         self.connections = self._connections()
         self.said = self.recorded()
         self._roles = [self.job.scheduler, *self.job.servers]
-        self._files = [strangers.open_files(one.pid) for one in self._roles]
+        self._files = [strangers.descriptors(one.pid) for one in self._roles]
         self._size = [strangers.memory(one.pid) for one in self._roles]
 
     def _start(self, rank: int) -> jobs.Worker:

@@ -5,6 +5,7 @@ It tells the others what they wait for. Two that took turns would wake each othe
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 
@@ -56,8 +57,10 @@ class SocketWaits:
         return wait
 
     def end(self, wait: SocketWait) -> None:
-        """End it; another is the first then."""
+        """End it; the next one goes to the sockets then."""
         self._all.remove(wait)
+        for following in self._all[:1]:
+            following.at_sockets = time.monotonic()
         self.tell()
 
     def tell(self) -> None:
@@ -71,9 +74,13 @@ class SocketWaits:
 
     def are_served(self) -> bool:
         """Whether a wait is at the sockets, or was a moment ago."""
-        first = self._all[:1]
-        return bool(first) and time.monotonic() - first[0].at_sockets < _LATE
+        return any(map(_is_there, self._all[:]))
 
     def is_led(self, wait: SocketWait) -> bool:
         """Whether an older wait, of another thread, is at the sockets."""
-        return self._all[0].thread != wait.thread and self.are_served()
+        older = itertools.takewhile(lambda one: one is not wait, self._all[:])
+        return any(one.thread != wait.thread and _is_there(one) for one in older)
+
+
+def _is_there(wait: SocketWait) -> bool:
+    return time.monotonic() - wait.at_sockets < _LATE

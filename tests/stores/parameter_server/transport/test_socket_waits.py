@@ -26,10 +26,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def begin_elsewhere(waits: SocketWaits) -> SocketWait:
+def begin_elsewhere(waits: SocketWaits, thread: int = 1) -> SocketWait:
     """Begin a wait of another thread."""
     wait = waits.begin()
-    wait.thread += 1
+    wait.thread += thread
     return wait
 
 
@@ -69,6 +69,26 @@ def test_who_is_late_leads_nobody_until_it_comes_back(clock: Clock) -> None:
     assert not waits.are_served()
     first.at_sockets = clock.now
     assert waits.is_led(second)
+
+
+def test_of_those_that_wait_on_one_takes_the_place_of_who_is_late(clock: Clock) -> None:
+    """Else they would wake each other until it comes back, and that may be never."""
+    waits = SocketWaits()
+    waits.begin()
+    second, third = begin_elsewhere(waits), begin_elsewhere(waits, 2)
+    clock.now += 1.0
+    assert not waits.is_led(second)
+    second.at_sockets = clock.now
+    assert waits.is_led(third)
+
+
+def test_of_those_that_slept_one_takes_the_place_of_who_ends(clock: Clock) -> None:
+    waits = SocketWaits()
+    first, second, third = waits.begin(), begin_elsewhere(waits), begin_elsewhere(waits, 2)
+    clock.now += 1.0
+    waits.end(first)
+    assert not waits.is_led(second)
+    assert waits.is_led(third)
 
 
 def test_all_are_told(clock: Clock) -> None:
