@@ -57,10 +57,8 @@ class SocketWaits:
         return wait
 
     def end(self, wait: SocketWait) -> None:
-        """End it; the next one goes to the sockets then."""
+        """End it; another goes to the sockets then."""
         self._all.remove(wait)
-        for following in self._all[:1]:
-            following.at_sockets = time.monotonic()
         self.tell()
 
     def tell(self) -> None:

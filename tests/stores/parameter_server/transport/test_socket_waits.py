@@ -82,15 +82,6 @@ def test_of_those_that_wait_on_one_takes_the_place_of_who_is_late(clock: Clock) 
     assert waits.is_led(third)
 
 
-def test_of_those_that_slept_one_takes_the_place_of_who_ends(clock: Clock) -> None:
-    waits = SocketWaits()
-    first, second, third = waits.begin(), begin_elsewhere(waits), begin_elsewhere(waits, 2)
-    clock.now += 1.0
-    waits.end(first)
-    assert not waits.is_led(second)
-    assert waits.is_led(third)
-
-
 def test_all_are_told(clock: Clock) -> None:
     waits = SocketWaits()
     both = waits.begin(), begin_elsewhere(waits)

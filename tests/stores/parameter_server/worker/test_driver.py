@@ -119,9 +119,11 @@ class Waits:
         self._threads = [
             threading.Thread(target=driver.wait, args=(one.is_set, "a word")) for one in self._let_go
         ]
+        end = pace.deadline(20)
         for number, thread in enumerate(self._threads, 1):
             thread.start()
             while len(driver._waits._all) < number:
+                assert thread.is_alive() and time.monotonic() < end
                 time.sleep(0.001)
 
     def end(self, number: int) -> None:
