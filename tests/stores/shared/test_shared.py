@@ -397,8 +397,8 @@ def test_who_is_taken_for_dead_takes_back_what_others_may_read(monkeypatch: pyte
     backend = store._backend
     exchange, failed = backend._pusher.exchange, []
 
-    def taken_for_dead(wanted: Any, private: set[str]) -> Any:
-        direct = exchange(wanted, private)
+    def taken_for_dead(wanted: Any, private: set[str], divisor: int) -> Any:
+        direct = exchange(wanted, private, divisor)
         private.update(handle.key for handle, _, _ in wanted)
         backend._job.be_lost()
         return direct
