@@ -200,6 +200,43 @@ static void LV(coded_item_block)(const kv_item *it, const LV(place) *b, char *su
         memcpy(sum - KV_LINE, sum + b->bytes - KV_LINE, KV_LINE);
 }
 
+#if KV_X86
+/* What the sources of a coded item count multiplied by; 0 where a coding is more than that. */
+static int LV(find_factors)(const kv_item *it, float *factor)
+{
+    for (int j = 0, power; j < it->k; j++) {
+        const kv_coding *c = &it->coding[j];
+        if (c->code != KV_PLAIN && (c->code != KV_DIVIDED || frexpf(c->threshold, &power) != 0.5f))
+            return 0;
+        factor[j] = c->code == KV_PLAIN ? 1.0f : 1.0f / c->threshold;
+    }
+    return 1;
+}
+
+/* As `sum_past`, of products. */
+static ptrdiff_t LV(products_past)(ptrdiff_t n, float *dst, const float *const *s, const float *factor, int k,
+                                   float *const *out, int m)
+{
+    typedef KV_PASTE(LV(lanes), float) lanes;
+    enum { WIDTH = KV_VECTOR / sizeof(float), STEP = 4 * WIDTH };
+    ptrdiff_t i = 0;
+    for (; i + STEP <= n; i += STEP) {
+        lanes sum[4];
+        for (int l = 0; l < 4; l++)
+            sum[l] = *(const lanes *)(s[0] + i + l * WIDTH) * factor[0];
+        for (int j = 1; j < k; j++)
+            for (int l = 0; l < 4; l++)
+                sum[l] += *(const lanes *)(s[j] + i + l * WIDTH) * factor[j];
+        for (int l = 0; l < 4; l++)
+            KV_STREAM_VECTOR(dst + i + l * WIDTH, sum[l]);
+        for (int j = 0; j < m; j++)
+            for (int l = 0; l < 4; l++)
+                *(lanes *)(out[j] + i + l * WIDTH) = sum[l];
+    }
+    return i;
+}
+#endif
+
 /* A sum whose outs are all among its sources goes from registers to memory, without a buffer in between.
  * Returns how far it came: the rest, and whatever does not fit, is the blocks' work. */
 static ptrdiff_t LV(in_place_span)(const kv_item *it, ptrdiff_t from, ptrdiff_t to)
@@ -207,8 +244,11 @@ static ptrdiff_t LV(in_place_span)(const kv_item *it, ptrdiff_t from, ptrdiff_t 
 #if KV_X86
     char *out[KV_MAX_GROUP];
     const char *src[KV_MAX_GROUP];
+    float factor[KV_MAX_GROUP];
     ptrdiff_t size = kv_itemsize[it->dtype], at = from * size, n = to - from;
-    if (it->coding || it->rule >= 0 || !it->stream || !it->dst || it->k > KV_MAX_GROUP || it->m > KV_MAX_GROUP)
+    if (it->rule >= 0 || !it->stream || !it->dst || it->k > KV_MAX_GROUP || it->m > KV_MAX_GROUP)
+        return from;
+    if (it->coding && !LV(find_factors)(it, factor))
         return from;
     for (int j = 0; j < it->m; j++) {
         if (!LV(is_source)(it, it->out[j]))
@@ -220,6 +260,8 @@ static ptrdiff_t LV(in_place_span)(const kv_item *it, ptrdiff_t from, ptrdiff_t 
     char *dst = it->dst + at;
     if ((uintptr_t)dst & (KV_LINE - 1) || LV(is_source)(it, it->dst))
         return from;
+    if (it->coding)
+        return from + LV(products_past)(n, (float *)dst, (const float *const *)src, factor, it->k, (float *const *)out, it->m);
     switch (it->dtype) {
 #define KV_PAST(tag, name, T) \
     case KV_##tag:            \

@@ -25,7 +25,8 @@
 
 #define KV_NUMBER(tag, name, bits, residual) KV_##tag,
 #define KV_BITS_OF(tag, name, bits, residual) bits,
-enum kv_code { KV_PLAIN, KV_CODECS(KV_NUMBER) KV_N_CODES };
+/* KV_DIVIDED: plain numbers that count divided by what takes the threshold's place. */
+enum kv_code { KV_PLAIN, KV_CODECS(KV_NUMBER) KV_N_CODES, KV_DIVIDED = KV_N_CODES };
 static const int kv_code_bits[KV_N_CODES] = {32, KV_CODECS(KV_BITS_OF)};
 #undef KV_NUMBER
 #undef KV_BITS_OF
@@ -329,6 +330,22 @@ static void LV(add_block)(ptrdiff_t n, float *restrict to, const float *restrict
         to[i] += from[i];
 }
 
+/* Quotients, bit for bit: by a power of two they are products. */
+static void LV(divide_block)(ptrdiff_t n, float *to, const float *from, float divisor, int add)
+{
+    int power;
+    float inverse = 1.0f / divisor;
+    if (frexpf(divisor, &power) != 0.5f) {
+        KV_SIMD
+        for (ptrdiff_t i = 0; i < n; i++)
+            to[i] = add ? to[i] + from[i] / divisor : from[i] / divisor;
+    } else {
+        KV_SIMD
+        for (ptrdiff_t i = 0; i < n; i++)
+            to[i] = add ? to[i] + from[i] * inverse : from[i] * inverse;
+    }
+}
+
 /* One source, at most a block of it, written or added to what there is. */
 static void LV(decode_source)(const kv_coding *c, const char *src, ptrdiff_t at, ptrdiff_t n, float *to, int add)
 {
@@ -357,6 +374,9 @@ static void LV(decode_source)(const kv_coding *c, const char *src, ptrdiff_t at,
         LV(widen)(dtype, n, add ? wide : to, c->packed ? (const void *)(packed + 2 * at) : narrow);
         if (add)
             LV(add_block)(n, to, wide);
+        break;
+    case KV_DIVIDED:
+        LV(divide_block)(n, to, g, c->threshold, add);
         break;
     default:
         if (add)

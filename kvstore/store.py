@@ -8,7 +8,7 @@ import operator
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from types import TracebackType
@@ -1043,6 +1043,27 @@ class KVStore(KVStoreBase):
         self._check_open()
         if self._backend.runs_optimizer and self._backend.updater is None:
             raise ConfigError(f"{verb}: this {self._type!r} store has no optimizer; call set_optimizer first")
+
+
+def divides(store: KVStore, values: Iterable[Any]) -> bool:
+    """Return whether `start_pushpull` can divide such values."""
+    return store._backend.can_divide(values)
+
+
+def start_pushpull(store: KVStore, key: Any, value: Any, priority: int, divisor: int = 1) -> Work:
+    """Begin a `pushpull` in place of keys with an array each, which count divided by `divisor`.
+
+    The result has the bits of a division before the sum. `divides` must be true of the arrays, or the divisor
+    is 1.
+    """
+    if divisor == 1:
+        work = store.pushpull(key, value, priority=priority, async_op=True)
+        assert work is not None
+        return work
+    if store._steps:
+        store._own_step(async_op=True)  # raises within a step
+    groups = group(key, value)
+    return store._start("pushpull", groups, priority, groups, None, divisor)
 
 
 def updater_of(store: Any) -> Any:

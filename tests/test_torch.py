@@ -214,9 +214,10 @@ def test_a_parameter_that_nobody_uses_stays_as_it_is(name: str, same: Callable[.
     check_parts(same("parts_of_a_model", name))
 
 
+@pytest.mark.parametrize("value", [-0.0, -1.4e-45], ids=["zero", "too-small-to-halve"])
 @pytest.mark.parametrize("name", ["shared", SERVED])
-def test_a_gradient_of_zeros_below_zero_is_one(name: str, same: Callable[..., Any]) -> None:
-    (found,), moved = same("minus_zero", name)
+def test_a_gradient_of_zeros_below_zero_is_one(name: str, value: float, same: Callable[..., Any]) -> None:
+    (found,), moved = same("minus_zero", name, value)
     assert found == [0.0, 0.0]
     assert len(moved) == 2
 

@@ -18,11 +18,11 @@ WAYS = {
     "optimizer": "DistributedOptimizer",
     "store": "updates in the store",
     "packed": "DistributedOptimizer, 2bit",
+    "bare": "bare C",
 }
 #: Those that exchange the same gradients without a loss.
-EXACT = ("gloo", "hook", "optimizer", "store")
+EXACT = ("gloo", "hook", "optimizer", "store", "bare")
 EXCHANGE = " exchange"  # behind a way: what it exchanges in a step, and no step
-MEMORY = "memory"  # the sum of as many bytes in memory, by all workers, and nothing else
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,9 @@ class TrainingCase(Case):
 
     @property
     def ways(self) -> tuple[str, ...]:
-        """Ways of this case: nobody compresses for memory."""
-        return tuple(way for way in WAYS if way != "packed" or self.hosts > 1)
+        """Ways of this case: nobody compresses for memory, and what is in C knows one host."""
+        left_out = "packed" if self.hosts == 1 else "bare"
+        return tuple(way for way in WAYS if way != left_out)
 
 
 #: Ways whose losses are compared.

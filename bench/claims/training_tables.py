@@ -6,11 +6,11 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
-from bench.cases.training import CURVES, EXACT, EXCHANGE, MEMORY, WAYS, TrainingCase
+from bench.cases.training import CURVES, EXCHANGE, WAYS, TrainingCase
 from bench.runner import table
 from bench.runner.rounds import Measured
 
-OURS = tuple(way for way in EXACT if way != "gloo")
+OURS = ("hook", "optimizer", "store")
 HEAD = [
     "way",
     "step",
@@ -72,12 +72,6 @@ def best(m: Measured) -> str:
     return min(OURS, key=m.median)
 
 
-def ceiling(m: Measured) -> list[float]:
-    """Speed beside no exchange where the sum takes what memory needs, and nothing hides it."""
-    times = zip(m.seconds["alone"], m.seconds[MEMORY], strict=True)
-    return [alone / (alone + memory) for alone, memory in times]
-
-
 # ------------------------------------------------------------------------------------------------- tables
 
 
@@ -87,7 +81,8 @@ def goals(m: Measured) -> Iterator[list[str]]:
     if case.hosts == 1:
         found, gloo = beside(m, "alone", way), beside(m, "alone", "gloo")
         if statistics.median(gloo) < ONE_HOST:
-            yield _goal(case, "no exchange ÷ it", way, found, table.spread(ceiling(m)), ONE_HOST)
+            limit = table.spread(beside(m, "alone", "bare"))
+            yield _goal(case, "no exchange ÷ it", way, found, limit, ONE_HOST)
         return
     yield _goal(case, "DDP, gloo ÷ it", way, beside(m, "gloo", way), "", LINKS)
     if case.gbit == PACKED_GBIT:
@@ -105,17 +100,12 @@ def _goal(case: TrainingCase, what: str, way: str, found: list[float], limit: st
 def _case(m: Measured) -> str:
     case: TrainingCase = m.case
     rows = [_row(m, way) for way in case.ways if way in m.seconds]
+    size = f"{case.nbytes / 1e6:.3g} MB"
     if case.hosts == 1:
-        told = f"The sum alone of these {_megabytes(case)}, in memory, takes {table.time(m.median(MEMORY))}."
-        head = HEAD
+        told, head = f"The gradients of a worker are {size}.", HEAD
     else:
-        told = f"The wire needs {table.time(case.needed)} for {_megabytes(case)}."
-        head = [*HEAD, MOVED]
+        told, head = f"The wire needs {table.time(case.needed)} for {size}.", [*HEAD, MOVED]
     return f"**{table.named(m)}** {told}\n\n{table.markdown(head, rows)}"
-
-
-def _megabytes(case: TrainingCase) -> str:
-    return f"{case.nbytes / 1e6:.3g} MB"
 
 
 def _row(m: Measured, way: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -112,6 +112,10 @@ class Backend(Protocol):
 
     def pushpull(self, groups: list[Group], outs: list[Group] | None) -> None:
         """Push, then pull into `outs`, or into the values if `outs` is None."""
+
+    def can_divide(self, values: Iterable[Any]) -> bool:
+        """Return whether `pushpull` takes a third argument, by which such values are divided first."""
+        return False
 
     def begin(self, verb: str, arguments: tuple[Any, ...], priority: int | None) -> Callable[[], None]:
         """With `begins_async`: begin an operation, and return a callable that completes it.

@@ -12,7 +12,7 @@ from ..averaging import check_size, check_store, check_sums
 from ..engine import Work, ended_at
 from ..errors import ArgumentError
 from ..observe.timeline.marks import Marks
-from ..store import KVStore, counters_of
+from ..store import KVStore, counters_of, divides, start_pushpull
 from .tensors import Tensor, array, check, check_prefix, divided, kind, no_rows, rows_of, sparse_tensor
 
 
@@ -101,14 +101,15 @@ class HookState:
             check(f"{self._prefix}{number}", parameter)
 
     def _start_dense(self, bucket: Any, buffer: Tensor) -> Callable[[], Tensor]:
-        if self.store.num_workers > 1:
-            buffer.div_(self.store.num_workers)
         parameters = bucket.parameters()
         parts = buffer.split([parameter.numel() for parameter in parameters])
         arrays = [array(part.detach()) for part in parts]
-        keys = self._keys_of(parameters, arrays)
+        keys, divisor = self._keys_of(parameters, arrays), self.store.num_workers
+        if divisor > 1 and not divides(self.store, arrays):
+            buffer.div_(divisor)
+            divisor = 1
         begin = self._marks.begin()
-        work = self.store.pushpull(keys, arrays, priority=bucket.index(), async_op=True)
+        work = start_pushpull(self.store, keys, arrays, bucket.index(), divisor)
         return partial(self._complete, work, buffer, begin)
 
     def _complete(self, work: Work | None, buffer: Tensor, begin: int) -> Tensor:

@@ -13,7 +13,7 @@ from ..arrays.sparse import RowSparseArray
 from ..averaging import check_sums
 from ..errors import CapabilityError, ConfigError
 from ..optimizer import Optimizer
-from ..store import KVStore
+from ..store import KVStore, divides, start_pushpull
 from .slots import Slot, highest
 from .tensors import Tensor, array, divided, no_rows, rows_of, sparse_tensor, walked
 
@@ -39,21 +39,29 @@ class Gradients:
                 rows = divided(_pushed_rows(slot), self._divisor)
                 slot.work = self._store.push(slot.key, rows, priority=slot.priority, async_op=not self._whole)
             dense = [slot for slot in batch if not slot.sparse]
-            values = [self._dense(slot) for slot in dense]
             if dense:
-                keys, first = [slot.key for slot in dense], highest(dense)
-                work = self._store.pushpull(keys, values, priority=first, async_op=not self._whole)
-                for slot in dense:
-                    slot.work = work
+                self._start_dense(dense)
 
-    def _dense(self, slot: Slot) -> Any:
-        slot.gradient = _nothing(slot.parameter) if slot.absent else _something(slot)
-        if self._divisor > 1:
-            slot.gradient.div_(self._divisor)
-        value = array(walked(slot.gradient, slot.order))
-        if not slot.absent:
-            _mark(value)
-        return value
+    def _start_dense(self, dense: list[Slot]) -> None:
+        gradients = [_nothing(slot.parameter) if slot.absent else _something(slot) for slot in dense]
+        for slot, gradient in zip(dense, gradients, strict=True):
+            slot.gradient = gradient
+        values = [array(walked(slot.gradient, slot.order)) for slot in dense]
+        divisor = self._divisor
+        if divisor > 1 and (self._whole or not divides(self._store, values)):
+            for gradient in gradients:
+                gradient.div_(divisor)
+            divisor = 1
+        for slot, value in zip(dense, values, strict=True):
+            if not slot.absent:
+                _mark(value, divisor)
+        keys, first = [slot.key for slot in dense], highest(dense)
+        if self._whole:
+            self._store.pushpull(keys, values, priority=first)
+            return
+        work = start_pushpull(self._store, keys, values, first, divisor)
+        for slot in dense:
+            slot.work = work
 
     def finish(self, taking_part: list[Slot]) -> None:
         """Wait for the sums of all workers, and put them in the places of the gradients."""
@@ -165,10 +173,12 @@ def _nothing(parameter: Tensor) -> Tensor:
     return torch.full_like(parameter, -0.0, requires_grad=False)
 
 
-def _mark(value: Any) -> None:
-    """Make a gradient differ from `_nothing`: let it not begin with -0.0."""
+def _mark(value: Any, divisor: int) -> None:
+    """Make a gradient differ from `_nothing`, also once it is divided: let it not begin with -0.0."""
     first = value.reshape(-1)[:1]
     first += 0.0
+    if divisor > 1 and len(first) and not first[0] / divisor:
+        first[0] = 0.0
 
 
 def _is_nothing(total: Any) -> bool:

@@ -10,13 +10,16 @@ import hashlib
 import sys
 import warnings
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
-from references import Array, assert_same_bits, draw, dtype_of, total
+from references import Array, assert_same_bits, draw, dtype_of, knobs, total
 from tested_store import by_hosts, create, held
 
 import kvstore as kv
+from kvstore.kernels import cpu
+from kvstore.store import divides, start_pushpull
 
 F = np.float32
 Pairs = Iterator[tuple[Array, Array]]
@@ -191,6 +194,61 @@ def together(store: Any, values: Values, sizes: list[int], homes: dict[int, Arra
         store.pull(keys, out=outs)
         for n, array in zip(sizes, outs, strict=True):
             yield array, expected(n, parts[n])
+
+
+# ------------------------------------------------------------------------------------------------- quotients
+
+
+def quotients(on_peer_loss: str) -> str:
+    """Divided values, wherever they lie and whoever sums them, have the bits of a division before the sum."""
+    store = kv.create("shared", on_peer_loss=on_peer_loss)
+    values, digest = Values("float32", store.num_workers, 3), Digest()
+    for n in sizes_of(values.dtype):
+        key = f"q{n}"
+        store.init(key, np.zeros(n, F))
+        home = store.empty(key)
+        for level, stream, divisor in product(cpu.levels(), (0, 2**62), (2, 3, 1)):  # 1: nothing is left of 3
+            for mine in (np.empty(n, F), home):
+                parts = values.next(n)
+                mine[...] = parts[store.rank]
+                assert divides(store, [mine])
+                with knobs(level=level, stream=stream):
+                    start_pushpull(store, [key], [mine], 0, divisor).wait()
+                with np.errstate(all="ignore"):
+                    wanted = total([part / F(divisor) for part in parts])
+                assert_same_bits(mine, wanted)
+                assert_same_bits(held(store, key), wanted)
+                digest.add(mine)
+    store.barrier()
+    store.close()
+    return digest.hex()
+
+
+def updates_by_quotients(updater: str) -> str:
+    """Rules of C and of Python, which add up what was pushed by themselves, divide it as well."""
+    store, digest = kv.create("shared"), Digest()
+    ranks = range(store.num_workers)
+    for n in (5, 20_000, 100_003):
+        store.init(f"u{n}", np.ones(n, F))
+    if updater == "python":
+        store.set_updater(_add)
+    else:
+        store.set_optimizer(kv.optimizer.SGD(learning_rate=-1.0))
+    for n in (5, 20_000, 100_003):
+        parts = [draw("float32", n, rank) for rank in ranks]
+        for divisor in (4, 3):
+            before, mine = held(store, f"u{n}").copy(), parts[store.rank].copy()
+            start_pushpull(store, [f"u{n}"], [mine], 0, divisor).wait()
+            wanted = before + total([part / F(divisor) for part in parts])
+            np.testing.assert_allclose(mine, wanted, rtol=1e-6)
+            digest.add(mine)
+    store.barrier()
+    store.close()
+    return digest.hex()
+
+
+def _add(key: Any, merged: Array, stored: Array) -> None:
+    stored += merged
 
 
 # --------------------------------------------------------------------------------------------------- overlaps

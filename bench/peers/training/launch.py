@@ -16,6 +16,7 @@ from bench.peers.group.driver import end
 from bench.peers.group.launch import Launch, start
 from bench.peers.process import PeerError
 from bench.peers.shared.launch import SharedGroup
+from bench.runner import compiled
 
 _PATIENCE = 900.0  # seconds for all trainings whose losses are compared
 
@@ -24,6 +25,9 @@ class OneHost(SharedGroup):
     """Two processes with torch, gloo and `shared` stores, which train in the way that they are told."""
 
     fresh = ("torch",)  # what a model took is given back with the process
+
+    def codes(self) -> tuple[Path, Path]:
+        return super().codes()[0], compiled.build(Path(__file__).with_name("average.c"))
 
     def column(self, variant: str) -> str:
         """Each way is a column."""

@@ -14,6 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 import kvstore as kv
 from bench.cases.training import EXACT, WAYS
 from bench.peers.base import Call
+from bench.peers.group.link import Place
+from bench.peers.training.bare import Averaging
 from bench.peers.training.models import Batch
 from kvstore.torch import DistributedOptimizer, HookState, allreduce_hook
 
@@ -66,12 +68,19 @@ class Ways:
         The learning rate.
     threshold : float
         Of 2bit.
+    place : Place, optional
+        Where this worker stands; for the way in C.
     """
 
     def __init__(
-        self, batches: Callable[[], Batch], open_store: Open, rate: float = 0.001, threshold: float = 0.01
+        self,
+        batches: Callable[[], Batch],
+        open_store: Open,
+        rate: float = 0.001,
+        threshold: float = 0.01,
+        place: Place | None = None,
     ) -> None:
-        self._batches, self._open = batches, open_store
+        self._batches, self._open, self._place = batches, open_store, place
         self._rate, self._threshold = rate, threshold
         self._buckets: list[Bucket] = []
         self._momenta: list[torch.Tensor] = []
@@ -83,6 +92,11 @@ class Ways:
 
     def _alone(self, model: nn.Module) -> Way:
         return self._way(model, self._sgd(model))
+
+    def _bare(self, model: nn.Module) -> Way:
+        assert self._place is not None
+        rule = Averaging(self._sgd(model), self._place)
+        return self._way(model, rule, rule.exchange)
 
     def _gloo(self, model: nn.Module) -> Way:
         return self._way(_parallel(model), self._sgd(model), self._all_reduce)

@@ -12,9 +12,8 @@ import torch.distributed as dist
 from torch import nn
 
 import kvstore as kv
-from bench.cases.common import KB, MB
-from bench.cases.training import EXCHANGE, MEMORY, TrainingCase
-from bench.peers.base import Array, Call
+from bench.cases.training import EXCHANGE, TrainingCase
+from bench.peers.base import Array
 from bench.peers.group.base import GroupPeer
 from bench.peers.group.link import Place
 from bench.peers.training import models
@@ -24,7 +23,6 @@ from bench.peers.training.ways import Way, Ways, compare, sample
 #: anew in the second, and a network that has learnt nothing can make a rounding error 10,000 times as large.
 _TOLERANCES = (1e-3, 5e-2)
 _PATIENCE = 120.0  # seconds, for a step of the largest model on the slowest link
-_BLOCK, _MEMORY = 64 * KB, 32 * MB  # numbers: what stays in a cache, and what does not
 
 
 class Training(GroupPeer):
@@ -47,14 +45,12 @@ class Training(GroupPeer):
         """Make two steps in each way; there is nothing to compare with other peers."""
         kind = "shared" if case.hosts == 1 else "dist_sync"
         batch = models.batch(case.model, case.batch, self.place.rank)
-        ways = Ways(lambda: batch, lambda: self._open(kind))
+        ways = Ways(lambda: batch, lambda: self._open(kind), place=self.place)
         found = self._made(case, ways)
         self.variants = {name: way.step for name, way in found.items()}
         for name, way in found.items():
             if way.exchange is not None:
                 self.variants[name + EXCHANGE] = way.exchange
-        if case.hosts == 1:
-            self.variants[MEMORY] = sum_in_memory(case.parameters)
         return []
 
     def _made(self, case: TrainingCase, ways: Ways) -> dict[str, Way]:
@@ -95,26 +91,6 @@ class Training(GroupPeer):
 
     def close(self) -> None:
         dist.destroy_process_group()
-
-
-def sum_in_memory(count: int) -> Call:
-    """Return what sums half of so many numbers of two workers, and leaves the sum with both.
-
-    It is what memory needs for a worker's share of the work. Blocks stay in a cache between sum and copy;
-    as much memory as no cache holds is gone through again and again.
-    """
-    half = count // 2
-    mine, other = torch.zeros(2, min(half, _MEMORY))
-    pairs = list(zip(mine.split(_BLOCK), other.split(_BLOCK), strict=True))
-    blocks = -(-half // _BLOCK)
-
-    def call() -> None:
-        for number in range(blocks):
-            one, two = pairs[number % len(pairs)]
-            torch.add(one, two, out=one)
-            two.copy_(one)
-
-    return call
 
 
 def _check_size(case: TrainingCase, model: nn.Module) -> None:

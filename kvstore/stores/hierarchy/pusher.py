@@ -45,12 +45,12 @@ class HostPusher(RoundPusher):
         if errors:
             raise errors[0]
 
-    def _copy_to_slots(self, pairs: Dense) -> None:
+    def _copy_to_slots(self, pairs: Dense, divisor: int = 1) -> None:
         self._reserve(pairs)
         for portion in _portions(pairs):
             handles = [handle for handle, _ in portion]
             with super().one_call(handles):
-                super()._copy_to_slots(portion)
+                super()._copy_to_slots(portion, divisor)
             if portion[-1] is not pairs[-1]:  # at the end the caller opens rounds
                 self._open(handles)
 

@@ -10,9 +10,11 @@ import atexit
 import os
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ... import engine
 from ...arrays.grouping import Group, Key
@@ -155,9 +157,15 @@ class SharedBackend(Backend):
         """Wait for the rounds that this worker has pushed into, and copy."""
         self.start_pull(groups, ignore_sparse)()
 
-    def pushpull(self, groups: list[Group], outs: list[Group] | None) -> None:
+    def pushpull(self, groups: list[Group], outs: list[Group] | None, divisor: int = 1) -> None:
         """Push, work, and receive."""
-        self.start_pushpull(groups, outs)()
+        self.start_pushpull(groups, outs, divisor)()
+
+    def can_divide(self, values: Iterable[Any]) -> bool:
+        """Whether sums can take these values divided: plain ones, of the type that kernels divide."""
+        return self.feedback is None and all(
+            type(value) is np.ndarray and value.dtype == np.float32 for value in values
+        )
 
     def begin(self, verb: str, arguments: tuple[Any, ...], priority: int | None) -> Finish:
         """Arrive at once: then workers that wait in different orders do not wait for each other."""
@@ -219,7 +227,7 @@ class SharedBackend(Backend):
         waiting = [shm.Call(handle, outs, large, receives=True) for handle, outs in calls]
         return partial(self._delivery.finish_pull, waiting, rows, later, on_gpu)
 
-    def start_pushpull(self, groups: list[Group], outs: list[Group] | None) -> Finish:
+    def start_pushpull(self, groups: list[Group], outs: list[Group] | None, divisor: int = 1) -> Finish:
         """Arrive; what is left to do is to work, to wait, and to receive."""
         dense, sparse = self._sources(groups)
         targets = dict(groups if outs is None else outs)
@@ -242,7 +250,7 @@ class SharedBackend(Backend):
         try:
             with self._pusher.one_call(handles):
                 self._pusher.push_on_gpu(by_gpu)
-                direct = self._pusher.exchange(wanted, private)
+                direct = self._pusher.exchange(wanted, private, divisor)
         except BaseException as error:
             self._waiter.give_up([shm.Call(h, [], False) for h, _, _ in wanted if h.key in private])
             if isinstance(error, InterruptedError):

@@ -69,11 +69,11 @@ class RoundPusher:
         if on_gpu:
             self._gpus.use().ipc.push(on_gpu)  # type: ignore[arg-type]
 
-    def exchange(self, wanted: list[Exchanged], private: set[Key]) -> set[Key]:
+    def exchange(self, wanted: list[Exchanged], private: set[Key], divisor: int = 1) -> set[Key]:
         """Push values of a pushpull: copies, what lies in the region, what the others read from this process.
 
         Returns the keys whose sum the workers leave in the pushed array; adds those that are read from here
-        to `private`.
+        to `private`. Whoever sums plain values of float32 divides them by `divisor`.
         """
         slots: Dense = []
         direct: set[Key] = set()
@@ -92,15 +92,15 @@ class RoundPusher:
                     and self._may_share(region=True)
                     and not staging.may_be_pushed_on_gpu(handle)
                 )
-                self._arrive_in_region(handle, values[0], offset, in_place)
+                self._arrive_in_region(handle, values[0], offset, in_place, divisor)
                 direct |= {handle.key} if in_place else set()
             elif self._may_share():
                 staging.wait_staged(handle)
                 private.add(handle.key)
-                shm.arrive_privately(handle, values[0])
+                shm.arrive_privately(handle, values[0], divisor)
             else:
                 slots.append((handle, values))
-        self._copy_to_slots(slots)
+        self._copy_to_slots(slots, divisor)
         return direct
 
     def _may_share(self, region: bool = False) -> bool:
@@ -118,10 +118,12 @@ class RoundPusher:
         self._arrive_in_region(handle, values[0], offset, False)
         return True
 
-    def _arrive_in_region(self, handle: Handle, value: Array, offset: int, in_place: bool) -> None:
+    def _arrive_in_region(
+        self, handle: Handle, value: Array, offset: int, in_place: bool, divisor: int = 1
+    ) -> None:
         """Push an array of the region; it stays there for the others, also if the caller drops it."""
         self._gpus.staging.wait_staged(handle)
-        shm.arrive_in_region(handle, offset, in_place)
+        shm.arrive_in_region(handle, offset, in_place, divisor)
         self._in_flight[handle.key, handle.arrived % 2] = value
 
     def _pack_to_slots(self, pairs: Dense, feedback: Feedback) -> None:
@@ -149,13 +151,13 @@ class RoundPusher:
         for _, pushed in totals:
             pushed.keep()
 
-    def _copy_to_slots(self, pairs: Dense) -> None:
+    def _copy_to_slots(self, pairs: Dense, divisor: int = 1) -> None:
         summed: Dense = []
         staging = self._gpus.staging
         for handle, values in pairs:
             staging.wait_staged(handle)
             if handle.small and len(values) == 1:
-                shm.arrive_with_copy(handle, values[0])
+                shm.arrive_with_copy(handle, values[0], divisor)
             else:
                 summed.append((handle, values))
         if not summed:
@@ -164,7 +166,7 @@ class RoundPusher:
         with self._phase(SUMMING if several else MOVING, summed):
             cpu.reduce([(values, shm.slot(handle), []) for handle, values in summed])
             for handle, _ in summed:
-                shm.arrive_with_slot(handle)
+                shm.arrive_with_slot(handle, divisor)
 
     def _phase(self, phase: int, pairs: Dense) -> shm.Phase:
         """Return a phase of what is pushed, as a context."""

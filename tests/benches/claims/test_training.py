@@ -15,7 +15,7 @@ import pytest
 import bench
 from bench import ROOT
 from bench.cases.common import resnet50
-from bench.cases.training import EXCHANGE, LOSSES, MEMORY, WAYS, Curves, TrainingCase, all_cases, link
+from bench.cases.training import EXCHANGE, LOSSES, WAYS, Curves, TrainingCase, all_cases, link
 from bench.claims import training as claim
 from bench.claims import training_tables as tables
 from bench.peers.dist.hosts import Hosts
@@ -36,6 +36,7 @@ TIMES = {
     "optimizer": [0.016, 0.020],
     "store": [0.008, 0.009],
     "packed": [0.012, 0.012],
+    "bare": [0.0125, 0.0125],
 }
 
 
@@ -43,8 +44,6 @@ def made(case: TrainingCase) -> Measured:
     """Two rounds of a case; the second was disturbed."""
     seconds = {way: TIMES[way] for way in case.ways}
     seconds |= {way + EXCHANGE: [0.02, 0.02] for way in case.ways if way != "alone"}
-    if case.hosts == 1:
-        seconds[MEMORY] = [0.0025, 0.0025]
     cpu = {way: [2 * time for time in times] for way, times in seconds.items()}
     moved = {way: [case.nbytes * (0.5 if way == "packed" else 1.0)] * 2 for way in seconds}
     probes = [Probe(100.0, 20.0)] * 3
@@ -136,7 +135,8 @@ def test_cases_are_sound() -> None:
     names = [case.name for case in all_cases()]
     assert len(set(names)) == len(names)
     assert all(("packed" in case.ways) == (case.hosts == 2) for case in STEPS)
-    assert set(WAYS) == set(TWO.ways)
+    assert all(("bare" in case.ways) == (case.hosts == 1) for case in STEPS)
+    assert set(WAYS) == {*ONE.ways, *TWO.ways}
     assert TWO.needed == pytest.approx(8 * TWO.nbytes / 1e9)
 
 
@@ -210,7 +210,7 @@ def test_a_case_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pyt
     assert run.main(claim.CLAIM, few) == 0
     (case,) = json.loads((tmp_path / "x.json").read_text())["cases"]
     exchanges = {way + EXCHANGE for way in ONE.ways if way != "alone"}
-    assert set(case["seconds"]) == {*ONE.ways, *exchanges, MEMORY}
+    assert set(case["seconds"]) == {*ONE.ways, *exchanges}
     assert "digits" in (tmp_path / "x.md").read_text()
 
 
@@ -223,7 +223,7 @@ def test_two_hosts_train(python: str) -> None:
         peer.start_prepare(case)
         reply = peer.finish_prepare()
         assert not isinstance(reply, str), reply
-        assert set(reply[0]) == {*WAYS, *(way + EXCHANGE for way in WAYS if way != "alone")}
+        assert set(reply[0]) == {*case.ways, *(way + EXCHANGE for way in case.ways if way != "alone")}
         for variant in ("gloo", "packed", "store" + EXCHANGE):
             assert len(peer.run(variant, 2)) == 2
             assert peer.moved > 0

@@ -225,14 +225,14 @@ def parts_of_a_model(store_name: str) -> dict[str, Any]:
         return {"before": before, "after": after, "found": found, "thawed": thawed}
 
 
-def minus_zero(store_name: str) -> list[Any]:
-    """A gradient that is -0.0 everywhere on the one worker that has it: a gradient, for both."""
+def minus_zero(store_name: str, value: float) -> list[Any]:
+    """A gradient that is or becomes -0.0 everywhere on its one worker: a gradient, for both."""
     place()
     model = nn.Linear(2, 1, bias=False)
     with kv.create(store_name) as store:
         optimizer = wrapped(model, store)
         if RANK == 0:
-            (model(torch.ones(1, 2)) * -0.0).sum().backward()
+            (model(torch.ones(1, 2)) * value).sum().backward()
         optimizer.step()
         return [gradient(model), weights(model)]
 

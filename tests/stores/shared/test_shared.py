@@ -54,6 +54,17 @@ def test_sums_are_those_of_local_bit_for_bit(job: MakeJob, size: int, name: str)
     same(job(size), "sums", name, 1)
 
 
+@pytest.mark.parametrize("on_peer_loss", ["raise", "continue"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_quotients_are_those_of_division_before_the_sum(job: MakeJob, size: int, on_peer_loss: str) -> None:
+    same(job(size), "quotients", on_peer_loss)
+
+
+@pytest.mark.parametrize("updater", ["rule", "python"])
+def test_updates_take_quotients(job: MakeJob, updater: str) -> None:
+    same(job(2), "updates_by_quotients", updater)
+
+
 def test_sums_are_the_same_from_run_to_run(job: MakeJob) -> None:
     assert same(job(2), "sums", "float32", 2) == same(job(2), "sums", "float32", 2)
 
@@ -386,8 +397,8 @@ def test_who_is_taken_for_dead_takes_back_what_others_may_read(monkeypatch: pyte
     backend = store._backend
     exchange, failed = backend._pusher.exchange, []
 
-    def taken_for_dead(wanted: Any, private: set[str]) -> Any:
-        direct = exchange(wanted, private)
+    def taken_for_dead(wanted: Any, private: set[str], divisor: int) -> Any:
+        direct = exchange(wanted, private, divisor)
         private.update(handle.key for handle, _, _ in wanted)
         backend._job.be_lost()
         return direct

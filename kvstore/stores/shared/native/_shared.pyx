@@ -67,6 +67,7 @@ cdef extern from "region.h" nogil:
         KV_ROWS
         KV_PACKED
         KV_ON_GPU
+        KV_DIVIDED
     uint64_t KV_NO_ROUND
     ctypedef struct kv_level:
         pass
@@ -203,9 +204,11 @@ cdef extern from "region.h" nogil:
     int kv_wait_for_free_slot(kv_self *me, kv_entry *e)
     void kv_fill(kv_self *me, kv_entry *e)
     void kv_arrive(kv_self *me, kv_entry *e, int kind, uint64_t source)
+    void kv_arrive_divided(kv_self *me, kv_entry *e, int kind, float divisor, uint64_t source)
     uint64_t kv_arrive_untold(kv_self *me, kv_entry *e, uint32_t kind, float threshold, uint64_t source)
     void kv_arrive_packed(kv_self *me, kv_entry *e, int code, float threshold, uint64_t source)
     int kv_kind_of(kv_part *part, int parity)
+    int kv_code_of(kv_part *part, int parity)
     ptrdiff_t kv_encoded_bytes(int code, ptrdiff_t n)
     int kv_advance(kv_self *me, kv_call *call)
     int kv_bring_forward(kv_self *me, kv_call *call, int patient)

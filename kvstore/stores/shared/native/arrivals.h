@@ -182,6 +182,14 @@ static void kv_arrive(kv_self *me, kv_entry *e, enum kv_kind kind, uint64_t sour
     kv_count_sent(me, kind == KV_ROWS ? 0 : e->nbytes); /* of rows, who has put them there knows how many */
 }
 
+/* As `kv_arrive`, of float32 numbers that count divided; by 1: as they are. */
+static void kv_arrive_divided(kv_self *me, kv_entry *e, enum kv_kind kind, float divisor, uint64_t source)
+{
+    uint32_t code = divisor == 1 ? KV_PLAIN : KV_DIVIDED;
+    kv_arrive_as(me, e, kind | code << 8, divisor, source);
+    kv_count_sent(me, e->nbytes);
+}
+
 static void kv_arrive_packed(kv_self *me, kv_entry *e, int code, float threshold, uint64_t source)
 {
     kv_arrive_as(me, e, KV_PACKED | (uint32_t)code << 8, threshold, source);

@@ -14,7 +14,7 @@
 #include "job.h"
 
 enum {
-    KV_LAYOUT_VERSION = 8,
+    KV_LAYOUT_VERSION = 9,
     KV_MAX_WORKERS = 64,
     KV_BLOCK_KEYS = 1024,      /* entries are made in blocks of so many */
     KV_MAX_KEY_BLOCKS = 16384,
@@ -58,8 +58,8 @@ typedef struct {
 typedef struct {
     _Alignas(64) _Atomic uint64_t pushed[2]; /* by parity: last round it, or an earlier process, pushed into */
     uint64_t source[2];        /* of those */
-    uint32_t kind[2];          /* and, above it, how a packed one is coded */
-    float threshold[2];
+    uint32_t kind[2];          /* and, above it, how it is coded; KV_DIVIDED: a plain one that counts divided */
+    float threshold[2];        /* of the coding; of KV_DIVIDED the divisor */
     _Atomic uint64_t filling;  /* round whose source it writes to a slot, or has written */
     _Atomic uint64_t first;    /* first round that waits for it */
     _Alignas(64) _Atomic uint64_t arrived;   /* last round that is behind it */
@@ -73,6 +73,7 @@ enum kv_kind { KV_SLOT, KV_IN_PLACE, KV_PRIVATE, KV_ROWS, KV_PACKED, KV_ON_GPU }
 #define KV_OF_CALL 0x80u /* beside the kind: other keys were pushed by the same call */
 
 static inline enum kv_kind kv_kind_of(const kv_part *part, int parity) { return (enum kv_kind)(part->kind[parity] & 0x7f); }
+static inline int kv_code_of(const kv_part *part, int parity) { return (int)(part->kind[parity] >> 8); }
 
 #define KV_NO_ROUND (~0ull) /* of a value that is being written, or was not written to its end */
 

@@ -156,15 +156,15 @@ cdef uint64_t slot_of(Handle handle, kv_part *part) except 0:
     return part.slot[parity]
 
 
-def arrive_with_slot(Handle handle):
-    """Push what is in the slot."""
+def arrive_with_slot(Handle handle, float divisor=1):
+    """Push what is in the slot. A `divisor`, here and below: float32 numbers count divided by it."""
     cdef kv_self *me = handle.job.me
-    kv_arrive(me, handle.e, KV_SLOT, slot_of(handle, &kv_parts(me, handle.e)[me.rank]))
+    kv_arrive_divided(me, handle.e, KV_SLOT, divisor, slot_of(handle, &kv_parts(me, handle.e)[me.rank]))
 
 
-def arrive_with_copy(Handle handle, cnp.ndarray value):
+def arrive_with_copy(Handle handle, cnp.ndarray value, float divisor=1):
     """Copy a small array, plain and of the key's shape and type, to the slot and push that."""
-    kv_arrive(handle.job.me, handle.e, KV_SLOT, slot_with_copy(handle, value))
+    kv_arrive_divided(handle.job.me, handle.e, KV_SLOT, divisor, slot_with_copy(handle, value))
     kv_leave()
 
 
@@ -189,14 +189,14 @@ def arrive_packed(Handle handle, int code, double threshold):
     kv_arrive_packed(me, handle.e, code, <float>threshold, slot_of(handle, &kv_parts(me, handle.e)[me.rank]))
 
 
-def arrive_in_region(Handle handle, uint64_t offset, bint in_place):
+def arrive_in_region(Handle handle, uint64_t offset, bint in_place, float divisor=1):
     """Push an array that lives in the region; with `in_place`, it receives the sum."""
-    kv_arrive(handle.job.me, handle.e, KV_IN_PLACE if in_place else KV_SLOT, offset)
+    kv_arrive_divided(handle.job.me, handle.e, KV_IN_PLACE if in_place else KV_SLOT, divisor, offset)
 
 
-def arrive_privately(Handle handle, cnp.ndarray array):
+def arrive_privately(Handle handle, cnp.ndarray array, float divisor=1):
     """Push an array that the others will read from this process's memory while it waits."""
-    kv_arrive(handle.job.me, handle.e, KV_PRIVATE, <uintptr_t>cnp.PyArray_DATA(array))
+    kv_arrive_divided(handle.job.me, handle.e, KV_PRIVATE, divisor, <uintptr_t>cnp.PyArray_DATA(array))
 
 
 def arrive_with_rows(Handle handle, uint64_t offset, uint64_t nbytes):
@@ -247,7 +247,7 @@ cdef list sources_of(Handle handle, uint64_t round, uint64_t mask):
         elif kv_kind_of(&part[w], parity) == KV_ON_GPU:
             found.append(None)
         elif kv_kind_of(&part[w], parity) == KV_PACKED:
-            code, array = part[w].kind[parity] >> 8, np.empty(handle.shape, handle.dtype)
+            code, array = kv_code_of(&part[w], parity), np.empty(handle.shape, handle.dtype)
             packed = handle.job.array(part[w].source[parity], (kv_encoded_bytes(code, handle.e.n),), np.dtype("u1"), None)
             cpu.decode(code, part[w].threshold[parity], [packed], array)
             found.append(array)
@@ -255,10 +255,16 @@ cdef list sources_of(Handle handle, uint64_t round, uint64_t mask):
             array = np.empty(handle.shape, handle.dtype)
             if kv_has_failed(handle.e, round) or kv_read_private(handle.job.me, w, part[w].source[parity], <char *>cnp.PyArray_DATA(array), array.nbytes):
                 raise OSError(f"the memory of worker {w} could not be read")
-            found.append(array)
+            found.append(quotient(array, &part[w], parity))
         else:
-            found.append(handle.job.array(part[w].source[parity], handle.shape, handle.dtype, None))
+            array = handle.job.array(part[w].source[parity], handle.shape, handle.dtype, None)
+            found.append(quotient(array, &part[w], parity))
     return found
+
+
+cdef object quotient(array, kv_part *part, int parity):
+    """What a plain part counts as."""
+    return array / np.float32(part.threshold[parity]) if kv_code_of(part, parity) == KV_DIVIDED else array
 
 
 def quick_pushpull(Job job, key, value, out):

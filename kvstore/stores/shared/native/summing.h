@@ -80,13 +80,12 @@ static void kv_gather(kv_self *me, const kv_call *call, uint64_t round, uint64_t
         s->worker[i] = w;
         s->remote[i] = 0;
         s->address[i] = part[w].source[parity];
-        s->coding[i] = (kv_coding){0};
+        s->coding[i] = (kv_coding){.code = kv_code_of(&part[w], parity), .threshold = part[w].threshold[parity]};
+        if (s->coding[i].code)
+            s->coded = s->coding;
         if (kv_kind_of(&part[w], parity) == KV_PACKED) {
             s->src[i] = (char *)kv_at(me, s->address[i]);
-            s->coding[i].code = (int)(part[w].kind[parity] >> 8);
             s->coding[i].packed = 1;
-            s->coding[i].threshold = part[w].threshold[parity];
-            s->coded = s->coding;
         } else if (kv_kind_of(&part[w], parity) != KV_PRIVATE) {
             s->src[i] = (char *)kv_at(me, s->address[i]);
             if (kv_in_place_now(me, &part[w], parity) && kv_sums(me))
