@@ -13,7 +13,7 @@ from bench.peers.group.link import Place
 from bench.peers.shared.limit import common
 
 GATE = 1024  # its place in the group's shared page, behind the barrier
-_BLOCK, _SLOTS = 64 * KB, 3  # numbers of a block; halves of blocks that a worker shares
+_BLOCK, _SLOTS = 64 * KB, 3  # numbers of a block; how many a worker has half of in shared memory
 
 
 class _Pair(ctypes.Structure):
@@ -38,7 +38,7 @@ class Averaging:
         ends = list(accumulate(parameter.numel() for parameter in self._parameters))
         self._ends = (ctypes.c_ssize_t * len(ends))(*ends)
         self._arrays = (ctypes.c_void_p * len(ends))()
-        (self._shared,) = common(place, 1, 2 * _SLOTS * _BLOCK // 2)
+        (self._shared,) = common(place, 1, _SLOTS * _BLOCK)
         self._pair = _Pair(place.gate.address + GATE, place.rank, len(ends), ends[-1], _BLOCK)
         self._pair.arrays, self._pair.ends = ctypes.addressof(self._arrays), ctypes.addressof(self._ends)
         self._pair.shared = self._shared.ctypes.data

@@ -123,6 +123,15 @@ def test_other_cases_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("torch")
+def test_a_case_with_other_ways_is_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(bench, "RESULTS", tmp_path)
+    old = made(ONE)
+    del old.seconds["bare"]
+    (tmp_path / "x.json").write_text(claim.CLAIM.to_json([made(TWO), old], 60))
+    assert [m.case.name for m in claim.kept("x")] == [TWO.name]
+
+
+@pytest.mark.usefixtures("torch")
 def test_results_are_drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     monkeypatch.setattr(bench, "RESULTS", tmp_path)
