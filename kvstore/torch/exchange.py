@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..arrays.sparse import RowSparseArray
@@ -177,8 +178,8 @@ def _mark(value: Any, divisor: int) -> None:
     """Make a gradient differ from `_nothing`, also once it is divided: let it not begin with -0.0."""
     first = value.reshape(-1)[:1]
     first += 0.0
-    if divisor > 1 and len(first) and not first[0] / divisor:
-        first[0] = 0.0
+    if divisor > 1:  # of float32, as the quotient; NumPy 1 would make it wider
+        first[first / np.float32(divisor) == 0] = 0.0
 
 
 def _is_nothing(total: Any) -> bool:

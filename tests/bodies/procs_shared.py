@@ -247,6 +247,30 @@ def updates_by_quotients(updater: str) -> str:
     return digest.hex()
 
 
+def quotients_beside_rows() -> str:
+    """Python sums a round in which one worker has pushed rows, and the others arrays that count divided."""
+    store, digest = kv.create("shared"), Digest()
+    shape, ids = (300, 64), [3, 5, 299]
+    store.init("r", np.zeros(shape, F))
+    parts = [draw("float32", 300 * 64, rank).reshape(shape) for rank in range(store.num_workers)]
+    for _ in range(3):
+        wanted = np.zeros(shape, F)
+        wanted[ids] = parts[0][ids]
+        for part in parts[1:]:
+            wanted += part / F(3)
+        mine = parts[store.rank].copy()
+        if store.rank == 0:
+            store.push("r", table(ids, mine[ids], shape))
+            store.pull("r", out=mine)
+        else:
+            start_pushpull(store, ["r"], [mine], 0, 3).wait()
+        np.testing.assert_array_equal(mine, wanted)
+        digest.add(mine)
+    store.barrier()
+    store.close()
+    return digest.hex()
+
+
 def _add(key: Any, merged: Array, stored: Array) -> None:
     stored += merged
 

@@ -65,6 +65,11 @@ def test_updates_take_quotients(job: MakeJob, updater: str) -> None:
     same(job(2), "updates_by_quotients", updater)
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_quotients_beside_rows(job: MakeJob, size: int) -> None:
+    same(job(size), "quotients_beside_rows")
+
+
 def test_sums_are_the_same_from_run_to_run(job: MakeJob) -> None:
     assert same(job(2), "sums", "float32", 2) == same(job(2), "sums", "float32", 2)
 

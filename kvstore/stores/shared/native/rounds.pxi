@@ -263,8 +263,10 @@ cdef list sources_of(Handle handle, uint64_t round, uint64_t mask):
 
 
 cdef object quotient(array, kv_part *part, int parity):
-    """What a plain part counts as."""
-    return array / np.float32(part.threshold[parity]) if kv_code_of(part, parity) == KV_DIVIDED else array
+    """What a plain part counts as: an array, of any shape."""
+    if kv_code_of(part, parity) != KV_DIVIDED:
+        return array
+    return np.divide(array, np.float32(part.threshold[parity]), out=np.empty_like(array))
 
 
 def quick_pushpull(Job job, key, value, out):
