@@ -42,8 +42,8 @@ def _at_one_key() -> None:
 
     copy = RoundPusher._copy_to_slots
 
-    def to_one(pusher: RoundPusher, pairs: Dense) -> None:
-        copy(pusher, pairs[:1])
+    def to_one(pusher: RoundPusher, pairs: Dense, divisor: int = 1) -> None:
+        copy(pusher, pairs[:1], divisor)
         now()
 
     RoundPusher._copy_to_slots = to_one  # type: ignore[method-assign]
