@@ -6,7 +6,6 @@ import random
 import resource
 import signal
 import socket
-import time
 from typing import Any
 
 import pace
@@ -67,13 +66,17 @@ def test_who_has_no_place_in_the_job(faults: Faults) -> None:
 
 
 def differ(faults: Faults, draw: random.Random, options: dict[str, Any], word: str) -> None:
+    """Of two workers the one is refused of which the scheduler hears last."""
     with faults.job(2, 1, **PATIENT) as made:
-        first = made.start(BODIES, "refused", "KVStoreError", rank=0)
-        time.sleep(0.5)
-        second = made.start(BODIES, "refused_with", "ConfigError", options, rank=1)
-        second.finish(pace.deadline(20))
-        assert word in second.result()
-        first.signal(signal.SIGKILL)
+        pair = [
+            made.start(BODIES, "refused_with", "ConfigError", own, rank=r)
+            for r, own in enumerate([{}, options])
+        ]
+        until(lambda: any(worker.has_ended() for worker in pair))
+        early, late = pair if pair[1].has_ended() else reversed(pair)
+        late.finish(pace.deadline(20))
+        assert word in late.result()
+        early.signal(signal.SIGKILL)
 
 
 def test_workers_that_want_different_stores(faults: Faults) -> None:

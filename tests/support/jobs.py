@@ -233,6 +233,10 @@ class Worker:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._ended, number)
 
+    def has_ended(self) -> bool:
+        """Whether the worker's process has come to its end."""
+        return bool(select.select([self._ended], [], [], 0.0)[0])
+
     def finish(self, end: float) -> int:
         """Wait for the worker's end, and kill it at the deadline; return its exit code."""
         if self.code is None:
