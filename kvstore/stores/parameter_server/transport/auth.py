@@ -225,9 +225,8 @@ class Doorkeeper:
         return f"the ZeroMQ handshake failed: it has {other}, or is not a process of kvstore"
 
     def _was_death(self, event: Mapping[str, Any]) -> bool:
-        """Whether a client may have died in the handshake; where there are keys, it may just lack them."""
-        hung_up = event["event"] == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and event["value"] in _HUNG_UP
-        if self._allowed is not None or not hung_up:
+        """Whether a client may have died in the handshake, or ended; who lacks keys comes again and again."""
+        if event["event"] != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL or event["value"] not in _HUNG_UP:
             return False
         self._silent += 1
         return self._silent % _PATIENCE != 0

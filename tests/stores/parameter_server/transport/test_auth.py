@@ -90,11 +90,18 @@ def test_a_client_without_keys_is_refused(
     assert router.address.rpartition(":")[0] in lines[0].getMessage()
 
 
+@pytest.mark.parametrize("secured", [False, True])
 @pytest.mark.parametrize(("times", "lines"), [(2, 0), (3, 1)])
 def test_a_client_that_hangs_up_has_no_line_until_it_does_so_again(
-    context: Contexts, caplog: pytest.LogCaptureFixture, times: int, lines: int
+    context: Contexts,
+    job_keys: dict[str, Keys],
+    caplog: pytest.LogCaptureFixture,
+    times: int,
+    lines: int,
+    secured: bool,
 ) -> None:
-    router = Router(context(), "tcp://127.0.0.1:0")
+    """It may be one of the job that has come to its end."""
+    router = Router(context(job_keys["scheduler"] if secured else None), "tcp://127.0.0.1:0")
     port = int(router.address.rpartition(":")[2])
     for _ in range(times):
         with socket.create_connection(("127.0.0.1", port)):
