@@ -211,9 +211,9 @@ stores = []
 thread = threading.Thread(target=lambda: stores.append(kv.create("local"))); thread.start(); thread.join()
 call(stores[0])
 for count in (1, 2):
-    before = [path.stat().st_ino for path in written()]
+    before = [path.open() for path in written()]  # while one is open, no new file has its number
     os.kill(os.getpid(), signal.SIGUSR1)
-    while [path.stat().st_ino for path in written()] == before:
+    while [path.stat().st_ino for path in written()] == [os.fstat(one.fileno()).st_ino for one in before]:
         time.sleep(0.01)
 if not os.fork():
     os.kill(os.getpid(), signal.SIGUSR1)
