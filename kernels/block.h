@@ -204,11 +204,11 @@ static void LV(coded_item_block)(const kv_item *it, const LV(place) *b, char *su
 /* What the sources of a coded item count multiplied by; 0 where a coding is more than that. */
 static int LV(find_factors)(const kv_item *it, float *factor)
 {
-    for (int j = 0, power; j < it->k; j++) {
+    for (int j = 0; j < it->k; j++) {
         const kv_coding *c = &it->coding[j];
-        if (c->code != KV_PLAIN && (c->code != KV_DIVIDED || frexpf(c->threshold, &power) != 0.5f))
+        factor[j] = c->code == KV_PLAIN ? 1.0f : c->code == KV_DIVIDED ? kv_exact_inverse(c->threshold) : 0.0f;
+        if (!factor[j])
             return 0;
-        factor[j] = c->code == KV_PLAIN ? 1.0f : 1.0f / c->threshold;
     }
     return 1;
 }

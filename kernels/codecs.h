@@ -35,6 +35,13 @@ static const int kv_code_bits[KV_N_CODES] = {32, KV_CODECS(KV_BITS_OF)};
 #ifdef LV
 
 #ifndef KV_SPREAD
+/* What to multiply by instead of dividing, with the same bits: of powers of two there is one; else 0. */
+static inline float kv_exact_inverse(float divisor)
+{
+    int power;
+    return frexpf(divisor, &power) == 0.5f ? 1.0f / divisor : 0.0f;
+}
+
 /* From a mask of 8 elements to their two bytes: bit i goes to where element i has its lower bit. */
 #define KV_SPREAD(b)                                                                                     \
     (uint16_t)(((b)&1) << 6 | ((b)&2) << 3 | ((b)&4) | ((b)&8) >> 3 | ((b)&16) << 10 | ((b)&32) << 7 | \
@@ -330,12 +337,10 @@ static void LV(add_block)(ptrdiff_t n, float *restrict to, const float *restrict
         to[i] += from[i];
 }
 
-/* Quotients, bit for bit: by a power of two they are products. */
 static void LV(divide_block)(ptrdiff_t n, float *to, const float *from, float divisor, int add)
 {
-    int power;
-    float inverse = 1.0f / divisor;
-    if (frexpf(divisor, &power) != 0.5f) {
+    float inverse = kv_exact_inverse(divisor);
+    if (!inverse) {
         KV_SIMD
         for (ptrdiff_t i = 0; i < n; i++)
             to[i] = add ? to[i] + from[i] / divisor : from[i] / divisor;

@@ -45,15 +45,14 @@ class Gradients:
 
     def _start_dense(self, dense: list[Slot]) -> None:
         gradients = [_nothing(slot.parameter) if slot.absent else _something(slot) for slot in dense]
-        for slot, gradient in zip(dense, gradients, strict=True):
-            slot.gradient = gradient
-        values = [array(walked(slot.gradient, slot.order)) for slot in dense]
+        values = [array(walked(one, slot.order)) for slot, one in zip(dense, gradients, strict=True)]
         divisor = self._divisor
         if divisor > 1 and (self._whole or not divides(self._store, values)):
             for gradient in gradients:
                 gradient.div_(divisor)
             divisor = 1
-        for slot, value in zip(dense, values, strict=True):
+        for slot, gradient, value in zip(dense, gradients, values, strict=True):
+            slot.gradient = gradient
             if not slot.absent:
                 _mark(value, divisor)
         keys, first = [slot.key for slot in dense], highest(dense)
