@@ -113,6 +113,39 @@ def test_a_process_that_came_back(seed: int) -> None:
     assert violations(story.history()) == []
 
 
+@pytest.mark.parametrize("keeps", ["all", "last"])
+@given(before=st.integers(1, 3), alone=st.integers(1, 3), meets=st.booleans())
+def test_a_process_that_came_back_when_all_others_were_about_to_leave(
+    keeps: str, before: int, alone: int, meets: bool
+) -> None:
+    """It is in their last round, or comes after it."""
+    story = Story(2, keeps=keeps, on_peer_loss="continue")
+    there: dict[int, int] = {}
+
+    def reads(slot: int, **own: int) -> None:
+        there.update({int(name[1:]): number for name, number in own.items()})
+        value = there if keeps == "all" else {int(name[1:]): number for name, number in own.items()}
+        story.pull(slot, value, value)
+
+    for at in range(1, before + 1):
+        story.push(0)
+        story.push(1)
+        reads(0, _0=at, _1=at)
+    story.fault("killed", 1)
+    story.push(0)
+    if meets:
+        story.push(3)
+        reads(0, _0=before + 1, _3=1)
+        reads(3, _0=before + 1, _3=1)
+    else:
+        reads(0, _0=before + 1)
+    story.call(0, "close")
+    for at in range(1 + meets, alone + 1 + meets):
+        story.push(3)
+        reads(3, _3=at)
+    assert violations(story.history()) == []
+
+
 def test_what_came_after_the_snapshot_of_a_server_may_be_lost() -> None:
     story = Story(2, forgotten=((2.0, 9.0),))
     story.fault("killed", 0, role="server")

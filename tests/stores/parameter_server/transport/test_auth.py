@@ -79,8 +79,9 @@ def test_a_key_that_is_not_on_the_list_is_refused(
 def test_a_client_without_keys_is_refused(
     router: Router, context: Contexts, caplog: pytest.LogCaptureFixture
 ) -> None:
-    text = refused(Dealer(context(), router.address, b"bare"))
-    assert "requires keys" in text
+    for _ in range(3):  # all that the router sees may be that it hangs up
+        text = refused(Dealer(context(), router.address, b"bare"))
+        assert "requires keys" in text
     assert router.receive(0.1) is None
     end = pace.deadline(PATIENCE)
     while not (lines := [one for one in caplog.records if one.name == "kvstore.wire"]):

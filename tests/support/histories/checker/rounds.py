@@ -57,6 +57,11 @@ def _short(pieces: list[tuple[Push, ...]]) -> str:
     )
 
 
+def _last_of(slot: int, one: Seen) -> int:
+    """Return the number of the last push of a process that is in a value."""
+    return max(push.number for push in one.contents if push.slot == slot)
+
+
 class Round(NamedTuple):
     """Which round a read is of: any of these, where rounds have failed and left nothing."""
 
@@ -110,14 +115,26 @@ class CellRounds:
         return bases
 
     def _inferred(self, slot: int, bases: Mapping[int, int]) -> int:
-        """Return the base that the first value with a push of this process tells."""
+        """Return the base that the values with a push of this process tell, first of all the first one."""
+        having = [one for one in self.seen if any(push.slot == slot for push in one.contents)]
+        first = min(having, key=lambda one: _last_of(slot, one), default=None)
+        if first is not None and self._after_all(slot, bases, first):
+            calls = self.facts.pushes[self.key]
+            return max((push.number + bases[push.slot] for push in calls if push.slot in bases), default=0)
         found = [
-            (max(own), max(others) - max(own))
-            for one in self.seen
-            if (own := [push.number for push in one.contents if push.slot == slot])
-            and (others := [push.number + bases[push.slot] for push in one.contents if push.slot in bases])
+            (_last_of(slot, one), max(others) - _last_of(slot, one))
+            for one in having
+            if (others := [push.number + bases[push.slot] for push in one.contents if push.slot in bases])
         ]
         return max(0, min(found)[1]) if found else 0
+
+    def _after_all(self, slot: int, bases: Mapping[int, int], first: Seen) -> bool:
+        """Whether the first value with a push of this process came after the last round of all others."""
+        left = self.facts.released
+        if any(left.get(one, math.inf) > first.event.returned for one in bases if one not in self.lost):
+            return False
+        rest = sorted(push for push in first.contents if push.slot != slot)
+        return not rest or any(sorted(one.contents) == rest for one in self.seen)
 
     def _failed(self) -> set[int]:
         """Return rounds that a bad push has spoilt."""
