@@ -87,6 +87,8 @@ class Work:
         self._finished = Latch()
         #: Has the operation run although the engine's thread is busy with another.
         self._hasten: Callable[[], None] | None = None
+        #: What the thread that waits does itself.
+        self._rest: Callable[[], None] | None = None
         self._error: BaseException | None = None
         self._ended = 0
         self._seen = False
@@ -134,6 +136,9 @@ class Work:
             self._marks.wait(begin)
 
     def _wait_on(self, limit: float) -> bool:
+        if (rest := self._rest) is not None:
+            self._end_here(rest)
+            return True
         finished = self._finished
         if finished.wait(min(limit, _HELD_UP)) or finished.is_set():
             return True
@@ -146,11 +151,18 @@ class Work:
         _log().warning("waiting for %s since %g s, deadline %g s", self._what, waiting.NOTICE_AFTER, limit)
         return finished.wait(limit - waiting.NOTICE_AFTER) or finished.is_set()
 
+    def _end_here(self, rest: Callable[[], None]) -> None:
+        """Do what is left; after Ctrl-C, which is the caller's, the next wait does it."""
+        error = _error_of(rest)
+        if error is not None and not isinstance(error, Exception):
+            raise error
+        self._finish(error)
+
     def _finish(self, error: BaseException | None) -> None:
         self._error = error
         self._ended = time.monotonic_ns()
-        self._hasten = None
         self._finished.set()
+        self._hasten = self._rest = None  # not before: after Ctrl-C between the two nobody would end it
 
     def _disown(self) -> None:
         """In the child of a fork: the operation goes on in the parent, and nothing here will complete it."""
@@ -220,6 +232,7 @@ class Engine:
         self._last: dict[Hashable, _Task] = {}
         self._ready: list[tuple[int, int, _Task]] = []
         self._pending: dict[_Task, None] = {}  # in the order of the calls
+        self._postponed: set[Work] = set()
         self._sequence = 0
         self._thread: threading.Thread | None = None
         self._threads: set[threading.Thread] = set()  # that one, and those that run what is urgent
@@ -266,6 +279,18 @@ class Engine:
             except BaseException:  # Ctrl-C: what is known and never runs would hold up its keys
                 self._forget(task)
                 raise
+        return work
+
+    def postpone(self, run: Callable[[], Any], what: str) -> Work:
+        """Return the handle of an operation of which who waits does the rest, in its own thread.
+
+        `run` can be called again after Ctrl-C, and by several threads. Whatever the timeout, a wait lasts as
+        long as it does. What nobody waits for is done by `wait_all`.
+        """
+        work = Work(what, self.timeout, self._marks)
+        work._rest = partial(self.run_inside, run)
+        with self._lock:
+            self._postponed = {work, *(one for one in self._postponed if not one.done())}
         return work
 
     def _enqueue(self, task: _Task) -> None:
@@ -332,6 +357,7 @@ class Engine:
             return
         with self._lock:
             pending = list({id(task): task.work for task in self._last.values()}.values())
+            pending += self._postponed
         self._wait_all(pending)
 
     def close(self) -> None:
@@ -499,10 +525,10 @@ _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 def _reset_in_child() -> None:
     for engine in list(_engines):
-        lost = engine._pending
+        lost = [*(task.work for task in engine._pending), *engine._postponed]
         engine._reset()
-        for task in lost:
-            task.work._disown()
+        for work in lost:
+            work._disown()
 
 
 def finish_all() -> None:

@@ -1009,8 +1009,13 @@ class KVStore(KVStoreBase):
             except RuntimeError:
                 pass
 
-    def _start(self, verb: str, groups: list[Group], priority: int, *arguments: Any) -> Work:
-        """Begin an operation in the background, behind what is still under way for these keys."""
+    def _start(
+        self, verb: str, groups: list[Group], priority: int, *arguments: Any, waits: bool = False
+    ) -> Work:
+        """Begin an operation in the background, behind what is still under way for these keys.
+
+        `waits`: the caller waits for it next, and can as well do the rest; where `begin` allows it.
+        """
         self._check_open()
         end = self._ending(verb, groups)
         keys = [key for key, _ in groups]
@@ -1021,13 +1026,17 @@ class KVStore(KVStoreBase):
             return self._engine.run_now(partial(end, run), what)
         if not self._backend.begins_async:
             return self._engine.submit(keys, partial(end, run), priority, what)
-        with self._engine.announced(what):  # what has begun cannot be taken back
+        waits = waits and self._backend.can_resume
+        # What has begun cannot be taken back.
+        with nullcontext() if waits else self._engine.announced(what):
             try:
                 run = self._begin(verb, keys, arguments, priority)
             except Exception as error:
                 run = partial(_raise, error)
             finally:
                 self._engine.turns.leave(keys)
+            if waits:
+                return self._engine.postpone(partial(end, run), what)
             return self._engine.submit(keys, partial(end, run), priority, what)
 
     def _ending(self, verb: str, groups: list[Group]) -> Callable[[Callable[[], Any]], Any]:
@@ -1045,25 +1054,36 @@ class KVStore(KVStoreBase):
             raise ConfigError(f"{verb}: this {self._type!r} store has no optimizer; call set_optimizer first")
 
 
+def is_bound_by_processors(store: KVStore) -> bool:
+    """Return whether to exchange arrays on the host takes nothing but time of the workers' processors."""
+    return store._backend.bound_by_processors
+
+
 def divides(store: KVStore, values: Iterable[Any]) -> bool:
     """Return whether `start_pushpull` can divide such values."""
     return store._backend.can_divide(values)
 
 
-def start_pushpull(store: KVStore, key: Any, value: Any, priority: int, divisor: int = 1) -> Work:
-    """Begin a `pushpull` in place of keys with an array each, which count divided by `divisor`.
+def start_pushpull(
+    store: KVStore,
+    key: Any,
+    value: Any,
+    out: Any = None,
+    priority: int = 0,
+    divisor: int = 1,
+    waits: bool = False,
+) -> Work:
+    """Begin a `pushpull` of keys with an array each, which count divided by `divisor`.
 
     The result has the bits of a division before the sum. `divides` must be true of the arrays, or the divisor
-    is 1.
+    is 1. `waits`: the caller waits for the result next, and may do the rest of the operation then.
     """
-    if divisor == 1:
-        work = store.pushpull(key, value, priority=priority, async_op=True)
-        assert work is not None
-        return work
     if store._steps:
         store._own_step(async_op=True)  # raises within a step
     groups = group(key, value)
-    return store._start("pushpull", groups, priority, groups, None, divisor)
+    outs = None if out is None else group(key, out, "out")
+    by = (divisor,) if divisor > 1 else ()
+    return store._start("pushpull", groups, priority, groups, outs, *by, waits=waits)
 
 
 def updater_of(store: Any) -> Any:

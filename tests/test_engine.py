@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvstore as kv
-from kvstore.engine import Engine, Work
+from kvstore.engine import Engine, Work, ended_at
 
 Body = Callable[..., subprocess.CompletedProcess[str]]
 PATIENCE = 60.0  # seconds until a test that hangs gives up; nothing waits that long otherwise
@@ -334,6 +334,70 @@ def test_where_no_thread_can_be_started_it_waits_its_turn(
     work.wait()
 
 
+# ------------------------------------------------------------------------------- by the thread that waits
+
+
+def test_what_is_postponed_is_done_by_who_waits(engine: Engine) -> None:
+    log: list[int] = []
+    work = engine.postpone(lambda: log.append(threading.get_ident()), "rest")
+    assert not work.done()
+    assert not log
+    work.wait()
+    work.wait()
+    assert log == [threading.get_ident()]
+    assert work.done()
+    assert ended_at(work) > 0
+
+
+def test_an_error_of_what_is_postponed_reaches_wait_each_time(engine: Engine) -> None:
+    work = engine.postpone(partial(_raise, ValueError("as it is")), "rest")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="as it is"):
+            work.wait()
+    assert isinstance(work.exception(), ValueError)
+    engine.wait_all()
+
+
+def test_after_ctrl_c_the_next_wait_goes_on(engine: Engine) -> None:
+    errors = [KeyboardInterrupt(), SystemExit(1)]
+
+    def rest() -> None:
+        if errors:
+            raise errors.pop(0)
+
+    work = engine.postpone(rest, "rest")
+    for kind in (KeyboardInterrupt, SystemExit):
+        with pytest.raises(kind):
+            work.wait()
+        assert not work.done()
+    work.wait()
+    assert work.done()
+
+
+@pytest.mark.parametrize("end", [Engine.wait_all, Engine.close])
+def test_what_nobody_waits_for_is_done_at_the_end(engine: Engine, end: Callable[[Engine], None]) -> None:
+    log: list[int] = []
+    for number in range(3):
+        engine.postpone(partial(log.append, number), "rest")
+    end(engine)
+    assert sorted(log) == [0, 1, 2]
+
+
+def test_a_postponed_operation_that_is_over_lets_its_arrays_go(engine: Engine) -> None:
+    array = np.ones(3)
+    seen = weakref.ref(array)
+    work = engine.postpone(partial(np.add, array, array, array), "rest")
+    work.wait()
+    del array
+    gc.collect()
+    assert seen() is None
+    assert work.done()
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
 # ------------------------------------------------------------------------------------- handlers of signals
 
 
@@ -392,6 +456,10 @@ def submit_and_wait(engine: Engine, gate: Gate) -> None:
     engine.submit(["a"], lambda: time.sleep(0.002), 0, "a").wait()
 
 
+def postpone_and_wait(engine: Engine, gate: Gate) -> None:
+    engine.postpone(lambda: None, "a").wait()
+
+
 def announce_and_submit(engine: Engine, gate: Gate) -> None:
     with engine.announced("b"):
         engine.submit(["b"], lambda: None, 0, "b")
@@ -423,7 +491,8 @@ def take_turns(engine: Engine, gate: Gate) -> None:
 
 
 @pytest.mark.parametrize(
-    "call", [submit_and_wait, announce_and_submit, wait_for_all, run_beside, close, take_turns]
+    "call",
+    [submit_and_wait, postpone_and_wait, announce_and_submit, wait_for_all, run_beside, close, take_turns],
 )
 @in_own_thread
 def test_an_interrupt_at_any_step_leaves_an_engine_that_works(

@@ -45,8 +45,14 @@ def torches(python: str) -> Iterator[jobs.Nursery]:
     made.close()
 
 
+@pytest.fixture(params=["beside", "after"])
+def exchanges(request: pytest.FixtureRequest) -> str:
+    """When gradients are exchanged: beside the backward pass, or after it."""
+    return str(request.param)
+
+
 @pytest.fixture
-def work(torches: jobs.Nursery, tmp_path: Path) -> Callable[..., list[Any]]:
+def work(torches: jobs.Nursery, tmp_path: Path, exchanges: str) -> Callable[..., list[Any]]:
     """Run a function of procs_torch.py in each worker of a job; return what they return."""
 
     def run(function: str, *arguments: Any, workers: int = 2) -> list[Any]:
@@ -54,7 +60,7 @@ def work(torches: jobs.Nursery, tmp_path: Path) -> Callable[..., list[Any]]:
         kind = partial(servers.ServedJob, servers=1) if served else jobs.Job
         made = kind(torches, tmp_path, workers)
         try:
-            made.start_all("frameworks.procs_torch", function, *arguments)
+            made.start_all("frameworks.procs_torch", function, *arguments, EXCHANGES=exchanges)
             return made.results()
         finally:
             made.close()
@@ -422,9 +428,13 @@ def test_complex_parameters_under_ddp(same: Callable[..., Any], tmp_path: Path) 
 
 
 @pytest.mark.parametrize("how", ["optimizer", "hook"])
-def test_a_lost_worker_is_told_from_step_or_backward(how: str, torches: jobs.Nursery, tmp_path: Path) -> None:
+def test_a_lost_worker_is_told_from_step_or_backward(
+    how: str, exchanges: str, torches: jobs.Nursery, tmp_path: Path
+) -> None:
     with contextlib.closing(jobs.Job(torches, tmp_path, 2)) as job:
-        first, second = job.start_all("frameworks.procs_torch", "a_loss", "shared", how, str(tmp_path))
+        first, second = job.start_all(
+            "frameworks.procs_torch", "a_loss", "shared", how, str(tmp_path), EXCHANGES=exchanges
+        )
         second.expect("here")
         assert job.finish() == [0, -9]
         assert first.result() == "worker 1"

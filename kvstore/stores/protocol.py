@@ -39,6 +39,10 @@ class Backend(Protocol):
     num_workers: int
     #: Whether asynchronous operations begin in the call; otherwise they run in the background.
     begins_async: bool = False
+    #: With `begins_async`: whether what `begin` returns can be called again after Ctrl-C.
+    can_resume: bool = False
+    #: Whether what an exchange needs is processors of the host that the workers compute on, and nothing else.
+    bound_by_processors: bool = False
     #: Whether calls of several threads can wait at the same time. `KVStore` then calls `begin` under the
     #: lock, with None as the priority, and calls the result without the lock.
     waits_concurrently: bool = False

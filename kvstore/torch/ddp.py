@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn, SupportsIndex
 
@@ -13,7 +14,20 @@ from ..engine import Work, ended_at
 from ..errors import ArgumentError
 from ..observe.timeline.marks import Marks
 from ..store import KVStore, counters_of, divides, start_pushpull
+from .overlap import overlaps
 from .tensors import Tensor, array, check, check_prefix, divided, kind, no_rows, rows_of, sparse_tensor
+
+
+@dataclass
+class _Bucket:
+    """Gradients that DistributedDataParallel has in one piece of memory, and the call that averages them."""
+
+    buffer: Tensor
+    keys: list[str]
+    arrays: list[Any]
+    number: int
+    begin: int = 0
+    work: Work | None = None
 
 
 class HookState:
@@ -29,6 +43,11 @@ class HookState:
         prefix.
     process_group
         The process group of the model, if it is not the default group.
+    overlap : bool, optional
+        If True, push each bucket as soon as it is complete. If False, push all of them with the last one. If
+        None, False for a ``"shared"`` store whose workers compute with all processors
+        (``torch.get_num_threads()`` each) and not on GPUs, because an exchange beside the backward pass slows
+        that down by more than it takes after it. Otherwise True.
 
     Raises
     ------
@@ -42,18 +61,25 @@ class HookState:
     -----
     Each parameter is a key. Buckets are not keys, because DistributedDataParallel rebuilds its buckets after
     the first iteration, and the residuals of gradient compression belong to parameters. Each bucket is one
-    call of the store.
+    call of the store, or all buckets are.
 
     A copy, for example by ``copy.deepcopy`` of a whole model, has the same store and no keys.
     """
 
-    def __init__(self, store: KVStore, prefix: str = "ddp.", process_group: Any = None) -> None:
+    def __init__(
+        self,
+        store: KVStore,
+        prefix: str = "ddp.",
+        process_group: Any = None,
+        overlap: bool | None = None,
+    ) -> None:
         check_store(store)
         check_prefix(prefix)
         check_size(store, torch.distributed.get_world_size(process_group))
         self.store = store
-        self._prefix = prefix
+        self._prefix, self._overlap = prefix, overlap
         self._keys: dict[Tensor, str] = {}
+        self._waiting: list[_Bucket] = []  # to be pushed in the next call
         self._pending: list[tuple[Callable[[], Tensor], Any]] = []
         self._at_once = False
         self._marks = Marks(counters_of(store))
@@ -90,6 +116,7 @@ class HookState:
     def _finish(self) -> None:
         pending, self._pending = self._pending, []
         begin = self._marks.begin()
+        self._push(waits=True)
         for finish, future in pending:
             future.set_result(finish())
         if not self._at_once:
@@ -104,18 +131,37 @@ class HookState:
         parameters = bucket.parameters()
         parts = buffer.split([parameter.numel() for parameter in parameters])
         arrays = [array(part.detach()) for part in parts]
-        keys, divisor = self._keys_of(parameters, arrays), self.store.num_workers
+        one = _Bucket(buffer, self._keys_of(parameters, arrays), arrays, bucket.index())
+        self._waiting.append(one)
+        if overlaps(self.store, self._overlap, [buffer]):
+            self._push()
+        return partial(self._complete, one)
+
+    def _push(self, waits: bool = False) -> None:
+        """Begin to average what waits for that, in one call, which is waited for next."""
+        buckets, self._waiting = self._waiting, []
+        if not buckets:
+            return
+        keys, arrays = (
+            [key for one in buckets for key in one.keys],
+            [a for one in buckets for a in one.arrays],
+        )
+        divisor = self.store.num_workers
         if divisor > 1 and not divides(self.store, arrays):
-            buffer.div_(divisor)
+            for one in buckets:
+                one.buffer.div_(divisor)
             divisor = 1
         begin = self._marks.begin()
-        work = start_pushpull(self.store, keys, arrays, bucket.index(), divisor)
-        return partial(self._complete, work, buffer, begin)
+        number = buckets[-1].number
+        work = start_pushpull(self.store, keys, arrays, None, number, divisor, waits)
+        for one in buckets:
+            one.begin, one.work = begin, work
 
-    def _complete(self, work: Work | None, buffer: Tensor, begin: int) -> Tensor:
+    def _complete(self, bucket: _Bucket) -> Tensor:
+        work, buffer = bucket.work, bucket.buffer
         _wait(work)
-        if begin and work is not None:
-            self._marks.bucket(begin, ended_at(work), buffer.numel() * buffer.element_size())
+        if bucket.begin and work is not None:
+            self._marks.bucket(bucket.begin, ended_at(work), buffer.numel() * buffer.element_size())
         return buffer
 
     def _start_rows(self, bucket: Any, gradient: Tensor) -> Callable[[], Tensor]:
@@ -142,7 +188,7 @@ class HookState:
 
     def __copy__(self) -> HookState:
         other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__, _keys={}, _pending=[], _at_once=False)
+        other.__dict__.update(self.__dict__, _keys={}, _waiting=[], _pending=[], _at_once=False)
         return other
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HookState:

@@ -12,6 +12,7 @@ import torch
 
 from ..arrays.sparse import RowSparseArray
 from ..averaging import check_sums
+from ..engine import Work
 from ..errors import CapabilityError, ConfigError
 from ..optimizer import Optimizer
 from ..store import KVStore, divides, start_pushpull
@@ -22,8 +23,10 @@ from .tensors import Tensor, array, divided, no_rows, rows_of, sparse_tensor, wa
 class Gradients:
     """Sums of gradients, which come back to where the gradients were."""
 
-    def __init__(self, store: KVStore, model: list[Slot], divisor: int, whole: bool = False) -> None:
-        self._store, self._divisor, self._whole = store, divisor, whole
+    def __init__(
+        self, store: KVStore, model: list[Slot], divisor: int, whole: bool = False, at_once: bool = False
+    ) -> None:
+        self._store, self._divisor, self._whole, self._at_once = store, divisor, whole, at_once
         tables = [slot for slot in model if slot.sparse]
         for slot in tables:  # rows, beside the dense weight
             slot.key += ".rows"
@@ -59,7 +62,7 @@ class Gradients:
         if self._whole:
             self._store.pushpull(keys, values, priority=first)
             return
-        work = start_pushpull(self._store, keys, values, first, divisor)
+        work = start_pushpull(self._store, keys, values, None, first, divisor, self._at_once)
         for slot in dense:
             slot.work = work
 
@@ -83,8 +86,11 @@ class Gradients:
 class Weights:
     """Gradients go to the store, and weights come back."""
 
-    def __init__(self, store: KVStore, optimizer: OnStore, divisor: int, whole: bool = False) -> None:
+    def __init__(
+        self, store: KVStore, optimizer: OnStore, divisor: int, whole: bool = False, at_once: bool = False
+    ) -> None:
         self._store, self._optimizer, self._whole = store, optimizer, whole
+        self._at_once = at_once  # no backward pass reads the weights while they come
         rule = copy.deepcopy(optimizer.rule)  # the caller's stays as it is, for other stores
         rule.rescale_grad = rule.rescale_grad / divisor
         store.set_optimizer(rule)
@@ -92,9 +98,17 @@ class Weights:
     def start(self, batch: list[Slot]) -> None:
         """Push what there is, in one call."""
         self._optimizer.tell_rate(self._store)
-        keys, values = [slot.key for slot in batch], [self._value(slot) for slot in batch]
-        with self._store.step() if self._whole else nullcontext():
-            work = self._store.push(keys, values, priority=highest(batch), async_op=not self._whole)
+        keys, first = [slot.key for slot in batch], highest(batch)
+        values = [self._value(slot) for slot in batch]
+        if self._whole:
+            with self._store.step():
+                self._store.push(keys, values, priority=first)
+            return
+        work: Work | None
+        if self._at_once:
+            work = start_pushpull(self._store, keys, values, _weights(batch), first, waits=True)
+        else:
+            work = self._store.push(keys, values, priority=first, async_op=True)
         for slot in batch:
             slot.work = work
 
@@ -108,9 +122,8 @@ class Weights:
     def finish(self, taking_part: list[Slot]) -> None:
         """Wait for the weights, and write them to the parameters."""
         _wait_for(taking_part)
-        if taking_part:
-            outs = [array(walked(slot.parameter, slot.order)) for slot in taking_part]
-            self._store.pull([slot.key for slot in taking_part], out=outs)
+        if taking_part and not self._at_once:
+            self._store.pull([slot.key for slot in taking_part], out=_weights(taking_part))
 
 
 class OnStore(torch.optim.Optimizer):  # type: ignore[misc]
@@ -152,6 +165,10 @@ class OnStore(torch.optim.Optimizer):  # type: ignore[misc]
 # ---------------------------------------------------------------------------------------------- gradients
 
 
+def _weights(batch: list[Slot]) -> list[Any]:
+    return [array(walked(slot.parameter, slot.order)) for slot in batch]
+
+
 def _something(slot: Slot) -> Tensor:
     """Return the gradient, in the parameter's own memory order."""
     gradient = slot.parameter.grad
@@ -173,8 +190,14 @@ def _nothing(parameter: Tensor) -> Tensor:
     return torch.full_like(parameter, -0.0, requires_grad=False)
 
 
+#: The least number above 0 of float32, the only type whose quotients are marked.
+_LEAST = 2.0**-149
+
+
 def _mark(value: Any, divisor: int) -> None:
     """Make a gradient differ from `_nothing`, also once it is divided: let it not begin with -0.0."""
+    if type(value) is np.ndarray and value.size and abs(value.item(0)) > divisor * _LEAST:
+        return
     first = value.reshape(-1)[:1]
     first += 0.0
     if divisor > 1:  # of float32, as the quotient; NumPy 1 would make it wider

@@ -17,8 +17,9 @@ from ..engine import Work, ended_at
 from ..errors import ArgumentError, ClosedError, ConfigError, KVStoreError
 from ..observe.timeline.marks import Marks
 from ..optimizer import Optimizer
-from ..store import KVStore, counters_of
+from ..store import KVStore, counters_of, is_bound_by_processors
 from .exchange import Gradients, OnStore, Weights
+from .overlap import overlaps
 from .slots import Slot, agree, slots
 from .tensors import Tensor, check_prefix, kind
 
@@ -42,11 +43,15 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         to get their mean. A step can end after fewer passes.
     average : bool
         If True, divide the sums by the number of workers.
-    overlap : bool
+    overlap : bool, optional
         If True, push gradients as soon as they are complete. If False, push all of them in `synchronize`, for
-        models that compute a gradient twice in one pass, as with reentrant checkpointing.
+        models that compute a gradient twice in one pass, as with reentrant checkpointing. If None, False for
+        a ``"shared"`` store whose workers compute with all processors (``torch.get_num_threads()`` each) and
+        not on GPUs, because an exchange beside the backward pass slows that down by more than it takes after
+        it. Otherwise True.
     bucket_bytes : int
-        Size of the gradients that one call pushes, in bytes. A larger gradient is pushed by its own call.
+        Size of the gradients that one call pushes, in bytes, if they are pushed during the backward pass or
+        travel over a network. A larger gradient is pushed by its own call.
     sparse : iterable of str
         Names of the parameters with sparse gradients (``nn.Embedding(..., sparse=True)``).
     prefix : str
@@ -90,7 +95,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         *,
         backward_passes_per_step: int = 1,
         average: bool = True,
-        overlap: bool = True,
+        overlap: bool | None = None,
         bucket_bytes: int = 1 << 20,
         sparse: Iterable[str] = (),
         prefix: str = "",
@@ -107,14 +112,17 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
                 pass
         self.store, self._closed = store, False
         self._marks = Marks(counters_of(store))
-        self._passes, self._overlap = backward_passes_per_step, overlap and not whole_steps
-        self._full = math.inf if whole_steps else bucket_bytes
-        self._whole = whole_steps
+        self._passes, self._whole = backward_passes_per_step, whole_steps
         self._batch: list[Slot] = []  # complete, and pushed next
         self._bytes = 0
         self._pushed: list[tuple[int, set[Work], int]] = []  # in this step, for a timeline
         self._synchronized = False
         self._slots = slots(named_parameters, prefix, sparse)
+        wanted = False if whole_steps else overlap
+        self._counts = wanted is not False  # passes, so that a program is right or wrong on all machines
+        self._overlap = overlaps(store, wanted, [slot.parameter for slot in self._slots])
+        self._at_once = is_bound_by_processors(store) and not (self._overlap or whole_steps)
+        self._full = math.inf if whole_steps or self._at_once else bucket_bytes
         self._optimizer: Any = optimizer
         if update_on_kvstore:
             self._optimizer = OnStore(optimizer, [slot.parameter for slot in self._slots])
@@ -128,10 +136,10 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     def _begin(self, store: KVStore, prefix: str, divisor: int) -> Gradients | Weights:
         if isinstance(self._optimizer, OnStore):
             agree(store, self._slots, prefix)
-            return Weights(store, self._optimizer, divisor, self._whole)
+            return Weights(store, self._optimizer, divisor, self._whole, self._at_once)
         check_not_late(store)
         agree(store, self._slots, prefix)
-        return Gradients(store, self._slots, divisor, self._whole)
+        return Gradients(store, self._slots, divisor, self._whole, self._at_once)
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the wrapped optimizer, such as ``param_groups`` or ``state``."""
@@ -200,7 +208,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         KVStoreError
             Gradients are being sent to the other workers.
         """
-        if self._batch or any(slot.work is not None for slot in self._slots):
+        if self._batch or any(slot.work is not None or slot.ready for slot in self._slots):
             raise KVStoreError(
                 "zero_grad between backward and step: gradients are being sent to the other workers; call "
                 "step first, or call synchronize to skip this step"
@@ -297,15 +305,17 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """Push a gradient that is complete, if its turn has come."""
         if slot.ready:
             raise KVStoreError(
-                f"worker {self.store.rank}: parameter {slot.name!r} got another gradient while the first was "
-                f"being sent; both are lost. backward_passes_per_step is {self._passes}: set it to the "
+                f"worker {self.store.rank}: parameter {slot.name!r} got another gradient when the first was "
+                f"to be sent; both are lost. backward_passes_per_step is {self._passes}: set it to the "
                 "number of your backward passes, or pass overlap=False if one pass computes a gradient twice"
             )
         self._synchronized = False
         slot.passes += 1
-        if not self._overlap or slot.passes < self._passes or slot not in self._ours:
+        if not self._counts or slot.passes < self._passes or slot not in self._ours:
             return
         slot.ready = True
+        if not self._overlap:
+            return
         if self._turns is None:
             self._queue(slot)
         else:

@@ -28,6 +28,7 @@ from jobs import hear, tell
 from references import Array
 
 import kvstore as kv
+from kvstore.store import start_pushpull
 from kvstore.stores.shared.native import _shared as shm
 from kvstore.stores.shared.native.membership import OtherProcesses
 
@@ -654,17 +655,27 @@ def interrupted(where: str) -> float:
         store.pushpull("w", np.ones(40_000, F))
         store.close()
         return 0.0
-    store.push("w", np.ones(40_000, F))
+    work, sums = None, np.ones(40_000, F)
+    if where == "rest of a pushpull":
+        work = start_pushpull(store, "w", sums, waits=True)
+    else:
+        store.push("w", sums)
     with pytest.raises(KeyboardInterrupt):
         tell("waits")
         if where == "barrier":
             store.barrier()
         elif where == "pull":
             store.pull("w", out=np.zeros(40_000, F))
+        elif work is not None:
+            work.wait()
         else:
             store.join()
     at = time.monotonic()
     tell("interrupted")
+    if work is not None:
+        assert not work.done()
+        work.wait()
+        assert (sums == 2).all()
     value = np.ones(40_000, F)
     store.pull("w", out=value)
     assert (value == 2).all()

@@ -51,6 +51,8 @@ class SharedBackend(Backend):
     """See `kvstore.stores.protocol.Backend`."""
 
     begins_async = True
+    can_resume = True
+    bound_by_processors = True
     waits_concurrently = True
     takes_turns = True
     can_compress = True
@@ -170,7 +172,12 @@ class SharedBackend(Backend):
     def begin(self, verb: str, arguments: tuple[Any, ...], priority: int | None) -> Finish:
         """Arrive at once: then workers that wait in different orders do not wait for each other."""
         start: Callable[..., Finish] | None = getattr(self, f"start_{verb}", None)
-        finish = super().begin(verb, arguments, priority) if start is None else start(*arguments)
+        if start is None:
+            finish = super().begin(verb, arguments, priority)
+        elif verb == "pushpull":
+            finish = start(*arguments, resumes=priority is not None)
+        else:
+            finish = start(*arguments)
         if priority is None or verb == "push":  # None: the key's turn lasts to the end of it
             return finish
         return self._undelivered.note([key for key, _ in arguments[0]], finish)
@@ -227,8 +234,10 @@ class SharedBackend(Backend):
         waiting = [shm.Call(handle, outs, large, receives=True) for handle, outs in calls]
         return partial(self._delivery.finish_pull, waiting, rows, later, on_gpu)
 
-    def start_pushpull(self, groups: list[Group], outs: list[Group] | None, divisor: int = 1) -> Finish:
-        """Arrive; what is left to do is to work, to wait, and to receive."""
+    def start_pushpull(
+        self, groups: list[Group], outs: list[Group] | None, divisor: int = 1, resumes: bool = False
+    ) -> Finish:
+        """Arrive; what is left to do is to work, to wait, and to receive. `resumes`: also after Ctrl-C."""
         dense, sparse = self._sources(groups)
         targets = dict(groups if outs is None else outs)
         if sparse or set(targets) != {key for key, values in groups if values}:
@@ -259,7 +268,7 @@ class SharedBackend(Backend):
         calls = [
             shm.Call(h, [] if h.key in direct else arrays, large, receives=True) for h, _, arrays in wanted
         ]
-        finish = partial(self._delivery.finish_pushpull, calls, private, later, wanted)
+        finish = partial(self._delivery.finish_pushpull, calls, private, later, wanted, resumes)
         return partial(self._delivery.finish_both, finish, on_gpu, later) if on_gpu else finish
 
     def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool | Finish:
@@ -270,7 +279,7 @@ class SharedBackend(Backend):
         done = shm.quick_pushpull(self._job, key, value, out)
         if done is None:
             return False
-        return partial(waiter.complete, [done], set()) if isinstance(done, shm.Call) else True
+        return partial(waiter.complete, [done]) if isinstance(done, shm.Call) else True
 
     def row_sparse_pull(self, wanted: list[tuple[Key, list[tuple[RowSparseArray, Any]]]]) -> None:
         """Gather rows."""

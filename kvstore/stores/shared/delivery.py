@@ -50,16 +50,15 @@ class ResultDelivery:
         with self._moving([handle]):
             self._rows.copy_to(handle, out)
 
-    def finish_pushpull(self, calls: list[shm.Call], private: set[Key], later: Later, held: object) -> None:
+    def finish_pushpull(
+        self, calls: list[shm.Call], private: set[Key], later: Later, held: object, resumes: bool
+    ) -> None:
         """Wait and receive; `held` keeps the arrays alive that others read meanwhile."""
-        complete = partial(self._waiter.complete, private=private)
-        if not self._gpus.staging.in_use:
-            self._finish_calls(complete, calls, later)
-            return
         try:
-            self._finish_calls(complete, calls, later)
-        except BaseException:  # of a key before those that others may still be reading
-            self._waiter.give_up([call for call in calls if call.handle.key in private])
+            self._finish_calls(self._waiter.complete, calls, later)
+        except BaseException as error:  # perhaps of a key before those that others may still be reading
+            if not resumes or isinstance(error, Exception):
+                self._waiter.give_up([call for call in calls if call.handle.key in private])
             raise
 
     def finish_both(self, finish: Finish, on_gpu: list[SplitOuts], later: Later) -> None:
@@ -71,7 +70,7 @@ class ResultDelivery:
             raise
         except KVStoreError as found:
             error = found
-        self._finish_on_gpu(partial(self._waiter.complete, private=set()), on_gpu, later)
+        self._finish_on_gpu(self._waiter.complete, on_gpu, later)
         if error is not None:
             raise error
 

@@ -39,19 +39,20 @@ class UndeliveredResults:
     """The asynchronous reads of one worker, by key, until a push of the key sees them done."""
 
     def __init__(self) -> None:
-        self._reads: dict[Key, list[CallOnce]] = {}
+        self._reads: dict[Key, tuple[CallOnce, ...]] = {}
 
     def note(self, keys: Iterable[Key], finish: Callable[[], None]) -> CallOnce:
         """Return what finishes a read of these keys, in the background or before a push."""
         read = CallOnce(finish)
+        alone = (read,)  # one for all keys: hundreds of lists would be looked through for garbage
         for key in keys:
-            earlier = self._reads.get(key, ())
-            self._reads[key] = [*(one for one in earlier if not one.done), read]
+            earlier = [one for one in self._reads.get(key, ()) if not one.done]
+            self._reads[key] = (*earlier, read) if earlier else alone
         return read
 
     def has_any(self, keys: Iterable[Key]) -> bool:
         """Whether a push of these keys has to see reads done."""
-        return not self._reads.keys().isdisjoint(keys)
+        return any(not one.done for key in keys for one in self._reads.get(key, ()))
 
     def deliver(self, keys: Iterable[Key]) -> None:
         """See the reads of these keys done."""

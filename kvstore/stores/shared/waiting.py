@@ -85,19 +85,15 @@ class RoundWaiter:
         if self.joined:
             raise ConfigError(f"worker {self._rank} has joined: it can read, and push no more")
 
-    def complete(self, calls: list[shm.Call], private: set[Key]) -> None:
+    def complete(self, calls: list[shm.Call]) -> None:
         """See all rounds complete and delivered; then raise the first error of any."""
         errors: list[KVStoreError] = []
-        try:
-            if len(calls) > 1:  # first what can be worked on: at the end of each key somebody would wait
-                for call in calls:
-                    if not call.handle.small:
-                        self._help(call)
+        if len(calls) > 1:  # first what can be worked on: at the end of each key somebody would wait
             for call in calls:
-                self._finish(call, errors)
-        except BaseException:
-            self.give_up([call for call in calls if call.handle.key in private])
-            raise
+                if not call.handle.small:
+                    self._help(call)
+        for call in calls:
+            self._finish(call, errors)
         if errors:
             raise errors[0]
 
@@ -131,9 +127,9 @@ class RoundWaiter:
             return
         at_work = self._updater.at_work
         if at_work is None:
-            self.complete(calls, set())
+            self.complete(calls)
             return
-        self.complete([call for call in calls if call.handle.key != at_work], set())
+        self.complete([call for call in calls if call.handle.key != at_work])
         for call in calls:
             if call.handle.key == at_work:  # by its own updater: the value as it is
                 self.wait(call.deliver, call.handle)
@@ -268,7 +264,7 @@ class RoundWaiter:
         if self._errors.loss_told:
             self.see_whole([handle])
         elif handle.complete < handle.arrived or handle.untold(handle.arrived):
-            self.complete([shm.Call(handle, [], False)], set())
+            self.complete([shm.Call(handle, [], False)])
         else:
             handle.note_complete()
 
