@@ -1069,7 +1069,6 @@ def start_pushpull(
     key: Any,
     value: Any,
     out: Any = None,
-    priority: int = 0,
     divisor: int = 1,
     waits: bool = False,
 ) -> Work:
@@ -1083,7 +1082,7 @@ def start_pushpull(
     groups = group(key, value)
     outs = None if out is None else group(key, out, "out")
     by = (divisor,) if divisor > 1 else ()
-    return store._start("pushpull", groups, priority, groups, outs, *by, waits=waits)
+    return store._start("pushpull", groups, 0, groups, outs, *by, waits=waits)
 
 
 def updater_of(store: Any) -> Any:

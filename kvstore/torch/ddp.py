@@ -25,7 +25,6 @@ class _Bucket:
     buffer: Tensor
     keys: list[str]
     arrays: list[Any]
-    number: int
     begin: int = 0
     work: Work | None = None
 
@@ -131,7 +130,7 @@ class HookState:
         parameters = bucket.parameters()
         parts = buffer.split([parameter.numel() for parameter in parameters])
         arrays = [array(part.detach()) for part in parts]
-        one = _Bucket(buffer, self._keys_of(parameters, arrays), arrays, bucket.index())
+        one = _Bucket(buffer, self._keys_of(parameters, arrays), arrays)
         self._waiting.append(one)
         if overlaps(self.store, self._overlap, [buffer]):
             self._push()
@@ -152,8 +151,7 @@ class HookState:
                 one.buffer.div_(divisor)
             divisor = 1
         begin = self._marks.begin()
-        number = buckets[-1].number
-        work = start_pushpull(self.store, keys, arrays, None, number, divisor, waits)
+        work = start_pushpull(self.store, keys, arrays, None, divisor, waits)
         for one in buckets:
             one.begin, one.work = begin, work
 
@@ -168,7 +166,7 @@ class HookState:
         (parameter,) = bucket.parameters()
         rows = divided(rows_of(gradient, f"bucket {bucket.index()}"), self.store.num_workers)
         (key,) = self._keys_of([parameter], [rows])
-        work = self.store.push(key, rows, priority=bucket.index(), async_op=True)
+        work = self.store.push(key, rows, async_op=True)
         return partial(self._finish_rows, work, key, parameter)
 
     def _finish_rows(self, work: Work | None, key: str, parameter: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from ..engine import Work
 from ..errors import CapabilityError, ConfigError
 from ..optimizer import Optimizer
 from ..store import KVStore, divides, start_pushpull
-from .slots import Slot, highest
+from .slots import Slot
 from .tensors import Tensor, array, divided, no_rows, rows_of, sparse_tensor, walked
 
 
@@ -41,7 +41,7 @@ class Gradients:
         with self._store.step() if self._whole else nullcontext():
             for slot in [slot for slot in batch if slot.sparse]:
                 rows = divided(_pushed_rows(slot), self._divisor)
-                slot.work = self._store.push(slot.key, rows, priority=slot.priority, async_op=not self._whole)
+                slot.work = self._store.push(slot.key, rows, async_op=not self._whole)
             dense = [slot for slot in batch if not slot.sparse]
             if dense:
                 self._start_dense(dense)
@@ -58,11 +58,11 @@ class Gradients:
             slot.gradient = gradient
             if not slot.absent:
                 _mark(value, divisor)
-        keys, first = [slot.key for slot in dense], highest(dense)
+        keys = [slot.key for slot in dense]
         if self._whole:
-            self._store.pushpull(keys, values, priority=first)
+            self._store.pushpull(keys, values)
             return
-        work = start_pushpull(self._store, keys, values, None, first, divisor, self._at_once)
+        work = start_pushpull(self._store, keys, values, None, divisor, self._at_once)
         for slot in dense:
             slot.work = work
 
@@ -98,17 +98,17 @@ class Weights:
     def start(self, batch: list[Slot]) -> None:
         """Push what there is, in one call."""
         self._optimizer.tell_rate(self._store)
-        keys, first = [slot.key for slot in batch], highest(batch)
+        keys = [slot.key for slot in batch]
         values = [self._value(slot) for slot in batch]
         if self._whole:
             with self._store.step():
-                self._store.push(keys, values, priority=first)
+                self._store.push(keys, values)
             return
         work: Work | None
         if self._at_once:
-            work = start_pushpull(self._store, keys, values, _weights(batch), first, waits=True)
+            work = start_pushpull(self._store, keys, values, _weights(batch), waits=True)
         else:
-            work = self._store.push(keys, values, priority=first, async_op=True)
+            work = self._store.push(keys, values, async_op=True)
         for slot in batch:
             slot.work = work
 

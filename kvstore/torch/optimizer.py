@@ -34,8 +34,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         `update_on_kvstore`, a `kvstore.optimizer.Optimizer` for the store.
     named_parameters : iterable of (str, parameter)
         ``model.named_parameters()``. It must contain all parameters of `optimizer`, in the order in which the
-        model uses them; the first parameters have the highest priority. Their values are overwritten by those
-        of rank 0.
+        model uses them. Their values are overwritten by those of rank 0.
     store : KVStore
         A store of any type. Its keys are the names of the parameters.
     backward_passes_per_step : int
@@ -374,7 +373,7 @@ def _refuse_taken(optimizer: DistributedOptimizer, ours: set[Slot]) -> None:
 def _first_taken(optimizer: DistributedOptimizer, ours: set[Slot]) -> Slot | None:
     others = {slot.parameter for other in _living if other is not optimizer for slot in other._ours}
     taken = [slot for slot in ours if slot.parameter in others]
-    return max(taken, key=lambda slot: slot.priority, default=None)
+    return min(taken, key=lambda slot: slot.number, default=None)
 
 
 def _noticed(optimizer: weakref.ref[DistributedOptimizer], slot: Slot, parameter: Tensor) -> None:

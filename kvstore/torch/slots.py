@@ -26,8 +26,8 @@ class Slot:
     name: str
     key: str
     parameter: Tensor
-    #: What the model uses first has the highest: its weights are needed first in the next step.
-    priority: int
+    #: Its place in the model.
+    number: int
     order: Order
     sparse: bool
     #: Size of a dense gradient.
@@ -65,11 +65,6 @@ class Slot:
         self.error = self.gradient = None
 
 
-def highest(batch: list[Slot]) -> int:
-    """Priority of what is pushed in one call."""
-    return max(slot.priority for slot in batch)
-
-
 def slots(named: Iterable[tuple[str, Tensor]], prefix: str, sparse: Iterable[str]) -> list[Slot]:
     """Make a slot for each parameter; of tied weights the first name counts.
 
@@ -94,7 +89,7 @@ def slots(named: Iterable[tuple[str, Tensor]], prefix: str, sparse: Iterable[str
         names.add(name)
         size = parameter.numel() * parameter.element_size()
         found[parameter] = Slot(
-            name, prefix + name, parameter, -len(found), order(parameter), name in rows, size
+            name, prefix + name, parameter, len(found), order(parameter), name in rows, size
         )
     if not found:
         raise ConfigError("named_parameters is empty; note that an iterator can be used only once")

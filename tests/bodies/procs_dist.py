@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import random
 import socket
 import threading
 import time
@@ -28,6 +29,7 @@ from kvstore.stores.hierarchy.backend import HierarchyBackend
 from kvstore.stores.parameter_server.server.loop import ServerLoop
 from kvstore.stores.parameter_server.transport import stream_client
 from kvstore.stores.parameter_server.transport.channel import Dealer
+from kvstore.stores.parameter_server.worker.quick_calls import QuickCall
 
 F = np.float32
 ALTERED = 300  # the byte of each direction that `Altering` changes: behind the handshake
@@ -217,6 +219,66 @@ def after_a_deadline(size: int) -> None:
         value[:] = 1
         store.pushpull("a", value)
         assert (value == 2).all()
+
+
+def chains(seed: int, servers: int) -> list[int]:
+    """Asynchronous calls in another order on each worker, with others between them; how many were chained."""
+    store = opened(slice_bytes=65_536, credit_bytes=1 << 20)
+    shared, own = random.Random(seed), random.Random(f"{seed} {store.rank}")
+    sizes = {f"k{n}": shared.choice([1, 50, 5000, 70_000, 400_000]) for n in range(14)}
+    store.init(list(sizes), [np.zeros(n, F) for n in sizes.values()])
+    begun = _count_chained()
+    for step in range(1, 13):
+        value = {key: np.arange(n, dtype=F) % 7 * step for key, n in sizes.items()}
+        wanted = {key: sum((w + 1) * one for w in range(store.num_workers)) for key, one in value.items()}
+        arrays = {key: (store.rank + 1) * one for key, one in value.items()}
+        outs = {key: np.empty_like(one) if own.random() < 0.3 else arrays[key] for key, one in arrays.items()}
+        keys = list(sizes)
+        if step % 3:  # else in the same order on all workers
+            own.shuffle(keys)
+        works, pushed = [], []
+        while keys:
+            some = [keys.pop() for _ in range(min(len(keys), own.randint(1, 4)))]
+            given, priority = [arrays[key] for key in some], own.choice([0, 0, -1, 3])
+            if own.random() < 0.2:
+                works.append(store.push(some, given, priority=priority, async_op=True))
+                pushed += some
+            else:
+                out = [outs[key] for key in some]
+                works.append(store.pushpull(some, given, out, priority=priority, async_op=True))
+            if own.random() < 0.2:
+                time.sleep(0.003)
+            if own.random() < 0.2:
+                store.pull("small", out=np.zeros(SIZES["small"], F))
+        if step % 2:
+            own.shuffle(works)
+        for work in works:
+            work.wait()
+        for key in pushed:
+            store.pull(key, out=outs[key])
+        for key, out in outs.items():
+            np.testing.assert_array_equal(out, wanted[key], err_msg=f"{key} of step {step}")
+        if step == 6:
+            store.barrier()
+    found = [len(begun), store._backend._client.driver._quick is not None]
+    store.barrier()
+    store.close()
+    return found
+
+
+def _count_chained() -> list[int]:
+    """Note each call that goes out behind another one."""
+    found: list[int] = []
+    begin = QuickCall.begin
+
+    def noted(call: QuickCall, machine: Any, sockets: Any, before: QuickCall | None) -> bool:
+        begun = begin(call, machine, sockets, before)
+        if begun and call.chained and before is not None:
+            found.append(call.left)
+        return begun
+
+    QuickCall.begin = noted  # type: ignore[method-assign]
+    return found
 
 
 def many_on_the_way(count: int) -> None:

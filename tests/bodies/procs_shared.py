@@ -213,7 +213,7 @@ def quotients(on_peer_loss: str) -> str:
                 mine[...] = parts[store.rank]
                 assert divides(store, [mine])
                 with knobs(level=level, stream=stream):
-                    start_pushpull(store, [key], [mine], None, 0, divisor).wait()
+                    start_pushpull(store, [key], [mine], None, divisor).wait()
                 with np.errstate(all="ignore"):
                     wanted = total([part / F(divisor) for part in parts])
                 assert_same_bits(mine, wanted)
@@ -238,7 +238,7 @@ def updates_by_quotients(updater: str) -> str:
         parts = [draw("float32", n, rank) for rank in ranks]
         for divisor in (4, 3):
             before, mine = held(store, f"u{n}").copy(), parts[store.rank].copy()
-            start_pushpull(store, [f"u{n}"], [mine], None, 0, divisor).wait()
+            start_pushpull(store, [f"u{n}"], [mine], None, divisor).wait()
             wanted = before + total([part / F(divisor) for part in parts])
             np.testing.assert_allclose(mine, wanted, rtol=1e-6)
             digest.add(mine)
@@ -263,7 +263,7 @@ def quotients_beside_rows() -> str:
             store.push("r", table(ids, mine[ids], shape))
             store.pull("r", out=mine)
         else:
-            start_pushpull(store, ["r"], [mine], None, 0, 3).wait()
+            start_pushpull(store, ["r"], [mine], None, 3).wait()
         np.testing.assert_array_equal(mine, wanted)
         digest.add(mine)
     store.barrier()

@@ -17,6 +17,7 @@ from servers import ServedJob
 BODIES, ROUNDS, OWN = "procs_shared", "procs_shared_rounds", "procs_dist"
 TESTS = Path(__file__).parents[2]
 
+SEEDS = [(seed, 1 + seed // 2 % 2) for seed in range(12)]
 Served = Callable[..., ServedJob]
 SYNC = {tested_store.NAME: "dist_sync"}
 #: Slices of an eighth of the usual size: the values of the tests are cut into many.
@@ -183,6 +184,15 @@ def test_an_update_that_needs_more_than_the_credit(
     served: Served, size: int, credit: int, servers: int
 ) -> None:
     run(served(2, servers, **ONCE), OWN, "an_update_of_the_whole_key", size, credit)
+
+
+@pytest.mark.parametrize("variables", [SYNC, BY_FRAME], ids=["memory", "frames"])
+@pytest.mark.parametrize(("seed", "servers"), nightly_unless(lambda seed, _: seed < 2, SEEDS))
+def test_asynchronous_calls_one_behind_the_other(
+    served: Served, seed: int, servers: int, variables: dict[str, str]
+) -> None:
+    found = run(served(2 + seed % 2, servers, **variables), OWN, "chains", seed, servers)
+    assert any(chained for chained, _ in found)
 
 
 @pytest.mark.parametrize("variables", [SYNC, BY_FRAME], ids=["memory", "frames"])

@@ -72,14 +72,21 @@ def begin(store: RecordedStore, keeps: str) -> None:
 
 
 def one_round(store: RecordedStore, shared: random.Random, own: random.Random) -> None:
-    """Push into the keys that all push into now, each process in its own way."""
+    """Push into the keys that all push into now, each process in its own way, also in the background."""
+    errors: list[kv.KVStoreError] = []
+    ends = []
     for keys in shared.choice([[("a", "b")], [("c",)], [("a", "b"), ("c",)], [("c",), ("a", "b")]]):
-        verb = own.choice(["push", "pushpull", "push pull", "start"])
+        verb = own.choice(["push", "pushpull", "push pull", "start", "start"])
         if verb == "start":
-            store.start("pushpull", *keys)()
+            verb = own.choice(["pushpull", "push"])
+            ends.append(_noting(errors, functools.partial(store.start, verb, *keys)))
             continue
         for word in verb.split():
-            getattr(store, word)(*keys)
+            _noting(errors, functools.partial(getattr(store, word), *keys))
+    for end in filter(None, ends):
+        _noting(errors, end)
+    if errors:
+        raise errors[0]
     if own.random() < 0.3:
         store.pull(*own.sample(list(CELLS), own.randint(1, 3)))
     if own.random() < 0.2:

@@ -347,6 +347,11 @@ class Poller:
         """End the `wait` of another thread, or the next one."""
         os.eventfd_write(self._wake, 1)
 
+    def forget_wake(self) -> None:
+        """Let no wake so far end the next `wait`."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+
     def wait(self, timeout: float) -> list[Any]:
         """Wait until messages are there, at most `timeout` seconds (infinity: for ever).
 

@@ -269,12 +269,17 @@ class WorkerSockets(_Sockets):
         stream = None if client is None else client.stream
         return stream if stream is not None and stream.expect(rows) else None
 
-    def await_replies(self, ways: list[tuple[Exchange, Stream]], end: float) -> list[tuple[int, Message]]:
-        """Wait for the replies to exchanges, or until something else comes.
+    def await_replies(
+        self,
+        ways: list[tuple[Exchange, Stream]],
+        end: float,
+        untils: list[Exchange | None] | None = None,
+    ) -> list[tuple[int, Message]]:
+        """Wait for the replies to exchanges, or until something else comes; `untils` as there.
 
         Returns other messages, each with the number of its way.
         """
-        found = await_replies(ways, self._poller.descriptors, end)
+        found = await_replies(ways, self._poller.descriptors, end, untils)
         messages = [(number, _read(self._codec, frames, "a server")) for number, frames in found]
         for _, message in messages:
             self._received(message, STREAM, 0)
@@ -284,6 +289,11 @@ class WorkerSockets(_Sockets):
         """End the `receive` of another thread."""
         if not self.closed:
             self._poller.wake()
+
+    def forget_wake(self) -> None:
+        """Let no wake so far end the next `receive`."""
+        if not self.closed:
+            self._poller.forget_wake()
 
 
 class ServerSockets(_Sockets):

@@ -50,6 +50,9 @@ if TYPE_CHECKING:
     from ....optimizer.states import Content
 
 
+_CHAINED = {"push": Kind.PUSH, "pushpull": Kind.PUSHPULL}
+
+
 class DistBackend(Backend):
     """See `kvstore.stores.protocol.Backend`."""
 
@@ -60,6 +63,8 @@ class DistBackend(Backend):
     quick_lists = has_quick_push_and_pull = has_quick_row_sparse_pull = True
     #: Whether pushes count in rounds, or each as it comes.
     synchronous = True
+    #: Whether asynchronous calls go out one behind the other.
+    chains = True
 
     @staticmethod
     def usual_slice_bytes() -> int:
@@ -198,6 +203,11 @@ class DistBackend(Backend):
         """Send at once; what is left is to wait."""
         if verb == "push" and priority is None:
             return self._pushes.start_plain(*arguments)
+        if priority is not None and verb in _CHAINED and self.chains and self.synchronous:
+            groups, outs = arguments if verb == "pushpull" else (*arguments, None)
+            quick = self._quick.start(_CHAINED[verb], groups, outs, priority)
+            if callable(quick):
+                return quick
         starts: dict[str, Callable[..., Finish]] = {
             "push": self._pushes.start,
             "pull": self._pulls.start,
@@ -370,6 +380,8 @@ class AsyncDistBackend(DistBackend):
 
 class P3Backend(DistBackend):
     """The same with slices as small as those of MXNet's P3, so that what is urgent overtakes sooner."""
+
+    chains = False
 
     @staticmethod
     def usual_slice_bytes() -> int:

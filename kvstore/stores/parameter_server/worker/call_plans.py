@@ -21,7 +21,8 @@ from .key_directory import DistKey, KeyDirectory
 
 log = logging.getLogger("kvstore.ps")
 
-_LISTS = 16  # of keys, of which a plan is kept
+_LISTS = 16  # of keys, of which a plan is kept;
+_LISTED = 4096  # more, if they have no more keys in all
 _ALIGNED = 64  # bytes: where the packed values of a key begin
 _F32 = np.dtype(np.float32)
 
@@ -89,6 +90,7 @@ class CallPlan:
         self.nbytes = sum(key.nbytes for key in keys)
         servers = sorted({part.server for key in keys for part in key.parts})
         self.server_numbers = servers
+        self.slices = frozenset(part.id for key in keys for part in key.parts)
         self.servers = [ServerPlan(kind, server, keys, client) for server in servers]
         self._packed: PackedValues | None = None
 
@@ -117,14 +119,15 @@ class CallPlans:
     def __init__(self, kind: Kind, client: Client, keys: KeyDirectory, tables: bool = False) -> None:
         self._kind, self._client, self._directory, self._tables = kind, client, keys, tables
         self._single: dict[Key, CallPlan] = {}
-        self._lists: dict[tuple[Key, ...], tuple[list[Key], CallPlan | None]] = {}
+        self._lists: dict[tuple[Any, ...], tuple[list[Key], CallPlan | None]] = {}
+        self._listed = 0
         self._changes = -1
 
     def find(self, names: Any) -> CallPlan | None:
         """Return the plan for a key, or a list of them; None: these keys go the usual way."""
         if self._changes != self._directory.changes:
             self._single.clear()
-            self._lists.clear()
+            self._forget_lists()
             self._changes = self._directory.changes
         if type(names) is not list:
             single = self._single.get(names) or self._made([names])
@@ -136,11 +139,16 @@ class CallPlans:
         ends = (len(names), names[0], names[-1])
         known, plan = self._lists.get(ends, (None, None))
         if known != names:
-            if len(self._lists) >= _LISTS:
-                self._lists.clear()
+            if len(self._lists) >= _LISTS and self._listed + len(names) > _LISTED:
+                self._forget_lists()
             plan = self._made(names)
             self._lists[ends] = list(names), plan
+            self._listed += len(names)
         return plan
+
+    def _forget_lists(self) -> None:
+        self._lists.clear()
+        self._listed = 0
 
     def _made(self, names: list[Key]) -> CallPlan | None:
         found = [self._directory.get(name) for name in names]

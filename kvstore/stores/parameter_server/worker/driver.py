@@ -48,6 +48,7 @@ T = TypeVar("T")
 _ANSWERED = 1.0  # seconds for the answer for whom a wait is, before it is told
 _TICK = 0.1  # seconds between two looks at the clock
 _QUICK = 1.0  # seconds that a quick call may take; then it goes on as a usual one
+_CHAIN = 1.5  # seconds since the last look at the clock; then so do chained ones
 _USUAL = 60e-6  # seconds that this takes for each of its requests, and more
 _COMPARISONS = 8  # of clocks
 _COMPARING = 0.5  # seconds that they may take
@@ -103,8 +104,20 @@ class ServerMemory:
 def _in_turn(
     method: Callable[Concatenate[MachineDriver, P], T],
 ) -> Callable[Concatenate[MachineDriver, P], T]:
-    """Run a method while it holds the machine and the sockets."""
+    """Run a method while it holds the machine and the sockets; no call is a quick one any more."""
+    return _holding(method, adopts=True)
 
+
+def _in_line(
+    method: Callable[Concatenate[MachineDriver, P], T],
+) -> Callable[Concatenate[MachineDriver, P], T]:
+    """Run a method while it holds the machine and the sockets, which it must know what to do with."""
+    return _holding(method, adopts=False)
+
+
+def _holding(
+    method: Callable[Concatenate[MachineDriver, P], T], adopts: bool
+) -> Callable[Concatenate[MachineDriver, P], T]:
     @wraps(method)
     def held(driver: MachineDriver, /, *args: P.args, **kwargs: P.kwargs) -> T:
         if driver.holds_sockets():
@@ -113,9 +126,10 @@ def _in_turn(
             if not driver._lock.acquire(blocking=False):
                 driver._wait_for_turn()
             if driver._may_have_lost:
+                driver._adopt()
                 driver._machine.suspect()
                 driver._may_have_lost = False
-            if driver._quick is not None:
+            if adopts and driver._quick is not None:
                 driver._adopt()
             return method(driver, *args, **kwargs)
         except BaseException as error:  # Ctrl-C comes to whoever has a message in its hands
@@ -190,6 +204,7 @@ class MachineDriver:
         self._actions: deque[events.Action] = deque()  # of the machine, yet to be carried out
         self._ticked = 0.0
         self._quick: QuickCall | None = None  # has been sent, and not yet received; it may have one before it
+        self._receiving: QuickCall | None = None  # a thread is at the sockets for it, and lets others in
         self._standstill = StandstillDetector(process.config.dead_after)
         self._dead_after = process.config.dead_after
         self._members = MembershipLog(log, logging.WARNING)
@@ -291,12 +306,25 @@ class MachineDriver:
 
     def begin(self, call: QuickCall) -> bool:
         """Begin a call, if nothing else is to be done; False: nothing has happened."""
-        if self._waiters or self._operations.failed is not None:
+        if self._operations.failed is not None:
             return False
-        return self._begin(call)
+        if call.chained:
+            return not self.holds_sockets() and self._begin_in_line(call)
+        return not self._waiters and self._begin(call)
+
+    @_in_line
+    def _begin_in_line(self, call: QuickCall) -> bool:
+        """Begin a call, perhaps behind others, to which another thread receives the answers."""
+        if self._quick is None or not self._quick.chained:
+            return self._begun_if_free(call)
+        late = time.monotonic() - self._ticked >= _CHAIN
+        return not (late or self._actions or self.closed or self.failure) and self._begun(call)
 
     @_unless_taken
     def _begin(self, call: QuickCall) -> bool:
+        return self._begun_if_free(call)
+
+    def _begun_if_free(self, call: QuickCall) -> bool:
         if not self._is_free():
             return False
         if time.monotonic() - self._ticked >= _TICK:
@@ -309,6 +337,10 @@ class MachineDriver:
         if self._quick is not None and call.kept and not self._received(self._quick, _SOON):
             self._counters.leave()
             return False
+        return self._begun(call)
+
+    def _begun(self, call: QuickCall) -> bool:
+        """Begin a call behind those that have no answer yet."""
         before, self._quick = self._quick, call
         try:
             begun = call.begin(self._machine, self._sockets, before)
@@ -336,6 +368,15 @@ class MachineDriver:
 
     def end(self, call: QuickCall) -> PendingOperation | None:
         """Wait for a call; if it has not ended then, return the operation that it is now."""
+        if call.chained:
+            while not (call.ended or call.operation is not None):
+                if self._receiving is None:
+                    self._receive_for(call)
+                else:
+                    time.sleep(0.001)  # another thread receives for it as well
+                if self._waiters:
+                    time.sleep(50e-6)  # as in `_advance`
+            return call.operation
         call.awaited = True
         try:
             if self._quick is call and self._ended(call):
@@ -563,6 +604,43 @@ class MachineDriver:
         for server, message in messages:
             self._carry_out(self._stepped(events.Received(server, message), time.monotonic()))
         return done
+
+    @_in_line
+    def _receive_for(self, call: QuickCall) -> None:
+        """Receive until a call of the chain has ended, or another thread wants the sockets.
+
+        Where something else comes, or nothing for a while, its calls go on as usual ones.
+        """
+        last = self._quick
+        if call.ended or call.operation is not None or last is None:
+            return
+        messages: list[tuple[int, Message]] = []
+        came, over, settled, stopped = time.monotonic(), False, False, None
+        patience = self._patience(last.left)
+        self._sockets.forget_wake()  # who has called is among those that wait
+        try:
+            self._receiving = call
+            while call.own_left and not (messages or over or self._waiters):
+                left, end = last.left, time.monotonic() + min(patience, _TICK)
+                messages = last.wait(self._sockets, end, call)
+                now = time.monotonic()
+                stopped = self._standstill.stopped_for(now)
+                came = now if last.left != left else came
+                is_late = now - came >= patience or now - self._ticked >= _CHAIN
+                other = now < end and call.own_left and not self._waiters
+                over = bool(is_late or other or stopped is not None) and bool(call.own_left)
+                if not over:
+                    self._process.look_after_others(self)
+            self._quick = self._whole(partial(last.settle, self._machine))
+            settled = True
+        finally:
+            self._receiving = None
+            if messages or over or not settled:
+                self._adopt()
+        if stopped is not None:
+            self._stood_still(stopped, time.monotonic())
+        for server, message in messages:
+            self._carry_out(self._stepped(events.Received(server, message), time.monotonic()))
 
     def _adopt(self) -> None:
         """Go on with a call that is not done as with any other operation."""

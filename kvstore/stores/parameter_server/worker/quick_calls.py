@@ -6,6 +6,9 @@ and the call goes on as any other.
 
 A push of which nothing is the caller's any more is waited for by nobody. One such push may be without an
 answer when the next call begins, which then waits for both: its requests go out behind those of the push.
+
+Asynchronous calls are chained: each goes out behind those before it, as far as credit and window allow, and
+ends when its own answers are there. Whoever begins another one wakes the thread that receives.
 """
 
 from __future__ import annotations
@@ -15,12 +18,13 @@ from functools import partial
 from threading import get_ident
 from typing import Any
 
+from ....arrays.grouping import Group, Key
 from ....compression import Feedback
 from ....kernels import cpu
 from ....observe.counters import CONVERTING
 from ...entry import Array
 from ..protocol.events import Action, SliceRequest
-from ..protocol.messages import Kind
+from ..protocol.messages import SPAN, Kind
 from ..protocol.payloads import SHARED_BYTES
 from ..transport.native._streams import Exchange, Stream
 from ..transport.shared_buffers import PeerBuffers
@@ -74,6 +78,23 @@ class QuickCalls:
         if values is None or outs is None:
             return False
         return self.begun(QuickCall(self, plan, values, outs))
+
+    def start(
+        self, kind: Kind, groups: list[Group], outs: list[Group] | None, priority: int
+    ) -> bool | Finish:
+        """As `pushpull` and `push`, behind other calls that were started so."""
+        names = [key for key, _ in groups]
+        plan = self._plan(kind, names)
+        if plan is None or not self.may_push(plan):
+            return False
+        in_place = kind == Kind.PUSHPULL and outs is None
+        values = _sole(plan, names, groups, in_place)
+        targets = values if in_place else None if outs is None else _sole(plan, names, outs, True)
+        if values is None or (targets is None and kind == Kind.PUSHPULL):
+            return False
+        call = QuickCall(self, plan, values, targets)
+        call.chained, call.priority = True, priority
+        return self.begun(call)
 
     def push(self, names: Any, value: Any) -> bool | Finish:
         """As `pushpull`; True: it keeps nothing of the caller's, and is waited for by nobody."""
@@ -142,6 +163,13 @@ class QuickCalls:
         return self._client.server_memory(server)
 
 
+def _sole(plan: CallPlan, names: list[Key], groups: list[Group], write: bool) -> Arrays | None:
+    """Return the only array of each key; None: there are more of them, or others."""
+    if [key for key, _ in groups] != names or any(len(arrays) != 1 for _, arrays in groups):
+        return None
+    return plan.found([arrays[0] for _, arrays in groups], True, write)
+
+
 class ServerWay:
     """What goes to one server, and has no answer yet."""
 
@@ -163,8 +191,8 @@ class QuickCall:
 
     __slots__ = (
         "_before", "_calls", "_clocks", "_codec", "_outs", "_packed", "_plan", "_pushes", "_shared",
-        "_shares", "_values", "_version", "_ways", "awaited", "half_begun", "kept", "let_go", "operation",
-        "sent", "thread",
+        "_shares", "_values", "_version", "_ways", "awaited", "chained", "ended", "half_begun", "kept",
+        "let_go", "operation", "priority", "sent", "thread",
     )  # fmt: skip
 
     def __init__(
@@ -194,6 +222,9 @@ class QuickCall:
         self.let_go = False
         #: Whether its requests are on their way, as far as the credit allows.
         self.sent = False
+        #: Whether others of the kind may go before and after it; and whether it has all answers.
+        self.chained = self.ended = False
+        self.priority = 0
         #: The thread that has begun it, and whether that waits for it.
         self.thread = 0
         self.awaited = False
@@ -208,20 +239,34 @@ class QuickCall:
     @property
     def is_abandoned(self) -> bool:
         """Whether its caller is gone, who does something else now: an exception came before it waited."""
-        return self.thread == get_ident() and not (self.awaited or self.let_go)
+        return self.thread == get_ident() and not (self.awaited or self.let_go or self.chained)
 
     @property
     def left(self) -> int:
-        """Number of slices of which no answer has come."""
-        left = 0 if self._before is None else self._before.left
+        """Number of slices of which no answer has come, of this call and of those before it."""
+        return self.own_left + (0 if self._before is None else self._before.left)
+
+    @property
+    def own_left(self) -> int:
+        """The same of this call alone."""
+        left = 0
         for way in self._ways:
             left += way.plan.exchange.left
         return left
+
+    def _chain(self) -> Iterator[QuickCall]:
+        """Yield this call, and those before it, the last one first."""
+        call: QuickCall | None = self
+        while call is not None:
+            yield call
+            call = call._before
 
     def begin(self, machine: WorkerMachine, sockets: WorkerSockets, before: QuickCall | None) -> bool:
         """Count, and send, behind a push that was let go; False: nothing has happened."""
         self._before = before
         ways = []
+        if self.chained and before is not None and not self._may_follow(before):
+            return False
         for plan in self._plan.servers:
             stream = sockets.stream(plan.server)
             if stream is None or (before is not None and before.exchange_with(plan.server) is plan.exchange):
@@ -243,6 +288,13 @@ class QuickCall:
         self.half_begun = False
         self._send(machine.member.epoch)
         return True
+
+    def _may_follow(self, before: QuickCall) -> bool:
+        """Whether it can go behind a call: with other slices, not too many in all, and not to overtake it."""
+        chain = list(before._chain())
+        slices = len(self._plan.slices) + sum(len(call._plan.slices) for call in chain)
+        apart = all(call._plan.slices.isdisjoint(self._plan.slices) for call in chain)
+        return apart and slices <= SPAN // 2 and self.priority <= before.priority
 
     def _begin_exchange(self, machine: WorkerMachine, plan: ServerPlan) -> tuple[int, int, list[int]]:
         return machine.begin_exchange(plan.server, plan.slices, self._pushes)
@@ -328,20 +380,56 @@ class QuickCall:
             self.let_go = self.let_go and exchange.sent == len(way.plan.slices)
 
     def exchange_with(self, server: int) -> Exchange | None:
-        """Return what goes to a server, and has no answer yet."""
-        return next((way.plan.exchange for way in self._ways if way.plan.server == server), None)
+        """Return what went last to a server, of this call and of those before it."""
+        for call in self._chain():
+            for way in call._ways:
+                if way.plan.server == server:
+                    return way.plan.exchange
+        return None
 
-    def wait(self, sockets: WorkerSockets, end: float) -> list[tuple[int, Message]]:
-        """Receive, until `end` of the monotonic clock or something else comes.
+    def wait(
+        self, sockets: WorkerSockets, end: float, until: QuickCall | None = None
+    ) -> list[tuple[int, Message]]:
+        """Receive, until `end` of the monotonic clock, or something else comes, or all of `until` has come.
 
         Returns other messages, each with its server.
         """
-        ways = list(self._ways)
-        if self._before is not None:
-            own = {way.plan.server for way in ways}
-            ways += [way for way in self._before._ways if way.plan.server not in own]
-        found = sockets.await_replies([(way.plan.exchange, way.stream) for way in ways], end)
-        return [(ways[number].plan.server, message) for number, message in found]
+        last: dict[int, ServerWay] = {}
+        for call in self._chain():
+            for way in call._ways:
+                last.setdefault(way.plan.server, way)
+        pairs = [(way.plan.exchange, way.stream) for way in last.values()]
+        untils = None
+        if until is not None:
+            own = {way.plan.server: way.plan.exchange for way in until._ways}
+            untils = [own.get(server) for server in last]
+        found = sockets.await_replies(pairs, end, untils)
+        servers = list(last)
+        return [(servers[number], message) for number, message in found]
+
+    def settle(self, machine: WorkerMachine) -> QuickCall | None:
+        """End calls of the chain, up to the first that lacks answers; return this one, if it is left."""
+        chain = list(self._chain())
+        left = [call for call in chain if call.own_left]
+        for call in chain:
+            call.ended = not call.own_left
+        rest = chain[: chain.index(left[-1]) + 1] if left else []
+        ended = chain[len(rest) :]
+        for call in reversed(ended):
+            call._count_answers(machine)
+        if rest:
+            rest[-1]._before = None
+            for call in rest:
+                call._lead()
+        for call in ended:
+            call._forget()
+        return self if rest else None
+
+    def _lead(self) -> None:
+        """Follow no exchange that has ended."""
+        for way in self._ways:
+            if self._before is None or self._before.exchange_with(way.plan.server) is None:
+                way.plan.exchange.lead()
 
     def complete(self, machine: WorkerMachine) -> bool:
         """End it if all answers have come."""
@@ -349,11 +437,14 @@ class QuickCall:
             return False
         if self._before is not None:
             self._before.complete(machine)
+        self._count_answers(machine)
+        self._forget()
+        return True
+
+    def _count_answers(self, machine: WorkerMachine) -> None:
         for way in self._ways:
             rounds: Any = way.plan.exchange.rounds()  # none is missing
             self._end(machine, way, way.plan.slices, way.pushed, rounds)
-        self._forget()
-        return True
 
     def _forget(self) -> None:
         _clear(self._ways)

@@ -2,7 +2,7 @@
  * replies read, without the interpreter.
  *
  * What goes over the stream is what transport/frames.py says, byte by byte. Only a reply that is as expected is taken: each
- * of its records answers a part of this exchange, or of the one before, that has no answer yet: a push by a word, others by
+ * of its records answers a part of this exchange, or of one before, that has no answer yet: a push by a word, others by
  * a value of the right size, in a frame or in the server's shared memory, by the packed parts whose sum it is, or by the ids and
  * rows that were asked for. Any other message is left to the usual way, and so are all after it. Nothing is written before the
  * whole head of a reply is checked. */
@@ -15,10 +15,11 @@
 
 #include "exchange_replies.h"
 
-/* An exchange, and the stream that it goes over. */
+/* The last exchange over a stream, and what is waited for. */
 typedef struct {
     kp_exchange *exchange;
     kp_stream *stream;
+    const kp_exchange *until; /* what is waited for: this, or one before it; NULL: nothing of this stream */
 } kp_way;
 
 /* Receive what is there. 0: something has come that is no reply, or the stream is at its end. */
@@ -31,7 +32,7 @@ static int kp_receive_some_replies(kp_exchange *x, kp_stream *s)
         if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
             break;
         s->end = got > 0 ? kp_parse_replies(x, s) : got < 0 && errno == EBADMSG ? KP_FOREIGN : KP_CLOSED;
-        if (s->end != KP_BLOCKED || s->first || (x->next < x->n && kp_send_allowed(s, x)))
+        if (s->end != KP_BLOCKED || s->first || (kp_is_held_back(x) && kp_send_allowed(s, x)))
             return 0;
         done += (uint64_t)got;
     }
@@ -92,11 +93,12 @@ static int kp_poll(struct pollfd *waits, nfds_t n, int64_t end, kp_exchange *loo
     return got;
 }
 
-static uint32_t kp_all_left(const kp_way *ways, size_t n)
+static uint32_t kp_all_left(const kp_way *ways, size_t n, int alone)
 {
     uint32_t left = 0;
     for (size_t i = 0; i < n; i++)
-        left += kp_left(ways[i].exchange);
+        if (ways[i].until)
+            left += alone ? ways[i].until->left : kp_left(ways[i].until);
     return left;
 }
 
@@ -150,8 +152,9 @@ static int kp_await_some(kp_way *ways, size_t n_ways, struct pollfd *waits, nfds
 
 /* Wait for replies until all have come, something else has, `end` is over, or a signal or another descriptor ends it.
  *
- * `end` is in seconds of the monotonic clock; the first descriptors are those of the ways. */
-static void kp_await_replies(kp_way *ways, size_t n_ways, struct pollfd *waits, nfds_t n, double end)
+ * `end` is in seconds of the monotonic clock; the first descriptors are those of the ways. `alone`: for replies to what
+ * is waited for, and not to what was sent before it. */
+static void kp_await_replies(kp_way *ways, size_t n_ways, int alone, struct pollfd *waits, nfds_t n, double end)
 {
     int goes_on = 1;
     for (size_t i = 0; i < n_ways; i++) {
@@ -162,7 +165,7 @@ static void kp_await_replies(kp_way *ways, size_t n_ways, struct pollfd *waits, 
     if (looking)
         looking->most_looks = kp_most_looks(looking);
     int64_t end_ns = end < 9e9 ? (int64_t)(end * 1e9) : INT64_MAX;
-    while (goes_on && kp_all_left(ways, n_ways)) {
+    while (goes_on && kp_all_left(ways, n_ways, alone)) {
         int some = kp_await_some(ways, n_ways, waits, n, end_ns, looking);
         if (some < 0)
             break;

@@ -77,8 +77,9 @@ cdef extern from "exchange.h" nogil:
     ctypedef struct kp_way:
         kp_exchange *exchange
         kp_stream *stream
+        const kp_exchange *until
     int kp_send_first(kp_stream *s, kp_exchange *x)
-    void kp_await_replies(kp_way *ways, size_t n_ways, pollfd *waits, unsigned long n, double end)
+    void kp_await_replies(kp_way *ways, size_t n_ways, int alone, pollfd *waits, unsigned long n, double end)
 
 
 cdef struct Extent:
@@ -319,9 +320,12 @@ cdef class Exchange:
             part.carried = end - begin
 
     def follow(self, Exchange before):
-        """Read answers to another exchange, too, which is sent before this one, and has no such itself."""
-        if before is not None and (before is self or before.before is not None):
-            raise ValueError("an exchange follows one other")
+        """Read answers to another exchange, too, which is sent before this one, and may follow another one."""
+        cdef Exchange one = before
+        while one is not None:
+            if one is self:
+                raise ValueError("an exchange cannot follow itself")
+            one = one.before
         self.before = before
         self.x.before = NULL if before is None else &before.x
 
@@ -340,6 +344,13 @@ cdef class Exchange:
                 part.segment, part.offset, part.in_place = place
                 part.offset += part.start
                 part.is_shared, part.carried = 1, 0
+
+    def lead(self):
+        """Follow none any more: what it follows is answered."""
+        cdef kp_exchange *before = self.x.before
+        if before != NULL:
+            self.x.base = before.base + before.gone
+            self.follow(None)
 
     def clear(self):
         """Let the arrays go."""
@@ -392,7 +403,10 @@ cdef class Exchange:
             part.clock = clocks[part.key]
         self.x.head.epoch, self.x.version, self.x.first = epoch, version, first
         self.x.flying, self.x.base = 0, base
-        self.x.replies = 0 if self.before is None else self.x.before.replies
+        self.x.replies = 0
+        if self.before is not None:
+            self.x.replies = self.x.before.replies
+            self.x.received = max(self.x.received, self.x.before.received)
         if self.x.owner == NULL:
             self.x.owner = kp_buffer_of(<void *>self.arrays)
             if self.x.owner == NULL:
@@ -432,14 +446,18 @@ cdef bint are_apart(const uint64_t *values, const uint64_t *outs, list sizes) ex
     return apart
 
 
-def await_replies(list ways not None, bytes descriptors not None, double end):
+def await_replies(list ways not None, bytes descriptors not None, double end, list untils=None):
     """Wait for the replies to exchanges until `end` of the monotonic clock; less if something else comes.
 
     Parameters
     ----------
     ways : list of (Exchange, Stream)
+        The last exchange over each stream.
     descriptors : bytes
         Ints: what else ends the wait when it is readable. A signal ends it, too.
+    untils : list of Exchange or None, optional
+        For each way an exchange, the last or one that it follows: the wait ends when these have their answers. If
+        this is None, it ends when all have.
 
     Returns
     -------
@@ -450,11 +468,11 @@ def await_replies(list ways not None, bytes descriptors not None, double end):
     cdef const int *others = <const int *>PyBytes_AS_STRING(descriptors)
     cdef unsigned long used = n_ways
     cdef Stream stream
-    cdef Exchange exchange
+    cdef Exchange exchange, until
     cdef list found = []
     cdef kp_way *raw = <kp_way *>malloc((n_ways + 1) * sizeof(kp_way))
     cdef pollfd *waits = <pollfd *>malloc((n_ways + n + 1) * sizeof(pollfd))
-    cdef bint good = raw != NULL and waits != NULL
+    cdef bint good = raw != NULL and waits != NULL, alone
     cdef set known = set()
     try:
         if not good:
@@ -463,7 +481,10 @@ def await_replies(list ways not None, bytes descriptors not None, double end):
             exchange, stream = ways[at]
             if exchange.arrays is None:
                 raise ValueError("no arrays")
-            raw[at] = kp_way(&exchange.x, &stream.s)
+            until = exchange if untils is None else untils[at]
+            raw[at] = kp_way(&exchange.x, &stream.s, NULL)
+            if until is not None:
+                raw[at].until = &until.x
             waits[at].fd, waits[at].events = stream.s.fd, POLLIN
             known.add(stream.s.fd)
             good = good and not stream.closed and stream.s.end in (KP_OPEN, KP_BLOCKED)
@@ -473,8 +494,9 @@ def await_replies(list ways not None, bytes descriptors not None, double end):
                 used += 1
         release_dropped()
         if good:
+            alone = untils is not None
             with nogil:
-                kp_await_replies(raw, n_ways, waits, used, end)
+                kp_await_replies(raw, n_ways, alone, waits, used, end)
     finally:
         free(raw)
         free(waits)

@@ -69,7 +69,7 @@ typedef struct kp_exchange {
     kp_run run;
     const int *threads;
     /* Of one call. */
-    struct kp_exchange *before; /* goes over the same stream, and was sent before this one; may be NULL */
+    struct kp_exchange *before; /* goes over the same stream, and is sent before this one; may be NULL */
     uint32_t version;
     uint8_t coding; /* of all that is pushed */
     double threshold;

@@ -267,14 +267,22 @@ static int kp_send_parts(kp_stream *s, kp_exchange *x, uint32_t end)
     return failed ? -1 : 0;
 }
 
-/* Bytes of requests that may be on their way to the server still. */
-static uint64_t kp_outstanding(const kp_exchange *x)
+/* What is on the way of an exchange and of those before it. */
+typedef struct {
+    uint64_t flying, outstanding; /* bytes there or back; of requests that may not have come to the server yet */
+} kp_under_way;
+
+static kp_under_way kp_look_under_way(const kp_exchange *x)
 {
-    const kp_exchange *before = x->before;
-    uint64_t gone = x->gone + (before ? before->gone : 0), back = x->back + (before ? before->back : 0);
-    uint64_t base = before ? before->base : x->base, told = x->received > base ? x->received - base : 0;
-    uint64_t there = told > back ? told : back;
-    return gone > there ? gone - there : 0;
+    uint64_t gone = 0, back = 0, flying = 0, base = 0, received = x->received;
+    for (; x; x = x->before) {
+        gone += x->gone;
+        back += x->back;
+        flying += x->flying;
+        base = x->base; /* of the first */
+    }
+    uint64_t told = received > base ? received - base : 0, there = told > back ? told : back;
+    return (kp_under_way){flying, gone > there ? gone - there : 0};
 }
 
 static int kp_is_long_pull(const kp_exchange *x)
@@ -313,11 +321,16 @@ static void kp_choose_window(const kp_stream *s, kp_exchange *x)
     x->window = kp_usual_window(s, x);
 }
 
-/* Send as much as credit and window allow. 0; -1: the stream is at its end, or there is no memory. */
-static int kp_send_allowed(kp_stream *s, kp_exchange *x)
+static int kp_is_held_back(const kp_exchange *x)
+{
+    return x->next < x->n || (x->before && kp_is_held_back(x->before));
+}
+
+/* Send as much of one exchange as credit and window allow, beside all that is under way. 0; -1: as below. */
+static int kp_send_some(kp_stream *s, kp_exchange *x, kp_under_way all)
 {
     uint32_t end = x->next;
-    uint64_t flying = x->flying + (x->before ? x->before->flying : 0), out = kp_outstanding(x), gone = x->gone;
+    uint64_t flying = all.flying, out = all.outstanding, gone = x->gone;
     while (end < x->n) {
         uint32_t to = kp_batch_end(x, end);
         uint64_t nbytes = 0, carried = 0;
@@ -337,11 +350,26 @@ static int kp_send_allowed(kp_stream *s, kp_exchange *x)
         return 0;
     if (kp_send_parts(s, x, end))
         return -1;
-    x->flying = flying - (x->before ? x->before->flying : 0);
+    x->flying += flying - all.flying;
     x->gone = gone;
     if (!x->is_wide && end == x->n && x->left == x->n && x->window > kp_usual_window(s, x))
         kp_begin_wide(x);
     return 0;
+}
+
+/* Send, in order, what `last` and those before it have left. 0; -1: the stream is at its end, or there is no memory. */
+static int kp_send_in_order(kp_stream *s, kp_exchange *x, const kp_exchange *last)
+{
+    if (x->before && kp_send_in_order(s, x->before, last))
+        return -1;
+    if (x->before && kp_is_held_back(x->before))
+        return 0;
+    return kp_send_some(s, x, kp_look_under_way(last));
+}
+
+static int kp_send_allowed(kp_stream *s, kp_exchange *x)
+{
+    return kp_send_in_order(s, x, x);
 }
 
 /* Enter the phase in which bytes of an exchange are moved. */
@@ -362,18 +390,16 @@ static int kp_send_first(kp_stream *s, kp_exchange *x)
     return failed;
 }
 
-static int kp_is_held_back(const kp_exchange *x)
-{
-    return x->next < x->n;
-}
-
 /* Let more go, since nothing comes. 0; -1: as above. */
 static int kp_send_wider(kp_stream *s, kp_exchange *x)
 {
     if (!kp_is_held_back(x))
         return 0;
-    if (x->window <= UINT64_MAX / 4)
-        x->window *= 2;
+    kp_exchange *held = x;
+    while (held->before && kp_is_held_back(held->before))
+        held = held->before;
+    if (held->window <= UINT64_MAX / 4)
+        held->window *= 2;
     kp_enter_moving(x);
     return kp_send_allowed(s, x);
 }
