@@ -318,7 +318,8 @@ class MachineDriver:
         if self._quick is None or not self._quick.chained:
             return self._begun_if_free(call)
         late = time.monotonic() - self._ticked >= _CHAIN
-        return not (late or self._actions or self.closed or self.failure) and self._begun(call)
+        busy = late or self._actions or self.closed or self.failure is not None
+        return not busy and os.getpid() == self._process.pid and self._begun(call)
 
     @_unless_taken
     def _begin(self, call: QuickCall) -> bool:
@@ -370,7 +371,7 @@ class MachineDriver:
         """Wait for a call; if it has not ended then, return the operation that it is now."""
         if call.chained:
             while not (call.ended or call.operation is not None):
-                if self._receiving is None:
+                if self._receiving is None or not call.own_left:
                     self._receive_for(call)
                 else:
                     time.sleep(0.001)  # another thread receives for it as well
@@ -647,11 +648,13 @@ class MachineDriver:
         call, self._quick = self._quick, None
         if call is None:
             return
+        chain = list(call.chain())
         try:
             adopt = partial(call.adopt, self._machine, self._operations, time.monotonic())
             actions = self._whole(adopt)
         except BaseException:
-            call.operation = call.operation or PendingOperation()  # whoever waits for it hears why
+            for one in chain:
+                one.operation = one.operation or PendingOperation()  # whoever waits for it hears why
             raise
         self._carry_out(actions)
         if call.is_abandoned and call.operation is not None and not self._forgotten(call.operation):

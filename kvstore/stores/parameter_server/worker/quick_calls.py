@@ -254,7 +254,7 @@ class QuickCall:
             left += way.plan.exchange.left
         return left
 
-    def _chain(self) -> Iterator[QuickCall]:
+    def chain(self) -> Iterator[QuickCall]:
         """Yield this call, and those before it, the last one first."""
         call: QuickCall | None = self
         while call is not None:
@@ -291,7 +291,7 @@ class QuickCall:
 
     def _may_follow(self, before: QuickCall) -> bool:
         """Whether it can go behind a call: with other slices, not too many in all, and not to overtake it."""
-        chain = list(before._chain())
+        chain = list(before.chain())
         slices = len(self._plan.slices) + sum(len(call._plan.slices) for call in chain)
         apart = all(call._plan.slices.isdisjoint(self._plan.slices) for call in chain)
         return apart and slices <= SPAN // 2 and self.priority <= before.priority
@@ -381,7 +381,7 @@ class QuickCall:
 
     def exchange_with(self, server: int) -> Exchange | None:
         """Return what went last to a server, of this call and of those before it."""
-        for call in self._chain():
+        for call in self.chain():
             for way in call._ways:
                 if way.plan.server == server:
                     return way.plan.exchange
@@ -395,7 +395,7 @@ class QuickCall:
         Returns other messages, each with its server.
         """
         last: dict[int, ServerWay] = {}
-        for call in self._chain():
+        for call in self.chain():
             for way in call._ways:
                 last.setdefault(way.plan.server, way)
         pairs = [(way.plan.exchange, way.stream) for way in last.values()]
@@ -409,7 +409,7 @@ class QuickCall:
 
     def settle(self, machine: WorkerMachine) -> QuickCall | None:
         """End calls of the chain, up to the first that lacks answers; return this one, if it is left."""
-        chain = list(self._chain())
+        chain = list(self.chain())
         left = [call for call in chain if call.own_left]
         for call in chain:
             call.ended = not call.own_left

@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -604,6 +604,128 @@ def test_the_machine_counts_as_after_usual_calls(
     quick_state, usual_state = found
     quick_state[0]["_flying"] = usual_state[0]["_flying"]  # zero, or none
     assert quick_state == usual_state
+
+
+SIZES = {"a": 10_000, "b": 300_000, "c": 1, "d": 2_000_000, "e": 50, "f": 700_000}
+
+
+def begin_all(store: kv.KVStore, step: int) -> Iterator[tuple[str, Any, Any]]:
+    """Begin a call for each key, or each two; yield names, handles, and outs."""
+    for names in (["a"], ["b", "c"], ["d"], ["e"], ["f"]):
+        values = [np.full(SIZES[name], step, F) for name in names]
+        outs = [np.zeros(SIZES[name], F) for name in names]
+        yield "".join(names), store.pushpull(names, values, out=outs, async_op=True), outs
+
+
+@pytest.mark.parametrize("shm", [False, True])
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("backwards", [False, True])
+def test_asynchronous_calls_are_chained(
+    quick: Quick, create: Callable[..., kv.KVStore], servers: int, shm: bool, backwards: bool
+) -> None:
+    store = create(servers, same_host_shm=shm)
+    store.init(list(SIZES), [np.zeros(n, F) for n in SIZES.values()])
+    steps = itertools.count(1)
+
+    def call() -> None:
+        step, begun = next(steps), quick.begun
+        works = list(begin_all(store, step))
+        for _, work, outs in reversed(works) if backwards else works:
+            work.wait()
+            assert all((out == step).all() for out in outs)
+        quick.begun -= quick.begun - begun < len(works)  # `call` repeats it
+
+    quick.call(call)
+    assert store._backend._client.driver._quick is None  # type: ignore[attr-defined]
+
+
+def test_the_machine_counts_chained_calls_as_usual_ones(
+    create: Callable[..., kv.KVStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for usual in (False, True):
+        with monkeypatch.context() as patched:
+            if usual:
+                patched.setattr(backend.QuickCalls, "start", lambda *_: False)
+                patched.setattr(backend.QuickCalls, "pushpull", lambda *_: False)
+            store = create(2)
+            store.init(list(SIZES), [np.zeros(n, F) for n in SIZES.values()])
+            for step in range(1, 12):
+                works = list(begin_all(store, step))
+                if step % 4 == 0:  # the others go on as usual ones
+                    store.pull("c", out=np.zeros(1, F))
+                for _, work, _ in works:
+                    work.wait()
+            ours: Any = store._backend
+            state = [counts(store, server) for server in (0, 1)]
+            for one in state:
+                one["_flying"] = [each for each in one["_flying"] if each]
+            found.append((state, [ours._keys.get(key).pushes for key in SIZES], ours._pushes.clock))
+            store.close()
+    assert found[0] == found[1]
+
+
+def test_a_chain_is_not_overtaken(quick: Quick, create: Callable[..., kv.KVStore]) -> None:
+    """What is more urgent goes the usual way, which lets it go first; so does the same key once more."""
+    store = create()
+    store.init(["a", "b"], [np.zeros(100_000, F)] * 2)
+    outs = [np.zeros(100_000, F) for _ in range(3)]
+
+    def call() -> None:
+        works = [
+            store.pushpull(key, np.full(100_000, at, F), out=outs[at], priority=priority, async_op=True)
+            for at, (key, priority) in enumerate([("a", 0), ("b", 1), ("a", 0)])
+        ]
+        for at, work in enumerate(works):
+            assert work is not None
+            work.wait()
+            assert (outs[at] == at).all()
+
+    quick.call(call, adopted=True)
+
+
+@pytest.mark.parametrize("when", ["before", "behind"])
+def test_a_stream_that_breaks_under_a_chain(
+    create: Callable[..., kv.KVStore], monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    store = create(2)
+    store.init(list(SIZES), [np.zeros(n, F) for n in SIZES.values()])
+    begin = QuickCall.begin
+    cut = 0
+
+    def begun(call: QuickCall, machine: Any, sockets: Any, before: Any) -> bool:
+        nonlocal cut
+        done = begin(call, machine, sockets, before)
+        if done and (before is not None) == (when == "behind"):
+            cut += 1
+            fileno = os.dup(call._ways[-1].stream.fileno())
+            with contextlib.suppress(OSError), socket.socket(fileno=fileno) as other:
+                other.shutdown(socket.SHUT_RDWR)
+        return done
+
+    for step in range(1, 8):
+        with monkeypatch.context() as patched:
+            if step % 2:
+                patched.setattr(QuickCall, "begin", begun)
+            works = list(begin_all(store, step))
+            for _, work, outs in works:
+                work.wait()
+                assert all((out == step).all() for out in outs)
+    assert cut
+
+
+def test_an_error_of_the_server_in_a_chain(create: Callable[..., kv.KVStore]) -> None:
+    store = create()
+    store.init(list(SIZES), [np.full(n, 8, F) for n in SIZES.values()])
+    store.set_optimizer(own_rules.Halving(fail_on="d"))
+    for step in (1, 2):
+        for name, work, outs in list(begin_all(store, step)):
+            if name == "d":
+                with pytest.raises(kv.UpdaterError, match="on demand"):
+                    work.wait()
+            else:
+                work.wait()
+                assert all((out == 8 / 2**step).all() for out in outs), name
 
 
 def test_two_threads(quick: Quick, create: Callable[..., kv.KVStore]) -> None:
