@@ -240,6 +240,14 @@ def test_a_pass_too_many_is_told_and_so_is_zero_grad_too_soon(work: Callable[...
         assert "zero_grad between backward and step" in text
 
 
+@pytest.mark.parametrize("on_store", [False, True])
+@pytest.mark.parametrize("name", ["shared", SERVED])
+def test_ctrl_c_as_gradients_are_sent(name: str, on_store: bool, same: Callable[..., Any]) -> None:
+    first, *later = same("interrupted_as_it_sends", name, on_store)
+    assert "zero_grad between backward and step" in first
+    assert len(later) == 2 and all("such as Ctrl-C" in text for text in later)
+
+
 def test_a_parameter_may_be_used_twice_in_a_pass(same: Callable[..., Any]) -> None:
     expected = same("twice_in_a_pass", "shared", True)
     assert same("twice_in_a_pass", "shared", False) == expected

@@ -45,6 +45,8 @@ class Gradients:
             dense = [slot for slot in batch if not slot.sparse]
             if dense:
                 self._start_dense(dense)
+        if self._whole:
+            _end(batch)
 
     def _start_dense(self, dense: list[Slot]) -> None:
         gradients = [_nothing(slot.parameter) if slot.absent else _something(slot) for slot in dense]
@@ -103,6 +105,7 @@ class Weights:
         if self._whole:
             with self._store.step():
                 self._store.push(keys, values)
+            _end(batch)
             return
         work: Work | None
         if self._at_once:
@@ -219,6 +222,11 @@ def _pushed_rows(slot: Slot) -> RowSparseArray:
             "build the layer with sparse=True"
         )
     return rows_of(gradient, repr(slot.name))
+
+
+def _end(batch: list[Slot]) -> None:
+    for slot in batch:
+        slot.ended = True
 
 
 def _wait_for(taking_part: list[Slot]) -> None:

@@ -188,9 +188,9 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._push()
         self._exchange.finish(taking_part)
         self._mark(begin)
+        self._synchronized = True  # first: what has been reset would be sent again
         for slot in self._slots:
             slot.reset()
-        self._synchronized = True
 
     def _mark(self, begin: int) -> None:
         """Record a step that ends, and what it has pushed."""
@@ -207,7 +207,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         KVStoreError
             Gradients are being sent to the other workers.
         """
-        if self._batch or any(slot.work is not None or slot.ready for slot in self._slots):
+        if self._batch or any(slot.is_under_way for slot in self._slots):
             raise KVStoreError(
                 "zero_grad between backward and step: gradients are being sent to the other workers; call "
                 "step first, or call synchronize to skip this step"

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ..engine import Work
-from ..errors import ArgumentError, ConfigError
+from ..errors import ArgumentError, ConfigError, KVStoreError
 from ..store import KVStore
 from .tensors import Order, Tensor, check, kind, order, share
 
@@ -38,8 +38,9 @@ class Slot:
     #: Its gradient is complete, and has been put among those that are pushed next.
     ready: bool = False
     queued: bool = False
-    #: The push that it is a part of, until that is over, and how it failed.
+    #: The push that it is a part of, until that is over; whether it went well, or how it failed.
     work: Work | None = None
+    ended: bool = False
     error: Exception | None = None
     #: The gradient that is on its way, and whether it stands for none.
     gradient: Tensor | None = field(default=None, repr=False)
@@ -49,6 +50,7 @@ class Slot:
         """Wait for the push, if it is not over."""
         work = self.work
         if work is None:
+            self._check_sent()
             return
         try:
             work.wait()
@@ -56,12 +58,26 @@ class Slot:
             if work.done():
                 self.work, self.error = None, error
             raise
-        self.work = None
+        self.ended, self.work = True, None
+
+    def _check_sent(self) -> None:
+        """Note that Ctrl-C came as it was to be sent: what has not come back is no average."""
+        if not (self.ended or self.error):
+            self.error = KVStoreError(
+                f"parameter {self.name!r}: an exception, such as Ctrl-C, came as gradients were being sent; "
+                "whether they have left is unknown: start the job again from its last checkpoint"
+            )
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether the gradient is to be sent in this step, or is being sent."""
+        waits = self.ready or self.queued
+        return self.work is not None or (waits and not self.ended and self.error is None)
 
     def reset(self) -> None:
         """Forget the step before: its passes, its gradient, its error."""
         self.passes = 0
-        self.ready = self.queued = self.absent = False
+        self.ready = self.queued = self.ended = self.absent = False
         self.error = self.gradient = None
 
 

@@ -27,6 +27,7 @@ from kvstore.torch import (
     HookState,
     allreduce_hook,
     broadcast,
+    exchange,
     overlap,
     restore_checkpoint,
     save_checkpoint,
@@ -275,6 +276,35 @@ def one_pass_too_many(store_name: str) -> str:
             except kv.KVStoreError as second:
                 return f"{error} | {second}"
     return ""
+
+
+def interrupted_as_it_sends(store_name: str, on_store: bool) -> list[str]:
+    """Ctrl-C comes as the gradients are handed to the store: no step may take them for averages."""
+    place()
+    model, found = network(0), []
+    with kv.create(store_name) as store:
+        optimizer = wrapped(model, store, overlap=False)
+        if on_store:
+            rule = kv.optimizer.SGD(learning_rate=RATE)
+            optimizer.close()
+            named, options = model.named_parameters(), {"update_on_kvstore": True, "overlap": False}
+            optimizer = DistributedOptimizer(rule, named, store, prefix="on.", **options)
+        model(torch.ones(1, 64)).sum().backward()
+        before = weights(model)
+        for call in (exchange, store):  # whichever begins a call here
+            name = "start_pushpull" if call is exchange else "push"
+            setattr(call, name, _ctrl_c)
+        with contextlib.suppress(KeyboardInterrupt):
+            optimizer.step()
+            found.append("no interrupt")
+        found += [refused(again) for again in (optimizer.zero_grad, optimizer.step, optimizer.step)]
+        assert weights(model) == before
+        store.barrier()
+    return found
+
+
+def _ctrl_c(*_: Any, **options: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def twice_in_a_pass(store_name: str, overlap: bool) -> list[Any]:

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ....errors import ArgumentError, CapabilityError, ConfigError, KVStoreError, PeerLostError
+from ....errors import (
+    ArgumentError,
+    CapabilityError,
+    ClosedError,
+    ConfigError,
+    KVStoreError,
+    PeerLostError,
+)
 from ....observe.native._observe import Counters
 from ....settings.options import StoreConfig
 from ..protocol import events
@@ -146,14 +153,15 @@ class Client:
             self._raise_failed()
         self._check_sizes(requests)
         operation = PendingOperation(requests)
-        name = self._operations.add(operation)
         parts = [events.SliceRequest(r.server, r.record, r.payload, r.back) for r in requests]
         try:
+            name = self._operations.add(operation)
             self.driver.step(events.Submit(name, parts, priority), taken)
         except BaseException as error:
             if not self.failed and not isinstance(error, KVStoreError):  # it may have been sent
                 self.give_up(operation, "a call", error)
-            self._operations.open.pop(name, None)  # nothing that comes is written any more
+            for one in self._operations.names(operation):  # nothing that comes is written any more
+                del self._operations.open[one]
             raise
         return operation
 
@@ -190,7 +198,8 @@ class Client:
             raise
         if operation.error is not None:
             self._hear_of(operation.error)
-            raise raised(operation.error)
+            failed = self.driver.failure if operation.error.error == ClosedError.__name__ else None
+            raise raised(failed or operation.error)
 
     def end(self, call: QuickCall) -> None:
         """Wait for a call that the driver has begun; as `finish`."""

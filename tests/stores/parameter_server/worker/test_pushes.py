@@ -198,7 +198,8 @@ def test_what_was_not_sent_does_not_count(
         store = create()
         for quick in (backend.QuickCalls, backend.QuickRowCalls):
             monkeypatch.setattr(quick, "push", lambda *_: False)
-        monkeypatch.setattr(backend.QuickCalls, "pushpull", lambda *_: False)
+            for verb in ("pushpull", "start"):
+                monkeypatch.setattr(backend.QuickCalls, verb, lambda *_: False)
         store.init(KEYS, [np.zeros(50, F), np.zeros(70, F)])
         if codec is not None:
             store.set_gradient_compression({"type": codec})
