@@ -909,7 +909,9 @@ def interrupted(where: str, goes_on: bool) -> float:
             while True:  # the third waits
                 store.push("large", np.ones(size, F))
     at = time.monotonic()
-    assert not store._backend._client._operations.open  # nothing is left of what was given up
+    client = store._backend._client
+    left = {name: (one.done, one.error, one.requests[:1]) for name, one in client._operations.open.items()}
+    assert not left, (left, client.driver.failure)  # nothing is left of what was given up
     tell("interrupted")
     if where == "pushpull" and goes_on:
         try:  # it can go on if what it pushed lies in shared memory, and else says that it cannot
