@@ -495,7 +495,8 @@ class QuickCall:
         name = operations.add(operation) if parts else None
         if self.let_go:
             operations.release(operation)
-        return before + (machine.adopt(name, parts, ends, now) if parts else [])
+        priority = self.priority if self.chained else None
+        return before + (machine.adopt(name, parts, ends, now, priority) if parts else [])
 
     def _requests(self) -> Iterator[Request]:
         """Make all requests as the usual way has them."""

@@ -509,6 +509,29 @@ def test_an_exchange_counts_as_requests_do(calls: list[set[int]], sent: bool) ->
     assert quick.pushed() == usual.pushed()
 
 
+@pytest.mark.parametrize(("priority", "order"), [(0, [30, 12, 20, 21]), (2, [12, 20, 21, 30])])
+@pytest.mark.parametrize("pumped", [False, True])
+def test_what_chained_exchanges_have_not_sent_is_sent_by_its_priority(
+    priority: int, order: list[int], pumped: bool
+) -> None:
+    """Two of five slices were sent, one was answered; the numbers of the others are given anew."""
+    requests = table()
+    requests.begin_exchange([10, 11, 12])
+    requests.begin_exchange([20, 21])
+    requests.end_exchange([10], [1], [1], 0, 0)
+    requests.adopt([pushpull(requests, 11, 2), pushpull(requests, 12, 3)], 3, 0.0, priority)
+    sent = pump(requests) if pumped else []
+    requests.adopt([pushpull(requests, 20, 4), pushpull(requests, 21, 5)], 4, 0.0, priority)
+    add(requests, 30, priority=1)
+    sent += pump(requests)
+    assert [one.slice for one in sent] == ([12] + [at for at in order if at != 12] if pumped else order)
+    assert [one.sequence for one in sent] == [3, 4, 5, 6]
+    assert requests.unanswered() == (7, (2, 3, 4, 5, 6))
+    for sequence in (2, 3, 4, 5, 6):
+        requests.answered(reply(sequence), 0.0)
+    assert not len(requests)
+
+
 def test_what_an_exchange_has_not_seen_answered_is_asked_for() -> None:
     requests = table()
     assert requests.begin_exchange(SLICES) == (1, 0, [1, 1, 1])

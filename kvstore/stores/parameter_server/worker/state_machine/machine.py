@@ -171,12 +171,14 @@ class WorkerMachine:
         parts: Sequence[tuple[int, events.SliceRequest]],
         ends: Mapping[int, int],
         now: float,
+        priority: int | None = None,
     ) -> list[Action]:
         """Go on with the rest of an exchange as with an operation.
 
-        `ends` are by server: requests from this sequence on are yet to be sent.
+        `ends` are by server: requests from this sequence on are yet to be sent. They come first, unless there
+        is a `priority`: then all exchanges with later sequences are to be adopted after this one.
         """
-        return self._servers.adopt(op, parts, ends, now)
+        return self._servers.adopt(op, parts, ends, now, priority)
 
     # -------------------------------------------------------------------------------------------- operations
 

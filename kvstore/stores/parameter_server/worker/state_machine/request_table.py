@@ -262,16 +262,27 @@ class RequestTable:
         self._received = max(self._received, received)
         return sum(complete) - before
 
-    def adopt(self, requests: Iterable[RequestInFlight], end: int, now: float) -> None:
-        """Take over requests without answers; those from sequence `end` on are yet to be sent."""
+    def adopt(
+        self, requests: Iterable[RequestInFlight], end: int, now: float, priority: int | None = None
+    ) -> None:
+        """Take over requests without answers; those from sequence `end` on are yet to be sent.
+
+        These come first; or, where nothing from `end` on has been sent, by their priority, with new numbers.
+        """
         for request in requests:
-            self._oldest = min(self._oldest, request.sequence)
             if request.sequence < end:
+                self._oldest = min(self._oldest, request.sequence)
                 request.sent = now
                 self._note_sent(request)
                 self._sent += request.size
-            else:
+            elif priority is None:
+                self._oldest = min(self._oldest, request.sequence)
                 heapq.heappush(self._queue, (_FIRST, request.sequence, request))
+            else:
+                self._next = min(self._next, end)
+                request.sequence = 0
+                self.add(request, priority)
+        self._oldest = min(self._oldest, self._next)
 
     def answered(
         self, batch: Batch, now: float

@@ -196,7 +196,12 @@ class ServerLinks:
         return attached and link.requests.is_empty
 
     def adopt(
-        self, op: Hashable, parts: Sequence[tuple[int, SliceRequest]], ends: Mapping[int, int], now: float
+        self,
+        op: Hashable,
+        parts: Sequence[tuple[int, SliceRequest]],
+        ends: Mapping[int, int],
+        now: float,
+        priority: int | None,
     ) -> list[Action]:
         """Go on with requests of an exchange, each counted, and with its sequence, as with an operation."""
         operation = self._operations[op] = OperationProgress(op, len(parts))
@@ -208,7 +213,7 @@ class ServerLinks:
             requests[part.server].append(request)
         actions: list[Action] = []
         for server, end in ends.items():
-            self._links[server].requests.adopt(requests[server], end, now)
+            self._links[server].requests.adopt(requests[server], end, now, priority)
             self._pump(server, now, actions)
         return actions
 
