@@ -137,14 +137,12 @@ class HookState:
         return partial(self._complete, one)
 
     def _push(self, waits: bool = False) -> None:
-        """Begin to average what waits for that, in one call, which is waited for next."""
+        """Begin to average, in one call, what waits for that. `waits`: the caller waits for the call next."""
         buckets, self._waiting = self._waiting, []
         if not buckets:
             return
-        keys, arrays = (
-            [key for one in buckets for key in one.keys],
-            [a for one in buckets for a in one.arrays],
-        )
+        keys = [key for one in buckets for key in one.keys]
+        arrays = [value for one in buckets for value in one.arrays]
         divisor = self.store.num_workers
         if divisor > 1 and not divides(self.store, arrays):
             for one in buckets:

@@ -203,7 +203,7 @@ class DistBackend(Backend):
         """Send at once; what is left is to wait."""
         if verb == "push" and priority is None:
             return self._pushes.start_plain(*arguments)
-        if priority is not None and verb in _CHAINED and self.chains and self.synchronous:
+        if priority is not None and verb in _CHAINED and self.chains:
             groups, outs = arguments if verb == "pushpull" else (*arguments, None)
             quick = self._quick.start(_CHAINED[verb], groups, outs, priority)
             if callable(quick):
@@ -375,7 +375,7 @@ class DistBackend(Backend):
 class AsyncDistBackend(DistBackend):
     """The same without rounds: each push counts as it arrives."""
 
-    synchronous = False
+    synchronous = chains = False
 
 
 class P3Backend(DistBackend):
