@@ -201,3 +201,14 @@ def take_usual(
     effects: Effects, members: Members, session: Session, slices: Mapping[int, SliceState], batch: Batch
 ) -> list[Record]: ...
 def applied_usual(effects: Effects, members: Members, slice: SliceState) -> bool: ...
+def count_requests(
+    slices: list[int], pushes: dict[int, int], first_rounds: dict[int, int], are_pushes: bool
+) -> list[int]: ...
+def count_answers(
+    slices: list[int],
+    rounds: list[int],
+    last: list[int],
+    complete: dict[int, int],
+    accepted: dict[int, int],
+    first_rounds: dict[int, int],
+) -> int: ...

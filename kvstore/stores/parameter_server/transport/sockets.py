@@ -280,6 +280,8 @@ class WorkerSockets(_Sockets):
         Returns other messages, each with the number of its way.
         """
         found = await_replies(ways, self._poller.descriptors, end, untils)
+        if not found:
+            return []
         messages = [(number, _read(self._codec, frames, "a server")) for number, frames in found]
         for _, message in messages:
             self._received(message, STREAM, 0)

@@ -580,18 +580,23 @@ class MachineDriver:
         messages: list[tuple[int, Message]] = []
         done, stopped = False, None
         came = time.monotonic()
+        latest = came + _QUICK
         try:
             left = call.left
-            patience = self._patience(left) if patience is None else patience
-            latest = came + max(_QUICK, patience)
+            look = _TICK if patience is None else min(patience, _TICK)
             while left and not messages:
-                end = time.monotonic() + min(patience, _TICK)
+                end = time.monotonic() + look
                 messages = call.wait(self._sockets, end)
                 now = time.monotonic()
                 stopped = self._standstill.stopped_for(now)
+                if now < end or stopped is not None:
+                    break
+                if patience is None:
+                    patience = self._patience(left)
+                    latest = came + max(_QUICK, patience)
                 before, left = left, call.left
                 came = now if left != before else came
-                if now < end or now > latest or now - came >= patience or stopped is not None:
+                if now > latest or now - came >= patience:
                     break
                 self._process.look_after_others(self)
             done = self._whole(partial(call.complete, self._machine))

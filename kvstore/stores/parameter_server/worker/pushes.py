@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 from ....arrays.grouping import Group
@@ -85,14 +84,20 @@ class Pushes:
 
     def clocks(self, keys: Sequence[DistKey]) -> list[int]:
         """Return the schedule's time of the next push of each key, if they are pushed together."""
-        return list(accumulate((key.pushes + 1 for key in keys), max, initial=self.clock))[1:]
+        clocks, last = [], self.clock
+        for key in keys:
+            if key.pushes >= last:
+                last = key.pushes + 1
+            clocks.append(last)
+        return clocks
 
     def count(self, keys: Sequence[DistKey]) -> None:
         """Count a push of keys; once it is sent, or nothing can keep it from that."""
+        pushes: dict[Any, int] = {}
         for key in keys:
-            key.pushes += 1
-        pushes = {key.key: key.pushes for key in keys}
-        self.clock = max(self.clock, max(pushes.values(), default=0))
+            pushes[key.key] = count = key.pushes = key.pushes + 1
+            if count > self.clock:
+                self.clock = count
         self.calls.note(pushes)
 
     def _send(

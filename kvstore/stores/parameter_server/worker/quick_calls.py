@@ -325,7 +325,7 @@ class QuickCall:
         self._codec = None if feedback is None else feedback.codec.compiled
         if feedback is not None and self._codec is not None:
             self._pack(ways, self._values[0], feedback, self._codec)
-        elif self._calls.memory.shares:
+        elif self._plan.large and self._calls.memory.shares:
             self._share(ways, self._values[0])
 
     def _pack(
@@ -394,18 +394,22 @@ class QuickCall:
 
         Returns other messages, each with its server.
         """
+        ways = self._ways if self._before is None else self._last_ways()
+        pairs = [(way.plan.exchange, way.stream) for way in ways]
+        untils = None
+        if until is not None:
+            own = {way.plan.server: way.plan.exchange for way in until._ways}
+            untils = [own.get(way.plan.server) for way in ways]
+        found = sockets.await_replies(pairs, end, untils)
+        return [(ways[number].plan.server, message) for number, message in found]
+
+    def _last_ways(self) -> list[ServerWay]:
+        """Return what went last to each server, of this call and of those before it."""
         last: dict[int, ServerWay] = {}
         for call in self.chain():
             for way in call._ways:
                 last.setdefault(way.plan.server, way)
-        pairs = [(way.plan.exchange, way.stream) for way in last.values()]
-        untils = None
-        if until is not None:
-            own = {way.plan.server: way.plan.exchange for way in until._ways}
-            untils = [own.get(server) for server in last]
-        found = sockets.await_replies(pairs, end, untils)
-        servers = list(last)
-        return [(servers[number], message) for number, message in found]
+        return list(last.values())
 
     def settle(self, machine: WorkerMachine) -> QuickCall | None:
         """End calls of the chain, up to the first that lacks answers; return this one, if it is left."""

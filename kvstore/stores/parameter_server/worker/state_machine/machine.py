@@ -145,7 +145,7 @@ class WorkerMachine:
         """Have the next push into a slice be that of a round of this worker's host."""
         self._servers[server].requests.pushes[slice] = round - 1
 
-    def begin_exchange(self, server: int, slices: Sequence[int], pushes: bool) -> tuple[int, int, list[int]]:
+    def begin_exchange(self, server: int, slices: list[int], pushes: bool) -> tuple[int, int, list[int]]:
         """Count one request for each slice of a server, after `allows_exchange`; the caller sends them.
 
         Returns the first sequence; bytes that were sent before; and rounds, as the server counts. Before any
@@ -156,14 +156,14 @@ class WorkerMachine:
     def end_exchange(
         self,
         server: int,
-        slices: Sequence[int],
-        rounds: Sequence[int],
-        complete: Sequence[int],
+        slices: list[int],
+        rounds: list[int],
+        last: list[int],
         nbytes: int,
         received: int,
     ) -> int:
         """Note which requests of an exchange were answered, as `RequestTable.end_exchange`."""
-        return self._servers[server].requests.end_exchange(slices, rounds, complete, nbytes, received)
+        return self._servers[server].requests.end_exchange(slices, rounds, last, nbytes, received)
 
     def adopt(
         self,

@@ -12,9 +12,9 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Hashable, Iterable, Sequence
-from itertools import repeat
 from typing import Any
 
+from ...native._native import count_answers, count_requests
 from ...protocol import messages as m
 from ...protocol.messages import FLAGS, KIND, NBYTES, PLACE, ROUND, SEQUENCE, SLICE, SPAN, Batch, Kind, Record
 from .options import WorkerOptions
@@ -130,7 +130,8 @@ class RequestTable:
     @property
     def is_empty(self) -> bool:
         """Whether nothing is under way."""
-        return not (self._queue or self._open or self._held or self.outstanding())
+        is_out = self._sent > self._answered and self._sent > self._received
+        return not (is_out or self._queue or self._open or self._held)
 
     def add(self, request: RequestInFlight, priority: int) -> None:
         """Queue a request, behind all of its slice that have not been sent."""
@@ -223,44 +224,34 @@ class RequestTable:
         if record[KIND] in _READS:
             self._reads.setdefault(record[SLICE], []).append(record[ROUND])
 
-    def begin_exchange(self, slices: Sequence[int], pushes: bool = True) -> tuple[int, int, list[int]]:
+    def begin_exchange(self, slices: list[int], pushes: bool = True) -> tuple[int, int, list[int]]:
         """Count one request for each slice, which go out another way, as all do that are under way.
 
         Returns the first sequence; bytes that were sent before; and rounds, as the server counts. There are
         at most `SPAN` slices. `end_exchange` is told of those that are answered, `adopt` gets the others.
         """
-        counts = list(map(self.pushes.get, slices, repeat(0)))  # loops of C: there may be thousands
-        if pushes:
-            counts = [count + 1 for count in counts]
-            self.pushes.update(zip(slices, counts, strict=True))
-        first_rounds = map(self.first_rounds.get, slices, repeat(0))
-        rounds = [count + before for count, before in zip(counts, first_rounds, strict=True)]
+        rounds = count_requests(slices, self.pushes, self.first_rounds, pushes)
         first = self._oldest = self._next
         self._next += len(slices)
         return first, self._sent, rounds
 
     def end_exchange(
         self,
-        slices: Sequence[int],
-        rounds: Sequence[int],
-        complete: Sequence[int],
+        slices: list[int],
+        rounds: list[int],
+        last: list[int],
         nbytes: int,
         received: int,
     ) -> int:
-        """Take answers to requests that went another way: `rounds` of pushes, and which are complete.
+        """Take answers to requests that went another way: `rounds` of pushes, and the last complete ones.
 
         Returns how many rounds more are complete; less than 0 of a server that was started again.
         """
-        first = map(self.first_rounds.get, slices, repeat(0))
-        before = sum(map(self.complete.get, slices, first))
-        self.complete.update(zip(slices, complete, strict=True))
-        if rounds:  # of pulls there are none; as `_accept`
-            last = map(max, rounds, map(self.accepted.get, slices, rounds))
-            self.accepted.update(zip(slices, last, strict=True))
         self._sent += nbytes
         self._answered += nbytes
-        self._received = max(self._received, received)
-        return sum(complete) - before
+        if received > self._received:
+            self._received = received
+        return count_answers(slices, rounds, last, self.complete, self.accepted, self.first_rounds)
 
     def adopt(
         self, requests: Iterable[RequestInFlight], end: int, now: float, priority: int | None = None
