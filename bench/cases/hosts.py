@@ -10,7 +10,13 @@ from bench.cases.dist import RESNET, DistCase, shapes_of
 
 #: Everybody who can take part, in the order of the tables; payloads within a host go through shared memory.
 PEERS = ("ours flat", "ours host", "gloo", "openmpi", "mpich", "mxnet", "cross", "cross reno", "cross-sum")
+#: A server in C that sums, on each host of one worker: what a parameter server cannot be faster than.
+SUM = "sum"
 PACKED = ("ours host 2bit", "ours by hosts 2bit")
+
+#: Large arrays of many workers leave memory for one rival at a time: ours is measured with each of them.
+CROWD, LARGE = 16, ("64 MB", RESNET)
+RIVALS = {"gloo": "gloo", "openmpi": "Open MPI", "mpich": "MPICH"}
 
 SIZES = ("4 KB", "4 MB", "64 MB", RESNET)
 HOSTS, WORKERS, GBIT, DELAYS, LOSSES = (2, 4), (1, 4), (1.0, 10.0), (0.0, 0.05, 1.0, 20.0), (0.0, 0.001)
@@ -54,12 +60,15 @@ class HostsCase(DistCase):
         So many, with as many workers each.
     gbit, delay_ms, loss : float
         What their links are like; see `Link`.
+    beside : str
+        The only rival, if there is memory for no more.
     """
 
     hosts: int = 2
     gbit: float = 1.0
     delay_ms: float = 0.0
     loss: float = 0.0
+    beside: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Say what a worker has to know: nothing of links, and no peer beside which sums are not exact."""
@@ -72,7 +81,7 @@ class HostsCase(DistCase):
 
     @property
     def job(self) -> Any:
-        return (*super().job, self.hosts, self.link)
+        return (*super().job, self.hosts, self.link, self.beside)
 
     @property
     def crossing(self) -> float:
@@ -92,19 +101,33 @@ def all_cases() -> Iterator[HostsCase]:
             for hosts in HOSTS:
                 for workers in WORKERS:
                     for gbit in GBIT:
-                        yield from (_case(size, hosts, workers, Link(gbit, delay, loss)) for size in SIZES)
+                        for size in SIZES:
+                            yield from _cases(size, hosts, workers, Link(gbit, delay, loss))
 
 
-def _case(size: str, hosts: int, workers: int, link: Link) -> HostsCase:
+def _cases(size: str, hosts: int, workers: int, link: Link) -> Iterator[HostsCase]:
+    crowded = hosts * workers >= CROWD and size in LARGE
+    peers = [name for name in PEERS if name not in RIVALS] if crowded else list(PEERS)
+    peers += [*([SUM] if workers == 1 else ()), *(PACKED if link.gbit <= 1 else ())]
+    yield _case(size, hosts, workers, link, tuple(peers))
+    for rival in RIVALS if crowded else ():
+        yield _case(size, hosts, workers, link, ("ours host", rival), rival)
+
+
+def _case(
+    size: str, hosts: int, workers: int, link: Link, peers: tuple[str, ...], beside: str = ""
+) -> HostsCase:
     at = f"{link.gbit:g} Gbit/s, {link.delay_ms:g} ms" + (f", loss {link.loss:.1%}" if link.loss else "")
+    rival = f" beside {RIVALS[beside]}" if beside else ""
     return HostsCase(
-        f"{hosts} hosts x {workers}, {at}: {size}",
+        f"{hosts} hosts x {workers}, {at}: {size}{rival}",
         shapes_of(size),
         hosts * workers,
         hosts,
-        peers=(*PEERS, *(PACKED if link.gbit <= 1 else ())),
+        peers=peers,
         hosts=hosts,
         gbit=link.gbit,
         delay_ms=link.delay_ms,
         loss=link.loss,
+        beside=beside,
     )

@@ -111,8 +111,8 @@ def probed(hosts: Hosts, link: Link) -> LinkProbe:
 
 
 def links(found: list[Measured]) -> Iterator[list[str]]:
-    """One row for each job."""
-    for case in {m.case.job: m.case for m in found}.values():
+    """One row for each kind of hosts and links."""
+    for case in {(m.case.hosts, m.case.workers, m.case.link): m.case for m in found}.values():
         there = _probed[case.job]
         relay = f"{there.relay:.2f} s" if case.link.relayed else "none: veth devices, a bridge"
         share = f"{there.bits / (1e9 * case.gbit):.3f}"

@@ -72,6 +72,7 @@ PEERS = {
         "mpich": "rival_mpi:MPIGroup",
         "cross": "crossing:Crossing",
         "cross-sum": "crossing_sum:CrossingSum",
+        "sum": "socket_sum:SocketsSum",
     },
     "training": {"torch": "worker:Training"},
 }

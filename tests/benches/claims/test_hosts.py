@@ -10,7 +10,7 @@ import pytest
 from benches.claims.test_dist import ODD, check, expected
 
 import bench
-from bench.cases.hosts import PEERS, HostsCase, Link, all_cases
+from bench.cases.hosts import PEERS, RIVALS, SUM, HostsCase, Link, all_cases
 from bench.claims import hosts as claim
 from bench.peers.dist.hosts import Hosts
 from bench.peers.dist.launch import HostsGroup
@@ -49,6 +49,18 @@ def test_cases_are_sound() -> None:
     assert {case.link.relayed for case in cases} == {True, False}
 
 
+def test_every_case_has_every_rival() -> None:
+    """Some of them in a case of their own, in a job of their own: there is no memory for more."""
+    cases = list(all_cases())
+    whole = [case for case in cases if not case.beside]
+    for case in whole:
+        beside = [one for one in cases if one.beside and one.name.startswith(f"{case.name} beside ")]
+        assert set(RIVALS) <= {*case.peers, *(one.beside for one in beside)}
+        assert len({one.job for one in (case, *beside)}) == 1 + len(beside)
+        assert all(set(one.peers) == {"ours host", one.beside} for one in beside)
+    assert {SUM in case.peers for case in whole if case.workers > case.hosts} == {False}
+
+
 def test_the_page_has_the_wire_and_the_limit() -> None:
     page = claim.CLAIM.page([made()], 60)
     assert "The wire needs 33.6 ms for 4,194,304 bytes" in page
@@ -66,7 +78,7 @@ def test_other_cases_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(compiled.compiler() is None, reason="the barrier is C")
 @pytest.mark.parametrize("link", [Link(10), Link(1, 1, 0.001)], ids=str)
-@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize("name", (*PEERS, SUM))
 def test_sums(name: str, link: Link) -> None:
     case = HostsCase("sums", ODD, 4, 2, peers=(name,))
     found = claim.CLAIM.settings([case])
