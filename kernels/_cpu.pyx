@@ -28,6 +28,7 @@ cdef extern from "run.h" nogil:
         KV_N_DTYPES
         KV_PLAIN
         KV_N_CODES
+        KV_DIVIDED
     ctypedef struct kv_coding:
         int code, packed
         float threshold

@@ -3,6 +3,9 @@
 cdef dict _codings = {kv_code_names[i].decode(): i for i in range(KV_PLAIN + 1, KV_N_CODES)}
 
 
+DIVIDED = KV_DIVIDED  # how plain numbers are coded that count divided by what takes the threshold's place
+
+
 def codings():
     """Names of the compiled codes."""
     return list(_codings)

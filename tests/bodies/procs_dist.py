@@ -25,6 +25,7 @@ import kvstore as kv
 from kvstore.observe.native import _observe as native
 from kvstore.settings.parameter_server import ps_config
 from kvstore.settings.roles import find as find_roles
+from kvstore.store import divides, start_pushpull
 from kvstore.stores.hierarchy.backend import HierarchyBackend
 from kvstore.stores.parameter_server.server.loop import ServerLoop
 from kvstore.stores.parameter_server.transport import stream_client
@@ -264,6 +265,32 @@ def chains(seed: int, servers: int) -> list[int]:
     store.barrier()
     store.close()
     return found
+
+
+def quotients() -> None:
+    """Divided values have the bits of a division before the sum, by whatever, and however they travel."""
+    store, n = opened(slice_bytes=65_536), [1, 5000, 70_000, 400_000, 1_000_003]
+    keys = [f"q{size}" for size in n]
+    store.init(keys, [np.zeros(size, F) for size in n])
+    homes = [store.empty(key) for key in keys]
+    for step, divisors in enumerate([(2, 2, 2), (3, 3, 3), (1, 1, 1), (2, 1, 2), (3, 4, 3), (4, 4, 4)] * 2):
+        parts = [[draw("float32", size, 10 * step + rank) for rank in range(store.num_workers)] for size in n]
+        mine = [part[store.rank].copy() for part in parts] if step % 3 else homes
+        outs = [np.empty(size, F) for size in n] if step % 4 == 1 else mine
+        for value, part in zip(mine, parts, strict=True):
+            value[...] = part[store.rank]
+        assert divides(store, mine)
+        given = None if outs is mine else outs
+        start_pushpull(store, keys, mine, given, divisors[store.rank], waits=step % 2 == 0).wait()
+        for out, part, value in zip(outs, parts, mine, strict=True):
+            wanted = total([one / F(divisor) for one, divisor in zip(part, divisors, strict=True)])
+            assert_same_bits(out, wanted)
+            assert given is None or value.tobytes() == part[store.rank].tobytes()
+    mine, out = [np.full(size, 3, F) for size in (1, 5000)], np.empty(5000, F)
+    start_pushpull(store, keys[:2], mine, [[], out], 2).wait()
+    assert (out == 1.5 * store.num_workers).all() and (mine[0] == 3).all()
+    store.barrier()
+    store.close()
 
 
 def _count_chained() -> list[int]:

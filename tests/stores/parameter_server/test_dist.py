@@ -195,6 +195,11 @@ def test_asynchronous_calls_one_behind_the_other(
     assert any(chained for chained, _ in found)
 
 
+@pytest.mark.parametrize("variables", [SYNC, BY_FRAME, {**SYNC, "KVSTORE_STREAMS": "0"}], ids=repr)
+def test_values_that_count_divided(served: Served, variables: dict[str, str]) -> None:
+    run(served(3, 2, **variables), OWN, "quotients")
+
+
 @pytest.mark.parametrize("variables", [SYNC, BY_FRAME], ids=["memory", "frames"])
 def test_many_operations_of_one_key_on_the_way(served: Served, variables: dict[str, str]) -> None:
     run(served(2, 1, **variables), OWN, "many_on_the_way", 200)

@@ -29,7 +29,7 @@ typedef struct {
 
 static inline kv_coding kp_coding_of(uint8_t coding, double threshold)
 {
-    return (kv_coding){.code = coding, .packed = 1, .threshold = (float)threshold};
+    return (kv_coding){.code = coding, .packed = coding < KV_N_CODES, .threshold = (float)threshold};
 }
 
 /* Whether the sum of what this code packs may stay packed. */

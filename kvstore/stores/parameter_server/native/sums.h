@@ -46,17 +46,26 @@ static uint32_t kp_version(const kp_value *v)
     return v->sums ? 0 : v->plan.version;
 }
 
-/* Whether a part is one for the value: plain elements, or packed as the first part is. */
+/* Whether plain elements count as they are, or divided. */
+static int kp_is_unpacked(const kp_record *r)
+{
+    return !r->coding || r->coding == KV_DIVIDED;
+}
+
+/* Whether a part is one for the value: plain elements, or packed or divided as the first part is. */
 static int kp_fits(const kp_value *v, const kp_part *part, const kp_record *first)
 {
     const kp_record *r = &part->request;
     uint64_t nbytes = (uint64_t)v->nbytes, unit = (uint64_t)kv_itemsize[v->dtype];
     if (r->coding) {
-        if (v->dtype != KV_F32 || r->coding >= KV_N_CODES || r->threshold != first->threshold)
+        if (v->dtype != KV_F32 || r->coding > KV_DIVIDED || r->threshold != first->threshold)
             return 0;
-        nbytes = (uint64_t)kv_encoded_bytes(r->coding, v->n);
+        if (r->coding == KV_DIVIDED && !(r->threshold > 0))
+            return 0;
         unit = 4; /* whole words of 32 bits */
     }
+    if (!kp_is_unpacked(r))
+        nbytes = (uint64_t)kv_encoded_bytes(r->coding, v->n);
     return part->at && r->coding == first->coding && r->rows == -1 && r->version <= kp_version(v) &&
            r->clock < KP_MOST_CLOCK && r->nbytes == nbytes && (uintptr_t)part->at % unit == 0;
 }
@@ -98,7 +107,7 @@ static int kp_target(const kp_value *v, const kp_open *open)
 static int kp_is_out(const kp_sums *sums, const kp_part *part)
 {
     const kp_record *r = &part->request;
-    return !sums->keeps_parts && r->flags == KP_IN_PLACE && r->place == KP_SHARED && !r->coding;
+    return !sums->keeps_parts && r->flags == KP_IN_PLACE && r->place == KP_SHARED && kp_is_unpacked(r);
 }
 
 /* What an item needs besides if the round updates the value. */

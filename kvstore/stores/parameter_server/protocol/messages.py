@@ -31,7 +31,7 @@ COPIED = 16 * 1024
 SPAN = 65536
 
 #: Version of everything in this file; processes of another version are refused.
-PROTOCOL = 8
+PROTOCOL = 9
 
 
 class Kind(enum.IntEnum):
@@ -76,7 +76,7 @@ class Record(NamedTuple):
     version: int = 0
     #: The highest number of pushes into any key of this worker; the schedule's time. Of a round the highest.
     clock: int = 0
-    #: 0: plain elements; else `kernels.cpu.coding`.
+    #: 0: plain elements; `kernels.cpu.DIVIDED`: these count divided by `threshold`; else a codec's number.
     coding: int = 0
     threshold: float = 0.0
     #: Row-sparse payloads: int64 ids of so many rows, then the rows; else -1.

@@ -17,8 +17,9 @@ from ...entry import Array
 class Payload(NamedTuple):
     """What a worker sends for a slice.
 
-    Plain elements in native byte order, packed ones (`coding` and `threshold` as `kernels.cpu.Coded` takes
-    them), or rows of a table. The memory is only read, and not looked at again after the call.
+    Plain elements in native byte order, which count divided by `threshold` if `coding` is `cpu.DIVIDED`;
+    packed ones (`coding` and `threshold` as `kernels.cpu.Coded` takes them); or rows of a table. The memory
+    is only read, and not looked at again after the call.
     """
 
     #: A buffer; for rows one with the int64 ids and then the rows, or a pair of buffers. An exception where
@@ -67,6 +68,8 @@ def not_kept(key: Key, round: int) -> KVStoreError:
 
 def plain(payload: Payload, dtype: np.dtype[Any], size: int) -> Array:
     """View a payload as `size` elements, copied where it is not aligned; ShapeError: it has another size."""
+    if payload.coding == cpu.DIVIDED:
+        return _quotients(payload, dtype, size)
     if payload.coding:
         _check_packed(dtype)
         restored = np.empty(size, np.float32)
@@ -101,7 +104,7 @@ def summands(
     """
     codes = {(payload.coding, payload.threshold) for _, payload in parts}
     coding, threshold = codes.pop()
-    if codes or not coding:  # plain, or workers that pack in different ways
+    if codes or coding in (0, cpu.DIVIDED):  # plain, or workers that pack in different ways
         return [plain(payload, dtype, size) for _, payload in parts]
     _check_packed(dtype)
     return cpu.Coded(coding, threshold, size, [_packed(payload, size) for _, payload in parts], packed=True)
@@ -148,6 +151,13 @@ def _typed(data: Array, dtype: np.dtype[Any], size: int) -> Array:
         )
     typed = data.view(dtype)
     return typed if typed.flags.aligned else data.copy().view(dtype)
+
+
+def _quotients(payload: Payload, dtype: np.dtype[Any], size: int) -> Array:
+    if dtype != np.float32 or not payload.threshold > 0:
+        raise DTypeError(f"elements of {dtype} cannot count divided by {payload.threshold}")
+    elements = _typed(_bytes(payload.data), dtype, size)
+    return np.divide(elements, np.float32(payload.threshold), out=np.empty_like(elements))
 
 
 def _check_packed(dtype: np.dtype[Any]) -> None:

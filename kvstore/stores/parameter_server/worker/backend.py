@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ....arrays.grouping import Group, Key
 from ....arrays.host import name_of
@@ -167,9 +169,15 @@ class DistBackend(Backend):
         """Wait for the rounds that this worker has pushed into, and receive."""
         self._pulls.start(groups, ignore_sparse)()
 
-    def pushpull(self, groups: list[Group], outs: list[Group] | None) -> None:
+    def pushpull(self, groups: list[Group], outs: list[Group] | None, divisor: int = 1) -> None:
         """Send, and receive what becomes of it."""
-        self._start_pushpull(groups, outs)()
+        self._start_pushpull(groups, outs, divisor)()
+
+    def can_divide(self, values: Iterable[Any]) -> bool:
+        """Whether servers sum these values divided: plain ones, of the type that kernels divide."""
+        return self.feedback is None and all(
+            type(value) is np.ndarray and value.dtype == np.float32 for value in values
+        )
 
     def quick_pushpull(self, key: Any, value: Any, out: Any) -> bool | Finish:
         """Dense keys with plain arrays; a compiled codec may pack them."""
@@ -204,8 +212,8 @@ class DistBackend(Backend):
         if verb == "push" and priority is None:
             return self._pushes.start_plain(*arguments)
         if priority is not None and verb in _CHAINED and self.chains:
-            groups, outs = arguments if verb == "pushpull" else (*arguments, None)
-            quick = self._quick.start(_CHAINED[verb], groups, outs, priority)
+            groups, outs, *divisor = arguments if verb == "pushpull" else (*arguments, None)
+            quick = self._quick.start(_CHAINED[verb], groups, outs, priority, *divisor)
             if callable(quick):
                 return quick
         starts: dict[str, Callable[..., Finish]] = {
@@ -216,11 +224,15 @@ class DistBackend(Backend):
         }
         return starts[verb](*arguments, priority=priority or 0)
 
-    def _start_pushpull(self, groups: list[Group], outs: list[Group] | None, priority: int = 0) -> Finish:
+    def _start_pushpull(
+        self, groups: list[Group], outs: list[Group] | None, divisor: int = 1, priority: int = 0
+    ) -> Finish:
         """Send; what is left to do is to receive."""
         dense, sparse = self._pushes.checked(groups)
         targets = dict(groups if outs is None else outs)
         if sparse or set(targets) != {key for key, values in groups if values}:
+            if divisor > 1:
+                groups = [(key, [value / divisor for value in values]) for key, values in groups]
             self._pulls.check_outs(list(targets.items()))
             self._pushes.start(groups, priority)()
             rest = [(key, arrays) for key, arrays in targets.items() if arrays]
@@ -229,7 +241,7 @@ class DistBackend(Backend):
         wanted = [(key, values, self._pulls.targets(key, targets[key.key], later)) for key, values in dense]
         later.keep_apart(wanted)
         fills = [(key, values, self._pulls.fill(key, values, outs)) for key, values, outs in wanted]
-        operation = self._pushes.start_pushpull(fills, priority)
+        operation = self._pushes.start_pushpull(fills, priority, divisor)
         return delivering(partial(self._client.finish, operation, "a pushpull"), later, self._client)
 
     # ---------------------------------------------------------------------------------------------- updates
@@ -376,6 +388,10 @@ class AsyncDistBackend(DistBackend):
     """The same without rounds: each push counts as it arrives."""
 
     synchronous = chains = False
+
+    def can_divide(self, values: Iterable[Any]) -> bool:
+        """Not without rounds."""
+        return False
 
 
 class P3Backend(DistBackend):

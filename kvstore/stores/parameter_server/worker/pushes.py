@@ -73,10 +73,12 @@ class Pushes:
             return _nothing
         return partial(self.client.finish, operation, "a push")
 
-    def start_pushpull(self, fills: Sequence[DensePart], priority: int = 0) -> PendingOperation:
-        """Send a pushpull of dense keys, which `checked` has passed."""
+    def start_pushpull(
+        self, fills: Sequence[DensePart], priority: int = 0, divisor: int = 1
+    ) -> PendingOperation:
+        """Send a pushpull of dense keys, which `checked` has passed; values count divided."""
         self.client.check_writing()
-        return self._send(Kind.PUSHPULL, fills, [], priority)
+        return self._send(Kind.PUSHPULL, fills, [], priority, divisor)
 
     def are_few_open(self, keys: Iterable[DistKey]) -> bool:
         """Whether servers take these pushes at once, as far as is known."""
@@ -101,7 +103,12 @@ class Pushes:
         self.calls.note(pushes)
 
     def _send(
-        self, kind: Kind, dense: Sequence[DensePart], sparse: SparsePushes, priority: int = 0
+        self,
+        kind: Kind,
+        dense: Sequence[DensePart],
+        sparse: SparsePushes,
+        priority: int = 0,
+        divisor: int = 1,
     ) -> PendingOperation:
         """Send a call, which counts once nothing can keep it from that; before, nothing is changed."""
         keys = [key for key, _, _ in dense] + [key for key, _ in sparse]
@@ -111,7 +118,7 @@ class Pushes:
         requests: list[Request] = []
         for key, values, outs in dense:
             if self.feedback is None:
-                requests += self.slices.dense(key, values, next(heads), outs)
+                requests += self.slices.dense(key, values, next(heads), outs, divisor)
             else:
                 requests += self.slices.packed(key, values, next(heads), outs, self.feedback, then)
         for key, rows in sparse:

@@ -80,12 +80,12 @@ class QuickCalls:
         return self.begun(QuickCall(self, plan, values, outs))
 
     def start(
-        self, kind: Kind, groups: list[Group], outs: list[Group] | None, priority: int
+        self, kind: Kind, groups: list[Group], outs: list[Group] | None, priority: int, divisor: int = 1
     ) -> bool | Finish:
-        """As `pushpull` and `push`, behind other calls that were started so."""
+        """As `pushpull` and `push`, behind other calls that were started so; values count divided."""
         names = [key for key, _ in groups]
         plan = self._plan(kind, names)
-        if plan is None or not self.may_push(plan):
+        if plan is None or not self.may_push(plan) or (divisor > 1 and not plan.is_float32):
             return False
         in_place = kind == Kind.PUSHPULL and outs is None
         values = _sole(plan, names, groups, in_place)
@@ -93,7 +93,7 @@ class QuickCalls:
         if values is None or (targets is None and kind == Kind.PUSHPULL):
             return False
         call = QuickCall(self, plan, values, targets)
-        call.chained, call.priority = True, priority
+        call.chained, call.priority, call.divisor = True, priority, divisor
         return self.begun(call)
 
     def push(self, names: Any, value: Any) -> bool | Finish:
@@ -191,8 +191,8 @@ class QuickCall:
 
     __slots__ = (
         "_before", "_calls", "_clocks", "_codec", "_outs", "_packed", "_plan", "_pushes", "_shared",
-        "_shares", "_values", "_version", "_ways", "awaited", "chained", "ended", "half_begun", "kept",
-        "let_go", "operation", "priority", "sent", "thread",
+        "_shares", "_values", "_version", "_ways", "awaited", "chained", "divisor", "ended", "half_begun",
+        "kept", "let_go", "operation", "priority", "sent", "thread",
     )  # fmt: skip
 
     def __init__(
@@ -225,6 +225,8 @@ class QuickCall:
         #: Whether others of the kind may go before and after it; and whether it has all answers.
         self.chained = self.ended = False
         self.priority = 0
+        #: What the values that are pushed count divided by.
+        self.divisor = 1
         #: The thread that has begun it, and whether that waits for it.
         self.thread = 0
         self.awaited = False
@@ -325,8 +327,11 @@ class QuickCall:
         self._codec = None if feedback is None else feedback.codec.compiled
         if feedback is not None and self._codec is not None:
             self._pack(ways, self._values[0], feedback, self._codec)
-        elif self._plan.large and self._calls.memory.shares:
+            return
+        if self._plan.large and self._calls.memory.shares:
             self._share(ways, self._values[0])
+        for way in ways if self.divisor > 1 else ():
+            way.plan.exchange.divide(self.divisor)
 
     def _pack(
         self, ways: list[ServerWay], values: list[Array], feedback: Feedback, codec: tuple[int, float]
@@ -513,7 +518,7 @@ class QuickCall:
             if self._packed is not None and self._codec is not None:
                 yield from slices.coded(key, self._packed.words[at], head, take, self._codec)
             elif values:
-                yield from slices.placed(key, values[0], head, take, self._shared.get(at))
+                yield from slices.placed(key, values[0], head, take, self._shared.get(at), self.divisor)
             elif take is not None:
                 yield from read_requests(key, Kind.PULL, take)
 

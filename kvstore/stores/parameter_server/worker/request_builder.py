@@ -39,14 +39,12 @@ class RequestBuilder:
         self._memory = memory
 
     def dense(
-        self, key: DistKey, values: list[Array], head: PushHeader, take: FillOuts | None
+        self, key: DistKey, values: list[Array], head: PushHeader, take: FillOuts | None, divisor: int = 1
     ) -> Iterator[Request]:
-        """Send the sum of values; they stay as they are until all is answered."""
+        """Send the sum of values, which counts divided; they stay as they are until all is answered."""
         shared = self._memory.put(key, values, head.kind != Kind.ASSIGN)
-        data = None
-        if shared is None:
-            data = as_bytes(self._summed(key, values))
-        yield from self._cut(key, data, key.dtype.itemsize * 8, head, take, shared)
+        value = values[0] if shared is not None else self._summed(key, values)
+        yield from self.placed(key, value, head, take, shared, divisor)
 
     def _summed(self, key: DistKey, values: list[Array]) -> Array:
         """Return the sum of values; a single one itself."""
@@ -64,10 +62,12 @@ class RequestBuilder:
         head: PushHeader,
         take: FillOuts | None,
         shared: SharedPayload | None,
+        divisor: int = 1,
     ) -> Iterator[Request]:
         """Push a value that lies in shared memory, or is sent; it stays as it is until all is answered."""
         data = as_bytes(value) if shared is None else None
-        return self._cut(key, data, key.dtype.itemsize * 8, head, take, shared)
+        coding = (cpu.DIVIDED, float(divisor)) if divisor > 1 else (0, 0.0)
+        return self._cut(key, data, key.dtype.itemsize * 8, head, take, shared, *coding)
 
     def packed(
         self,
@@ -157,7 +157,7 @@ def _flag(take: FillOuts | None, shared: SharedPayload | None, coding: int) -> i
         return 0
     if shared is not None:
         return IN_PLACE if shared.own and take.in_place else 0
-    return PACKED if coding else 0
+    return PACKED if coding and coding != cpu.DIVIDED else 0
 
 
 def split_rows(key: DistKey, ids: Array) -> Iterator[tuple[Slice, int, int]]:

@@ -98,6 +98,7 @@ class Program:
         self.sent: dict[int, list[tuple[Record, Any]]] = {rank: [] for rank in range(workers)}
         self.later: list[tuple[int, list[Record], list[Any]]] = []
         self.rests = False
+        self.divides = not self.packs and random.Random(-seed).random() < 0.3
         self.version = self.clock = 0
         self.rule: tuple[str, dict[str, Any], dict[str, Any]] | None = None
         self.kept: dict[int, bytes] = {}
@@ -141,6 +142,11 @@ class Program:
             data = self.data.integers(0, 256, size, np.uint8)
             other = chance.random() < (0.03 if self.packs else 0.2)
             record = record._replace(coding=TWO_BIT, threshold=0.25 if other else self.threshold)
+        elif pushes and SHAPES[record.slice][1] == "float32" and self.divides:
+            other = chance.random() < 0.1
+            record = record._replace(
+                coding=cpu.DIVIDED, threshold=chance.choice([3.0, 0.0]) if other else 4.0
+            )
         if pushes and data.nbytes and self.shares and chance.random() < 0.4:
             worker = self.server.workers[rank]
             block = worker.pool.take(data.nbytes)
@@ -153,7 +159,7 @@ class Program:
             ), None
         if pushes and chance.random() < 0.02:
             data = data[:-1]
-        if record.coding and record.kind == K.PUSHPULL and chance.random() < 0.8:
+        if record.coding == TWO_BIT and record.kind == K.PUSHPULL and chance.random() < 0.8:
             record = record._replace(flags=m.PACKED)
         return record._replace(place=P.FRAME, nbytes=data.nbytes), data
 

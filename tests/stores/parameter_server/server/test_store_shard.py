@@ -503,6 +503,8 @@ def test_a_rule_for_whole_keys_and_a_key_in_parts(key: str) -> None:
         (Payload(bytes(39)), kv.ShapeError),
         (Payload(bytes(44)), kv.ShapeError),
         (Payload(bytes(40), coding=99), kv.DTypeError),
+        (Payload(bytes(40), coding=cpu.DIVIDED), kv.DTypeError),
+        (Payload(bytes(39), coding=cpu.DIVIDED, threshold=2.0), kv.ShapeError),
         (Payload(kv.ProtocolError("gone")), kv.ProtocolError),
         (Payload(bytes(40), coding=cpu.coding("two_bit"), threshold=0.5), kv.ShapeError),
     ],
@@ -522,10 +524,27 @@ def test_a_wrong_payload_spoils_its_own_round_only(payload: Payload, error: type
     assert (shards.pull("b") == 1).all()
 
 
-def test_packed_values_of_other_types_are_refused() -> None:
+def test_values_that_count_divided() -> None:
+    shards = StoreShards(1)
+    shards.init("w", np.zeros(10, np.float32))
+    ten = np.arange(10, dtype=np.float32)
+    for round_, (one, other) in enumerate([(2.0, 2.0), (3.0, 3.0), (3.0, 4.0), (2.0, 0.0)], 1):
+        parts = [
+            (rank, Payload(bytes(ten + rank), cpu.DIVIDED if divisor else 0, divisor))
+            for rank, divisor in enumerate((one, other))
+        ]
+        assert shards.shards[0].rounds.apply(
+            [SliceUpdate(shards.entries["w"].slices[0].id, round_, parts)]
+        ) == [None]
+        wanted = ten / np.float32(one) + (ten + 1) / np.float32(other or 1)
+        assert shards.pull("w").tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("coding", [cpu.coding("two_bit"), cpu.DIVIDED])
+def test_coded_values_of_other_types_are_refused(coding: int) -> None:
     shards = StoreShards(1)
     shards.init("w", np.zeros(32, np.float64))
-    payload = Payload(bytes(8), cpu.coding("two_bit"), 0.5)
+    payload = Payload(bytes(8), coding, 0.5)
     results = shards.shards[0].rounds.apply(
         [SliceUpdate(shards.entries["w"].slices[0].id, 1, [(0, payload)])]
     )

@@ -18,6 +18,7 @@ cdef extern from "exchange.h" nogil:
         KP_PULL_ROWS
         KV_PLAIN
         KV_N_CODES
+        KV_DIVIDED
     const int *kv_code_bits
     Py_ssize_t kv_encoded_bytes(int code, Py_ssize_t n)
     struct pollfd:
@@ -318,6 +319,13 @@ cdef class Exchange:
                 end = end // 4 * kv_code_bits[code] // 8
             part.from_ = <const char *>from_[part.key] + begin
             part.carried = end - begin
+
+    def divide(self, double divisor):
+        """Push arrays of float32 that count divided."""
+        self.check_dense()
+        if self.arrays is None or self.x.kind == KP_PULL or self.x.coding != KV_PLAIN or not divisor > 0:
+            raise ValueError("no plain values are pushed, or the divisor is not positive")
+        self.x.coding, self.x.threshold = KV_DIVIDED, divisor
 
     def follow(self, Exchange before):
         """Read answers to another exchange, too, which is sent before this one, and may follow another one."""

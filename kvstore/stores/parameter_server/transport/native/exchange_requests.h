@@ -7,7 +7,7 @@
 /* Whether answers may be packed: of a pull, and where what is pushed is. */
 static int kp_takes_packed(const kp_exchange *x)
 {
-    return x->kind == KP_PULL || (x->kind == KP_PUSHPULL && x->coding);
+    return x->kind == KP_PULL || (x->kind == KP_PUSHPULL && x->coding && x->coding != KV_DIVIDED);
 }
 
 /* Whether the value that answers a part is read where the server has it. */

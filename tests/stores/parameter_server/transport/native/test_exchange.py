@@ -212,6 +212,41 @@ def test_requests_are_those_of_the_usual_way(
     pair.close()
 
 
+@given(SHAPES, st.sampled_from([2.0, 3.0]), st.sampled_from([Kind.PUSH, Kind.PUSHPULL]))
+@settings(max_examples=40, deadline=None)
+def test_values_that_count_divided(sender: Sender, sizes: list[int], divisor: float, kind: Kind) -> None:
+    """They are sent as they are, and answered by plain ones."""
+    pair = Pair(sender, sizes, kind=kind)
+    assert pair.set(pair.value, pair.out)
+    pair.exchange.divide(divisor)
+    rounds = [at + 4 for at in range(len(sizes))]
+    assert pair.stream.begin(pair.exchange, rounds, [CLOCK], 1, 0, EPOCH, VERSION)
+    found: list[bytes] = []
+    while len(found) < len(sizes):
+        batch = batch_of(CODEC.decode(receive(pair.server)))
+        for record in batch.records:
+            assert (record.coding, record.threshold, record.flags) == (cpu.DIVIDED, divisor, 0)
+            found.append(bytes(memoryview(batch.frames[record.frame])[record.offset :][: record.nbytes]))
+    assert b"".join(found) == pair.value.tobytes()
+    assert pair.set(pair.value, pair.out)  # of the next call nothing is divided
+    pair.exchange.divide(divisor)
+    pair.close()
+
+
+def test_what_cannot_count_divided(sender: Sender) -> None:
+    pull, push = Pair(sender, [8], kind=Kind.PULL), Pair(sender, [8])
+    for pair, divisor in ((pull, 2.0), (push, 0.0), (push, float("nan"))):
+        assert pair.set(pair.value, pair.out)
+        with pytest.raises(ValueError, match="no plain values"):
+            pair.exchange.divide(divisor)
+    words = np.zeros(cpu.encoded_bytes(1, 2), np.uint8)
+    push.exchange.pack(1, 0.5, address(words), words)
+    with pytest.raises(ValueError, match="no plain values"):
+        push.exchange.divide(2.0)
+    for pair in (pull, push):
+        pair.close()
+
+
 @given(st.sampled_from(cpu.codings()), st.lists(st.integers(1, 9), max_size=3), st.integers(1, 40_000))
 @settings(max_examples=60, deadline=None)
 def test_packed_values_are_pushed_as_in_the_usual_way(
