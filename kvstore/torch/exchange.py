@@ -204,7 +204,8 @@ def _mark(value: Any, divisor: int) -> None:
     first = value.reshape(-1)[:1]
     first += 0.0
     if divisor > 1:  # of float32, as the quotient; NumPy 1 would make it wider
-        first[first / np.float32(divisor) == 0] = 0.0
+        with np.errstate(all="ignore"):
+            first[first / np.float32(divisor) == 0] = 0.0
 
 
 def _is_nothing(total: Any) -> bool:

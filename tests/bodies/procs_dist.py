@@ -289,6 +289,15 @@ def quotients() -> None:
     mine, out = [np.full(size, 3, F) for size in (1, 5000)], np.empty(5000, F)
     start_pushpull(store, keys[:2], mine, [[], out], 2).wait()
     assert (out == 1.5 * store.num_workers).all() and (mine[0] == 3).all()
+    store.init("half", np.zeros(8, np.float16))
+    assert not divides(store, [np.zeros(8, np.float16)])
+    with pytest.raises(kv.DTypeError):
+        start_pushpull(store, ["half"], [np.full(8, 3, F)], None, 2).wait()
+    store.barrier()
+    store.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+    value = np.full(70_000, 0.8, F)  # 0.4 is too little to be sent
+    start_pushpull(store, keys[2:3], [value], None, 2).wait()  # as a codec set since the division was planned
+    assert not value.any()
     store.barrier()
     store.close()
 

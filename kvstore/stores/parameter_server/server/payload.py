@@ -157,7 +157,8 @@ def _quotients(payload: Payload, dtype: np.dtype[Any], size: int) -> Array:
     if dtype != np.float32 or not payload.threshold > 0:
         raise DTypeError(f"elements of {dtype} cannot count divided by {payload.threshold}")
     elements = _typed(_bytes(payload.data), dtype, size)
-    return np.divide(elements, np.float32(payload.threshold), out=np.empty_like(elements))
+    with np.errstate(all="ignore"):  # a signalling NaN is a value like any other
+        return np.divide(elements, np.float32(payload.threshold), out=np.empty_like(elements))
 
 
 def _check_packed(dtype: np.dtype[Any]) -> None:

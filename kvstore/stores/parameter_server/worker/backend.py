@@ -230,9 +230,12 @@ class DistBackend(Backend):
         """Send; what is left to do is to receive."""
         dense, sparse = self._pushes.checked(groups)
         targets = dict(groups if outs is None else outs)
-        if sparse or set(targets) != {key for key, values in groups if values}:
-            if divisor > 1:
-                groups = [(key, [value / divisor for value in values]) for key, values in groups]
+        apart = bool(sparse) or set(targets) != {key for key, values in groups if values}
+        if divisor > 1 and (apart or self.feedback is not None):  # a codec was set meanwhile
+            with np.errstate(all="ignore"):
+                quotients = [(key, [value / divisor for value in values]) for key, values in groups]
+            return self._start_pushpull(quotients, list(targets.items()), 1, priority)
+        if apart:
             self._pulls.check_outs(list(targets.items()))
             self._pushes.start(groups, priority)()
             rest = [(key, arrays) for key, arrays in targets.items() if arrays]

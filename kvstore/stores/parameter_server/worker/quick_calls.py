@@ -85,7 +85,7 @@ class QuickCalls:
         """As `pushpull` and `push`, behind other calls that were started so; values count divided."""
         names = [key for key, _ in groups]
         plan = self._plan(kind, names)
-        if plan is None or not self.may_push(plan) or (divisor > 1 and not plan.is_float32):
+        if plan is None or not self.may_push(plan) or (divisor > 1 and self.pushes.feedback is not None):
             return False
         in_place = kind == Kind.PUSHPULL and outs is None
         values = _sole(plan, names, groups, in_place)

@@ -540,6 +540,18 @@ def test_values_that_count_divided() -> None:
         assert shards.pull("w").tobytes() == wanted.tobytes()
 
 
+def test_signalling_nans_that_count_divided_warn_nobody() -> None:
+    shards = StoreShards(1)
+    shards.init("w", np.zeros(2, np.float32))
+    signalling = np.array([0x7F800001, 0x3F800000], np.uint32).tobytes()
+    parts = [(0, Payload(signalling, cpu.DIVIDED, 2.0)), (1, Payload(bytes(8), cpu.DIVIDED, 3.0))]
+    with np.errstate(all="raise"):
+        results = shards.shards[0].rounds.apply([SliceUpdate(shards.entries["w"].slices[0].id, 1, parts)])
+    assert results == [None]
+    assert np.isnan(shards.pull("w")[0])
+    assert shards.pull("w")[1] == 0.5
+
+
 @pytest.mark.parametrize("coding", [cpu.coding("two_bit"), cpu.DIVIDED])
 def test_coded_values_of_other_types_are_refused(coding: int) -> None:
     shards = StoreShards(1)
