@@ -237,7 +237,8 @@ class Engine:
         self._thread: threading.Thread | None = None
         self._threads: set[threading.Thread] = set()  # that one, and those that run what is urgent
         self._announced: set[object] = set()
-        self._inside: set[int] = set()
+        #: Threads in a part of an operation that needs no lock.
+        self.threads_inside: set[int] = set()
         self.turns = Turns(self.exclusive)
         #: True while any task is unfinished; read without the lock by callers that only want to skip a wait.
         self.busy = False
@@ -324,18 +325,18 @@ class Engine:
     def nested(self) -> bool:
         """Whether the caller's thread is within an operation: it has the lock, or needs none."""
         lock: Any = self.exclusive
-        return bool(lock._is_owned()) or threading.get_ident() in self._inside
+        return bool(lock._is_owned()) or threading.get_ident() in self.threads_inside
 
     def run_inside(self, run: Callable[..., Any], *arguments: Any) -> Any:
         """Run a part of an operation that needs no lock, and may call an updater."""
         me = threading.get_ident()
-        if me in self._inside:
+        if me in self.threads_inside:
             return run(*arguments)
         try:
-            self._inside.add(me)
+            self.threads_inside.add(me)
             return run(*arguments)
         finally:
-            self._inside.discard(me)
+            self.threads_inside.discard(me)
 
     def run_now(self, run: Callable[[], Any], what: str) -> Work:
         """Run at once, ahead of everything that is queued; for calls from inside an operation."""

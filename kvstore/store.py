@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, SupportsIndex, TypeVar
 
@@ -400,7 +401,7 @@ class KVStore(KVStoreBase):
         """
         self._check_open()
         check_whole_steps(self._backend.no_steps, self._type)
-        thread = threading.get_ident()
+        thread = get_ident()
         if thread in self._steps:
             raise ConfigError("this thread is in a step of this store already; steps do not nest")
         step = self._steps[thread] = Step()
@@ -412,7 +413,7 @@ class KVStore(KVStoreBase):
 
     def _own_step(self, async_op: bool) -> Step | None:
         """Return the step that the calling thread is in."""
-        step = self._steps.get(threading.get_ident())
+        step = self._steps.get(get_ident())
         if step is not None:
             refuse_async(async_op)
         return step
@@ -936,24 +937,28 @@ class KVStore(KVStoreBase):
         return run
 
     def _quickly(self, key: Any, value: Any, out: Any, verb: str = "pushpull") -> bool:
-        """Do a usual call in few steps, if nothing is under way and no other thread is inside."""
-        kind = type(key)
-        several = kind is list and self._backend.quick_lists
-        if (kind is not str and kind is not int and not several) or self._engine.busy:
+        """Do a usual call in few steps, if nothing is under way and no other thread is inside.
+
+        Functions are written out here: beside other processes caches are cold, and each call takes 3 µs.
+        """
+        kind, backend, engine = type(key), self._backend, self._engine
+        several = kind is list and backend.quick_lists
+        if (kind is not str and kind is not int and not several) or engine.busy:
             return False
-        lock, turns, done = self._engine.exclusive, self._engine.turns, None
+        lock, turns, done, me, enters = engine.exclusive, engine.turns, None, get_ident(), False
+        taken = turns.taken
         try:
             try:
-                if not lock.acquire(False) or (turns.taken and (several or key in turns.taken)):
+                if not lock.acquire(False) or (taken and (several or key in taken)):
                     return False
                 if verb == "pushpull":
-                    done = self._backend.quick_pushpull(key, value, out)
+                    done = backend.quick_pushpull(key, value, out)
                 elif verb == "push":
-                    done = self._backend.quick_push(key, value)
+                    done = backend.quick_push(key, value)
                 elif verb == "row_sparse_pull":
-                    done = self._backend.quick_row_sparse_pull(key, out, value)
+                    done = backend.quick_row_sparse_pull(key, out, value)
                 else:
-                    done = self._backend.quick_pull(key, out)
+                    done = backend.quick_pull(key, out)
                 if not done:
                     return False
                 if done is counted:
@@ -961,25 +966,29 @@ class KVStore(KVStoreBase):
                 if done is True:
                     self._counters.count(_CALL[verb])
                     return True
-                if self._backend.takes_turns:
-                    turns.take([key], 0)
+                if backend.takes_turns:
+                    taken[key] = me
+                    enters = me not in engine.threads_inside
             finally:
                 try:  # noqa: SIM105 - a context manager is a step of its own
                     lock.release()
                 except RuntimeError:
                     pass
-            if self._backend.takes_turns:
-                self._engine.run_inside(done)
-            else:
-                done()
-            self._count(verb)
+            if enters:
+                engine.threads_inside.add(me)
+            done()
+            self._counters.count(_CALL[verb])
             return True
         except BaseException as error:
-            self._backend.give_up_quick(error)
+            backend.give_up_quick(error)
             raise
         finally:
-            if done and done is not True and done is not counted and self._backend.takes_turns:
-                turns.leave([key])
+            if enters:
+                engine.threads_inside.discard(me)
+            if done and backend.takes_turns and taken.get(key) == me:
+                del taken[key]
+                if turns.waiting:
+                    turns.tell()
 
     def _do_all(self, run: Callable[[], Any]) -> Any:
         """Run now, behind everything that is still under way."""

@@ -23,7 +23,8 @@ class Turns:
         self.taken: dict[Hashable, int] = {}
         self._lock = lock
         self._free = threading.Condition(lock)
-        self._waiting = 0
+        #: How many threads wait for a turn.
+        self.waiting = 0
 
     def take(self, keys: Sequence[Hashable], timeout: float) -> None:
         """Wait until no other thread is busy with any of the keys, and keep others from them; locked."""
@@ -38,9 +39,13 @@ class Turns:
         for key in keys:
             if taken.get(key) == me:
                 del taken[key]
-        if self._waiting:
-            with self._lock:  # of the condition, which is entered in Python code: Ctrl-C would leave it taken
-                self._free.notify_all()
+        if self.waiting:
+            self.tell()
+
+    def tell(self) -> None:
+        """Have threads that wait for a turn look again."""
+        with self._lock:  # of the condition, which is entered in Python code: Ctrl-C would leave it taken
+            self._free.notify_all()
 
     def wait_for_all(self, timeout: float) -> None:
         """Wait until no thread is busy with any key; locked."""
@@ -49,7 +54,7 @@ class Turns:
     def _wait(self, keys: Sequence[Hashable] | None, timeout: float) -> None:
         clock = WaitClock(timeout)
         try:
-            self._waiting += 1
+            self.waiting += 1
             wanted = None if keys is None else set(keys)
             while True:
                 clock.read()
@@ -63,4 +68,4 @@ class Turns:
                     )
                 self._free.wait(clock.left)
         finally:
-            self._waiting -= 1
+            self.waiting -= 1

@@ -482,7 +482,7 @@ def close(engine: Engine, gate: Gate) -> None:
 
 
 def take_turns(engine: Engine, gate: Gate) -> None:
-    engine.turns._waiting = 1  # somebody waits
+    engine.turns.waiting = 1  # somebody waits
     try:
         with engine.exclusive:
             engine.turns.take(["a"], 1.0)

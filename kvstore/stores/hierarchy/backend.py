@@ -15,7 +15,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from ...optimizer.states import Content
 
 log = logging.getLogger("kvstore.ps")
+
+_F32 = np.dtype(np.float32)
 
 Finish = Callable[[], None]
 
@@ -117,6 +119,7 @@ class HierarchyBackend(Backend):
         self._ranks = [rank for rank in sorted(seats) if seats[rank] == seats[self.rank]]
         self._parts: dict[Key, Slice] = {}
         self._slots: dict[Key, tuple[DistKey, list[Handle]]] = {}
+        self._known = flat.directory.known
         #: Of this worker's last two pushes of a slice, by parity of the round: round and schedule's time.
         self._clocks: dict[tuple[Key, int], tuple[int, int]] = {}
         #: Keys whose value in the host's memory is as new as this worker can know.
@@ -259,58 +262,62 @@ class HierarchyBackend(Backend):
 
     def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool | Finish:
         """One small dense key with plain arrays."""
-        return value is not None and self._quickly(key, value, value if out is None else out)
+        found = self._quick_slot(key)
+        return found and self._pushed_quickly(*found, value, value if out is None else out)
 
     def quick_push(self, key: Key, value: Any) -> bool | Finish:
         """As `quick_pushpull`."""
-        return value is not None and self._quickly(key, value, None)
+        found = self._quick_slot(key)
+        return found and self._pushed_quickly(*found, value, None)
 
     def quick_pull(self, key: Key, out: Any) -> bool | Finish:
         """As `quick_pushpull`."""
-        return out is not None and key in self._fresh and self._quickly(key, None, out)
+        found = out is not None and key in self._fresh and self._quick_slot(key)
+        if not found or (call := shm.quick_call(found[1], found[0].like, None, out)) is None:
+            return False
+        return partial(self._finish_quickly, call, True)
 
-    def _quickly(self, key: Key, value: Any, out: Any) -> bool | Finish:
-        """Arrive, if there is a value; what is left to do is to wait. False: nothing has happened."""
-        known = self._slots.get(key)
-        if known is None or known[0] is not self._flat.directory.get(key) or self._is_unusual:
+    def _quick_slot(self, key: Key) -> tuple[DistKey, Handle] | Literal[False]:
+        """Find a key of one slice; False: it is none, or a call may have to raise, or to ask the servers.
+
+        Written out, and without properties: see `KVStore._quickly`.
+        """
+        client, known = self._client, self._slots.get(key)
+        driver, view = client.driver, client.member.view
+        if known is None or known[0] is not self._known.get(key) or len(known[1]) != 1:
             return False
-        found, handles = known
-        if len(handles) != 1 or (value is not None and not self._takes(found)):
+        if driver.closed or driver.failure is not None or self._carrier is None or self._carrier.error:
             return False
-        if value is None:
-            call = self._region.quick_call(handles[0], found.like, None, out)
-        else:
-            call = self._pushed_quickly(found, handles[0], value, out)
-        return call is not None and partial(self._finish_quickly, call, out is not None)
+        waits = self._region.waits
+        if self._lost or view is None or view.broken or client.joined or waits.joined or waits.rejoining:
+            return False
+        return known[0], known[1][0]
 
     def _takes(self, key: DistKey) -> bool:
         """Whether arrays of a key's type can be pushed, with this optimizer and this codec."""
-        is_float32 = key.dtype == np.float32
-        return is_float32 or (self.feedback is None and (self.updater is None or key.dtype.kind not in "iu"))
+        return self.feedback is None and (self.updater is None or key.dtype.kind not in "iu")
 
-    def _pushed_quickly(self, key: DistKey, handle: Handle, value: Any, out: Any) -> shm.Call | None:
-        pushes, before = self._flat.pushes, handle.arrived
+    def _pushed_quickly(self, key: DistKey, handle: Handle, value: Any, out: Any) -> bool | Finish:
+        """Arrive; what is left to do is to wait. False: nothing has happened."""
+        before = handle.arrived
+        if value is None or (key.dtype is not _F32 and not self._takes(key)):
+            return False
         if handle.complete + 1 < before:  # the time of the round before the last is still to be sent
-            return None
-        round = before + 1
-        self._clocks[handle.key, round & 1] = round, pushes.clocks((key,))[0]
+            return False
+        pushes, round = self._flat.pushes, before + 1
+        self._clocks[handle.key, round & 1] = round, max(pushes.clock, key.pushes + 1)
         try:
-            return self._region.quick_call(handle, key.like, value, out)
+            call = shm.quick_call(handle, key.like, value, out)
         finally:
             if handle.arrived > before:
-                pushes.count((key,))
+                pushes.count_one(key)
                 self._fresh.add(key.key)
+        return call is not None and partial(self._finish_quickly, call, out is not None)
 
     def _finish_quickly(self, call: shm.Call, receives: bool) -> None:
-        self._told(partial(self._region.finish, call, receives))
+        if not (receives and call.finish()):
+            self._told(partial(self._region.finish, call, receives))
         self._client.counters.end_rounds(call.handle.newly_complete())
-
-    @property
-    def _is_unusual(self) -> bool:
-        """Whether a call may have to raise, or this worker reads what is not the host's."""
-        driver, carrier = self._client.driver, self._carrier
-        out = driver.closed or driver.failure is not None or carrier is None or carrier.failed
-        return out or self._apart
 
     def begin(self, verb: str, arguments: tuple[Any, ...], priority: int | None) -> Finish:
         """Arrive in the host's memory at once; what is left is to wait."""

@@ -8,6 +8,7 @@ round again, and sends the same sum as the same part: the part is that of the ho
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -38,6 +39,7 @@ from .shared_parts import SharedParts
 log = logging.getLogger("kvstore.ps")
 
 _LOOKS = 0.5  # seconds between two looks for rounds that nobody has opened
+_PAUSE = 0.1  # seconds for a caller that sends
 _PLANS = 1024  # slices of which there is a plan at most
 _PORTION = 8 * 1024 * 1024  # bytes of sums that whoever leaves last has in memory beside the region's
 
@@ -75,17 +77,20 @@ class HostCarrier:
         #: Of rounds into which rows were pushed, until they have answers.
         self._sums: dict[Exchange, RowSparseArray | Array] = {}
         self._open: list[tuple[PendingOperation, list[Exchange]]] = []
+        self._left: deque[tuple[QuickExchange, Exchange]] = deque()  # by callers that have begun them
         self._plans: dict[Handle, SlicePlan] = {}
         self._stopping = False
         self._looked = 0.0
-        self._error: BaseException | None = None
+        #: Why this worker carries nothing any more, if so.
+        self.error: BaseException | None = None
         self._handed_in = False  # all that was pushed, as the last of the host
         self._summing = threading.Lock()  # while this worker writes to the host's memory it is in the job
+        self._sending = threading.RLock()  # held by who takes from the queue
         self._thread = threading.Thread(target=self._run, name="kvstore-carrier", daemon=True)
 
     def start(self) -> None:
         """Carry from now on."""
-        self._region.carry_with(self.carry, self.give_up)
+        self._region.carry_with(self)
         self._thread.start()
 
     @property
@@ -94,15 +99,28 @@ class HostCarrier:
         return self._packing
 
     def carry(self, handle: Handle, round: int) -> None:
-        """Sum a round that this worker has opened, and have it sent; others open the next ones meanwhile."""
+        """Sum a round that this worker has opened; others open the next ones meanwhile. `send` comes next."""
         exchange = Exchange(handle, round)
         with self._summing:
-            if self._error is None:
+            if self.error is None:
                 self._sum(exchange)
             self._queue.append(exchange)
-            if self._error is not None:
-                self._let_go(self._error)
-        self._client.driver.wake()
+            if self.error is not None:
+                self._let_go(self.error)
+
+    def send(self, waits: bool) -> None:
+        """Have what was summed sent, by a caller that `waits` for it, if nothing else is under way."""
+        try:
+            if waits and self._sending.acquire(blocking=False) and not self._left and self.error is None:
+                with contextlib.suppress(KVStoreError):  # which the thread meets, too
+                    self._send_alone()
+        finally:
+            try:  # noqa: SIM105 - a context manager is a step of its own
+                self._sending.release()
+            except RuntimeError:
+                pass
+            if self._queue or self._left:
+                self._client.driver.wake()
 
     def _sum(self, exchange: Exchange) -> None:
         if (of_rows := self._region.total_of_rows(exchange.handle)) is not None:
@@ -127,15 +145,10 @@ class HostCarrier:
         """Whether servers have all that this host has pushed, and nobody of it will push more."""
         return self._handed_in and not self._region.job.members()
 
-    @property
-    def failed(self) -> bool:
-        """Whether this worker carries nothing any more."""
-        return self._error is not None
-
     def check(self) -> None:
         """Raise if this worker carries nothing any more."""
-        if self._error is not None and not self._stopping:
-            raise KVStoreError(f"worker {self._client.rank} carries no sums any more: {self._error}")
+        if self.error is not None and not self._stopping:
+            raise KVStoreError(f"worker {self._client.rank} carries no sums any more: {self.error}")
 
     def stop(self, patiently: bool) -> None:
         """Carry no more; `patiently`: see that the servers have all sums that were opened here.
@@ -187,20 +200,30 @@ class HostCarrier:
     def _run(self) -> None:
         try:
             while not self._stopping or self._queue:
-                self._send_all()
+                if self._sending.acquire(timeout=_PAUSE):
+                    try:
+                        self._send_all()
+                    finally:
+                        self._sending.release()
                 self._end_all()
                 self._look_after()
-                self._client.driver.serve(self._has_work)
+                if self._open:
+                    self._client.driver.serve(self._has_work)
+                else:
+                    self._client.driver.rest(self._has_work)
         except BaseException as error:
             self._give_up(error)
 
     def _has_work(self) -> bool:
-        return bool(self._queue) or self._stopping or any(operation.done for operation, _ in self._open)
+        some = bool(self._queue) or bool(self._left) or self._stopping
+        return some or any(operation.done for operation, _ in self._open)
 
     def _send_all(self) -> None:
         """Send what was summed here since the last time."""
-        if len(self._queue) == 1 and not self._open and self._is_plain(self._queue[0]):
-            self._exchange(self._queue[0])
+        while self._left:
+            self._end(*self._left[0])
+            self._left.popleft()
+        self._send_alone()
         exchanges: list[Exchange] = []
         requests: list[Request] = []
         self._open.append((PendingOperation(), exchanges))  # known to `_give_up` from here on
@@ -215,13 +238,17 @@ class HostCarrier:
         else:
             self._open.pop()
 
+    def _send_alone(self) -> None:
+        """Send a small sum in few steps, and wait a little for the answer, if nothing else is under way."""
+        if len(self._queue) == 1 and not self._open and self._is_plain(self._queue[0]):
+            self._exchange(self._queue[0])
+
     def _is_plain(self, exchange: Exchange) -> bool:
         """Whether a sum is small, and sent as it is."""
         small = 0 < exchange.handle.nbytes < SHARED_BYTES
         return small and exchange not in self._sums and self._packing.codec() is None
 
     def _exchange(self, exchange: Exchange) -> None:
-        """Send a plain sum, and wait a little for the answer, if nothing else is under way."""
         handle, round = exchange
         plan = self._plan(handle)
         with exchange.work() as held:
@@ -230,19 +257,32 @@ class HostCarrier:
             np.copyto(plan.sent, handle.value(other=True))
         head = PushHead(round, *self._settings(handle, round))
         call = QuickExchange(plan, head, partial(self._requests, exchange, Kind.PUSHPULL, plan.sent))
-        if not self._client.driver.begin(call):
-            return
+        try:
+            if not self._client.driver.begin(call):
+                return
+            self._end(call, exchange)
+        except BaseException as error:
+            if call.half_begun:
+                self._client.give_up_half(call.what, error)
+            elif call.sent:
+                self._left.append((call, exchange))
+                self._queue.popleft()
+            raise
+        self._queue.popleft()
+
+    def _end(self, call: QuickExchange, exchange: Exchange) -> None:
+        """Wait a little for an answer; what has none then goes on as a usual operation."""
+        handle, round = exchange
         operation = self._client.driver.end(call)
         self._client.counters.leave()  # the wait for the answer
         if operation is None or (operation.done and operation.error is None):
             with exchange.work() as held:
                 if held:
-                    np.copyto(handle.value(other=True), plan.received)
+                    np.copyto(handle.value(other=True), call.received)
                     shm.close_held(handle, round, True)
         else:
-            self._plans.pop(handle)  # its memory is the operation's
+            self._plans.pop(handle, None)  # its memory is the operation's
             self._open.append((operation, [exchange]))
-        self._queue.popleft()
 
     def _plan(self, handle: Handle) -> SlicePlan:
         plan, part = self._plans.get(handle), self._parts[handle.key]
@@ -340,7 +380,7 @@ class HostCarrier:
             exc_info=not expected,
         )
         with self._summing:
-            self._error = error
+            self.error = error
             self._let_go(error)
 
     def _let_go(self, error: BaseException) -> None:

@@ -70,11 +70,18 @@ class SlicePlan(CallPlan):
 class QuickExchange(QuickCall):
     """One sum on its way; `again` makes the usual requests of it."""
 
-    __slots__ = ("_again", "_head", "_slice")
+    __slots__ = ("_again", "_head", "_slice", "received")
 
     def __init__(self, plan: SlicePlan, head: PushHead, again: Callable[[], Iterable[Request]]) -> None:
         super().__init__(cast("QuickCalls", None), plan, *plan.arrays)
         self._slice, self._head, self._again = plan.part.id, head, again
+        #: What has come.
+        self.received = plan.received
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Its arrays are the carrier's, which sees to its end."""
+        return False
 
     def _begin_exchange(self, machine: WorkerMachine, plan: ServerPlan) -> tuple[int, int, list[int]]:
         machine.follow_host(plan.server, self._slice, self._head.round)

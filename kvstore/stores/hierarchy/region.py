@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -42,27 +43,39 @@ from .rows import HostRows
 _PATIENCE = 0.3
 
 Handle = shm.Handle
-#: Takes over a round that this worker has opened.
-Carry = Callable[[Handle, int], None]
-#: Has another worker of the host carry a round that this one cannot, for this reason.
-GiveUp = Callable[[Handle, BaseException], None]
+
+
+class Carrier(Protocol):
+    """What sees to the rounds that this worker opens."""
+
+    def carry(self, handle: Handle, round: int) -> None:
+        """Take over a round."""
+
+    def send(self, waits: bool) -> None:
+        """Go on with it, by the caller that has opened it, if that `waits` for its value."""
+
+    def give_up(self, handle: Handle, error: BaseException) -> None:
+        """Have another worker of the host carry a round that this one cannot, for this reason."""
 
 
 class HostUpdater(JobUpdater):
     """What becomes of a round of a host: its sum is carried to the servers."""
 
     completes = False
-    carry: Carry
-    give_up: GiveUp
+    carrier: Carrier
+    reader = 0  # the thread that waits for a value, and for nothing else
 
     def carry_out(self, handle: Handle, rows: SparseKeys) -> None:
         """Hand the round that this worker has opened to the carrier, unless another thread does."""
         try:
-            if handle.take_plan():
-                self.carry(handle, handle.complete + 1)
+            taken = handle.take_plan()
+            if taken:
+                self.carrier.carry(handle, handle.complete + 1)
         except BaseException as error:
-            self.give_up(handle, error)
+            self.carrier.give_up(handle, error)
             raise
+        if taken:
+            self.carrier.send(self.reader == threading.get_ident())
 
 
 def noted(failure: Failure) -> str:
@@ -153,7 +166,7 @@ class HostRegion(SharedBackend):
         self._listening = listening
         super().__init__(config)
         self._updater.set_updater(self.hand_over)
-        self.job = self._job
+        self.job, self.waits = self._job, self._waiter
         #: Rows that are pushed to keys of this worker.
         self.rows = HostRows()
 
@@ -181,9 +194,9 @@ class HostRegion(SharedBackend):
     def hand_over(self, *_: object) -> None:
         """Stand for what carries: `carry_with` says what."""
 
-    def carry_with(self, carry: Carry, give_up: GiveUp) -> None:
+    def carry_with(self, carrier: Carrier) -> None:
         """Have rounds that this worker opens carried; before it pushes."""
-        self._updater.carry, self._updater.give_up = carry, give_up
+        self._updater.carrier = carrier
 
     # ---------------------------------------------------------------------------------------------- keys
 
@@ -221,22 +234,20 @@ class HostRegion(SharedBackend):
 
     # -------------------------------------------------------------------------------------------- rounds
 
-    def quick_call(self, handle: Handle, like: Array, value: Any, out: Any) -> shm.Call | None:
-        """Push a small array to a key, ask for its value, or both; what is left to do is to finish it.
-
-        None: nothing has happened, and the call must be made in the usual way. `value` and `out`, of which
-        one may be None, are to be as `like`.
-        """
-        waiter = self._waiter
-        return None if waiter.joined or waiter.rejoining else shm.quick_call(handle, like, value, out)
-
     def finish(self, call: shm.Call, receives: bool) -> None:
         """Open the round of a quick call, if it is to be opened; wait, if it `receives` anything."""
         if receives:
-            if not call.finish():
-                self._waiter.read([call])
+            self._read(call)
         elif call.help() != shm.TICK or call.handle.has_failed(call.round):
             self._waiter.help([call])
+
+    def _read(self, call: shm.Call) -> None:
+        updater = self._updater
+        try:
+            updater.reader = threading.get_ident()
+            self._waiter.read([call])
+        finally:
+            updater.reader = 0
 
     def _sources(self, groups: list[Group]) -> tuple[Dense, Sparse]:
         """Take rows as they are: they were checked, and the region has not the form of their keys."""

@@ -201,6 +201,7 @@ class MachineDriver:
         self._waiters: deque[None] = deque()  # threads that want the sockets
         self._waits = SocketWaits()
         self._called = WakeSignal()  # who serves is to look again
+        self._serving = False  # a thread is at the sockets that does nothing else
         self._actions: deque[events.Action] = deque()  # of the machine, yet to be carried out
         self._ticked = 0.0
         self._quick: QuickCall | None = None  # has been sent, and not yet received; it may have one before it
@@ -420,7 +421,11 @@ class MachineDriver:
             return
         if self._waiters:
             time.sleep(50e-6)  # a lock that is given back and taken at once lets nobody in
-        self._serve(ready)
+        try:
+            self._serving = True
+            self._serve(ready)
+        finally:
+            self._serving = False
 
     @_in_turn
     def _serve(self, ready: Callable[[], bool]) -> None:
@@ -431,10 +436,19 @@ class MachineDriver:
             self._process.look_after_others(self)
         self._handle(0.0 if self._waiters else _TICK)  # their wake may have come before this thread was here
 
+    def rest(self, ready: Callable[[], bool]) -> None:
+        """Leave the sockets to callers for a while, or until it is ready; then handle what has come."""
+        if not ready():
+            self._called.wait(_TICK)
+        if not ready():
+            self.check_alive()
+            self.glance()
+
     def wake(self) -> None:
-        """Have the thread that serves look whether it is ready."""
+        """Have the thread that serves, or rests, look whether it is ready."""
         self._called.send()
-        self._sockets.wake()
+        if self._serving:
+            self._sockets.wake()
 
     def glance(self) -> None:
         """Handle what has come, while this process waits in another store, unless somebody does it already.

@@ -65,7 +65,8 @@ class KeyDirectory:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._known: dict[Key, DistKey] = {}
+        #: Keys by name.
+        self.known: dict[Key, DistKey] = {}
         #: Keys that this worker has initialised.
         self.initialised: set[Key] = set()
         #: Counts how often keys have come, gone, or changed their places.
@@ -73,21 +74,21 @@ class KeyDirectory:
 
     def get(self, key: Key) -> DistKey | None:
         """Return a key that is known here."""
-        return self._known.get(key)
+        return self.known.get(key)
 
     def find(self, key: Key) -> DistKey | None:
         """Return a key, also one that other workers have made; None if there is none."""
-        known = self._known.get(key)
+        known = self.known.get(key)
         if known is None:
             self.check_kind(key)
             answer = self._client.request(partial(m.Lookup, keys=(key,), wait=False), f"key {key!r}")
             self.learn(answer.entries)
-            known = self._known.get(key)
+            known = self.known.get(key)
         return known
 
     def find_or_raise(self, key: Key) -> DistKey:
         """Return a key, also one that other workers have made."""
-        found = self._known.get(key) or self.find(key)
+        found = self.known.get(key) or self.find(key)
         if found is None:
             raise KeyNotFoundError(f"key {key!r} is not initialised; call init or broadcast with it first")
         return found
@@ -131,33 +132,33 @@ class KeyDirectory:
         self.add(DistKey(entry) for entry in entries if self._is_new(entry))
 
     def _is_new(self, entry: KeyEntry) -> bool:
-        known = self._known.get(entry.spec.key)
+        known = self.known.get(entry.spec.key)
         return known is None or (known.parts[:1] != () and known.number != entry.number)
 
     def add(self, keys: Iterable[DistKey]) -> None:
         """Take over keys that are new, or in other places now."""
         for key in keys:
             self.changes += 1
-            self._known[key.key] = key
+            self.known[key.key] = key
 
     def drop(self, keys: Iterable[Key]) -> None:
         """Know no longer where keys are."""
         self.changes += 1
         for key in keys:
-            self._known.pop(key, None)
+            self.known.pop(key, None)
 
     def check_kind(self, key: Key) -> None:
         """Raise KeyKindError if a key cannot travel, or the store's keys are of the other kind."""
         if isinstance(key, str):
             _check_text(key)
-        for other in self._known:
+        for other in self.known:
             if isinstance(other, str) != isinstance(key, str):
                 raise other_kind(key, type(other))
             return
 
     def __iter__(self) -> Iterator[DistKey]:
         """In the order of their init."""
-        return iter(sorted(self._known.values(), key=lambda known: known.number))
+        return iter(sorted(self.known.values(), key=lambda known: known.number))
 
 
 def _check_text(key: str) -> None:

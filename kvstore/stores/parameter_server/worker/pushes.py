@@ -102,6 +102,13 @@ class Pushes:
                 self.clock = count
         self.calls.note(pushes)
 
+    def count_one(self, key: DistKey) -> None:
+        """Count a push of one key alone."""
+        key.pushes = count = key.pushes + 1
+        if count > self.clock:
+            self.clock = count
+        self.calls.note({key.key: count})
+
     def _send(
         self,
         kind: Kind,
