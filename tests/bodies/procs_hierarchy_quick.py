@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from typing import Any
@@ -16,6 +17,7 @@ from kvstore.stores.hierarchy.backend import HierarchyBackend
 from kvstore.stores.hierarchy.carrier import HostCarrier
 from kvstore.stores.parameter_server.worker.client import Client
 from kvstore.stores.parameter_server.worker.driver import MachineDriver
+from kvstore.stores.shared.native import _shared as shm
 
 F = np.float32
 SHAPE = (3, 50)
@@ -88,6 +90,104 @@ def handed_over(rounds: int) -> int:
             one_by_one(store, rounds)
             store.barrier()
     return over[True]
+
+
+def both_at_once(store: kv.KVStore, key: str, t: int) -> None:
+    """Push and pull a small key, also if Ctrl-C comes meanwhile, and check the value."""
+    value, out = np.full(SHAPE, t, F), np.zeros(SHAPE, F)
+    try:
+        store.pushpull(key, value, out=out)
+    except KeyboardInterrupt:
+        store.pull(key, out=out)
+    assert (out == t * store.num_workers).all(), (key, t, out[0, 0])
+
+
+def who_carries(rounds: int) -> dict[str, int]:
+    """Return how many sums were sent by each thread of this worker."""
+    by: Counter[str] = Counter()
+    begin = MachineDriver.begin
+
+    def noted(self: Any, call: Any) -> bool:
+        begun = begin(self, call)
+        by[threading.current_thread().name] += begun
+        return begun
+
+    with create() as store:
+        begun(store)
+        with mock.patch.object(MachineDriver, "begin", noted):
+            for t in range(rounds):
+                both_at_once(store, "w", t)
+        store.barrier()
+    return dict(by)
+
+
+def interrupted(rounds: int) -> int:
+    """Have Ctrl-C come wherever a caller carries a sum, in turn; return how often it did."""
+    points = ("begin", "end", "close_held")
+    hits: Counter[str] = Counter()
+    store = begun(create())
+    for t in range(rounds):
+        name, after = points[t % 3], t % 6 >= 3
+        owner: Any = shm if name == "close_held" else MachineDriver
+        method = getattr(owner, name)
+
+        def once(*args: Any, name: str = name, after: bool = after, method: Any = method, t: int = t) -> Any:
+            here = threading.current_thread() is threading.main_thread() and not hits[f"{name} {t}"]
+            if here:
+                hits[f"{name} {t}"] += 1
+            if here and not after:
+                raise KeyboardInterrupt
+            result = method(*args)
+            if here:
+                raise KeyboardInterrupt
+            return result
+
+        with mock.patch.object(owner, name, once):
+            both_at_once(store, "w", t)
+    store.barrier()
+    store.close()
+    return sum(hits.values())
+
+
+def others_are_late(rounds: int) -> None:
+    """Wait longer for other hosts than a caller does for what it has sent itself."""
+    with create() as store:
+        begun(store)
+        for t in range(rounds):
+            if store.rank == store.num_workers - 1:
+                time.sleep((0.0, 0.05, 0.4, 1.2)[t % 4])
+            both_at_once(store, "w", t)
+        store.barrier()
+
+
+def two_threads(rounds: int) -> None:
+    """Call from two threads, each with a key of its own; one of them also asynchronously."""
+    with create() as store:
+        begun(store)
+        store.init("v", np.zeros(SHAPE, F))
+        found: list[BaseException] = []
+
+        def other() -> None:
+            try:
+                for t in range(rounds):
+                    if t % 3:
+                        both_at_once(store, "v", t)
+                        continue
+                    value = np.full(SHAPE, t, F)
+                    work = store.pushpull("v", value, async_op=True)
+                    assert work is not None
+                    work.wait()
+                    assert (value == t * store.num_workers).all()
+            except BaseException as error:
+                found.append(error)
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        for t in range(rounds):
+            both_at_once(store, "w", t)
+        thread.join()
+        assert not found, found
+        store.barrier()
 
 
 def counted(rounds: int) -> dict[str, int]:

@@ -315,7 +315,10 @@ class HierarchyBackend(Backend):
         return call is not None and partial(self._finish_quickly, call, out is not None)
 
     def _finish_quickly(self, call: shm.Call, receives: bool) -> None:
-        if not (receives and call.finish()):
+        done = receives and call.finish()
+        if not done and receives and call.opens and self._carrier is not None:
+            done = self._carrier.carry_alone(call)
+        if not done:
             self._told(partial(self._region.finish, call, receives))
         self._client.counters.end_rounds(call.handle.newly_complete())
 

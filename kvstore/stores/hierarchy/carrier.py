@@ -8,7 +8,6 @@ round again, and sends the same sum as the same part: the part is that of the ho
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
@@ -77,7 +76,7 @@ class HostCarrier:
         #: Of rounds into which rows were pushed, until they have answers.
         self._sums: dict[Exchange, RowSparseArray | Array] = {}
         self._open: list[tuple[PendingOperation, list[Exchange]]] = []
-        self._left: deque[tuple[QuickExchange, Exchange]] = deque()  # by callers that have begun them
+        self._left: deque[tuple[QuickExchange, Exchange]] = deque()  # by callers that were interrupted
         self._plans: dict[Handle, SlicePlan] = {}
         self._stopping = False
         self._looked = 0.0
@@ -85,12 +84,12 @@ class HostCarrier:
         self.error: BaseException | None = None
         self._handed_in = False  # all that was pushed, as the last of the host
         self._summing = threading.Lock()  # while this worker writes to the host's memory it is in the job
-        self._sending = threading.RLock()  # held by who takes from the queue
+        self._sending = threading.RLock()  # so that a caller and the thread do not send at once
         self._thread = threading.Thread(target=self._run, name="kvstore-carrier", daemon=True)
 
     def start(self) -> None:
         """Carry from now on."""
-        self._region.carry_with(self)
+        self._region.carry_with(self.carry, self.give_up)
         self._thread.start()
 
     @property
@@ -99,7 +98,7 @@ class HostCarrier:
         return self._packing
 
     def carry(self, handle: Handle, round: int) -> None:
-        """Sum a round that this worker has opened; others open the next ones meanwhile. `send` comes next."""
+        """Sum a round that this worker has opened, and have it sent; others open the next ones meanwhile."""
         exchange = Exchange(handle, round)
         with self._summing:
             if self.error is None:
@@ -107,20 +106,59 @@ class HostCarrier:
             self._queue.append(exchange)
             if self.error is not None:
                 self._let_go(self.error)
+        self._client.driver.wake()
 
-    def send(self, waits: bool) -> None:
-        """Have what was summed sent, by a caller that `waits` for it, if nothing else is under way."""
+    def carry_alone(self, call: shm.Call) -> bool:
+        """Carry a round that this thread has opened, and waits for; False: that is to be done as usual.
+
+        So it goes with a small sum that is sent as it is, while nothing else of this worker is under way.
+        What is interrupted, or has no answer after a while, is left to this worker's thread.
+        """
+        handle = call.handle
+        plan, waits = self._plans.get(handle), self._queue or self._left or self._open
+        if plan is None or plan.part is not self._parts[handle.key] or waits or self._stopping or self.error:
+            return False
+        if self._packing.codec() is not None or shm.opened_with_rows(handle):
+            return False
         try:
-            if waits and self._sending.acquire(blocking=False) and not self._left and self.error is None:
-                with contextlib.suppress(KVStoreError):  # which the thread meets, too
-                    self._send_alone()
+            if self._sending.acquire(blocking=False) and (exchange := self._opened(handle, plan)):
+                self._exchange(exchange, plan)
+        except KVStoreError:  # the thread meets it, too
+            pass
         finally:
             try:  # noqa: SIM105 - a context manager is a step of its own
                 self._sending.release()
             except RuntimeError:
                 pass
-            if self._queue or self._left:
-                self._client.driver.wake()
+            if self._queue or self._left or self._open:
+                self._see_to_rest()
+        return call.finish()
+
+    def _opened(self, handle: Handle, plan: SlicePlan) -> Exchange | None:
+        """Sum a small round that this thread has opened, and queue it; None: another thread does."""
+        try:
+            if not handle.take_plan():
+                return None
+            exchange = Exchange(handle, handle.complete + 1)
+            with self._summing:
+                if self.error is None:
+                    total = handle.value(other=True)
+                    shm.sum_opened(handle, total)
+                    plan.sent[...] = total
+                self._queue.append(exchange)
+        except BaseException as error:
+            self.give_up(handle, error)
+            raise
+        finally:
+            handle.end_plan(False)
+        return exchange
+
+    def _see_to_rest(self) -> None:
+        """Have the thread go on with what a caller has left."""
+        if self.error is not None:
+            with self._summing:
+                self._let_go(self.error)
+        self._client.driver.wake()
 
     def _sum(self, exchange: Exchange) -> None:
         if (of_rows := self._region.total_of_rows(exchange.handle)) is not None:
@@ -199,7 +237,7 @@ class HostCarrier:
 
     def _run(self) -> None:
         try:
-            while not self._stopping or self._queue:
+            while not self._stopping or self._queue or self._left:
                 if self._sending.acquire(timeout=_PAUSE):
                     try:
                         self._send_all()
@@ -215,7 +253,7 @@ class HostCarrier:
             self._give_up(error)
 
     def _has_work(self) -> bool:
-        some = bool(self._queue) or bool(self._left) or self._stopping
+        some = bool(self._queue or self._left) or self._stopping
         return some or any(operation.done for operation, _ in self._open)
 
     def _send_all(self) -> None:
@@ -223,7 +261,8 @@ class HostCarrier:
         while self._left:
             self._end(*self._left[0])
             self._left.popleft()
-        self._send_alone()
+        if len(self._queue) == 1 and not self._open and self._is_plain(self._queue[0]):
+            self._exchange_first()
         exchanges: list[Exchange] = []
         requests: list[Request] = []
         self._open.append((PendingOperation(), exchanges))  # known to `_give_up` from here on
@@ -238,37 +277,40 @@ class HostCarrier:
         else:
             self._open.pop()
 
-    def _send_alone(self) -> None:
-        """Send a small sum in few steps, and wait a little for the answer, if nothing else is under way."""
-        if len(self._queue) == 1 and not self._open and self._is_plain(self._queue[0]):
-            self._exchange(self._queue[0])
-
     def _is_plain(self, exchange: Exchange) -> bool:
         """Whether a sum is small, and sent as it is."""
         small = 0 < exchange.handle.nbytes < SHARED_BYTES
         return small and exchange not in self._sums and self._packing.codec() is None
 
-    def _exchange(self, exchange: Exchange) -> None:
-        handle, round = exchange
-        plan = self._plan(handle)
+    def _exchange_first(self) -> None:
+        """Send a plain sum, and wait a little for the answer, if nothing else is under way."""
+        exchange = self._queue[0]
+        plan = self._plan(exchange.handle)
         with exchange.work() as held:
             if not held:
                 return
-            np.copyto(plan.sent, handle.value(other=True))
+            plan.sent[...] = exchange.handle.value(other=True)
+        self._exchange(exchange, plan)
+
+    def _exchange(self, exchange: Exchange, plan: SlicePlan) -> None:
+        """Send one of the queue, from this process's memory, and wait a little; or leave it there."""
+        handle, round = exchange
         head = PushHead(round, *self._settings(handle, round))
         call = QuickExchange(plan, head, partial(self._requests, exchange, Kind.PUSHPULL, plan.sent))
         try:
             if not self._client.driver.begin(call):
                 return
+            if len(self._queue) > 1:  # another thread has looked whom to wake before this call was there
+                self._client.driver.wake()
             self._end(call, exchange)
         except BaseException as error:
             if call.half_begun:
                 self._client.give_up_half(call.what, error)
             elif call.sent:
                 self._left.append((call, exchange))
-                self._queue.popleft()
+                self._queue.remove(exchange)
             raise
-        self._queue.popleft()
+        self._queue.remove(exchange)
 
     def _end(self, call: QuickExchange, exchange: Exchange) -> None:
         """Wait a little for an answer; what has none then goes on as a usual operation."""
@@ -278,7 +320,7 @@ class HostCarrier:
         if operation is None or (operation.done and operation.error is None):
             with exchange.work() as held:
                 if held:
-                    np.copyto(handle.value(other=True), call.received)
+                    handle.value(other=True)[...] = call.received
                     shm.close_held(handle, round, True)
         else:
             self._plans.pop(handle, None)  # its memory is the operation's
@@ -350,8 +392,8 @@ class HostCarrier:
     def _end_all(self) -> None:
         """Tell of exchanges that came to nothing."""
         done = [one for one in self._open if one[0].done]
-        self._open = [one for one in self._open if not one[0].done]
         for operation, exchanges in done:
+            self._open.remove((operation, exchanges))  # callers add others meanwhile
             if operation.error is not None:
                 if operation.error.error == "FencedError":  # this worker's own
                     raise raised(operation.error)
@@ -391,5 +433,6 @@ class HostCarrier:
             self._region.be_lost()
             return
         failure = failure or Failure(type(error).__name__, str(error))
-        for exchange in [*(one for _, several in self._open for one in several), *self._queue]:
+        left = [one for _, one in self._left]
+        for exchange in [*(one for _, several in self._open for one in several), *left, *self._queue]:
             exchange.fail(failure)

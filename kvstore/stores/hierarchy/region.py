@@ -9,12 +9,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -43,39 +41,27 @@ from .rows import HostRows
 _PATIENCE = 0.3
 
 Handle = shm.Handle
-
-
-class Carrier(Protocol):
-    """What sees to the rounds that this worker opens."""
-
-    def carry(self, handle: Handle, round: int) -> None:
-        """Take over a round."""
-
-    def send(self, waits: bool) -> None:
-        """Go on with it, by the caller that has opened it, if that `waits` for its value."""
-
-    def give_up(self, handle: Handle, error: BaseException) -> None:
-        """Have another worker of the host carry a round that this one cannot, for this reason."""
+#: Takes over a round that this worker has opened.
+Carry = Callable[[Handle, int], None]
+#: Has another worker of the host carry a round that this one cannot, for this reason.
+GiveUp = Callable[[Handle, BaseException], None]
 
 
 class HostUpdater(JobUpdater):
     """What becomes of a round of a host: its sum is carried to the servers."""
 
     completes = False
-    carrier: Carrier
-    reader = 0  # the thread that waits for a value, and for nothing else
+    carry: Carry
+    give_up: GiveUp
 
     def carry_out(self, handle: Handle, rows: SparseKeys) -> None:
         """Hand the round that this worker has opened to the carrier, unless another thread does."""
         try:
-            taken = handle.take_plan()
-            if taken:
-                self.carrier.carry(handle, handle.complete + 1)
+            if handle.take_plan():
+                self.carry(handle, handle.complete + 1)
         except BaseException as error:
-            self.carrier.give_up(handle, error)
+            self.give_up(handle, error)
             raise
-        if taken:
-            self.carrier.send(self.reader == threading.get_ident())
 
 
 def noted(failure: Failure) -> str:
@@ -194,9 +180,9 @@ class HostRegion(SharedBackend):
     def hand_over(self, *_: object) -> None:
         """Stand for what carries: `carry_with` says what."""
 
-    def carry_with(self, carrier: Carrier) -> None:
+    def carry_with(self, carry: Carry, give_up: GiveUp) -> None:
         """Have rounds that this worker opens carried; before it pushes."""
-        self._updater.carrier = carrier
+        self._updater.carry, self._updater.give_up = carry, give_up
 
     # ---------------------------------------------------------------------------------------------- keys
 
@@ -237,17 +223,9 @@ class HostRegion(SharedBackend):
     def finish(self, call: shm.Call, receives: bool) -> None:
         """Open the round of a quick call, if it is to be opened; wait, if it `receives` anything."""
         if receives:
-            self._read(call)
+            self._waiter.read([call])
         elif call.help() != shm.TICK or call.handle.has_failed(call.round):
             self._waiter.help([call])
-
-    def _read(self, call: shm.Call) -> None:
-        updater = self._updater
-        try:
-            updater.reader = threading.get_ident()
-            self._waiter.read([call])
-        finally:
-            updater.reader = 0
 
     def _sources(self, groups: list[Group]) -> tuple[Dense, Sparse]:
         """Take rows as they are: they were checked, and the region has not the form of their keys."""

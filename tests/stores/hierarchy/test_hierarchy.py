@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -472,6 +473,30 @@ def test_small_calls_take_few_steps(served: Served, hosts: list[int]) -> None:
 @pytest.mark.parametrize("hosts", QUICK_HOSTS)
 def test_the_machine_goes_on_with_exchanges_that_are_disturbed(served: Served, hosts: list[int]) -> None:
     assert sum(run(served, hosts, QUICK, "handed_over", 200)) > 0
+
+
+def test_who_waits_for_a_small_sum_carries_it(served: Served) -> None:
+    rounds = 200
+    carried: Counter[str] = sum(
+        map(Counter, run(served, TWO_BY_TWO, QUICK, "who_carries", rounds)), Counter()
+    )
+    assert carried["MainThread"] > rounds, (
+        carried
+    )  # of two hosts; on a busy machine some are left to the thread
+
+
+@pytest.mark.parametrize("hosts", [*QUICK_HOSTS, [0, 0, 1]])
+def test_a_caller_that_carries_is_interrupted(served: Served, hosts: list[int]) -> None:
+    assert sum(run(served, hosts, QUICK, "interrupted", 60)) > 20
+
+
+def test_others_are_later_than_a_caller_waits_alone(served: Served) -> None:
+    run(served, [0, 0, 1], QUICK, "others_are_late", 8)
+
+
+@pytest.mark.parametrize("hosts", QUICK_HOSTS)
+def test_two_threads_with_small_calls(served: Served, hosts: list[int]) -> None:
+    run(served, hosts, QUICK, "two_threads", 150)
 
 
 @pytest.mark.parametrize("hosts", QUICK_HOSTS)

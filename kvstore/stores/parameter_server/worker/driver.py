@@ -154,7 +154,7 @@ def _unless_taken(
 
     @wraps(method)
     def tried(driver: MachineDriver, /, *args: P.args, **kwargs: P.kwargs) -> bool:
-        if driver._may_have_lost or driver.holds_sockets():
+        if driver._may_have_lost or driver._lock._is_owned():  # type: ignore[attr-defined]
             return False
         try:
             return driver._lock.acquire(blocking=False) and method(driver, *args, **kwargs)
@@ -443,11 +443,12 @@ class MachineDriver:
         if not ready():
             self.check_alive()
             self.glance()
+            self._process.look_after_others(self)
 
     def wake(self) -> None:
-        """Have the thread that serves, or rests, look whether it is ready."""
+        """Have the thread that serves, or rests, look whether it is ready; quick calls wait no more."""
         self._called.send()
-        if self._serving:
+        if self._serving or self._quick is not None:
             self._sockets.wake()
 
     def glance(self) -> None:
@@ -613,7 +614,11 @@ class MachineDriver:
                 if now > latest or now - came >= patience:
                     break
                 self._process.look_after_others(self)
-            done = self._whole(partial(call.complete, self._machine))
+            try:
+                done = call.complete(self._machine)
+            except BaseException as error:  # half of it is done, as in `_whole`
+                self._half = error
+                raise
         finally:
             if done:
                 self._quick = None

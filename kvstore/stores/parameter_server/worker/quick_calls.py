@@ -283,7 +283,9 @@ class QuickCall:
             raise
         self.half_begun = True
         for way in ways:
-            way.first, way.base, way.pushed = self._begin_exchange(machine, way.plan)
+            way.first, way.base, way.pushed = machine.begin_exchange(
+                way.plan.server, way.plan.slices, self._pushes
+            )
             self._ways.append(way)
         if self._pushes:
             self._count()
@@ -297,9 +299,6 @@ class QuickCall:
         slices = len(self._plan.slices) + sum(len(call._plan.slices) for call in chain)
         apart = all(call._plan.slices.isdisjoint(self._plan.slices) for call in chain)
         return apart and slices <= SPAN // 2 and self.priority <= before.priority
-
-    def _begin_exchange(self, machine: WorkerMachine, plan: ServerPlan) -> tuple[int, int, list[int]]:
-        return machine.begin_exchange(plan.server, plan.slices, self._pushes)
 
     def _may_begin(self, machine: WorkerMachine) -> bool:
         """Whether nothing is in its way; a server that cannot read this memory may have come meanwhile."""

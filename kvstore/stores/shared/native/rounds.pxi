@@ -43,6 +43,11 @@ cdef class Call:
         """The round."""
         return self.c.round
 
+    @property
+    def opens(self):
+        """Whether `finish` has found that this process has opened the round."""
+        return self.pending == KV_PLAN
+
     def advance(self):
         """Bring the round towards its end, working on it; an outcome."""
         cdef int outcome
@@ -95,6 +100,7 @@ cdef class Call:
         That may be work for this worker, or a wait that has become long.
         """
         cdef kv_self *me = self.handle.job.me
+        self.pending = KV_READY
         self.pending = self.advance()
         if self.pending != KV_READY or kv_untold(me, self.handle.e, self.handle.told, self.c.round):
             return False

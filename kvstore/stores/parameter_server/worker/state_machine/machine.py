@@ -141,10 +141,6 @@ class WorkerMachine:
         usual = not view.broken and view.epoch == member.epoch
         return usual and all(map(self._servers.is_idle, servers))
 
-    def follow_host(self, server: int, slice: int, round: int) -> None:
-        """Have the next push into a slice be that of a round of this worker's host."""
-        self._servers[server].requests.pushes[slice] = round - 1
-
     def begin_exchange(self, server: int, slices: list[int], pushes: bool) -> tuple[int, int, list[int]]:
         """Count one request for each slice of a server, after `allows_exchange`; the caller sends them.
 
@@ -152,6 +148,12 @@ class WorkerMachine:
         event `end_exchange` must be told of what was answered, and `adopt` of what was not.
         """
         return self._servers[server].requests.begin_exchange(slices, pushes)
+
+    def begin_exchange_of_host(self, server: int, slice: int, round: int) -> tuple[int, int, list[int]]:
+        """As `begin_exchange`, of the push into a slice that is that of a round of this worker's host."""
+        requests = self._servers[server].requests
+        requests.pushes[slice] = round - 1
+        return requests.begin_exchange([slice])
 
     def end_exchange(
         self,
