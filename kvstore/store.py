@@ -983,12 +983,13 @@ class KVStore(KVStoreBase):
             backend.give_up_quick(error)
             raise
         finally:
+            took = done and backend.takes_turns and key in taken and taken[key] == me
+            if took:
+                del taken[key]  # first: after each call Ctrl-C can come
             if enters:
                 engine.threads_inside.discard(me)
-            if done and backend.takes_turns and taken.get(key) == me:
-                del taken[key]
-                if turns.waiting:
-                    turns.tell()
+            if took and turns.waiting:
+                turns.tell()
 
     def _do_all(self, run: Callable[[], Any]) -> Any:
         """Run now, behind everything that is still under way."""

@@ -135,7 +135,11 @@ class HostCarrier:
         return call.finish()
 
     def _opened(self, handle: Handle, plan: SlicePlan) -> Exchange | None:
-        """Sum a small round that this thread has opened, and queue it; None: another thread does."""
+        """Sum a small round that this thread has opened, and queue it; None: another thread does.
+
+        If this is interrupted, whichever thread of this worker waits next, or looks after it, does it again.
+        """
+        exchange = None
         try:
             if not handle.take_plan():
                 return None
@@ -146,11 +150,8 @@ class HostCarrier:
                     shm.sum_opened(handle, total)
                     plan.sent[...] = total
                 self._queue.append(exchange)
-        except BaseException as error:
-            self.give_up(handle, error)
-            raise
         finally:
-            handle.end_plan(False)
+            handle.end_plan(exchange not in self._queue)
         return exchange
 
     def _see_to_rest(self) -> None:
@@ -304,7 +305,7 @@ class HostCarrier:
                 self._client.driver.wake()
             self._end(call, exchange)
         except BaseException as error:
-            if call.half_begun:
+            if call.is_counting:
                 self._client.give_up_half(call.what, error)
             elif call.sent:
                 self._left.append((call, exchange))

@@ -93,13 +93,12 @@ class QuickExchange(QuickCall):
             return False
         (values, sent), (outs, received) = self._values, self._outs  # type: ignore[misc]
         self._exchange.set(sent, received, (values, outs))
-        self.half_begun = True
-        way = ServerWay(plan, stream)
-        way.first, way.base, way.pushed = machine.begin_exchange_of_host(
-            plan.server, self._slice, self._head.round
-        )
+        way, requests = ServerWay(plan, stream), machine.requests_to(plan.server)
+        requests.pushes[self._slice] = self._head.round - 1
+        self.is_counting = True
+        way.first, way.base, way.pushed = requests.begin_exchange(plan.slices)
         self._ways.append(way)
-        self.half_begun = False
+        self.is_counting = False
         numbers = way.first, way.base, machine.member.epoch, self._version
         self.sent = True
         self.sent = stream.begin(self._exchange, way.pushed, self._clocks, *numbers)
@@ -127,9 +126,12 @@ class QuickExchange(QuickCall):
             return False
         counts = exchange.answered_bytes, exchange.received
         rounds: Any = exchange.rounds()  # none is missing
-        machine.end_exchange(way.plan.server, way.plan.slices, way.pushed, rounds, *counts)
-        exchange.clear()
+        requests = machine.requests_to(way.plan.server)
+        self.is_counting = True
+        requests.end_exchange(way.plan.slices, way.pushed, rounds, *counts)
         self._ways.clear()
+        self.is_counting = False
+        exchange.clear()
         return True
 
     @property

@@ -616,8 +616,8 @@ class MachineDriver:
                 self._process.look_after_others(self)
             try:
                 done = call.complete(self._machine)
-            except BaseException as error:  # half of it is done, as in `_whole`
-                self._half = error
+            except BaseException as error:
+                self._half = error if call.is_counting else self._half  # as in `_whole`
                 raise
         finally:
             if done:

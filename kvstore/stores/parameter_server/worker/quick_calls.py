@@ -151,7 +151,7 @@ class QuickCalls:
         try:
             begun = client.driver.begin(call)
         except BaseException as error:
-            if call.half_begun:
+            if call.is_counting:
                 client.give_up_half(call.what, error)
             elif call.sent:
                 client.give_up_call(call, error)
@@ -191,7 +191,7 @@ class QuickCall:
 
     __slots__ = (
         "_before", "_calls", "_clocks", "_codec", "_outs", "_packed", "_plan", "_pushes", "_shared",
-        "_shares", "_values", "_version", "_ways", "awaited", "chained", "divisor", "ended", "half_begun",
+        "_shares", "_values", "_version", "_ways", "awaited", "chained", "divisor", "ended", "is_counting",
         "kept", "let_go", "operation", "priority", "sent", "thread",
     )  # fmt: skip
 
@@ -217,7 +217,7 @@ class QuickCall:
         #: Whether a push has nothing of the caller's, once its values are where servers read them.
         self.kept = kept
         #: Whether it is being counted: an exception now leaves the machine with half of it.
-        self.half_begun = False
+        self.is_counting = False
         #: Whether nobody waits for it.
         self.let_go = False
         #: Whether its requests are on their way, as far as the credit allows.
@@ -281,7 +281,7 @@ class QuickCall:
         except BaseException:
             _clear(ways)
             raise
-        self.half_begun = True
+        self.is_counting = True
         for way in ways:
             way.first, way.base, way.pushed = machine.begin_exchange(
                 way.plan.server, way.plan.slices, self._pushes
@@ -289,7 +289,7 @@ class QuickCall:
             self._ways.append(way)
         if self._pushes:
             self._count()
-        self.half_begun = False
+        self.is_counting = False
         self._send(machine.member.epoch)
         return True
 
@@ -443,10 +443,12 @@ class QuickCall:
         """End it if all answers have come."""
         if self.left:
             return False
+        self.is_counting = True
         if self._before is not None:
             self._before.complete(machine)
         self._count_answers(machine)
         self._forget()
+        self.is_counting = False
         return True
 
     def _count_answers(self, machine: WorkerMachine) -> None:

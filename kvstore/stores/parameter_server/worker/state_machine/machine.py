@@ -15,6 +15,7 @@ from ...protocol.events import ECHO, Action, Done, Received, Send, Submit
 from ...protocol.messages import Answer, Failure, Kind, Record, View
 from .member import StoreMember
 from .options import WorkerOptions
+from .request_table import RequestTable
 from .scheduler_link import SchedulerLink
 from .server_links import ServerLinks
 
@@ -149,11 +150,9 @@ class WorkerMachine:
         """
         return self._servers[server].requests.begin_exchange(slices, pushes)
 
-    def begin_exchange_of_host(self, server: int, slice: int, round: int) -> tuple[int, int, list[int]]:
-        """As `begin_exchange`, of the push into a slice that is that of a round of this worker's host."""
-        requests = self._servers[server].requests
-        requests.pushes[slice] = round - 1
-        return requests.begin_exchange([slice])
+    def requests_to(self, server: int) -> RequestTable:
+        """Return what counts the requests to a server, for who begins and ends many small exchanges there."""
+        return self._servers[server].requests
 
     def end_exchange(
         self,
