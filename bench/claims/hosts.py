@@ -35,6 +35,7 @@ _probed: dict[Any, LinkProbe] = {}
 
 class BetweenHosts(dist.Dist):
     name, title = "hosts", "Between hosts, beside the wire"
+    turn = 0.3  # where 16 workers share two cores, a small call takes some ms
     what = "float32; hosts are namespaces of one machine, with a server and as many workers each"
     common = ("rounds", "turn", "only", "list", "peers", "write")
     picture = None
