@@ -111,6 +111,40 @@ def test_who_serves_does_not_sleep_while_another_thread_wants_the_sockets(
     assert slept[0] > 0 and slept[1:] == [0.0]
 
 
+def test_who_rests_leaves_the_sockets_to_callers(
+    create: Callable[..., kv.KVStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = create()
+    driver: Any = store._backend._client.driver  # type: ignore[attr-defined]
+    store.init("a", np.zeros(10, F))
+    over, adopted = threading.Event(), []
+    adopt = QuickCall.adopt
+    monkeypatch.setattr(QuickCall, "adopt", lambda *given: adopted.append(given) or adopt(*given))
+
+    def rest() -> None:
+        while not over.is_set():
+            driver.rest(over.is_set)
+
+    thread = threading.Thread(target=rest)
+    thread.start()
+    for number in range(300):
+        store.pushpull("a", np.full(10, number, F), out=(out := np.empty(10, F)))
+        assert (out == number).all()
+    over.set()
+    driver.wake()
+    thread.join(pace.seconds(20))
+    assert not thread.is_alive()
+    assert len(adopted) < 100  # some, at looks at the clock
+
+
+def test_who_rests_hears_that_the_store_is_closed(create: Callable[..., kv.KVStore]) -> None:
+    store = create()
+    driver: Any = store._backend._client.driver  # type: ignore[attr-defined]
+    store.close()
+    with pytest.raises(kv.ClosedError):
+        driver.rest(lambda: False)
+
+
 class Waits:
     """Waits of several threads, each until it is let go."""
 
