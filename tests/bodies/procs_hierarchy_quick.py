@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import Counter
@@ -123,16 +124,17 @@ def who_carries(rounds: int) -> dict[str, int]:
 
 def interrupted(rounds: int) -> int:
     """Have Ctrl-C come wherever a caller carries a sum, in turn; return how often it did."""
-    points = ("begin", "end", "close_held")
+    points = ("begin", "end", "close_held", "sum_opened")
     hits: Counter[str] = Counter()
     store = begun(create())
     for t in range(rounds):
-        name, after = points[t % 3], t % 6 >= 3
-        owner: Any = shm if name == "close_held" else MachineDriver
+        name, after = points[t % 4], t % 8 >= 4
+        owner: Any = MachineDriver if name in ("begin", "end") else shm
         method = getattr(owner, name)
 
         def once(*args: Any, name: str = name, after: bool = after, method: Any = method, t: int = t) -> Any:
             here = threading.current_thread() is threading.main_thread() and not hits[f"{name} {t}"]
+            here = here and sys._getframe(1).f_code.co_name != "_sum"  # the usual way: that worker leaves
             if here:
                 hits[f"{name} {t}"] += 1
             if here and not after:
