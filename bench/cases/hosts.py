@@ -16,6 +16,8 @@ PACKED = ("ours host 2bit", "ours by hosts 2bit")
 
 #: Large arrays of many workers leave memory for one rival at a time: ours is measured with each of them.
 CROWD, LARGE = 16, ("64 MB", RESNET)
+#: Small ones are measured so as well: some 200 processes that rest disturb those that do not.
+SMALL, LIMITS = "4 KB", ("cross", "cross reno", "cross-sum")
 RIVALS = {"gloo": "gloo", "openmpi": "Open MPI", "mpich": "MPICH"}
 
 SIZES = ("4 KB", "4 MB", "64 MB", RESNET)
@@ -106,12 +108,14 @@ def all_cases() -> Iterator[HostsCase]:
 
 
 def _cases(size: str, hosts: int, workers: int, link: Link) -> Iterator[HostsCase]:
-    crowded = hosts * workers >= CROWD and size in LARGE
+    many = hosts * workers >= CROWD
+    crowded = many and size in LARGE
     peers = [name for name in PEERS if name not in RIVALS] if crowded else list(PEERS)
     peers += [*([SUM] if workers == 1 else ()), *(PACKED if link.gbit <= 1 else ())]
     yield _case(size, hosts, workers, link, tuple(peers))
-    for rival in RIVALS if crowded else ():
-        yield _case(size, hosts, workers, link, ("ours host", rival), rival)
+    limits = LIMITS if size == SMALL else ()
+    for rival in RIVALS if crowded or (many and size == SMALL) else ():
+        yield _case(size, hosts, workers, link, ("ours host", rival, *limits), rival)
 
 
 def _case(
