@@ -103,7 +103,7 @@ class Pushes:
         self.calls.note(pushes)
 
     def count_one(self, key: DistKey) -> None:
-        """Count a push of one key alone."""
+        """As `count`, of one key alone, in fewer steps: see `KVStore._quickly`."""
         key.pushes = count = key.pushes + 1
         if count > self.clock:
             self.clock = count
