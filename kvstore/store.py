@@ -920,10 +920,14 @@ class KVStore(KVStoreBase):
 
     def _enter(self, verb: str, keys: list[Key], arguments: tuple[Any, ...], priority: int | None) -> Any:
         """Take the turn of the keys, and begin if nothing has to be waited for; else None."""
-        self._engine.turns.take(keys, self._config.timeout)
+        self._take_turn(keys)
         if self._backend.is_clear(verb, keys):
             return self._backend.begin(verb, arguments, priority)
         return None
+
+    def _take_turn(self, keys: list[Key]) -> None:
+        self._engine.turns.take(keys, self._config.timeout)
+        self._check_open()  # another thread may have closed it meanwhile
 
     def _wait_in(self, groups: list[Group], run: Callable[..., Any], *args: Any) -> Any:
         """Run what may wait for other workers; where keys have turns, it needs no more than these."""
@@ -933,7 +937,7 @@ class KVStore(KVStoreBase):
         return self._in_turn(keys, self._take, keys, partial(run, *args))
 
     def _take(self, keys: list[Key], run: Callable[[], Any]) -> Callable[[], Any]:
-        self._exclusively(self._engine.turns.take, keys, self._config.timeout)
+        self._exclusively(self._take_turn, keys)
         return run
 
     def _quickly(self, key: Any, value: Any, out: Any, verb: str = "pushpull") -> bool:
@@ -943,9 +947,10 @@ class KVStore(KVStoreBase):
         """
         kind, backend, engine = type(key), self._backend, self._engine
         several = kind is list and backend.quick_lists
-        if (kind is not str and kind is not int and not several) or engine.busy:
+        turns = engine.turns
+        if (kind is not str and kind is not int and not several) or engine.busy or turns.waiting:
             return False
-        lock, turns, done, me, enters = engine.exclusive, engine.turns, None, get_ident(), False
+        lock, done, me, enters = engine.exclusive, None, get_ident(), False
         taken = turns.taken
         try:
             try:

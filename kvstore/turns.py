@@ -8,9 +8,15 @@ from collections.abc import Hashable, Sequence
 from .errors import TimeoutError
 from .waiting import WaitClock
 
+#: Seconds for which a thread whose keys are free stands back for those that came first and need others, too.
+#: For ever would be a deadlock where these get free only after another process has seen its operation.
+_STAND_BACK = 0.1
+
 
 class Turns:
     """Who is inside an operation that may wait for other processes, by key.
+
+    Who comes first goes first, so that threads which call in a loop leave no other one waiting.
 
     Parameters
     ----------
@@ -23,12 +29,12 @@ class Turns:
         self.taken: dict[Hashable, int] = {}
         self._lock = lock
         self._free = threading.Condition(lock)
-        #: How many threads wait for a turn.
-        self.waiting = 0
+        #: The keys that threads wait for, in the order in which they came; None where it is all keys.
+        self.waiting: dict[object, frozenset[Hashable] | None] = {}
 
     def take(self, keys: Sequence[Hashable], timeout: float) -> None:
         """Wait until no other thread is busy with any of the keys, and keep others from them; locked."""
-        if self.taken:
+        if self.taken or self.waiting:
             self._wait(keys, timeout)
         self.taken.update(dict.fromkeys(keys, threading.get_ident()))
 
@@ -52,20 +58,38 @@ class Turns:
         self._wait(None, timeout)
 
     def _wait(self, keys: Sequence[Hashable] | None, timeout: float) -> None:
-        clock = WaitClock(timeout)
+        clock, me = WaitClock(timeout), object()
+        wanted = None if keys is None else frozenset(keys)
         try:
-            self.waiting += 1
-            wanted = None if keys is None else set(keys)
+            self.waiting[me] = wanted
             while True:
                 clock.read()
-                busy = [key for key in list(self.taken) if wanted is None or key in wanted]  # others leave
-                if not busy:
+                busy = self._busy(wanted)
+                stands_back = self._stands_back(me, wanted, clock.waited < _STAND_BACK)
+                if not busy and not stands_back:
                     return
-                if clock.over:
+                if busy and clock.over:
                     raise TimeoutError(
                         f"another thread of this process has been busy with key {busy[0]!r} for "
                         f"{timeout:g} s, perhaps waiting for other workers"
                     )
-                self._free.wait(clock.left)
+                self._free.wait(_STAND_BACK if stands_back else clock.left)
+        except BaseException:
+            self.waiting.pop(me, None)
+            self.tell()  # who stood back
+            raise
         finally:
-            self.waiting -= 1
+            self.waiting.pop(me, None)
+
+    def _busy(self, wanted: frozenset[Hashable] | None) -> list[Hashable]:
+        return [key for key in list(self.taken) if wanted is None or key in wanted]  # others leave meanwhile
+
+    def _stands_back(self, me: object, wanted: frozenset[Hashable] | None, patient: bool) -> bool:
+        """Whether somebody who came earlier goes first: who can, or, if `patient`, who waits for more."""
+        for other, keys in list(self.waiting.items()):
+            if other is me:
+                return False
+            shared = wanted is None or keys is None or not keys.isdisjoint(wanted)
+            if shared and (patient or not self._busy(keys)):
+                return True
+        return False

@@ -744,6 +744,31 @@ def threads_with_one_key(rounds: int) -> None:
     end(store)
 
 
+def reads_in_a_loop(steps: int) -> None:
+    """Threads that read a key again and again leave who pushes to it his turn."""
+    store = opened()
+    ended = threading.Event()
+
+    def read() -> None:
+        out = full("small", 0)
+        while not ended.is_set():
+            store.pull("small", out)
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    try:
+        for _ in range(steps):
+            out = full("small", store.rank + 1)
+            store.pushpull("small", out, async_op=True).wait()
+            assert out[0] == everywhere(store)
+    finally:
+        ended.set()
+    for reader in readers:
+        reader.join()
+    end(store)
+
+
 def waits_out_of_order() -> None:
     """Worker 0 waits for its second operation; its first needs worker 1, which first needs the second."""
     store = opened(timeout=30)

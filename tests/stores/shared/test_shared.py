@@ -173,6 +173,12 @@ def test_threads_with_one_key_take_turns(job: MakeJob) -> None:
     made.results()
 
 
+def test_threads_that_read_in_a_loop_leave_others_their_turn(job: MakeJob) -> None:
+    made = job(2)
+    made.start_all(ROUNDS, "reads_in_a_loop", 40)
+    made.results()
+
+
 def test_a_wait_is_not_held_up_by_operations_of_other_keys(job: MakeJob) -> None:
     made = job(2)
     made.start_all(ROUNDS, "waits_out_of_order")

@@ -1,0 +1,167 @@
+"""Turns of keys: who comes first goes first, and nobody waits for a key that nobody is busy with."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pace
+import pytest
+
+from kvstore import turns as module
+from kvstore.errors import TimeoutError
+from kvstore.turns import Turns
+
+LONG = 60.0
+
+
+class Threads:
+    """Threads that take turns of one store."""
+
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        self.lock = threading.RLock()
+        self.turns = Turns(self.lock)
+        self._pool = pool
+
+    @contextmanager
+    def turn(self, keys: Sequence[str], timeout: float = LONG) -> Iterator[None]:
+        with self.lock:
+            self.turns.take(keys, timeout)
+        try:
+            yield
+        finally:
+            self.turns.leave(keys)
+
+    def start(self, run: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        return self._pool.submit(run, *arguments)
+
+    def start_waiting(
+        self, keys: Sequence[str], timeout: float = LONG, then: Callable[[], object] = list
+    ) -> Future[None]:
+        """Have another thread wait for a turn, and leave it at once."""
+
+        def take() -> None:
+            with self.turn(keys, timeout):
+                then()
+
+        before = len(self.turns.waiting)
+        started = self.start(take)
+        end = pace.deadline(20)
+        while len(self.turns.waiting) == before and not started.done():
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        return started
+
+
+@pytest.fixture
+def threads() -> Iterator[Threads]:
+    with ThreadPoolExecutor(8) as pool:
+        yield Threads(pool)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads stand back as long as they must: on a busy machine others may not run for a while."""
+    monkeypatch.setattr(module, "_STAND_BACK", LONG)
+
+
+@pytest.mark.usefixtures("patient")
+def test_who_calls_in_a_loop_leaves_others_their_turn(threads: Threads) -> None:
+    with threads.turn(["a"]):
+        threads.start_waiting(["a"])
+    with threads.turn(["a"]):
+        assert not threads.turns.waiting
+
+
+@pytest.mark.usefixtures("patient")
+def test_who_wants_several_keys_has_its_turn_among_those_who_want_one(threads: Threads) -> None:
+    """Threads whose operations overlap: at no time are all keys free by chance."""
+    names = [f"k{one}" for one in range(8)]
+    stop, calls = threading.Event(), [0, 0, 0]
+
+    def loop(me: int) -> None:
+        draw = random.Random(me)
+        while not stop.is_set():
+            with threads.turn([draw.choice(names)]):
+                calls[me] += 1
+                time.sleep(0.002)
+
+    loops = [threads.start(loop, one) for one in range(3)]
+    try:
+        for _ in range(20):
+            with threads.turn(names, pace.seconds(20)):
+                pass
+    finally:
+        stop.set()
+    for one in loops:
+        one.result()
+    assert min(calls) > 0
+
+
+@pytest.mark.usefixtures("patient")
+def test_turns_are_in_the_order_of_the_calls(threads: Threads) -> None:
+    order: list[int] = []
+
+    with threads.turn(["a"]):
+        started = [threads.start_waiting(["a"], then=partial(order.append, number)) for number in range(6)]
+    for one in started:
+        one.result()
+    assert order == list(range(6))
+
+
+def test_who_has_waited_long_is_still_behind_those_before_it(threads: Threads) -> None:
+    order: list[int] = []
+    with threads.turn(["a"]):
+        started = [threads.start_waiting(["a"], then=partial(order.append, number)) for number in range(6)]
+        time.sleep(2 * module._STAND_BACK)
+    for one in started:
+        one.result()
+    assert order == list(range(6))
+
+
+def test_other_keys_are_not_waited_for(threads: Threads) -> None:
+    with threads.turn(["a"]):
+        other = threads.start_waiting(["a"])
+        with threads.turn(["b"]):
+            assert not other.done()
+
+
+def test_a_free_key_of_who_waits_for_another_is_had_before_long(threads: Threads) -> None:
+    """It may be what the operation under way waits for, by way of another process."""
+    with threads.turn(["a"]):
+        other = threads.start_waiting(["a", "b"])
+        with threads.turn(["b"]):
+            assert not other.done()
+    other.result()
+
+
+@pytest.mark.usefixtures("patient")
+def test_nobody_stands_back_for_who_has_given_up(threads: Threads) -> None:
+    with threads.turn(["a"]):
+        late = threads.start_waiting(["a", "b"], 0.05)
+        with pytest.raises(TimeoutError, match=r"has been busy with key 'a' for 0.05 s"):
+            late.result()
+        assert not threads.turns.waiting
+        with threads.turn(["b"]):
+            pass
+
+
+def test_who_waits_for_all_waits_for_those_before_it(threads: Threads) -> None:
+    def wait() -> None:
+        with threads.lock:
+            threads.turns.wait_for_all(LONG)
+
+    with threads.turn(["a"]):
+        other = threads.start_waiting(["a"])
+        everybody = threads.start(wait)
+        assert not everybody.done()
+    everybody.result()
+    other.result()
+    assert not threads.turns.taken
+    assert not threads.turns.waiting
