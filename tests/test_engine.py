@@ -482,7 +482,7 @@ def close(engine: Engine, gate: Gate) -> None:
 
 
 def take_turns(engine: Engine, gate: Gate) -> None:
-    engine.turns.waiting = 1  # somebody waits
+    engine.turns.waiting["somebody"] = frozenset(["b"])
     try:
         with engine.exclusive:
             engine.turns.take(["a"], 1.0)
@@ -509,6 +509,7 @@ def test_an_interrupt_at_any_step_leaves_an_engine_that_works(
             engine.submit(["a"], lambda: None, 0, "next").wait(5)
         engine.wait_all()
         assert not engine._announced
+        assert set(engine.turns.waiting) <= {"somebody"}
         engine.close()
         step += 1
     assert step > 5

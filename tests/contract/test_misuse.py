@@ -18,7 +18,7 @@ import pytest
 
 import kvstore as kv
 
-RECORDED = json.loads((Path(__file__).parent / "data" / "misuse_local.json").read_text())
+RECORDED = json.loads((Path(__file__).parents[1] / "data" / "misuse_local.json").read_text())
 
 Case = Generator[None, None, Any]
 
