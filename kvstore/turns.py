@@ -3,14 +3,39 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Hashable, Sequence
 
 from .errors import TimeoutError
 from .waiting import WaitClock
 
-#: Seconds for which a thread whose keys are free stands back for those that came first and need others, too.
-#: For ever would be a deadlock where these get free only after another process has seen its operation.
+#: Seconds of each second of a wait in which others stand back for a thread that needs a busy key and theirs.
+#: Always would be a deadlock where that key gets free only after another process has seen their operation.
 _STAND_BACK = 0.1
+
+
+class Waiter:
+    """A thread that waits for a turn.
+
+    Parameters
+    ----------
+    keys : frozenset of Hashable or None
+        The keys that it waits for; None for all.
+    """
+
+    __slots__ = ("_since", "keys")
+
+    def __init__(self, keys: frozenset[Hashable] | None) -> None:
+        self.keys = keys
+        self._since = time.monotonic()
+
+    def meets(self, keys: frozenset[Hashable] | None) -> bool:
+        """Whether others that want these keys want one of its own."""
+        return keys is None or self.keys is None or not self.keys.isdisjoint(keys)
+
+    def holds_others_back(self) -> bool:
+        """Whether others stand back for it at this time although it cannot go."""
+        return (time.monotonic() - self._since) % 1 < _STAND_BACK
 
 
 class Turns:
@@ -29,8 +54,8 @@ class Turns:
         self.taken: dict[Hashable, int] = {}
         self._lock = lock
         self._free = threading.Condition(lock)
-        #: The keys that threads wait for, in the order in which they came; None where it is all keys.
-        self.waiting: dict[object, frozenset[Hashable] | None] = {}
+        #: Who waits for a turn, in the order in which they came.
+        self.waiting: dict[Waiter, None] = {}
 
     def take(self, keys: Sequence[Hashable], timeout: float) -> None:
         """Wait until no other thread is busy with any of the keys, and keep others from them; locked."""
@@ -56,24 +81,23 @@ class Turns:
     def wait_for_all(self, timeout: float) -> None:
         """Wait until no thread is busy with any key; locked."""
         self._wait(None, timeout)
+        self.tell()  # who stood back
 
     def _wait(self, keys: Sequence[Hashable] | None, timeout: float) -> None:
-        clock, me = WaitClock(timeout), object()
-        wanted = None if keys is None else frozenset(keys)
+        clock, me = WaitClock(timeout), Waiter(None if keys is None else frozenset(keys))
         try:
-            self.waiting[me] = wanted
+            self.waiting[me] = None
             while True:
                 clock.read()
-                busy = self._busy(wanted)
-                stands_back = self._stands_back(me, wanted, clock.waited < _STAND_BACK)
-                if not busy and not stands_back:
+                busy, first = self._busy(me), self._comes_first(me)
+                if not busy and first:
                     return
                 if busy and clock.over:
                     raise TimeoutError(
                         f"another thread of this process has been busy with key {busy[0]!r} for "
                         f"{timeout:g} s, perhaps waiting for other workers"
                     )
-                self._free.wait(_STAND_BACK if stands_back else clock.left)
+                self._free.wait(clock.left if first else _STAND_BACK)
         except BaseException:
             self.waiting.pop(me, None)
             self.tell()  # who stood back
@@ -81,15 +105,15 @@ class Turns:
         finally:
             self.waiting.pop(me, None)
 
-    def _busy(self, wanted: frozenset[Hashable] | None) -> list[Hashable]:
-        return [key for key in list(self.taken) if wanted is None or key in wanted]  # others leave meanwhile
+    def _busy(self, waiter: Waiter) -> list[Hashable]:
+        """List the keys of a waiter that other threads are busy with."""
+        return [key for key in list(self.taken) if waiter.keys is None or key in waiter.keys]  # others leave
 
-    def _stands_back(self, me: object, wanted: frozenset[Hashable] | None, patient: bool) -> bool:
-        """Whether somebody who came earlier goes first: who can, or, if `patient`, who waits for more."""
-        for other, keys in list(self.waiting.items()):
-            if other is me:
+    def _comes_first(self, waiter: Waiter) -> bool:
+        """Whether it stands back for nobody who came earlier."""
+        for other in list(self.waiting):
+            if other is waiter:
+                break
+            if other.meets(waiter.keys) and (not self._busy(other) or other.holds_others_back()):
                 return False
-            shared = wanted is None or keys is None or not keys.isdisjoint(wanted)
-            if shared and (patient or not self._busy(keys)):
-                return True
-        return False
+        return True

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 import kvstore as kv
 from kvstore.engine import Engine, Work, ended_at
+from kvstore.turns import Waiter
 
 Body = Callable[..., subprocess.CompletedProcess[str]]
 PATIENCE = 60.0  # seconds until a test that hangs gives up; nothing waits that long otherwise
@@ -481,8 +482,11 @@ def close(engine: Engine, gate: Gate) -> None:
     engine.close()
 
 
+SOMEBODY = Waiter(frozenset(["b"]))
+
+
 def take_turns(engine: Engine, gate: Gate) -> None:
-    engine.turns.waiting["somebody"] = frozenset(["b"])
+    engine.turns.waiting[SOMEBODY] = None
     try:
         with engine.exclusive:
             engine.turns.take(["a"], 1.0)
@@ -509,7 +513,7 @@ def test_an_interrupt_at_any_step_leaves_an_engine_that_works(
             engine.submit(["a"], lambda: None, 0, "next").wait(5)
         engine.wait_all()
         assert not engine._announced
-        assert set(engine.turns.waiting) <= {"somebody"}
+        assert set(engine.turns.waiting) <= {SOMEBODY}
         engine.close()
         step += 1
     assert step > 5

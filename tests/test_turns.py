@@ -141,6 +141,25 @@ def test_a_free_key_of_who_waits_for_another_is_had_before_long(threads: Threads
     other.result()
 
 
+def test_who_works_on_a_free_key_stands_back_now_and_then(
+    threads: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a thread that waits long for another key, and this one, others do not wait in each operation."""
+    free = threads.turns._free
+    waits: list[float] = []
+    with threads.turn(["a"]):
+        other = threads.start_waiting(["a", "b"])
+        monkeypatch.setattr(
+            free, "wait", lambda seconds, wait=free.wait: waits.append(seconds) or wait(seconds)
+        )
+        for _ in range(1000):
+            with threads.turn(["b"]):
+                assert not other.done()
+        monkeypatch.undo()
+    other.result()
+    assert 0 < len(waits) < 500
+
+
 @pytest.mark.usefixtures("patient")
 def test_nobody_stands_back_for_who_has_given_up(threads: Threads) -> None:
     with threads.turn(["a"]):
