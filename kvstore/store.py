@@ -948,7 +948,9 @@ class KVStore(KVStoreBase):
         kind, backend, engine = type(key), self._backend, self._engine
         several = kind is list and backend.quick_lists
         turns = engine.turns
-        if (kind is not str and kind is not int and not several) or engine.busy or turns.waiting:
+        if (kind is not str and kind is not int and not several) or engine.busy:
+            return False
+        if turns.waiting and (several or turns.wanted((key,))):
             return False
         lock, done, me, enters = engine.exclusive, None, get_ident(), False
         taken = turns.taken
@@ -993,7 +995,7 @@ class KVStore(KVStoreBase):
                 del taken[key]  # first: after each call Ctrl-C can come
             if enters:
                 engine.threads_inside.discard(me)
-            if took and turns.waiting:
+            if took and turns.waiting and turns.wanted((key,)):
                 turns.tell()
 
     def _do_all(self, run: Callable[[], Any]) -> Any:

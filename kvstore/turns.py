@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 from .errors import TimeoutError
 from .waiting import WaitClock
@@ -23,14 +23,16 @@ class Waiter:
         The keys that it waits for; None for all.
     """
 
-    __slots__ = ("_since", "keys")
+    __slots__ = ("_since", "keys", "thread")
 
     def __init__(self, keys: frozenset[Hashable] | None) -> None:
         self.keys = keys
+        #: Its ident.
+        self.thread = threading.get_ident()
         self._since = time.monotonic()
 
-    def meets(self, keys: frozenset[Hashable] | None) -> bool:
-        """Whether others that want these keys want one of its own."""
+    def meets(self, keys: Iterable[Hashable] | None) -> bool:
+        """Whether one of these keys is one of its own; None for all."""
         return keys is None or self.keys is None or not self.keys.isdisjoint(keys)
 
     def holds_others_back(self) -> bool:
@@ -70,8 +72,12 @@ class Turns:
         for key in keys:
             if taken.get(key) == me:
                 del taken[key]
-        if self.waiting:
+        if self.waiting and self.wanted(keys):
             self.tell()
+
+    def wanted(self, keys: Iterable[Hashable]) -> bool:
+        """Whether a thread waits for one of the keys."""
+        return any(waiter.meets(keys) for waiter in list(self.waiting))
 
     def tell(self) -> None:
         """Have threads that wait for a turn look again."""
@@ -97,7 +103,8 @@ class Turns:
                         f"another thread of this process has been busy with key {busy[0]!r} for "
                         f"{timeout:g} s, perhaps waiting for other workers"
                     )
-                self._free.wait(clock.left if first else _STAND_BACK)
+                # No longer: Ctrl-C can come between the end of a turn and its notice.
+                self._free.wait(min(clock.left, _STAND_BACK) if first else _STAND_BACK)
         except BaseException:
             self.waiting.pop(me, None)
             self.tell()  # who stood back
@@ -106,8 +113,9 @@ class Turns:
             self.waiting.pop(me, None)
 
     def _busy(self, waiter: Waiter) -> list[Hashable]:
-        """List the keys of a waiter that other threads are busy with."""
-        return [key for key in list(self.taken) if waiter.keys is None or key in waiter.keys]  # others leave
+        """List the keys of a waiter that other threads are busy with; what is its own Ctrl-C has left."""
+        keys, taken = waiter.keys, list(self.taken.items())  # others leave meanwhile
+        return [key for key, thread in taken if thread != waiter.thread and (keys is None or key in keys)]
 
     def _comes_first(self, waiter: Waiter) -> bool:
         """Whether it stands back for nobody who came earlier."""

@@ -184,3 +184,29 @@ def test_who_waits_for_all_waits_for_those_before_it(threads: Threads) -> None:
     other.result()
     assert not threads.turns.taken
     assert not threads.turns.waiting
+
+
+def test_what_ctrl_c_has_left_does_not_keep_its_thread_out(threads: Threads) -> None:
+    threads.turns.taken["a"] = threading.get_ident()
+    with threads.turn(["a"], 5.0):
+        pass
+    assert not threads.turns.taken
+
+
+def test_an_end_that_nobody_was_told_of_is_seen(threads: Threads) -> None:
+    """Ctrl-C can come between the two; who calls meanwhile stands back, and is none the later for it."""
+    with threads.turn(["a"]):
+        others = [threads.start_waiting(["a"]) for _ in range(3)]
+        del threads.turns.taken["a"]
+        with threads.turn(["a"]):
+            assert not threads.turns.waiting
+    for other in others:
+        other.result()
+
+
+def test_only_who_wants_a_key_is_told_of_it(threads: Threads) -> None:
+    with threads.turn(["a"]):
+        other = threads.start_waiting(["a"])
+        assert threads.turns.wanted(["b", "a"])
+        assert not threads.turns.wanted(["b"])
+    other.result()
