@@ -43,7 +43,7 @@ class Waiter:
 class Turns:
     """Who is inside an operation that may wait for other processes, by key.
 
-    Who comes first goes first, so that threads which call in a loop leave no other one waiting.
+    Who comes first goes first, so that a thread which calls in a loop does not keep others from its key.
 
     Parameters
     ----------
@@ -87,7 +87,6 @@ class Turns:
     def wait_for_all(self, timeout: float) -> None:
         """Wait until no thread is busy with any key; locked."""
         self._wait(None, timeout)
-        self.tell()  # who stood back
 
     def _wait(self, keys: Sequence[Hashable] | None, timeout: float) -> None:
         clock, me = WaitClock(timeout), Waiter(None if keys is None else frozenset(keys))
@@ -96,19 +95,15 @@ class Turns:
             while True:
                 clock.read()
                 busy, first = self._busy(me), self._comes_first(me)
-                if not busy and first:
+                if not busy and (first or clock.over):
                     return
-                if busy and clock.over:
+                if clock.over:
                     raise TimeoutError(
                         f"another thread of this process has been busy with key {busy[0]!r} for "
                         f"{timeout:g} s, perhaps waiting for other workers"
                     )
-                # No longer: Ctrl-C can come between the end of a turn and its notice.
-                self._free.wait(min(clock.left, _STAND_BACK) if first else _STAND_BACK)
-        except BaseException:
-            self.waiting.pop(me, None)
-            self.tell()  # who stood back
-            raise
+                # No longer: of who gives up nobody is told, nor of a turn that Ctrl-C ends.
+                self._free.wait(min(clock.left, _STAND_BACK))
         finally:
             self.waiting.pop(me, None)
 

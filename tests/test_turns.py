@@ -16,7 +16,7 @@ import pytest
 
 from kvstore import turns as module
 from kvstore.errors import TimeoutError
-from kvstore.turns import Turns
+from kvstore.turns import Turns, Waiter
 
 LONG = 60.0
 
@@ -202,6 +202,13 @@ def test_an_end_that_nobody_was_told_of_is_seen(threads: Threads) -> None:
             assert not threads.turns.waiting
     for other in others:
         other.result()
+
+
+def test_nobody_stands_back_for_longer_than_the_timeout(threads: Threads) -> None:
+    """For one that never goes, say."""
+    threads.turns.waiting[Waiter(frozenset(["a"]))] = None
+    with threads.turn(["a"], 0.05):
+        pass
 
 
 def test_only_who_wants_a_key_is_told_of_it(threads: Threads) -> None:
