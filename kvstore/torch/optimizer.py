@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import numbers
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NoReturn, SupportsIndex
 
 import torch
 
 from ..averaging import check_not_late, check_store
-from ..engine import Work, ended_at
 from ..errors import ArgumentError, ClosedError, ConfigError, KVStoreError
 from ..observe.timeline.marks import Marks
 from ..optimizer import Optimizer
 from ..store import KVStore, counters_of, is_bound_by_processors
+from ..store_kinds import is_synchronous
+from .agreement import StepAgreement
+from .buckets import Buckets
 from .exchange import Gradients, OnStore, Weights
 from .overlap import overlaps
+from .passes import BackwardPasses
 from .slots import Slot, agree, slots
 from .tensors import Tensor, check_prefix, kind
+from .unreadable import hide, reveal
 
 
 class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
@@ -39,12 +44,15 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         A store of any type. Its keys are the names of the parameters.
     backward_passes_per_step : int
         Number of backward passes after which gradients are pushed. The gradients are summed; divide the loss
-        to get their mean. A step can end after fewer passes.
+        to get their mean. A step can end after fewer passes. Until the last of these passes `.grad` cannot be
+        read or changed. `no_sync` is the other way to accumulate gradients.
     average : bool
-        If True, divide the sums by the number of workers.
+        If True, divide the sums by the number of workers. If False, a step has no more backward passes than
+        `backward_passes_per_step`.
     overlap : bool, optional
-        If True, push gradients as soon as they are complete. If False, push all of them in `synchronize`, for
-        models that compute a gradient twice in one pass, as with reentrant checkpointing. If None, False for
+        If True, push gradients as soon as they are complete. If False, push all of them at the end of the
+        backward pass (in `step` with `update_on_kvstore`), for models that compute a gradient twice in one
+        pass, as with reentrant checkpointing. If None, False for
         a ``"shared"`` store whose workers compute with all processors (``torch.get_num_threads()`` each) and
         not on GPUs, because an exchange beside the backward pass slows that down by more than it takes after
         it. Otherwise True.
@@ -58,16 +66,19 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     update_on_kvstore : bool
         If True, the store updates the weights, and workers pull weights instead of gradients.
     whole_steps : bool
-        If True, all gradients of a step are pushed in one `KVStore.step`, when `synchronize` or `step` is
-        called: if a worker dies, its last step counts for all parameters or for none. Gradients then do not
-        travel during the backward pass.
+        If True, all gradients of a step are pushed in one `KVStore.step`: if a worker dies, its last step
+        counts for all parameters or for none. Gradients then do not travel during the backward pass.
+    check_every : int
+        The settings of the optimizer (``param_groups``) and the weights are compared between the workers
+        when the optimizer is created and then in one of this many steps. 0: never. The number of completed
+        steps is compared in each step. A store without rounds (``"dist_async"``) compares nothing.
 
     Raises
     ------
     ConfigError
-        A parameter has no name, or belongs to another DistributedOptimizer that is not closed; the models of
-        the workers differ; the store already has an optimizer; or it has no rounds (``"dist_async"``) and
-        `update_on_kvstore` is False.
+        A parameter has no name, or belongs to another DistributedOptimizer that is not closed; the models or
+        the settings of the workers differ; the store already has an optimizer; or it has no rounds
+        (``"dist_async"``) and `update_on_kvstore` is False.
     ArgumentError
         The optimizer does not have the type that `update_on_kvstore` requires, or another argument has a
         wrong type.
@@ -79,12 +90,31 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     Notes
     -----
-    From ``backward`` to `step` or `synchronize` the gradients belong to the store. To read or change them
-    (clipping, ``GradScaler.unscale_``), call `synchronize` first. All workers must make the same steps. If a
-    parameter has no gradient on this worker, this worker contributes zeros. If it has no gradient on any
-    worker, it gets none; but with gradient compression it gets zeros, and with `update_on_kvstore` it is
-    updated with zeros.
+    ``backward`` returns when the gradients are averaged, as with DistributedDataParallel: gradients travel
+    during the pass, and the rest of the exchange is waited for at its end. So a program can read and change
+    gradients between ``backward`` and `step` (clipping, ``GradScaler``, noise), and ``backward`` raises the
+    errors of the store. Several backward passes before a step give the mean of their sums; each pass is an
+    exchange, unless `backward_passes_per_step` or `no_sync` avoids it.
+
+    All workers must make the same passes and steps. If a parameter has no gradient on this worker, this
+    worker contributes zeros. If it has no gradient on any worker, it gets none; but with gradient compression
+    it gets zeros, and with `update_on_kvstore` it is updated with zeros.
+
+    With `update_on_kvstore` the store has the gradients when ``backward`` returns, so reading or changing
+    `.grad` raises KVStoreError, and each pass (or group of `backward_passes_per_step` passes) needs a `step`.
+
+    Attributes of the wrapped optimizer can be read and set here.
     """
+
+    #: Attributes of this object. All others are those of the wrapped optimizer.
+    _OWN = frozenset(
+        {
+            *("store", "_optimizer", "_closed", "_marks", "_passes_per_step", "_slots", "_ours", "_counts"),
+            *("_overlap", "_is_sent_in_step", "_exchange", "_buckets", "_agreement", "_passes", "_sums"),
+            *("_updates", "_has_gradients", "_has_local_passes", "_is_paused", "_is_exchanged"),
+            *("_passes_ended", "_steps", "_error"),
+        }
+    )
 
     def __init__(
         self,
@@ -100,9 +130,11 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         prefix: str = "",
         update_on_kvstore: bool = False,
         whole_steps: bool = False,
+        check_every: int = 100,
     ) -> None:
         _check_count("backward_passes_per_step", backward_passes_per_step, 1)
         _check_count("bucket_bytes", bucket_bytes, 0)
+        _check_count("check_every", check_every, 0)
         _check_kind(optimizer, update_on_kvstore)
         check_store(store, sums=not update_on_kvstore)
         check_prefix(prefix)
@@ -111,45 +143,76 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
                 pass
         self.store, self._closed = store, False
         self._marks = Marks(counters_of(store))
-        self._passes, self._whole = backward_passes_per_step, whole_steps
-        self._batch: list[Slot] = []  # complete, and pushed next
-        self._bytes = 0
-        self._pushed: list[tuple[int, set[Work], int]] = []  # in this step, for a timeline
-        self._synchronized = False
+        self._passes_per_step = backward_passes_per_step
         self._slots = slots(named_parameters, prefix, sparse)
         wanted = False if whole_steps else overlap
-        self._counts = wanted is not False  # passes, so that a program is right or wrong on all machines
+        self._counts = wanted is not False  # gradients, so that a program is right or wrong on all machines
         self._overlap = overlaps(store, wanted, [slot.parameter for slot in self._slots])
-        self._at_once = is_bound_by_processors(store) and not (self._overlap or whole_steps)
-        self._full = math.inf if whole_steps or self._at_once else bucket_bytes
+        self._updates = update_on_kvstore
+        self._is_sent_in_step = update_on_kvstore and not self._counts
         self._optimizer: Any = optimizer
         if update_on_kvstore:
             self._optimizer = OnStore(optimizer, [slot.parameter for slot in self._slots])
         self._ours = self._find_ours()
-        self._exchange = self._begin(store, prefix, store.num_workers if average else 1)
+        at_once = is_bound_by_processors(store) and not (self._overlap or whole_steps)
+        divisor = store.num_workers if average else 1
+        self._sums = not update_on_kvstore and divisor < store.num_workers
+        self._exchange = self._begin(store, prefix, divisor, whole_steps, at_once)
+        full = math.inf if whole_steps or at_once else bucket_bytes
         # Engines of collectives want one order on all workers: about that of a backward pass.
-        self._turns = None if store.is_capable("optimizer") else self._slots[::-1]
-        self._hook()
+        order = None if store.is_capable("optimizer") else self._slots[::-1]
+        self._buckets = Buckets(self._exchange, self._marks, full, order)
+        self._steps = 0
+        self._is_paused, self._error = False, None
+        self._begin_step()
+        self._agreement = StepAgreement(store, check_every, [] if update_on_kvstore else self._find_weights())
+        self._begin_agreement()
+        self._complete_agreement()
+        self._passes = BackwardPasses(self._slots, self._notice, self._end_pass)
         _living.add(self)
 
-    def _begin(self, store: KVStore, prefix: str, divisor: int) -> Gradients | Weights:
+    def _begin(
+        self, store: KVStore, prefix: str, divisor: int, whole: bool, at_once: bool
+    ) -> Gradients | Weights:
         if isinstance(self._optimizer, OnStore):
             agree(store, self._slots, prefix)
-            return Weights(store, self._optimizer, divisor, self._whole, self._at_once)
+            return Weights(store, self._optimizer, divisor, whole, at_once)
         check_not_late(store)
         agree(store, self._slots, prefix)
-        return Gradients(store, self._slots, divisor, self._whole, self._at_once)
+        return Gradients(store, self._slots, divisor, whole, at_once)
+
+    def _find_weights(self) -> list[Slot]:
+        return [slot for slot in self._slots if slot in self._ours]
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the wrapped optimizer, such as ``param_groups`` or ``state``."""
-        if name == "_optimizer":
+        if name in type(self)._OWN:
             raise AttributeError(name)
         return getattr(self._optimizer, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute of the wrapped optimizer: ``GradScaler`` sets those that its `step` reads."""
+        if self._is_own(name):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._optimizer, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        """Delete an attribute of the wrapped optimizer."""
+        if self._is_own(name):
+            object.__delattr__(self, name)
+        else:
+            delattr(self._optimizer, name)
+
+    @classmethod
+    def _is_own(cls, name: str) -> bool:
+        """Return whether an attribute is of this object; schedules of torch replace its `step`."""
+        return name in cls._OWN or hasattr(cls, name)
 
     # ------------------------------------------------------------------------------------------ verbs
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Wait for the averaged gradients and update the weights.
+        """Update the weights with the averaged gradients.
 
         Parameters
         ----------
@@ -161,43 +224,40 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         Raises
         ------
         KVStoreError
-            An error of the store, such as `PeerLostError`. The weights have not changed.
+            All passes since the last step were in `no_sync`, or an error of the store, such as
+            `PeerLostError`. The weights have not changed.
         """
         if closure is not None:
             result = self._optimizer.step(partial(self._evaluate, closure))
         else:
-            self.synchronize()
+            self._finish_step()
             result = self._optimizer.step()
-        self._synchronized = False
+        self._steps += 1
+        self._begin_step()
         return result
 
     def synchronize(self) -> None:
         """Wait until the gradients of this step are averaged, or the weights are updated.
 
-        After that you can read and change them. `step` calls `synchronize` if you have not called it. After a
-        `TimeoutError` you can call it again; it then continues to wait.
+        ``backward`` has done so, unless passes are still missing (`backward_passes_per_step`), or were in
+        `no_sync`, or this worker has made no pass. After a `TimeoutError` you can call it again; it then
+        continues to wait.
         """
-        if self._synchronized:
-            return
-        self._hook()
-        begin = self._marks.begin()
-        taking_part = [slot for slot in self._slots if self._takes_part(slot)]
-        for slot in self._turns or reversed(self._slots):
-            if self._takes_part(slot) and not slot.queued:
-                self._queue(slot)
-        self._push()
-        self._exchange.finish(taking_part)
-        self._mark(begin)
-        self._synchronized = True  # first: what has been reset would be sent again
-        for slot in self._slots:
-            slot.reset()
+        self._check_usable()
+        if not self._is_exchanged:
+            self._run_exchange()
 
-    def _mark(self, begin: int) -> None:
-        """Record a step that ends, and what it has pushed."""
-        for pushed, works, nbytes in self._pushed:
-            self._marks.bucket(pushed, max(map(ended_at, works), default=0), nbytes)
-        self._pushed.clear()
-        self._marks.step(begin)
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate the gradients of the backward passes in this context on this worker.
+
+        The first pass outside of the context averages what has been accumulated.
+        """
+        before, self._is_paused = self._is_paused, True
+        try:
+            yield
+        finally:
+            self._is_paused = before
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Remove the gradients, or set them to zero.
@@ -205,18 +265,18 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         Raises
         ------
         KVStoreError
-            Gradients are being sent to the other workers.
+            Gradients are being sent: a backward pass has not reached its end, or, with `update_on_kvstore`,
+            `step` was not called after it.
         """
-        if self._batch or any(slot.is_under_way for slot in self._slots):
-            raise KVStoreError(
-                "zero_grad between backward and step: gradients are being sent to the other workers; call "
-                "step first, or call synchronize to skip this step"
-            )
-        self._hook()
-        self._optimizer.zero_grad(set_to_none)
+        if not self._buckets.is_empty or any(slot.is_under_way for slot in self._slots):
+            raise KVStoreError(f"worker {self.store.rank}: zero_grad {self._explain_under_way()}")
+        self._check_usable()
         for slot in self._slots:
+            reveal(slot.parameter)
             slot.reset()
-        self._synchronized = False
+            slot.total = None
+        self._optimizer.zero_grad(set_to_none)
+        self._begin_step()
 
     def state_dict(self) -> Any:
         """Return the `state_dict` of the wrapped optimizer.
@@ -254,10 +314,9 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """Remove the hooks from the parameters, so that another optimizer can use them."""
         self._closed = True
         _living.discard(self)
+        self._passes.close()
         for slot in self._slots:
-            if slot.hook is not None:
-                slot.hook.remove()
-                slot.hook = None
+            reveal(slot.parameter)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         """Refuse copies and pickles, because they cannot contain the store."""
@@ -266,12 +325,167 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             "save its state_dict(), and load it into a new one"
         )
 
+    # ------------------------------------------------------------------------------------------ passes
+
+    def _notice(self, slot: Slot) -> None:
+        """Push a gradient that a pass has accumulated, if it is the last of its passes."""
+        if slot not in self._ours:
+            return
+        self._check_gradient(slot)
+        self._has_gradients, self._is_exchanged = True, False
+        if self._is_accumulating() or self._is_sent_in_step:
+            return
+        slot.ready = True
+        if self._overlap:
+            reveal(slot.parameter)
+            self._buckets.add(slot, self._takes_part)
+
+    def _is_accumulating(self) -> bool:
+        """Return whether the gradients of the current pass stay on this worker."""
+        return self._is_paused or self._passes_ended + 1 < self._passes_per_step
+
+    def _check_gradient(self, slot: Slot) -> None:
+        """Raise KVStoreError if a gradient was added to one that is sent, or is a sum over the workers."""
+        if slot.queued or (slot.ready and self._counts):
+            raise KVStoreError(
+                f"worker {self.store.rank}: parameter {slot.name!r} got another gradient "
+                f"{self._explain_under_way()}"
+            )
+        self._check_total(slot)
+
+    def _check_total(self, slot: Slot) -> None:
+        """Raise KVStoreError if a gradient that is to be summed is a sum over the workers already."""
+        if slot.total is not None and slot.total is slot.parameter.grad:
+            raise KVStoreError(
+                f"worker {self.store.rank}: the gradient of parameter {slot.name!r} already is a sum over the "
+                "workers, and would be summed again: with average=False a step has "
+                f"{self._passes_per_step} passes (backward_passes_per_step), and zero_grad is called before "
+                "the next. Checkpoints need use_reentrant=False"
+            )
+
+    def _explain_under_way(self) -> str:
+        """Return why gradients are being sent, and what to do, after the words of what cannot be done."""
+        if self._updates:
+            return (
+                "while the store updates the weights with the gradients of the pass before: with "
+                "update_on_kvstore call step after each backward pass, set backward_passes_per_step "
+                f"(it is {self._passes_per_step}) to the number of your passes, or pass overlap=False, then "
+                "step sends the gradients"
+            )
+        return (
+            "while gradients are being sent: the backward pass computes a gradient twice (pass "
+            "overlap=False), or an exception has ended the pass before (call synchronize, on this worker, to "
+            "complete its exchange)"
+        )
+
+    def _end_pass(self) -> None:
+        """Run the exchange, if the pass was the last of those that accumulate gradients.
+
+        A pass with gradients of other optimizers only counts as well: on another worker it may have had
+        gradients of this optimizer, which are averaged when ``backward`` returns there. Sums and updates in
+        the store cannot be repeated; they are left to `step`.
+        """
+        has_gradients, self._has_gradients = self._has_gradients, False
+        if not has_gradients and (self._updates or self._sums or self._passes_per_step > 1):
+            return
+        if self._is_paused:
+            self._has_local_passes = True
+            return
+        self._passes_ended += 1
+        if self._passes_ended < self._passes_per_step:
+            self._hide_gradients(
+                f"only {self._passes_ended} of {self._passes_per_step} backward passes are over "
+                "(backward_passes_per_step), so the gradients are not averaged: call synchronize first"
+            )
+        elif self._updates:
+            self._send_to_update()
+        else:
+            self._check_usable()
+            self._run_exchange()
+
+    def _send_to_update(self) -> None:
+        """Push the gradients with which the store updates the weights, unless `step` does, and hide them."""
+        if not self._is_sent_in_step:
+            self._reveal_gradients()
+            self._buckets.add_rest(self._slots, self._takes_part)
+        self._hide_pushed()
+
+    def _hide_pushed(self) -> None:
+        self._hide_gradients(
+            "with update_on_kvstore the store updates the weights with the gradients of this worker, so they "
+            "can be neither changed nor read: clip with the clip_gradient of the store's optimizer, or leave "
+            "update_on_kvstore out; then clip_grad_norm_ and GradScaler work",
+            sparse=True,
+        )
+
+    def _run_exchange(self) -> None:
+        """Push what is not pushed yet, and wait for the result of all workers."""
+        begin = self._marks.begin()
+        self._reveal_gradients()
+        taking_part = [slot for slot in self._slots if self._takes_part(slot)]
+        for slot in taking_part:
+            self._check_total(slot)
+        self._buckets.add_rest(self._slots, self._takes_part)
+        self._begin_agreement()
+        self._exchange.finish(taking_part)
+        self._complete_agreement()
+        self._buckets.record_step(begin)
+        self._is_exchanged = True  # first: what has been reset would be sent again
+        self._has_local_passes = False
+        for slot in self._slots:
+            slot.total = slot.parameter.grad if self._sums else None
+            slot.reset()
+        if self._updates:
+            self._hide_pushed()
+
+    def _begin_agreement(self) -> None:
+        if is_synchronous(self.store):
+            self._agreement.begin(self._steps, self._optimizer.param_groups)
+
+    def _complete_agreement(self) -> None:
+        """Raise an error, now and in all later calls, if the steps, settings or weights of workers differ."""
+        self._agreement.wait()
+        try:
+            self._agreement.compare()
+        except KVStoreError as error:
+            self._error = error
+            raise
+
     # ---------------------------------------------------------------------------------------- plumbing
 
     def _evaluate(self, closure: Callable[[], Any]) -> Any:
         loss = closure()
-        self.synchronize()
+        self._finish_step()
         return loss
+
+    def _finish_step(self) -> None:
+        """Wait for the exchange of this step."""
+        if self._has_local_passes:
+            raise KVStoreError(
+                f"worker {self.store.rank}: the last backward pass was in no_sync, so its gradients are not "
+                "averaged: run the last pass of a step outside of no_sync, or call synchronize before you "
+                "read the gradients"
+            )
+        self.synchronize()
+
+    def _begin_step(self) -> None:
+        self._passes_ended = 0
+        self._has_gradients = self._is_exchanged = self._has_local_passes = False
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise ClosedError("this DistributedOptimizer is closed: create another one")
+        if self._error is not None:
+            raise self._error
+        self._passes.check()
+
+    def _hide_gradients(self, reason: str, sparse: bool = False) -> None:
+        for slot in self._ours:
+            hide(slot.parameter, f"worker {self.store.rank}, parameter {slot.name!r}: {reason}", sparse)
+
+    def _reveal_gradients(self) -> None:
+        for slot in self._ours:
+            reveal(slot.parameter)
 
     def _find_ours(self) -> set[Slot]:
         """Return the slots of the optimizer's parameters; only these take part."""
@@ -289,68 +503,6 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def _takes_part(self, slot: Slot) -> bool:
         return slot.queued or (slot in self._ours and slot.parameter.requires_grad)
-
-    def _hook(self) -> None:
-        """Put hooks on what needs gradients, also on what was frozen before."""
-        if self._closed:
-            raise ClosedError("this DistributedOptimizer is closed: create another one")
-        me = weakref.ref(self)
-        for slot in self._slots:
-            if slot.hook is None and slot.parameter.requires_grad:
-                hook = partial(_noticed, me, slot)
-                slot.hook = slot.parameter.register_post_accumulate_grad_hook(hook)
-
-    def _notice(self, slot: Slot) -> None:
-        """Push a gradient that is complete, if its turn has come."""
-        if slot.ready:
-            raise KVStoreError(
-                f"worker {self.store.rank}: parameter {slot.name!r} got another gradient when the first was "
-                f"to be sent; both are lost. backward_passes_per_step is {self._passes}: set it to the "
-                "number of your backward passes, or pass overlap=False if one pass computes a gradient twice"
-            )
-        self._synchronized = False
-        slot.passes += 1
-        if not self._counts or slot.passes < self._passes or slot not in self._ours:
-            return
-        slot.ready = True
-        if not self._overlap:
-            return
-        if self._turns is None:
-            self._queue(slot)
-        else:
-            self._take_turns(self._turns)
-
-    def _take_turns(self, turns: list[Slot]) -> None:
-        """Queue what is ready, up to the first that is not."""
-        for slot in turns:
-            if slot.ready and not slot.queued:
-                self._queue(slot)
-            elif not slot.ready and self._takes_part(slot):
-                return
-
-    def _queue(self, slot: Slot) -> None:
-        """Put a gradient among those that are pushed next, and push them if they are enough."""
-        slot.queued = True
-        self._batch.append(slot)
-        self._bytes += slot.nbytes
-        if self._bytes >= self._full:
-            self._push()
-
-    def _push(self) -> None:
-        batch, nbytes = self._batch, self._bytes
-        self._batch, self._bytes = [], 0
-        if not batch:
-            return
-        begin = self._marks.begin()
-        try:
-            self._exchange.start(batch)
-        except Exception as error:
-            for slot in batch:  # `step` must not take for averages what has not left
-                if slot.work is None:
-                    slot.error = error
-            raise
-        if begin:
-            self._pushed.append((begin, {slot.work for slot in batch if slot.work is not None}, nbytes))
 
 
 #: Optimizers that are not closed: a gradient of two of them would be averaged twice.
@@ -374,13 +526,6 @@ def _first_taken(optimizer: DistributedOptimizer, ours: set[Slot]) -> Slot | Non
     others = {slot.parameter for other in _living if other is not optimizer for slot in other._ours}
     taken = [slot for slot in ours if slot.parameter in others]
     return min(taken, key=lambda slot: slot.number, default=None)
-
-
-def _noticed(optimizer: weakref.ref[DistributedOptimizer], slot: Slot, parameter: Tensor) -> None:
-    """Run as the hook of a parameter, which does not keep the optimizer alive."""
-    there = optimizer()
-    if there is not None:
-        there._notice(slot)
 
 
 def _check_count(name: str, value: Any, least: int) -> None:

@@ -32,10 +32,7 @@ class Slot:
     sparse: bool
     #: Size of a dense gradient.
     nbytes: int
-    hook: Any = field(default=None, repr=False)
-    #: Backward passes since the last step.
-    passes: int = 0
-    #: Its gradient is complete, and has been put among those that are pushed next.
+    #: Its gradient is complete, and is in the bucket that is pushed next, or has been pushed.
     ready: bool = False
     queued: bool = False
     #: The push that it is a part of, until that is over; whether it went well, or how it failed.
@@ -45,6 +42,8 @@ class Slot:
     #: The gradient that is on its way, and whether it stands for none.
     gradient: Tensor | None = field(default=None, repr=False)
     absent: bool = False
+    #: The gradient that holds the sum over the workers, if sums are not divided.
+    total: Tensor | None = field(default=None, repr=False)
 
     def wait(self) -> None:
         """Wait for the push, if it is not over."""
@@ -75,8 +74,7 @@ class Slot:
         return self.work is not None or (waits and not self.ended and self.error is None)
 
     def reset(self) -> None:
-        """Forget the step before: its passes, its gradient, its error."""
-        self.passes = 0
+        """Forget the exchange before: its gradient, its error."""
         self.ready = self.queued = self.ended = self.absent = False
         self.error = self.gradient = None
 

@@ -1,0 +1,144 @@
+"""Whether the workers of a job make the same steps, with the same settings, on the same weights."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import ConfigError, KVStoreError
+from ..store import KVStore
+from .slots import Slot
+from .tensors import Tensor, walked
+
+#: Columns of the table, which has a row for each worker.
+_STEPS, _SETTINGS, _WEIGHTS = range(3)
+
+#: Settings of a group that say how a step is computed, not what it computes.
+_HOW = frozenset({"params", "param_names", "foreach", "fused", "capturable", "differentiable"})
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class StepAgreement:
+    """Compares the number of steps, the settings and the weights of all workers in each exchange.
+
+    Each worker writes its row of a table of zeros, and the sum over the workers is the whole table. A worker
+    that has joined (`KVStore.join`), or is lost in a store that continues, has a row of zeros.
+
+    Parameters
+    ----------
+    store : KVStore
+        The store.
+    every : int
+        Settings and weights are compared in one of this many steps; never, if 0.
+    weights : list of Slot
+        The parameters that this worker updates.
+    """
+
+    def __init__(self, store: KVStore, every: int, weights: list[Slot]) -> None:
+        self._store, self._every, self._weights = store, every, weights
+        self._table = np.zeros((store.num_workers, 3), np.int64)
+        self._settings = ""
+        self._work: Any = None
+
+    def begin(self, steps: int, groups: list[dict[str, Any]]) -> None:
+        """Start to send the row of this worker, which has completed `steps` steps."""
+        if len(self._table) == 1 or self._work is not None or not hasattr(self._store, "all_reduce"):
+            return
+        self._table[:] = 0
+        self._table[self._store.rank] = self._make_row(steps, groups)
+        self._work = self._store.all_reduce(self._table, async_op=True)
+
+    def wait(self) -> None:
+        """Wait for the rows of all workers."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+
+    def compare(self) -> None:
+        """Compare the rows of all workers.
+
+        Raises
+        ------
+        KVStoreError
+            The workers have completed different numbers of steps, or their weights differ.
+        ConfigError
+            The settings of their optimizers differ.
+        """
+        rows = {rank: row for rank, row in enumerate(self._table.tolist()) if row[_STEPS]}
+        if not rows:
+            return
+        self._compare_steps({rank: row[_STEPS] - 1 for rank, row in rows.items()})
+        self._compare_settings({rank: row[_SETTINGS] for rank, row in rows.items()})
+        self._compare_weights({rank: row[_WEIGHTS] for rank, row in rows.items()})
+
+    def _make_row(self, steps: int, groups: list[dict[str, Any]]) -> tuple[int, int, int]:
+        if not self._every or steps % self._every:
+            return steps + 1, 0, 0
+        self._settings = describe_settings(groups)
+        return steps + 1, zlib.crc32(self._settings.encode()), sum_bits(self._weights)
+
+    def _compare_steps(self, steps: dict[int, int]) -> None:
+        if len(set(steps.values())) > 1:
+            counts = ", ".join(f"worker {rank} {count}" for rank, count in steps.items())
+            raise KVStoreError(
+                f"worker {self._store.rank}: the workers have completed different numbers of steps "
+                f"({counts}), so gradients of different steps were averaged: all workers must call backward "
+                "and step equally often, and skip a batch together; a worker without further batches calls "
+                "store.join(). Start the job again from its last checkpoint"
+            )
+
+    def _compare_settings(self, settings: dict[int, int]) -> None:
+        other = _find_other(settings)
+        if other is not None:
+            raise ConfigError(
+                f"worker {self._store.rank}: the optimizer of worker {other[1]} has other settings than that "
+                f"of worker {other[0]}, so their weights would differ. The settings here: {self._settings}. "
+                "Set the same ones on all workers, or pass check_every=0 if they differ on purpose"
+            )
+
+    def _compare_weights(self, weights: dict[int, int]) -> None:
+        other = _find_other(weights)
+        if other is not None:
+            raise KVStoreError(
+                f"worker {self._store.rank}: the weights of worker {other[1]} differ from those of worker "
+                f"{other[0]}, after the same gradients: the program has changed them in another way than by "
+                "optimizer.step(), or the workers have different processors. Start the job again from its "
+                "last checkpoint, or pass check_every=0 if they differ on purpose"
+            )
+
+
+def _find_other(values: dict[int, int]) -> tuple[int, int] | None:
+    """Return the first rank and the first rank that has another value; None if all have the same."""
+    first = min(values)
+    return next(((first, rank) for rank, value in values.items() if value != values[first]), None)
+
+
+def describe_settings(groups: list[dict[str, Any]]) -> str:
+    """Return the settings of all parameter groups as a text."""
+    return "; ".join(
+        ", ".join(
+            [f"{len(group['params'])} parameters"]
+            + [f"{name}={_plain(group[name])!r}" for name in sorted(group) if name not in _HOW]
+        )
+        for group in groups
+    )
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, torch.Tensor) else value
+
+
+def sum_bits(slots: Iterable[Slot]) -> int:
+    """Return a sum over the bits of all weights, as an integer of 63 bits."""
+    sums = [_sum_integers(walked(slot.parameter, slot.order)) for slot in slots]
+    total = sum((2 * place + 1) * value.item() for place, value in enumerate(sums))
+    return int(total % 2**63)
+
+
+def _sum_integers(weight: Tensor) -> Tensor:
+    return weight.contiguous().view(_INTEGERS[weight.element_size()]).sum(dtype=torch.int64)

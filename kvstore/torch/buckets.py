@@ -1,0 +1,87 @@
+"""Buckets: the gradients that are pushed in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..engine import Work, ended_at
+from ..observe.timeline.marks import Marks
+from .exchange import Gradients, Weights
+from .slots import Slot
+
+
+class Buckets:
+    """Collects complete gradients, and pushes them when they fill a bucket.
+
+    Parameters
+    ----------
+    exchange : Gradients or Weights
+        The exchange that pushes a bucket.
+    marks : Marks
+        The marks of a timeline.
+    nbytes : float
+        Size of a bucket.
+    order : list of Slot or None
+        The order in which all workers push, for stores that need the same order; None if any order will do.
+    """
+
+    def __init__(
+        self, exchange: Gradients | Weights, marks: Marks, nbytes: float, order: list[Slot] | None
+    ) -> None:
+        self._exchange, self._marks, self._full, self._order = exchange, marks, nbytes, order
+        self._bucket: list[Slot] = []
+        self._nbytes = 0
+        self._pushed: list[tuple[int, set[Work], int]] = []  # since the last step of the timeline
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no gradient waits for its push."""
+        return not self._bucket
+
+    def add(self, slot: Slot, takes_part: Callable[[Slot], bool]) -> None:
+        """Add a complete gradient, or those whose turn in the order it makes."""
+        if self._order is None:
+            self._put(slot)
+            return
+        for ready in self._order:
+            if ready.ready and not ready.queued:
+                self._put(ready)
+            elif not ready.ready and takes_part(ready):
+                return
+
+    def add_rest(self, slots: list[Slot], takes_part: Callable[[Slot], bool]) -> None:
+        """Add and push all gradients that are not pushed yet, and zeros where a gradient is absent."""
+        for slot in self._order or reversed(slots):
+            if takes_part(slot) and not slot.queued:
+                self._put(slot)
+        self._push()
+
+    def record_step(self, begin: int) -> None:
+        """Record the end of an exchange, and the buckets that it has pushed, in the timeline."""
+        for pushed, works, nbytes in self._pushed:
+            self._marks.bucket(pushed, max(map(ended_at, works), default=0), nbytes)
+        self._pushed.clear()
+        self._marks.step(begin)
+
+    def _put(self, slot: Slot) -> None:
+        slot.queued = True
+        self._bucket.append(slot)
+        self._nbytes += slot.nbytes
+        if self._nbytes >= self._full:
+            self._push()
+
+    def _push(self) -> None:
+        bucket, nbytes = self._bucket, self._nbytes
+        self._bucket, self._nbytes = [], 0
+        if not bucket:
+            return
+        begin = self._marks.begin()
+        try:
+            self._exchange.start(bucket)
+        except Exception as error:
+            for slot in bucket:  # `step` must not use a gradient that was not sent
+                if slot.work is None:
+                    slot.error = error
+            raise
+        if begin:
+            self._pushed.append((begin, {slot.work for slot in bucket if slot.work is not None}, nbytes))

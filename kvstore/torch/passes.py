@@ -1,0 +1,135 @@
+"""The passes of autograd: a call for each gradient that is complete, and one at the end of each pass."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch.autograd.function import BackwardCFunction
+
+from ..errors import ArrayError, ConfigError
+from .slots import Slot
+from .tensors import Tensor
+
+_engine: Any = torch.autograd.Variable._execution_engine
+
+
+class BackwardPasses:
+    """Hooks on the nodes of autograd that accumulate the gradients of parameters.
+
+    These hooks run after all hooks on the tensors, as those of DistributedDataParallel do: a hook of the
+    program has changed the gradient before. The end of a pass is a callback of autograd's engine, so
+    ``backward`` returns after it, and raises its errors.
+
+    Parameters
+    ----------
+    slots : iterable of Slot
+        The parameters, also those that need no gradient now.
+    on_gradient : callable
+        Bound method, which is called with the slot of each gradient that a pass has accumulated.
+    on_end : callable
+        Bound method, which is called without arguments at the end of each pass with such a gradient. Neither
+        method keeps its object alive.
+    """
+
+    def __init__(
+        self, slots: Iterable[Slot], on_gradient: Callable[[Slot], None], on_end: Callable[[], None]
+    ) -> None:
+        self._hooks = [_Hook(slot, self) for slot in slots if slot.parameter.is_floating_point()]
+        self._on_gradient = weakref.WeakMethod(on_gradient)
+        self._on_end = weakref.WeakMethod(on_end)
+        #: Graph tasks of autograd that have not ended: a pass, and passes within it.
+        self._tasks: set[int] = set()
+
+    def check(self) -> None:
+        """Raise ConfigError if ``model.to`` has replaced the node of a parameter, and so removed its hook."""
+        for hook in self._hooks:
+            hook.check()
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def accumulated(self, slot: Slot) -> None:
+        """Announce a gradient, and at the first of a pass ask autograd for a call at its end."""
+        task = torch._C._current_graph_task_id()
+        if task not in self._tasks:
+            self._tasks.add(task)
+            _engine.queue_callback(partial(_end_pass, weakref.ref(self), task))
+        announce = self._on_gradient()
+        if announce is not None:
+            announce(slot)
+
+    def end(self, task: int) -> None:
+        """Announce the end of a pass, unless an outer pass, which ends later, is known."""
+        self._tasks.discard(task)
+        if self._tasks and _in_function():
+            return
+        self._tasks.clear()  # also those that an exception has ended
+        announce = self._on_end()
+        if announce is not None:
+            announce()
+
+
+class _Hook:
+    """A hook on the node that accumulates the gradient of a parameter; the node lives as long as the hook."""
+
+    def __init__(self, slot: Slot, passes: BackwardPasses) -> None:
+        self._slot, self._dtype, self._device = slot, slot.parameter.dtype, slot.parameter.device
+        self._node = _accumulator(slot.name, slot.parameter)
+        # Weak, because a cycle through autograd's node is never collected.
+        hook = partial(_accumulate, weakref.ref(passes), weakref.ref(slot))
+        self._handle = self._node.register_hook(hook)
+
+    def check(self) -> None:
+        parameter = self._slot.parameter
+        if parameter.dtype != self._dtype or parameter.device != self._device:
+            raise ConfigError(
+                f"parameter {self._slot.name!r} was {self._dtype} on {self._device} when the "
+                f"DistributedOptimizer was created, and is {parameter.dtype} on {parameter.device} now: "
+                "create the DistributedOptimizer after model.to()"
+            )
+
+    def remove(self) -> None:
+        self._handle.remove()
+
+
+def _accumulator(name: str, parameter: Tensor) -> Any:
+    """Return autograd's node that accumulates a gradient, also of a parameter that is frozen."""
+    needs_gradient = parameter.requires_grad
+    if parameter.is_inference():
+        raise ArrayError(
+            f"parameter {name!r} was made in inference mode and cannot have a gradient: clone it"
+        )
+    parameter.requires_grad_(True)
+    try:
+        with torch.enable_grad():
+            return parameter.expand_as(parameter).grad_fn.next_functions[0][0]
+    finally:
+        parameter.requires_grad_(needs_gradient)
+
+
+def _accumulate(passes: weakref.ref[BackwardPasses], slot: weakref.ref[Slot], *_: Any) -> None:
+    there, accumulated = passes(), slot()
+    if there is not None and accumulated is not None:
+        there.accumulated(accumulated)
+
+
+def _end_pass(passes: weakref.ref[BackwardPasses], task: int) -> None:
+    there = passes()
+    if there is not None:
+        there.end(task)
+
+
+def _in_function() -> bool:
+    """Return whether a backward function in Python runs, which has begun the pass that ends."""
+    frame = sys._getframe()
+    while frame is not None and frame.f_code is not BackwardCFunction.apply.__code__:
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None
