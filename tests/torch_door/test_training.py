@@ -1,17 +1,15 @@
-"""The front door for PyTorch. Needs torch: here, or in the environment of $KVSTORE_TEST_TORCH."""
+"""Training with the front door for PyTorch."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,63 +20,8 @@ import paths
 import pytest
 import servers
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "how-to" / "pytorch.md"
-
-
-@pytest.fixture(scope="session")
-def python() -> str:
-    """An interpreter that has torch and kvstore."""
-    named = os.environ.get("KVSTORE_TEST_TORCH", "")
-    if not named and importlib.util.find_spec("torch") is None:
-        pytest.skip(
-            "PyTorch is not here: pip install torch, or name a python that has it in KVSTORE_TEST_TORCH"
-        )
-    return named or sys.executable
-
-
-@pytest.fixture(scope="module")
-def torches(python: str) -> Iterator[jobs.Nursery]:
-    """Forks workers that have torch already."""
-    made = jobs.Nursery("frameworks.procs_torch", python=python)
-    yield made
-    made.close()
-
-
-@pytest.fixture(params=["beside", "after"])
-def exchanges(request: pytest.FixtureRequest) -> str:
-    """When gradients are exchanged: beside the backward pass, or after it."""
-    return str(request.param)
-
-
-@pytest.fixture
-def work(torches: jobs.Nursery, tmp_path: Path, exchanges: str) -> Callable[..., list[Any]]:
-    """Run a function of procs_torch.py in each worker of a job; return what they return."""
-
-    def run(function: str, *arguments: Any, workers: int = 2) -> list[Any]:
-        served = any(str(argument).startswith("dist_") for argument in arguments)
-        kind = partial(servers.ServedJob, servers=1) if served else jobs.Job
-        made = kind(torches, tmp_path, workers)
-        try:
-            made.start_all("frameworks.procs_torch", function, *arguments, EXCHANGES=exchanges)
-            return made.results()
-        finally:
-            made.close()
-            (tmp_path / "meeting").unlink(missing_ok=True)
-
-    return run
-
-
-@pytest.fixture
-def same(work: Callable[..., list[Any]]) -> Callable[..., Any]:
-    """The same, where all workers must return the same."""
-
-    def run(function: str, *arguments: Any, **options: Any) -> Any:
-        first, *others = work(function, *arguments, **options)
-        assert all(other == first for other in others)
-        return first
-
-    return run
 
 
 @pytest.fixture
