@@ -45,6 +45,7 @@ from .step import Step, check_whole_steps, refuse_async
 from .stores.protocol import Backend, counted
 
 if TYPE_CHECKING:
+    from .collective import Collective
     from .observe.timeline.sources import StoreRecord
     from .settings.options import StoreConfig
 
@@ -115,6 +116,7 @@ class KVStore(KVStoreBase):
         concurrent = backend.begins_async and backend.waits_concurrently
         self._engine = Engine(config.timeout, Marks(self._counters), concurrent)
         self._closed = False
+        self._collective: Collective | None = None
         self._steps: dict[int, Step] = {}  # that are open, by thread
         backend.observe(self._counters)
         self._created = time.monotonic()
@@ -417,6 +419,116 @@ class KVStore(KVStoreBase):
         if step is not None:
             refuse_async(async_op)
         return step
+
+    # ---------------------------------------------------------------------------- without a key
+
+    def all_reduce(self, array: Any, *, average: bool = False, async_op: bool = False) -> Work | None:
+        """Replace an array by its sum or mean over all workers, without a key: for metrics and counts.
+
+        An optimizer, an updater or gradient compression of the store have no part in it. Nothing of it is in
+        `keys`, `save` or `statistics`. In a store of one worker the array stays as it is.
+
+        Parameters
+        ----------
+        array : array, or list of arrays
+            Arrays that can be written, in the memory of the host or of a GPU, of any shapes and of element
+            types that the store sums. They are overwritten in place. All workers pass the same shapes and
+            types. Arrays of JAX cannot be written: `kvstore.jax.reduce` returns new ones.
+        average : bool
+            If True, divide by the number of workers that take part. Each value is divided before the sum, as
+            `kvstore.torch` does, so that the mean of large values is not infinite.
+        async_op : bool
+            If True, return a `Work`. Do not use the arrays until it is done.
+
+        Raises
+        ------
+        ShapeError, DTypeError, ArgumentError
+            The workers have passed other shapes or types, or have called another method, on all of them; or
+            the mean of integers. No array has changed.
+        ArrayError
+            An array cannot be read and written.
+        CapabilityError
+            The store has no rounds (``"dist_async"``).
+        PeerLostError
+            A worker was lost. With ``on_peer_loss="continue"`` the call goes on with the others; but in the
+            midst of more than some hundred bytes it ends with this error, and can be made again.
+
+        Notes
+        -----
+        The sum is made in the order of the ranks, as in `push`. A worker that has called `join` cannot call
+        it, and the others do not wait for it. A worker that was restarted takes part in the next call, as
+        with the rounds of a key. A call in a `step` acts at once. All workers call `all_reduce`,
+        `broadcast_object` and `all_gather_object` in the same order. Calls of several threads of a worker
+        run one after the other, in an order that the other workers do not know: call from one thread.
+
+        Up to some hundred bytes (between 200 and 900, by the number of workers) take one round, as a
+        `pushpull` of 4 KB. More take a round to compare what the workers pass, and then rounds of up to 8 MB.
+        The memory for these is kept until the store is closed, up to 16 MB for each element type.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import kvstore as kv
+        >>> store = kv.create("local")
+        >>> loss = np.array([0.25])
+        >>> store.all_reduce(loss, average=True)
+        >>> loss
+        array([0.25])
+        """
+        return self._together().all_reduce(array, average, async_op)
+
+    def broadcast_object(self, value: Any = None, root: int = 0) -> Any:
+        """Return the object that worker `root` passes, on all workers.
+
+        Parameters
+        ----------
+        value : object
+            What `root` sends; the other workers can leave it out. None, bool, int, float, str, bytes, lists,
+            dicts with str keys, and arrays. Nothing is pickled.
+        root : int
+            Rank of the worker whose object counts; the same on all workers.
+
+        Returns
+        -------
+        object
+            A copy, also on `root`: a tuple is a list in it, and an array is a NumPy array.
+
+        Raises
+        ------
+        ArgumentError
+            The object cannot be sent, or the workers have called other methods. The message of `root` names
+            the place in the object.
+        ConfigError
+            `root` has joined, or is lost.
+        CapabilityError, PeerLostError
+            As `all_reduce`, whose notes hold here, too.
+        """
+        return self._together().broadcast_object(value, root)
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """Return the objects of all workers, by rank; see `broadcast_object`.
+
+        A worker that has joined, or is lost, has no place in the list.
+        """
+        return self._together().all_gather_object(value)
+
+    def _together(self) -> Collective:
+        """Return what the workers of this store do together without a key."""
+        self._check_open()
+        if self._collective is None:
+            from .collective import Collective
+
+            side = self._beside() if self.num_workers > 1 else None
+            self._collective = Collective(self, side, outlives_workers(self))
+        return self._collective
+
+    def _beside(self) -> KVStore:
+        """Return this store for side keys, with the same engine, and counters that nobody looks at."""
+        side = KVStore.__new__(KVStore)
+        side.__dict__.update(self.__dict__)
+        side._backend, side._steps = self._backend.side(), {}
+        side._counters = Counters(self._type, "", self.rank, self.num_workers, shown=False)
+        return side
 
     # ---------------------------------------------------------------------------------------- updates
 
@@ -845,6 +957,8 @@ class KVStore(KVStoreBase):
         if patiently:
             self._engine.turns.wait_for_all(self._config.timeout)
         self._closed = True
+        if self._collective is not None:
+            self._collective.close()
         recording.finish(self)
         self._backend.close()
         metrics.update()
@@ -1027,14 +1141,22 @@ class KVStore(KVStoreBase):
                 pass
 
     def _start(
-        self, verb: str, groups: list[Group], priority: int, *arguments: Any, waits: bool = False
+        self,
+        verb: str,
+        groups: list[Group],
+        priority: int,
+        *arguments: Any,
+        waits: bool = False,
+        then: Callable[[], None] | None = None,
     ) -> Work:
         """Begin an operation in the background, behind what is still under way for these keys.
 
-        `waits`: the caller waits for it next, and can as well do the rest; where `begin` allows it.
+        `waits`: the caller waits for it next, and can as well do the rest; where `begin` allows it. `then` is
+        called at the end of it.
         """
         self._check_open()
         end = self._ending(verb, groups)
+        end = end if then is None else partial(_end_and, then, end)
         keys = [key for key, _ in groups]
         what = f"{verb} of {keys[0]!r}" if len(keys) == 1 else f"{verb} of {len(keys)} keys"
         arguments = self._backend.capture_streams(arguments)
@@ -1069,6 +1191,14 @@ class KVStore(KVStoreBase):
         self._check_open()
         if self._backend.runs_optimizer and self._backend.updater is None:
             raise ConfigError(f"{verb}: this {self._type!r} store has no optimizer; call set_optimizer first")
+
+
+def _end_and(
+    then: Callable[[], None], end: Callable[[Callable[[], Any]], Any], run: Callable[[], Any]
+) -> None:
+    """End an operation, and do what comes after it."""
+    end(run)
+    then()
 
 
 def is_bound_by_processors(store: KVStore) -> bool:

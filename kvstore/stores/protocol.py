@@ -243,6 +243,14 @@ class Backend(Protocol):
     def num_dead_nodes(self, timeout: float) -> int:
         """Count other processes that are lost, or that sent no heartbeat for `timeout` seconds."""
 
+    def side(self) -> Backend:
+        """Return a store of the same workers for side keys, whose names begin with `SIDE`.
+
+        Their rounds are sums, whatever optimizer, updater or compression the store has, and `keys` and its
+        like do not have them. It has the same life as this store, which must have several workers.
+        """
+        raise CapabilityError("this type of store sums over no other workers")
+
     def join(self) -> None:
         """Take part in no further rounds. The other workers do not wait for this worker."""
 

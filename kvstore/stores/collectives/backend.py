@@ -177,6 +177,12 @@ class AllReduceBackend(LocalBackend):
             return f"{_GUEST}{entry.key!r} {entry.shape} {entry.dtype.name}"
         return _name(entry.key)
 
+    def side(self) -> AllReduceBackend:
+        """Return the same store with other keys."""
+        side = copy.copy(self)
+        side._entries = {}
+        return side
+
     # ----------------------------------------------------------------------------------------- checks
 
     def _own_first_value(self, key: Key, values: list[Any]) -> Array:

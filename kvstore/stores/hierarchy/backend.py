@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import copy
 import logging
 import os
 import sys
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 
 from ... import engine
-from ...arrays.grouping import Group, Key
+from ...arrays.grouping import Group, Key, is_side
 from ...arrays.sparse import RowSparseArray
 from ...compression import Codec, Feedback
 from ...errors import (
@@ -470,6 +471,8 @@ class HierarchyBackend(Backend):
 
     def _settings(self, handle: Handle, round: int) -> tuple[int, int]:
         """Return version and schedule's time of a round of this host; see `carrier.Settings`."""
+        if is_side(handle.key):
+            return 0, 0
         noted, clock = self._clocks.get((handle.key, round & 1), (0, 0))
         own = clock if noted == round else max(self._flat.pushes.clock, round)
         return shm.num_update(self._region.job), own
@@ -611,6 +614,14 @@ class HierarchyBackend(Backend):
             self._flat.barrier()
         else:
             self._client.barrier_of_host(self._told(self._region.meet))
+
+    def side(self) -> HierarchyBackend:
+        """Return the same store for side keys, which have names of their own in the host's memory."""
+        side = copy.copy(self)
+        side._flat = self._flat.side()
+        side._known, side._slots = side._flat.directory.known, {}
+        side._clocks, side._fresh, side._from_servers = {}, set(), UndeliveredResults()
+        return side
 
     def join(self) -> None:
         """Let rounds and barriers no longer wait for this worker."""

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...arrays.grouping import Key
+from ...arrays.grouping import Key, is_side
 from ...arrays.sparse import RowSparseArray
 from ...compression import Codec
 from ...errors import FencedError, KVStoreError
@@ -365,6 +365,7 @@ class HostCarrier:
         """Return what packs the sums of a key; None: nothing does."""
         codec = self._packing.codec()
         packs = codec is not None and codec.compiled is not None and handle.dtype == np.float32
+        packs = packs and not is_side(handle.key)
         return codec if packs else None
 
     def _take(self, exchange: Exchange, part: Slice, record: Record, frames: Sequence[Any]) -> bool:

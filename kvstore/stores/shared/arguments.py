@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ...arrays.grouping import Group, Key, other_kind
+from ...arrays.grouping import Group, Key, is_side, other_kind
 from ...arrays.sparse import RowSparseArray
 from ...devices.arrays import any_on_device, device_of
 from ...errors import CapabilityError, KeyNotFoundError
@@ -58,7 +58,7 @@ class CallArguments:
 
     def check_kind(self, key: Key) -> None:
         """Raise if the store's keys are of the other kind."""
-        kind = self.keys.kind
+        kind = 0 if is_side(key) else self.keys.kind
         if kind and (kind == 2) != isinstance(key, str):
             raise other_kind(key, (int, str)[kind - 1])
 

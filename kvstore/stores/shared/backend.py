@@ -7,6 +7,7 @@ reach them, `waiting` brings rounds to their end, `delivery` results to where th
 from __future__ import annotations
 
 import atexit
+import copy
 import os
 import sys
 import weakref
@@ -77,6 +78,7 @@ class SharedBackend(Backend):
         self._waiter = self._make_waiter(rows)
         self._reader = ValueReader(self._waiter)
         self._arguments = CallArguments(job, keys, self._updater, gpus, self._reader, self.rank)
+        self._rows = rows
         self._pusher = self._make_pusher(rows)
         self._delivery = ResultDelivery(job, self._waiter, self._reader, rows, gpus)
         self._values = StoredValues(self._arguments, rows, self._waiter)
@@ -123,7 +125,7 @@ class SharedBackend(Backend):
 
     def names(self) -> dict[int, str]:
         """Keys of the job by their place in the order of init."""
-        return {handle.number: str(handle.key) for handle in self._keys.all()}
+        return {handle.number: str(handle.key) for handle in self._keys.all(sides=True)}
 
     # ------------------------------------------------------------------------------------------ verbs
 
@@ -387,6 +389,12 @@ class SharedBackend(Backend):
         """Wait until every member has come here."""
         self._waiter.check_writing()
         self._waiter.wait_at_barrier()
+
+    def side(self) -> SharedBackend:
+        """Return the same store as it pushes where no codec is set; the region knows side keys."""
+        side = copy.copy(self)
+        side.feedback, side._pusher = None, self._make_pusher(self._rows)
+        return side
 
     def join(self) -> None:
         """Let rounds and barriers no longer wait for this worker."""

@@ -62,7 +62,7 @@ class JobUpdater:
 
     def check(self, handle: Handle) -> None:
         """Raise DTypeError if the key's weight cannot be updated."""
-        check_floating(handle, self.updater)
+        check_floating(handle, None if handle.is_side else self.updater)
 
     # --------------------------------------------------------------------------------------- settings
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...arrays import pages
-from ...arrays.grouping import Group, Key
+from ...arrays.grouping import Group, Key, is_side
 from ...arrays.sparse import RowSparseArray
 from ...errors import ArrayError
 from ...observe.counters import MOVING
@@ -55,7 +55,7 @@ class StoredValues:
 
     def _add(self, key: Key, value: Array | RowSparseArray) -> None:
         if not isinstance(value, RowSparseArray):
-            self._keys.add(key, value)
+            self._keys.add(key, value, side=is_side(key))
             return
         table = pages.zeros(value.shape, value.dtype)
         table[: len(value.indices)] = value.data

@@ -153,6 +153,14 @@ class NcclBackend(HostAndGpuBackend, AllReduceBackend):
             guest._gpus.pass_through(key, i, values[0])
         return guest
 
+    def side(self) -> AllReduceBackend:
+        """As in the base; arrays of side keys are on the host."""
+        side = super().side()
+        assert isinstance(side, NcclBackend)
+        side._gpus = NcclGpus(self.engine)
+        side._on_gpu, side._order = side._gpus.entries, {}
+        return side
+
     def _meet_on_gpus(self) -> None:
         """Compare what all workers mean by keys that pass through on GPUs."""
         if self._on_gpu and self.num_workers > 1:

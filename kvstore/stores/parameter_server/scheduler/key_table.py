@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from ....arrays.grouping import is_side
 from ....kernels import cpu
 from ..protocol.messages import DIMENSIONS, KEY_BYTES, Answer, Failure, Key, KeyEntry, KeySpec, Slice
 
@@ -204,7 +205,8 @@ class KeyTable:
         return [(one.server, size) for one, (_, _, size) in zip(entry.slices, cuts, strict=True)]
 
     def _check(self, specs: Sequence[KeySpec]) -> Failure | None:
-        kinds = {type(spec.key) for spec in specs} | {type(key) for key in itertools.islice(self.entries, 1)}
+        first = next((key for key in self.entries if not is_side(key)), None)
+        kinds = {type(spec.key) for spec in specs if not is_side(spec.key)} | {type(first)} - {type(None)}
         if len(kinds) > 1:
             return Failure("KeyKindError", "a store's keys are all int or all str, on all workers")
         for spec in specs:

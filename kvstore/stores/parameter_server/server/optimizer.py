@@ -70,7 +70,7 @@ class OptimizerVersions:
     def add(self, settings: OptimizerVersion) -> None:
         """Add a version."""
         self._versions.append(settings)
-        del self._versions[:-_KEPT]
+        del self._versions[1 : 1 - _KEPT]  # the first is that of side keys
 
     def all(self) -> list[OptimizerVersion]:
         """Return all versions, oldest first."""

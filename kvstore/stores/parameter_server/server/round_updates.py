@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ....arrays.grouping import is_side
 from ....arrays.sparse import RowSparseArray
 from ...entry import Array
 from ..protocol.optimizer_states import needs_whole_keys
@@ -61,7 +62,7 @@ class RoundUpdates:
             self.versions.pop(slice, None)
 
     def _waits_for_others(self, part: DenseSlice, job: SliceUpdate) -> bool:
-        if not part.of.whole or len(part.of.slices) == 1:
+        if not part.of.whole or len(part.of.slices) == 1 or is_side(part.key):
             return False
         # A job without parts does not tell of what version the other slices' are.
         settings = [self._settings(job)] if job.parts else self._optimizers.all()

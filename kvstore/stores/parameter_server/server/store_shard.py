@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ....arrays.grouping import Key
+from ....arrays.grouping import Key, is_side
 from ....errors import DTypeError, KVStoreError, RowIndexError, StateFileError
 from ....kernels import cpu
 from ...entry import Array
@@ -207,7 +207,7 @@ class StoreShard:
         for entry in self._slices.entries.values():
             spec, homes = entry.spec, {piece.server for piece in entry.slices}
             parted = len(entry.slices) > 1 if spec.sparse else len(homes) > 1
-            if parted and needs_whole_keys(settings.optimizer, spec.sparse):
+            if parted and not is_side(spec.key) and needs_whole_keys(settings.optimizer, spec.sparse):
                 refuse_parts(settings.optimizer, spec.key)
         self._optimizers.add(settings)
         self._slices.withdraw_plans()

@@ -7,6 +7,7 @@ complete, or when all of it is copied; so no array of the caller is needed after
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 from collections.abc import Callable, Iterable
@@ -80,22 +81,26 @@ class DistBackend(Backend):
         client = Client(config, self.synchronous, config.slice_bytes or self.usual_slice_bytes(), host)
         self.rank, self.num_workers, self.local_rank = client.rank, client.size, client.local_rank
         self._client = client
-        self._keys = keys = KeyDirectory(client)
-        client.driver.name_of = keys.name_of
         self._memory = SharedPayloads(client, self.synchronous)
         self._gpus = GpuOnDemand(config)
-        self._optimizer = WorkerOptimizer(client)
-        self._slices = slices = RequestBuilder(self._memory)
+        self._use(KeyDirectory(client))
+        client.driver.name_of = self._keys.name_of
+        if config.threads:
+            cpu.set_threads(config.threads)
+        elif self.num_workers > 1:
+            cpu.set_threads(max(1, len(os.sched_getaffinity(0)) // client.local_size))
+
+    def _use(self, keys: KeyDirectory) -> None:
+        """Serve these keys, which no optimizer and no codec has been set for."""
+        client, config = self._client, self.config
+        self._keys, self._optimizer = keys, WorkerOptimizer(client)
+        slices = RequestBuilder(self._memory)
         self._pushes = Pushes(client, keys, slices, self._optimizer, self._gpus)
         reads = ConsistentReads(client, keys, self._pushes.calls, config.timeout)
         self._pulls = Pulls(client, keys, self._memory, self._gpus, reads if self.synchronous else None)
         self._quick = QuickCalls(client, keys, self._pushes, self._pulls, slices, self._memory)
         self._quick_rows = QuickRowCalls(client, keys, self._quick)
         self._values = InitialValues(self._pushes, self._pulls)
-        if config.threads:
-            cpu.set_threads(config.threads)
-        elif self.num_workers > 1:
-            cpu.set_threads(max(1, len(os.sched_getaffinity(0)) // client.local_size))
 
     @property
     def client(self) -> Client:
@@ -368,6 +373,13 @@ class DistBackend(Backend):
         """Wait until every member has come here."""
         self._client.barrier()
 
+    def side(self) -> DistBackend:
+        """Return the same store for side keys: version 0 of the settings is that of no optimizer."""
+        side, name_of = copy.copy(self), self._keys.name_of
+        side._use(KeyDirectory(self._client, sides=True))
+        self._client.driver.name_of = partial(_named, side._keys, name_of)
+        return side
+
     def join(self) -> None:
         """Let rounds and barriers no longer wait for this worker."""
         self._client.join()
@@ -396,6 +408,13 @@ class AsyncDistBackend(DistBackend):
         """Not without rounds."""
         return False
 
+    def side(self) -> DistBackend:
+        """Raise CapabilityError."""
+        raise CapabilityError(
+            "a store without rounds ('dist_async') sums nothing over its workers: create a 'dist_sync' store "
+            "beside it, on all workers, and call it there"
+        )
+
 
 class P3Backend(DistBackend):
     """The same with slices as small as those of MXNet's P3, so that what is urgent overtakes sooner."""
@@ -406,6 +425,11 @@ class P3Backend(DistBackend):
     def usual_slice_bytes() -> int:
         """As MXNet's P3 has them, counted in elements of four bytes."""
         return 4 * slice_threshold()
+
+
+def _named(sides: KeyDirectory, name_of: Callable[[int], str], slice_: int) -> str:
+    """Say which key a slice is of, where there are side keys."""
+    return sides.name_of(slice_) if slice_ in sides.homes() else name_of(slice_)
 
 
 def _no_steps(config: StoreConfig, synchronous: bool) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from ....arrays.grouping import Group, Key, other_kind
+from ....arrays.grouping import Group, Key, is_side, other_kind
 from ....arrays.host import dtype_named, name_of, template
 from ....arrays.sparse import RowSparseArray
 from ....errors import KeyKindError, KeyNotFoundError
@@ -61,10 +61,10 @@ class DistKey:
 
 
 class KeyDirectory:
-    """All keys that this worker has met; it asks the scheduler for others."""
+    """All keys that this worker has met, or all side keys; it asks the scheduler for others."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, client: Client, sides: bool = False) -> None:
+        self._client, self._sides = client, sides
         #: Keys by name.
         self.known: dict[Key, DistKey] = {}
         #: Keys that this worker has initialised.
@@ -133,6 +133,8 @@ class KeyDirectory:
 
     def _is_new(self, entry: KeyEntry) -> bool:
         known = self.known.get(entry.spec.key)
+        if is_side(entry.spec.key) != self._sides:
+            return False
         return known is None or (known.parts[:1] != () and known.number != entry.number)
 
     def add(self, keys: Iterable[DistKey]) -> None:

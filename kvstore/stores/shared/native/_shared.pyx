@@ -91,7 +91,7 @@ cdef extern from "region.h" nogil:
         uint64_t parts, map, master
         uint64_t states[4]
         double params[16]
-        uint64_t number, name, name_bytes, shape, ndim, is_text, hash
+        uint64_t number, name, name_bytes, shape, ndim, is_text, is_side, hash
         int64_t int_key
         uint64_t record, rows_of, undo, planned, gpu_table
         uint64_t why[KV_FAILURES]
@@ -155,6 +155,7 @@ cdef extern from "region.h" nogil:
     int kv_state(kv_self *me, int w)
     int kv_can_read_peer(kv_self *me, int w)
     int kv_standing(kv_self *me)
+    int kv_sums(const kv_self *me, const kv_entry *e)
     void kv_look_around(kv_self *me)
     void kv_wake_all(kv_self *me)
     ctypedef int (*kv_condition)(void *)

@@ -8,10 +8,11 @@
 enum kv_step { KV_CLOSED, KV_OPENING, KV_OPEN };
 
 /* What a round does to the value: an even mode replaces it by the sum, an odd one is planned by Python. A mode's other
- * bits count how often it was set, so that a worker that has not caught up does not open rounds. */
-static inline int kv_sums(const kv_self *me)
+ * bits count how often it was set, so that a worker that has not caught up does not open rounds. Side keys are summed
+ * in all modes. */
+static inline int kv_sums(const kv_self *me, const kv_entry *e)
 {
-    return !(kv_get(&me->head->mode) & 1);
+    return e->is_side || !(kv_get(&me->head->mode) & 1);
 }
 
 /* `version`: by it, modulo 16, a reader sees that its value has changed: one more where the other value is in use, two more

@@ -35,6 +35,11 @@ cdef class Handle:
         return self.e.nbytes
 
     @property
+    def is_side(self):
+        """Whether it is a side key."""
+        return bool(self.e.is_side)
+
+    @property
     def small(self):
         """Whether each worker sums this key for itself."""
         return self.e.nbytes <= KV_SMALL_KEY
@@ -405,9 +410,9 @@ cdef class Keys:
         self.job.handles[h.key] = h
         return h
 
-    def all(self):
-        """Handles of all keys in the order of init."""
-        return [self.handle(i) for i in range(len(self))]
+    def all(self, bint sides=False):
+        """Handles of all keys in the order of init; with `sides` those of side keys, too."""
+        return [self.handle(i) for i in range(len(self)) if sides or not kv_entry_at(self.job.me, i).is_side]
 
     def behind(self):
         """Handles of keys with rounds that this process has pushed into and that are not complete."""
@@ -437,10 +442,11 @@ cdef class Keys:
         """0: no key yet, 1: int keys, 2: str keys."""
         return kv_get(&self.job.me.head.text_keys)
 
-    def add(self, key, cnp.ndarray value, cnp.ndarray ids=None):
+    def add(self, key, cnp.ndarray value, cnp.ndarray ids=None, bint side=False):
         """Make a key with a copy of `value`; None if it is there already.
 
-        With `ids`, it is row-sparse: `value` is the whole table, and its first rows are those of `ids`.
+        With `ids`, it is row-sparse: `value` is the whole table, and its first rows are those of `ids`. A `side` key is
+        of no kind: the others may be int or str.
         """
         cdef bytes text = text_of(key)
         cdef int dtype = dtype_names.index(value.dtype.name)
@@ -453,7 +459,9 @@ cdef class Keys:
             e = kv_new_entry(self.job.me)
             if e == NULL or self.fill(e, text, 0 if text is not None else key, value, dtype, ids):
                 raise no_memory(value.nbytes)
-            kv_put(&self.job.me.head.text_keys, 2 if text is not None else 1)
+            e.is_side = side
+            if not side:
+                kv_put(&self.job.me.head.text_keys, 2 if text is not None else 1)
             kv_publish(self.job.me, e)
             number = e.number
         finally:

@@ -14,7 +14,7 @@
 #include "job.h"
 
 enum {
-    KV_LAYOUT_VERSION = 9,
+    KV_LAYOUT_VERSION = 10,
     KV_MAX_WORKERS = 64,
     KV_BLOCK_KEYS = 1024,      /* entries are made in blocks of so many */
     KV_MAX_KEY_BLOCKS = 16384,
@@ -92,7 +92,8 @@ typedef struct {
     /* What Python keeps here. */
     uint64_t number, name, name_bytes, shape, ndim;
     int64_t int_key;
-    uint64_t is_text, hash;
+    uint64_t is_text, is_side; /* of a side key: it is only summed, whatever the mode */
+    uint64_t hash;
     _Atomic uint64_t updates[2]; /* of the optimizer, by parity of the round that they are complete with */
     _Atomic uint64_t record;   /* description of the states: see texts.h */
     _Atomic uint64_t undo;     /* offset of what an update by one worker is about to change; 0: nothing. See kv_undo */

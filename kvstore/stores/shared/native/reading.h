@@ -36,9 +36,9 @@ static int kv_is_changing(const kv_self *me, uint64_t phase, uint64_t in_place)
 }
 
 /* Whether the dead have left a round that this process cannot carry out: what is changed in place is put back then. */
-static int kv_is_left(kv_self *me, uint64_t phase)
+static int kv_is_left(kv_self *me, const kv_entry *e, uint64_t phase)
 {
-    return kv_step_of(phase) == KV_OPENING && !kv_in_step(me) &&
+    return kv_step_of(phase) == KV_OPENING && !kv_in_step(me, e) &&
            !kv_here(kv_get(&me->head->worker[kv_opener_of(phase)].state));
 }
 
@@ -58,7 +58,7 @@ static int kv_begin_read(kv_self *me, kv_entry *e, kv_reading *reading)
 {
     int outcome = KV_READY;
     uint64_t in_place = kv_changed_in_place(me, e), phase = reading->phase = kv_get(&e->phase);
-    if (reading->tries >= KV_READ_TRIES || kv_is_left(me, phase))
+    if (reading->tries >= KV_READ_TRIES || kv_is_left(me, e, phase))
         outcome = kv_read_apart(me, e, reading);
     else if (kv_is_changing(me, phase, in_place)) { /* perhaps by the dead only: see it closed */
         kv_call other = {.entry = e, .round = kv_round_of(phase)};

@@ -166,7 +166,7 @@ static int kv_prepare(kv_self *me, kv_call *call, uint64_t phase)
         kv_return(me, e, phase, 0);
         return KV_READY;
     }
-    if (!kv_sums(me) || kv_is_python_s(me, e, kv_round_of(phase), e->mask)) {
+    if (!kv_sums(me, e) || kv_is_python_s(me, e, kv_round_of(phase), e->mask)) {
         kv_put(&e->planned, phase);
         return KV_PLAN;
     }
@@ -195,9 +195,9 @@ static int kv_is_planned(kv_self *me, const kv_entry *e, uint64_t phase)
     return kv_holds(me, phase, kv_round_of(phase)) && kv_get(&e->planned) == phase;
 }
 
-static int kv_in_step(const kv_self *me)
+static int kv_in_step(const kv_self *me, const kv_entry *e)
 {
-    return kv_sums(me) || me->mode == kv_get(&me->head->mode);
+    return kv_sums(me, e) || me->mode == kv_get(&me->head->mode);
 }
 
 typedef struct {
@@ -215,7 +215,7 @@ static int kv_changed(void *context)
     if (kv_get(&e->phase) != watch->phase || kv_get(&watch->me->head->epoch) != watch->epoch)
         return 1;
     if (kv_step_of(watch->phase) == KV_CLOSED)
-        return kv_in_step(watch->me) && kv_everyone(watch->me, e, kv_round_of(watch->phase) + 1, &in);
+        return kv_in_step(watch->me, e) && kv_everyone(watch->me, e, kv_round_of(watch->phase) + 1, &in);
     return kv_step_of(watch->phase) == KV_OPEN && kv_all_done(watch->me, e, kv_round_of(watch->phase));
 }
 
@@ -247,7 +247,7 @@ static kv_about kv_about_watch(const void *context)
 static int kv_may_open(kv_self *me, const kv_entry *e, uint64_t phase)
 {
     uint64_t in;
-    if (!kv_in_step(me))
+    if (!kv_in_step(me, e))
         return 0;
     if (kv_step_of(phase) == KV_CLOSED)
         return kv_everyone(me, e, kv_round_of(phase) + 1, &in);
@@ -299,7 +299,7 @@ static int kv_bring_forward(kv_self *me, kv_call *call, int patient)
         int outcome = KV_READY;
         if (kv_complete_round(phase) >= call->round)
             return KV_READY;
-        if (!kv_in_step(me) && me->tried != kv_get(&me->head->mode))
+        if (!kv_in_step(me, e) && me->tried != kv_get(&me->head->mode))
             return KV_NEW_MODE;
         if (kv_step_of(phase) == KV_OPEN)
             outcome = kv_bring_to_close(me, call, phase);
@@ -395,7 +395,7 @@ static int kv_sum_small(kv_self *me, kv_call *call, int patient)
     int outcome = kv_await(me, kv_have_arrived, kv_about_arrivals, &a, patient);
     if (outcome != KV_READY)
         return outcome;
-    if (!a.in || !kv_sums(me) || !call->n_outs || kv_is_python_s(me, e, call->round, a.in))
+    if (!a.in || !kv_sums(me, e) || !call->n_outs || kv_is_python_s(me, e, call->round, a.in))
         return kv_bring_forward(me, call, patient);
     /* Another worker may have seen the round complete, as an update, and then have gone back to sums. */
     if (kv_get(&me->head->mode) && kv_complete_round(kv_get(&e->phase)) >= call->round)
@@ -467,7 +467,7 @@ static int kv_at_rest(kv_self *me, const kv_entry *e)
 static int kv_step_back(kv_self *me, kv_entry *e, uint64_t round)
 {
     uint64_t phase = kv_get(&e->phase), current = kv_current_of(phase);
-    if (kv_step_of(phase) != KV_CLOSED || !kv_sums(me) || kv_get(&e->gpu_table) || kv_get(&e->of[1 - current]) != round)
+    if (kv_step_of(phase) != KV_CLOSED || !kv_sums(me, e) || kv_get(&e->gpu_table) || kv_get(&e->of[1 - current]) != round)
         return 0;
     uint64_t version = kv_version_of(phase) + 1;
     return kv_swap(&e->phase, phase, kv_phase_word(kv_round_of(phase), kv_opener_of(phase), version, KV_CLOSED));

@@ -291,7 +291,7 @@ def quick_pushpull(Job job, key, value, out):
     cdef char *target[1]
     cdef unsigned char delivered = 0
     cdef int outcome
-    if h.e.nbytes > KV_SMALL_KEY or h.e.sparse or kv_get(&me.head.mode) & 1:
+    if h.e.nbytes > KV_SMALL_KEY or h.e.sparse or not kv_sums(me, h.e):
         return None
     if not fits(value, h.like, out is None) or not (out is None or fits(out, h.like, True)):
         return None

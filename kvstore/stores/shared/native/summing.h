@@ -88,7 +88,7 @@ static void kv_gather(kv_self *me, const kv_call *call, uint64_t round, uint64_t
             s->coding[i].packed = 1;
         } else if (kv_kind_of(&part[w], parity) != KV_PRIVATE) {
             s->src[i] = (char *)kv_at(me, s->address[i]);
-            if (kv_in_place_now(me, &part[w], parity) && kv_sums(me))
+            if (kv_in_place_now(me, &part[w], parity) && kv_sums(me, call->entry))
                 s->out[s->m++] = s->src[i];
         } else if (w == me->rank) {
             s->src[i] = (char *)(uintptr_t)s->address[i];

@@ -1,0 +1,86 @@
+"""What the workers of a store do together without a key: sums, means, and objects that they exchange."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..arrays.grouping import plain_key
+from ..errors import ArgumentError, ConfigError, KVStoreError
+from .exchange import ObjectExchange
+from .meeting import Meetings
+from .objects import Wrap, packed, unpacked
+from .reduction import Reduction, places_of
+
+if TYPE_CHECKING:
+    from ..engine import Work
+    from ..store import KVStore
+
+
+class Collective:
+    """The operations of one worker; `side` is its store of side keys, None where there are no other workers.
+
+    With `survives` the loss of a worker is no error.
+    """
+
+    def __init__(self, store: KVStore, side: KVStore | None, survives: bool) -> None:
+        self._store, self._side = store, side
+        if side is not None:
+            meetings = Meetings(side)
+            self._reduction = Reduction(meetings, survives)
+            self._objects = ObjectExchange(meetings)
+
+    def all_reduce(self, array: Any, average: bool, async_op: bool) -> Work | None:
+        """See `KVStore.all_reduce`."""
+        arrays = array if isinstance(array, (list, tuple)) else [array]
+        if self._side is None:
+            places_of(arrays, average)
+            return self._store._engine.run_now(_nothing, "all_reduce") if async_op else None
+        self._check_outside()
+        if async_op:
+            return self._reduction.start(arrays, average)
+        self._reduction.run(arrays, average)
+        return None
+
+    def broadcast_object(self, value: Any, root: int, wrap: Wrap | None = None) -> Any:
+        """See `KVStore.broadcast_object`; arrays of a framework are `wrap`ped again."""
+        root, size = _rank(root), self._store.num_workers
+        if not 0 <= root < size:
+            raise ArgumentError(f"root must be the rank of a worker, from 0 to {size - 1}, not {root}")
+        if self._side is None:
+            return unpacked(packed(value), wrap)
+        self._check_outside()
+        return self._objects.broadcast(value, root, wrap)
+
+    def all_gather_object(self, value: Any, wrap: Wrap | None = None) -> list[Any]:
+        """See `KVStore.all_gather_object`."""
+        if self._side is None:
+            return [unpacked(packed(value), wrap)]
+        self._check_outside()
+        return self._objects.all_gather(value, wrap)
+
+    def _check_outside(self) -> None:
+        """Raise in an updater: the other workers wait for its round, and this worker would wait for them."""
+        if self._store._engine.nested():
+            raise ConfigError(
+                "all_reduce and its like wait for all workers, and these for the end of the operation that this "
+                "call is a part of: call it outside of updaters"
+            )
+
+    def close(self) -> None:
+        """End with the store."""
+        if self._side is not None:
+            self._side._closed = True
+
+
+def _rank(root: Any) -> int:
+    try:
+        rank = plain_key(root)
+    except KVStoreError:
+        rank = ""
+    if isinstance(rank, str):
+        raise ArgumentError(f"root must be the rank of a worker, not {root!r}")
+    return rank
+
+
+def _nothing() -> None:
+    """Nothing is to be done: there is one worker."""

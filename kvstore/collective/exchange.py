@@ -1,0 +1,76 @@
+"""Objects of one worker, or of all of them, brought to all workers of a store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..errors import ArgumentError, ConfigError
+from .meeting import ALL_GATHER, BROADCAST, Heard, Meetings, Said, check_same
+from .objects import Wrap, packed, unpacked
+
+_WORD = 4  # bytes: long objects travel as int32
+
+
+class ObjectExchange:
+    """The objects that one worker sends and receives."""
+
+    def __init__(self, meetings: Meetings) -> None:
+        self._meetings = meetings
+
+    def broadcast(self, value: Any, root: int, wrap: Wrap | None) -> Any:
+        """Return the object of one worker."""
+        what = f"the object of worker {root}"
+        found = self._exchange(BROADCAST, what, [root], value)
+        if root not in found:
+            raise ConfigError(
+                f"worker {root} takes no part any more: it has joined, or is lost; pass another root"
+            )
+        return unpacked(found[root], wrap)
+
+    def all_gather(self, value: Any, wrap: Wrap | None) -> list[Any]:
+        """Return the objects of all workers that take part, by rank."""
+        senders = list(range(self._meetings.size))
+        found = self._exchange(ALL_GATHER, "the objects of all", senders, value)
+        return [unpacked(found[rank], wrap) for rank in sorted(found)]
+
+    def _exchange(self, operation: int, what: str, senders: list[int], value: Any) -> dict[int, memoryview]:
+        """Bring the objects of some workers to all; one that cannot be sent is an error on all of them."""
+        data, error = b"", None
+        try:
+            data = packed(value) if self._meetings.rank in senders else b""
+        except ArgumentError as cause:
+            error = cause
+        self._meetings.wait()
+        with self._meetings.lock:
+            content = [np.frombuffer(data, np.uint8)]
+            heard = self._meetings.meet(Said(operation, what.encode(), len(data)), content)
+            if error is not None:
+                raise error
+            check_same(heard, sizes=False)
+            found = [rank for rank in senders if heard.said[rank] is not None]
+            self._check_sent(heard, found)
+            return self._contents(heard, found, data)
+
+    @staticmethod
+    def _check_sent(heard: Heard, senders: list[int]) -> None:
+        """Raise where a worker has nothing to send: the shortest object has a byte."""
+        failed = [rank for rank in senders if not heard.nbytes(rank)]
+        if failed:
+            raise ArgumentError(f"worker {failed[0]} cannot send its object; its own error says why")
+
+    def _contents(self, heard: Heard, senders: list[int], data: bytes) -> dict[int, memoryview]:
+        """Return what was sent, by rank; long objects follow in rounds that have them side by side."""
+        found = {rank: heard.content(rank) for rank in senders if heard.is_here(rank)}
+        later = [rank for rank in senders if rank not in found]
+        starts = np.cumsum([0, *(-(-heard.nbytes(rank) // _WORD) for rank in later)]).tolist()
+        flat = np.zeros(starts[-1], np.int32)
+        bytes_ = flat.view(np.uint8)
+        places = {rank: start * _WORD for rank, start in zip(later, starts, strict=False)}
+        if (at := places.get(self._meetings.rank)) is not None:
+            bytes_[at : at + len(data)] = np.frombuffer(data, np.uint8)
+        self._meetings.sum(flat)
+        for rank, at in places.items():
+            found[rank] = memoryview(bytes_)[at : at + heard.nbytes(rank)]
+        return found

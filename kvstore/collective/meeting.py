@@ -1,0 +1,249 @@
+"""Meetings: all workers say something, and each hears what all have said, by rank.
+
+A meeting is one round of a side key that has a slot of bytes for each worker, where the others push zeros:
+so the sum has all slots. It is the same in all stores that sum, its order is that of the calls, and a worker
+that has joined, or is lost, has left its slot empty. What is too long for a slot follows in further rounds,
+once all know how long it is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..arrays.grouping import SIDE
+from ..errors import ArgumentError, DTypeError, KVStoreError, ShapeError
+
+if TYPE_CHECKING:
+    from ..engine import Work
+    from ..store import KVStore
+
+Array = npt.NDArray[Any]
+
+#: What workers call, by number. The last one is the end of an `all_reduce` of long arrays.
+ALL_REDUCE, BROADCAST, ALL_GATHER, REDUCED = range(1, 5)
+_CALLED = {ALL_REDUCE: "all_reduce", BROADCAST: "broadcast_object", ALL_GATHER: "all_gather_object"}
+
+_HEAD = struct.Struct("<IIQ")  # the operation; bytes of its description; bytes of its content
+_KEY = SIDE + "meeting"
+_FEW = 256  # bytes of a slot at least, and, where there are few workers, at most
+_MANY = 1024
+_USUAL = 4096  # bytes of all slots together, if that can be
+_KEPT = 4  # pairs of buffers that are used again
+
+#: Elements of the pieces in which long content travels are a power of two between these.
+_SMALLEST, _LARGEST = 1 << 10, 1 << 20
+
+
+class Said(NamedTuple):
+    """What one worker has said: what it has called, of what, and how long its content is."""
+
+    operation: int
+    description: bytes
+    nbytes: int
+
+
+class Heard(NamedTuple):
+    """What the workers have said, by rank; None: the worker takes no part any more."""
+
+    said: list[Said | None]
+    data: bytes
+    slot: int
+
+    def is_here(self, rank: int) -> bool:
+        """Whether the content of a worker is in its slot."""
+        one = self.said[rank]
+        return one is not None and _begin(one.description) + one.nbytes <= self.slot
+
+    def nbytes(self, rank: int) -> int:
+        """Return how long the content of a worker is."""
+        one = self.said[rank]
+        return 0 if one is None else one.nbytes
+
+    def content(self, rank: int) -> memoryview:
+        """Return the content of a worker that is in its slot."""
+        one = self.said[rank]
+        assert one is not None
+        at = rank * self.slot + _begin(one.description)
+        return memoryview(self.data)[at : at + one.nbytes]
+
+    @property
+    def present(self) -> list[int]:
+        """Ranks that take part."""
+        return [rank for rank, one in enumerate(self.said) if one is not None]
+
+
+class Meetings:
+    """The meetings of one worker; `store` has side keys only."""
+
+    def __init__(self, store: KVStore) -> None:
+        self.store = store
+        self.rank, self.size = store.rank, store.num_workers
+        #: Whether they go on beside other operations of the store.
+        self.are_concurrent = store._backend.waits_concurrently
+        #: Held during the rounds that belong to one operation.
+        self.lock = threading.RLock()
+        #: Bytes of a slot.
+        self.slot = min(_MANY, max(_FEW, _USUAL // self.size // 64 * 64))
+        self._free: list[tuple[Array, Array]] = []
+        self._made: set[str] = set()
+
+    def fits(self, said: Said) -> bool:
+        """Whether the content goes into a slot."""
+        return _begin(said.description) + said.nbytes <= self.slot
+
+    def meet(self, said: Said, content: Sequence[Array] = ()) -> Heard:
+        """Say something, with its content where that fits, and wait for what the others say.
+
+        A worker that was restarted may meet the others at the end of an operation that began without it.
+        """
+        while True:
+            mine, sum_ = self._filled(said, content)
+            self.store.pushpull(_KEY, mine, out=sum_)
+            heard = self._heard(mine, sum_)
+            if said.operation == REDUCED or not heard_end(heard):
+                return heard
+
+    def start(self, said: Said, content: Sequence[Array], end: Callable[[Heard], None]) -> Work:
+        """Say something with its content; `end` gets what the others say, when it has come."""
+        mine, sum_ = self._filled(said, content)
+        groups = [(_KEY, [mine])]
+
+        def then() -> None:
+            end(self._heard(mine, sum_))
+
+        return self.store._start("pushpull", groups, 0, groups, [(_KEY, [sum_])], then=then)
+
+    def queue(self, run: Callable[[], None], what: str) -> Work:
+        """Have something that meets run in the background, behind the meetings so far."""
+        return self.store._engine.submit([_KEY], run, 0, what)
+
+    def run_now(self, run: Callable[[], None], what: str) -> Work:
+        """Run something that meets in this call, and return the handle of what is done."""
+        self.wait()
+        return self.store._engine.run_now(run, what)
+
+    def wait(self) -> None:
+        """Wait for the meetings of this worker that are under way in the background."""
+        if self.store._engine.busy:
+            self.store._engine.wait_for([_KEY])
+
+    def _filled(self, said: Said, content: Sequence[Array]) -> tuple[Array, Array]:
+        """Return memory with this worker's slot filled, and memory for the sum."""
+        self._make(_KEY, self.size * self.slot // 4, np.dtype(np.int32))
+        mine, sum_ = self._free.pop() if self._free else self._buffers()
+        head = _HEAD.pack(said.operation, len(said.description), said.nbytes) + said.description
+        slot = mine.view(np.uint8)[self.rank * self.slot :]
+        slot[: len(head)] = np.frombuffer(head, np.uint8)
+        if self.fits(said):
+            at = _begin(said.description)
+            for array in content:
+                slot[at : at + array.nbytes] = array.reshape(-1).view(np.uint8)
+                at += array.nbytes
+        return mine, sum_
+
+    def _buffers(self) -> tuple[Array, Array]:
+        words = self.size * self.slot // 4
+        return np.zeros(words, np.int32), np.empty(words, np.int32)
+
+    def _heard(self, mine: Array, sum_: Array) -> Heard:
+        data = sum_.tobytes()
+        if len(self._free) < _KEPT:
+            self._free.append((mine, sum_))
+        at = self.rank * self.slot
+        own = _said(data, at)  # mostly what all have said
+        begin = data[at : at + _HEAD.size + (len(own.description) if own else 0)]
+        said = [
+            own if data.startswith(begin, at) else _said(data, at)
+            for at in range(0, self.size * self.slot, self.slot)
+        ]
+        return Heard(said, data, self.slot)
+
+    # ---------------------------------------------------------------------------------------- long content
+
+    def sum(self, flat: Array) -> None:
+        """Replace a flat array by its sum over the workers, all of which call this with as many elements."""
+        done = 0
+        while done < flat.size:
+            sizes = _pieces(flat.size - done)
+            keys = [f"{SIDE}{flat.dtype.name} {size}" for size in sizes]
+            for key, size in zip(keys, sizes, strict=True):
+                self._make(key, size, flat.dtype)
+            ends = np.cumsum([done, *sizes]).tolist()
+            pieces = [flat[start:stop] for start, stop in itertools.pairwise(ends)]
+            last = pieces[-1]
+            pieces[-1] = sent = _padded(last, sizes[-1])
+            self.store.pushpull(keys, pieces)
+            if sent is not last:
+                last[:] = sent[: last.size]
+            done = ends[-1]
+
+    def _make(self, key: str, size: int, dtype: np.dtype[Any]) -> None:
+        """See to it that the workers have a side key."""
+        if key not in self._made:
+            self.store.init(key, np.zeros(size, dtype))
+            self._made.add(key)
+
+
+def heard_end(heard: Heard) -> list[int]:
+    """Return the ranks that are at the end of an `all_reduce` of long arrays."""
+    return [rank for rank, one in enumerate(heard.said) if one is not None and one.operation == REDUCED]
+
+
+def check_same(heard: Heard, sizes: bool = True) -> None:
+    """Raise, on all workers, unless all have called the same, with content of the same `sizes`."""
+    (first, one), *others = [(rank, said) for rank, said in enumerate(heard.said) if said is not None]
+    for rank, other in others:
+        if other is not one and (other[:2] != one[:2] or (sizes and other != one)):
+            raise _differs(first, one, rank, other)
+
+
+def _differs(first: int, one: Said, rank: int, other: Said) -> KVStoreError:
+    text = (
+        f"worker {first} has called {_called(one)}, worker {rank} {_called(other)}: all workers make the "
+        "same calls in the same order, with the same shapes and element types. Nothing was changed"
+    )
+    if one.operation != ALL_REDUCE or other.operation != ALL_REDUCE:
+        return ArgumentError(text)
+    return DTypeError(text) if _types(one) != _types(other) else ShapeError(text)
+
+
+def _called(said: Said) -> str:
+    return f"{_CALLED.get(said.operation, 'something else')} of {said.description.decode(errors='replace')}"
+
+
+def _types(said: Said) -> list[bytes]:
+    return [part.split(b" (")[0] for part in said.description.split(b"; ")]
+
+
+def _said(data: bytes, at: int) -> Said | None:
+    operation, length, nbytes = _HEAD.unpack_from(data, at)
+    begin = at + _HEAD.size
+    return Said(operation, data[begin : begin + length], nbytes) if operation else None
+
+
+def _begin(description: bytes) -> int:
+    """Return where in a slot the content begins, in line for all element types."""
+    return -(-(_HEAD.size + len(description)) // 8) * 8
+
+
+def _pieces(count: int) -> list[int]:
+    """Cut the next elements: each power of two at most once, for keys do not repeat in a call."""
+    count = min(-(-count // _SMALLEST) * _SMALLEST, 2 * _LARGEST - _SMALLEST)
+    sizes = (1 << bit for bit in reversed(range(_LARGEST.bit_length())))
+    return [size for size in sizes if size >= _SMALLEST and count & size]
+
+
+def _padded(piece: Array, size: int) -> Array:
+    """Return a piece with zeros up to a size; one that has it as it is."""
+    if piece.size == size:
+        return piece
+    padded = np.zeros(size, piece.dtype)
+    padded[: piece.size] = piece
+    return padded

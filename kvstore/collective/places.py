@@ -1,0 +1,60 @@
+"""Arrays that a collective operation reads and overwrites, on the host or on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..arrays.host import readable, writable
+from ..devices.arrays import any_on_device
+
+Array = npt.NDArray[Any]
+
+
+class Place(NamedTuple):
+    """An array of the caller: its value on the host, what puts another one there, its name in errors."""
+
+    value: Array
+    put: Callable[[Array], None]
+    what: str
+
+
+class _Keyed(NamedTuple):
+    key: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+def place_of(array: Any, number: int, count: int) -> Place:
+    """Look at an array, one of several."""
+    what = "the array of all_reduce" if count == 1 else f"array {number} of all_reduce"
+    if type(array) is not np.ndarray and any_on_device([array]):
+        return _on_gpu(array, what)
+    out, deliver = writable(array, what)
+    value = out if deliver is None else readable(array, what)
+
+    def put(total: Array) -> None:
+        out[...] = total
+        if deliver is not None:
+            deliver()
+
+    return Place(value, put, what)
+
+
+def _on_gpu(array: Any, what: str) -> Place:
+    """Copy an array of a GPU to the host; the result is copied back on the caller's stream at the call."""
+    from ..devices import driver
+    from ..stores.device.arguments import Streams, fetched, put, target
+
+    gpu = driver.get()
+    value = fetched(gpu, array, what)
+    place = target(_Keyed(what, value.shape, value.dtype), array, Streams([array]))
+
+    def send(total: Array) -> None:
+        content = np.ascontiguousarray(total)
+        put(gpu, content.ctypes.data, place, lambda: gpu.synchronize(place[1].handle, place[0].device))
+
+    return Place(value, send, what)

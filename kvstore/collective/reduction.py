@@ -1,0 +1,136 @@
+"""Sums and means of arrays over the workers of a store, in place and without a key."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..arrays.host import HALVES
+from ..arrays.means import check_mean, divide
+from ..errors import PeerLostError
+from .meeting import ALL_REDUCE, REDUCED, Heard, Meetings, Said, check_same, heard_end
+from .places import Place, place_of
+
+if TYPE_CHECKING:
+    from ..engine import Work
+
+Array = npt.NDArray[Any]
+
+_DESCRIBED = 96  # bytes of a description; of a longer one its hash is compared
+
+
+class Reduction:
+    """The sums of one worker; with `survives` the loss of another is no error."""
+
+    def __init__(self, meetings: Meetings, survives: bool) -> None:
+        self._meetings, self._survives = meetings, survives
+        self._queued: list[Work] = []
+
+    def run(self, arrays: Sequence[Any], average: bool) -> None:
+        """Replace arrays by their sums or means over the workers."""
+        self._meetings.wait()
+        places = places_of(arrays, average)
+        self._reduce(places, average)
+
+    def start(self, arrays: Sequence[Any], average: bool) -> Work:
+        """Begin the same; the arrays belong to the store until the result is done."""
+        places = places_of(arrays, average)
+        said, values = _said(places, average), [place.value for place in places]
+        self._queued = [work for work in self._queued if not work.done()]
+        if not self._queued and self._meetings.fits(said):
+            return self._meetings.start(said, values, partial(self._end, places, average))
+        reduce = partial(self._reduce, places, average)
+        if not self._meetings.are_concurrent:  # the order of all operations is that of the calls
+            return self._meetings.run_now(reduce, "all_reduce")
+        self._queued.append(self._meetings.queue(reduce, "all_reduce"))
+        return self._queued[-1]
+
+    def _reduce(self, places: list[Place], average: bool) -> None:
+        with self._meetings.lock:
+            self._reduce_alone(places, average)
+
+    def _reduce_alone(self, places: list[Place], average: bool) -> None:
+        said, values = _said(places, average), [place.value for place in places]
+        heard = self._meetings.meet(said, values)
+        if self._meetings.fits(said):
+            self._end(places, average, heard)
+            return
+        check_same(heard)
+        totals = self._sums(values, len(heard.present) if average else 1)
+        if self._survives:
+            self._check_present(heard.present)
+        for place, total in zip(places, totals, strict=True):
+            place.put(total)
+
+    def _sums(self, values: list[Array], divisor: int) -> list[Array]:
+        """Return the sums of long arrays, one round after the other for each element type."""
+        totals: dict[int, Array] = {}
+        by_type: dict[np.dtype[Any], list[int]] = {}
+        for at, value in enumerate(values):
+            by_type.setdefault(value.dtype, []).append(at)
+        for numbers in by_type.values():
+            flat = np.concatenate([values[at].reshape(-1) for at in numbers])
+            divide(flat, divisor)
+            self._meetings.sum(flat)
+            ends = np.cumsum([values[at].size for at in numbers])[:-1]
+            parts = np.split(flat, ends)
+            totals.update(
+                {at: part.reshape(values[at].shape) for at, part in zip(numbers, parts, strict=True)}
+            )
+        return [totals[at] for at in range(len(values))]
+
+    def _check_present(self, before: list[int]) -> None:
+        """Raise if a worker was lost on the way: some elements have its part then, and others have not."""
+        heard = self._meetings.meet(Said(REDUCED, b"", 0))
+        gone = sorted(set(before) - set(heard_end(heard)))
+        if gone:
+            raise PeerLostError(
+                f"worker {gone[0]} was lost during an all_reduce, which has changed no array: call it "
+                "again, on all workers",
+                rank=gone[0],
+            )
+
+    @staticmethod
+    def _end(places: list[Place], average: bool, heard: Heard) -> None:
+        """Sum what has come in slots, in the order of the ranks."""
+        check_same(heard)
+        at = 0
+        contents = [heard.content(rank) for rank in heard.present]
+        for place in places:
+            value = place.value
+            parts = [np.frombuffer(one, value.dtype, value.size, at) for one in contents]
+            at += value.nbytes
+            place.put(_total(parts, len(parts) if average else 1).reshape(value.shape))
+
+
+def places_of(arrays: Sequence[Any], average: bool) -> list[Place]:
+    """Look at arrays that are to be summed or averaged."""
+    places = [place_of(array, at, len(arrays)) for at, array in enumerate(arrays)]
+    for place in places if average else ():
+        check_mean(place.value.dtype, place.what)
+    return places
+
+
+def _said(places: Sequence[Place], average: bool) -> Said:
+    named = "; ".join(f"{place.value.dtype.name} {place.value.shape}" for place in places)
+    text = ((f"average of {named}") if average else named).encode()
+    if len(text) > _DESCRIBED:
+        text = text[: _DESCRIBED - 12] + b"... %08x" % zlib.crc32(text)
+    return Said(ALL_REDUCE, text, sum(place.value.nbytes for place in places))
+
+
+def _total(parts: list[Array], divisor: int) -> Array:
+    """Sum flat arrays from left to right; those of 16-bit floats in float32."""
+    if divisor > 1:
+        parts = [divide(part.copy(), divisor) for part in parts]
+    dtype = parts[0].dtype
+    total = parts[0].astype(np.float32 if dtype.name in HALVES else dtype)
+    with np.errstate(all="ignore"):
+        for part in parts[1:]:
+            total += part
+        return total.astype(dtype, copy=False)
