@@ -1232,6 +1232,11 @@ def start_pushpull(
     return store._start("pushpull", groups, 0, groups, outs, *by, waits=waits)
 
 
+def side_store(store: KVStore) -> KVStore | None:
+    """Return the store of side keys, whose rounds are sums in any store; None for a store of one worker."""
+    return store._together().side
+
+
 def updater_of(store: Any) -> Any:
     """Return what updates the weights on a push, also of a registered class; None: pushes replace."""
     return getattr(store, "_updater", None)

@@ -23,7 +23,7 @@ class Collective:
     """
 
     def __init__(self, store: KVStore, side: KVStore | None, survives: bool) -> None:
-        self._store, self._side = store, side
+        self._store, self.side = store, side
         if side is not None:
             meetings = Meetings(side)
             self._reduction = Reduction(meetings, survives)
@@ -32,7 +32,7 @@ class Collective:
     def all_reduce(self, array: Any, average: bool, async_op: bool) -> Work | None:
         """See `KVStore.all_reduce`."""
         arrays = array if isinstance(array, (list, tuple)) else [array]
-        if self._side is None:
+        if self.side is None:
             places_of(arrays, average)
             return self._store._engine.run_now(_nothing, "all_reduce") if async_op else None
         self._check_outside()
@@ -46,14 +46,14 @@ class Collective:
         root, size = _rank(root), self._store.num_workers
         if not 0 <= root < size:
             raise ArgumentError(f"root must be the rank of a worker, from 0 to {size - 1}, not {root}")
-        if self._side is None:
+        if self.side is None:
             return unpacked(packed(value), wrap)
         self._check_outside()
         return self._objects.broadcast(value, root, wrap)
 
     def all_gather_object(self, value: Any, wrap: Wrap | None = None) -> list[Any]:
         """See `KVStore.all_gather_object`."""
-        if self._side is None:
+        if self.side is None:
             return [unpacked(packed(value), wrap)]
         self._check_outside()
         return self._objects.all_gather(value, wrap)
@@ -62,14 +62,14 @@ class Collective:
         """Raise in an updater: the other workers wait for its round, and this worker would wait for them."""
         if self._store._engine.nested():
             raise ConfigError(
-                "all_reduce and its like wait for all workers, and these for the end of the operation that this "
-                "call is a part of: call it outside of updaters"
+                "all_reduce and its like wait for all workers, and these for the end of the operation that "
+                "this call is a part of: call it outside of updaters"
             )
 
     def close(self) -> None:
         """End with the store."""
-        if self._side is not None:
-            self._side._closed = True
+        if self.side is not None:
+            self.side._closed = True
 
 
 def _rank(root: Any) -> int:

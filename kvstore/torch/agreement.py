@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..arrays.grouping import SIDE
+from ..engine import Work
 from ..errors import ConfigError, KVStoreError
-from ..store import KVStore
+from ..store import KVStore, side_store, start_pushpull
 from .slots import Slot
 from .tensors import Tensor, walked
 
@@ -27,31 +29,37 @@ class StepAgreement:
     """Compares the number of steps, the settings and the weights of all workers in each exchange.
 
     Each worker writes its row of a table of zeros, and the sum over the workers is the whole table. A worker
-    that has joined (`KVStore.join`), or is lost in a store that continues, has a row of zeros.
+    that has joined (`KVStore.join`), or is lost in a store that continues, has a row of zeros. The sum has a
+    key of its own, which no optimizer updates: the workers of two optimizers need no common order.
 
     Parameters
     ----------
     store : KVStore
-        The store.
+        A store with rounds.
     every : int
         Settings and weights are compared in one of this many steps; never, if 0.
     weights : list of Slot
         The parameters that this worker updates.
+    prefix : str
+        Prefix of the keys of the optimizer.
     """
 
-    def __init__(self, store: KVStore, every: int, weights: list[Slot]) -> None:
-        self._store, self._every, self._weights = store, every, weights
+    def __init__(self, store: KVStore, every: int, weights: list[Slot], prefix: str) -> None:
+        self._rank, self._every, self._weights = store.rank, every, weights
+        self._side, self._key = side_store(store), f"{SIDE}steps/{prefix}"
         self._table = np.zeros((store.num_workers, 3), np.int64)
         self._settings = ""
-        self._work: Any = None
+        self._work: Work | None = None
+        if self._side is not None:
+            self._side.init(self._key, self._table)
 
     def begin(self, steps: int, groups: list[dict[str, Any]]) -> None:
         """Start to send the row of this worker, which has completed `steps` steps."""
-        if len(self._table) == 1 or self._work is not None or not hasattr(self._store, "all_reduce"):
+        if self._side is None or self._work is not None:
             return
         self._table[:] = 0
-        self._table[self._store.rank] = self._make_row(steps, groups)
-        self._work = self._store.all_reduce(self._table, async_op=True)
+        self._table[self._rank] = self._make_row(steps, groups)
+        self._work = start_pushpull(self._side, self._key, self._table, waits=True)
 
     def wait(self) -> None:
         """Wait for the rows of all workers."""
@@ -86,7 +94,7 @@ class StepAgreement:
         if len(set(steps.values())) > 1:
             counts = ", ".join(f"worker {rank} {count}" for rank, count in steps.items())
             raise KVStoreError(
-                f"worker {self._store.rank}: the workers have completed different numbers of steps "
+                f"worker {self._rank}: the workers have completed different numbers of steps "
                 f"({counts}), so gradients of different steps were averaged: all workers must call backward "
                 "and step equally often, and skip a batch together; a worker without further batches calls "
                 "store.join(). Start the job again from its last checkpoint"
@@ -96,7 +104,7 @@ class StepAgreement:
         other = _find_other(settings)
         if other is not None:
             raise ConfigError(
-                f"worker {self._store.rank}: the optimizer of worker {other[1]} has other settings than that "
+                f"worker {self._rank}: the optimizer of worker {other[1]} has other settings than that "
                 f"of worker {other[0]}, so their weights would differ. The settings here: {self._settings}. "
                 "Set the same ones on all workers, or pass check_every=0 if they differ on purpose"
             )
@@ -105,7 +113,7 @@ class StepAgreement:
         other = _find_other(weights)
         if other is not None:
             raise KVStoreError(
-                f"worker {self._store.rank}: the weights of worker {other[1]} differ from those of worker "
+                f"worker {self._rank}: the weights of worker {other[1]} differ from those of worker "
                 f"{other[0]}, after the same gradients: the program has changed them in another way than by "
                 "optimizer.step(), or the workers have different processors. Start the job again from its "
                 "last checkpoint, or pass check_every=0 if they differ on purpose"

@@ -17,7 +17,7 @@ from ..averaging import check_not_late, check_store
 from ..errors import ArgumentError, ClosedError, ConfigError, KVStoreError
 from ..observe.timeline.marks import Marks
 from ..optimizer import Optimizer
-from ..store import KVStore, counters_of, is_bound_by_processors
+from ..store import KVStore, counters_of, is_bound_by_processors, outlives_workers
 from ..store_kinds import is_synchronous
 from .agreement import StepAgreement
 from .buckets import Buckets
@@ -163,9 +163,10 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         order = None if store.is_capable("optimizer") else self._slots[::-1]
         self._buckets = Buckets(self._exchange, self._marks, full, order)
         self._steps = 0
-        self._is_paused, self._error = False, None
+        self._is_paused = False
+        self._error: KVStoreError | None = None
         self._begin_step()
-        self._agreement = StepAgreement(store, check_every, [] if update_on_kvstore else self._find_weights())
+        self._agreement = self._make_agreement(prefix, check_every)
         self._begin_agreement()
         self._complete_agreement()
         self._passes = BackwardPasses(self._slots, self._notice, self._end_pass)
@@ -181,8 +182,12 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         agree(store, self._slots, prefix)
         return Gradients(store, self._slots, divisor, whole, at_once)
 
-    def _find_weights(self) -> list[Slot]:
-        return [slot for slot in self._slots if slot in self._ours]
+    def _make_agreement(self, prefix: str, every: int) -> StepAgreement | None:
+        """Return the comparison of the workers; None without rounds, or if restarted workers take part."""
+        if not is_synchronous(self.store) or (self._updates and outlives_workers(self.store)):
+            return None
+        weights = [] if self._updates else [slot for slot in self._slots if slot in self._ours]
+        return StepAgreement(self.store, every, weights, prefix)
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the wrapped optimizer, such as ``param_groups`` or ``state``."""
@@ -357,10 +362,10 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """Raise KVStoreError if a gradient that is to be summed is a sum over the workers already."""
         if slot.total is not None and slot.total is slot.parameter.grad:
             raise KVStoreError(
-                f"worker {self.store.rank}: the gradient of parameter {slot.name!r} already is a sum over the "
-                "workers, and would be summed again: with average=False a step has "
-                f"{self._passes_per_step} passes (backward_passes_per_step), and zero_grad is called before "
-                "the next. Checkpoints need use_reentrant=False"
+                f"worker {self.store.rank}: the gradient of parameter {slot.name!r} is a sum over the workers, "
+                "and would be summed again: with average=False a step has backward_passes_per_step "
+                f"({self._passes_per_step}) backward passes, and zero_grad is called before the next. "
+                "Checkpoints need use_reentrant=False"
             )
 
     def _explain_under_way(self) -> str:
@@ -439,11 +444,13 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             self._hide_pushed()
 
     def _begin_agreement(self) -> None:
-        if is_synchronous(self.store):
+        if self._agreement is not None:
             self._agreement.begin(self._steps, self._optimizer.param_groups)
 
     def _complete_agreement(self) -> None:
         """Raise an error, now and in all later calls, if the steps, settings or weights of workers differ."""
+        if self._agreement is None:
+            return
         self._agreement.wait()
         try:
             self._agreement.compare()

@@ -6,6 +6,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
@@ -129,7 +130,7 @@ def _end_pass(passes: weakref.ref[BackwardPasses], task: int) -> None:
 
 def _in_function() -> bool:
     """Return whether a backward function in Python runs, which has begun the pass that ends."""
-    frame = sys._getframe()
+    frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code is not BackwardCFunction.apply.__code__:
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return frame is not None
