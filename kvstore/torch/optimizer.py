@@ -362,8 +362,8 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """Raise KVStoreError if a gradient that is to be summed is a sum over the workers already."""
         if slot.total is not None and slot.total is slot.parameter.grad:
             raise KVStoreError(
-                f"worker {self.store.rank}: the gradient of parameter {slot.name!r} is a sum over the workers, "
-                "and would be summed again: with average=False a step has backward_passes_per_step "
+                f"worker {self.store.rank}: the gradient of parameter {slot.name!r} is a sum over the "
+                "workers, and would be summed again: with average=False a step has backward_passes_per_step "
                 f"({self._passes_per_step}) backward passes, and zero_grad is called before the next. "
                 "Checkpoints need use_reentrant=False"
             )
