@@ -18,8 +18,6 @@ import pace
 import pytest
 import servers
 
-PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "jax.md"
-
 
 @pytest.fixture(scope="session")
 def python() -> str:
@@ -165,19 +163,3 @@ except kvstore.MissingBackendError as error:
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=pace.seconds(60), check=True)
     assert re.match(r"kvstore\.jax needs JAX: pip install jax", done.stdout)
-
-
-def test_examples_of_the_page_run_with_jax(python: str, tmp_path: Path) -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    assert blocks
-    for code in blocks:
-        done = subprocess.run(
-            [python, "-c", code],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=pace.seconds(100),
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert "learned" in done.stdout

@@ -20,9 +20,6 @@ import paths
 import pytest
 import servers
 
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "how-to" / "pytorch.md"
-
 
 @pytest.fixture
 def digits(tmp_path: Path) -> str:
@@ -411,22 +408,3 @@ except kvstore.MissingBackendError as error:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=pace.seconds(60), check=True
     )
     assert re.match(r"kvstore\.torch needs PyTorch: pip install torch", done.stdout)
-
-
-# ------------------------------------------------------------------------------------------------- docs
-
-
-def test_examples_of_the_page_run_with_torch(python: str, tmp_path: Path) -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    assert blocks
-    for code in blocks:
-        done = subprocess.run(
-            [python, "-c", code],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=pace.seconds(100),
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert "worker 1 of 2" in done.stdout
