@@ -8,6 +8,7 @@ import operator
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -117,6 +118,7 @@ class KVStore(KVStoreBase):
         self._engine = Engine(config.timeout, Marks(self._counters), concurrent)
         self._closed = False
         self._collective: Collective | None = None
+        self._before_join: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._steps: dict[int, Step] = {}  # that are open, by thread
         backend.observe(self._counters)
         self._created = time.monotonic()
@@ -781,6 +783,10 @@ class KVStore(KVStoreBase):
         The worker can still pull, save and close, but cannot push. In a store of one process the call does
         nothing.
         """
+        for reference in self._before_join:
+            announce = reference()
+            if announce is not None:
+                announce()
         self._do_all(self._backend.join)
 
     def send_command_to_servers(self, head: int, body: str) -> None:
@@ -1230,6 +1236,11 @@ def start_pushpull(
     outs = None if out is None else group(key, out, "out")
     by = (divisor,) if divisor > 1 else ()
     return store._start("pushpull", groups, 0, groups, outs, *by, waits=waits)
+
+
+def call_before_join(store: KVStore, announce: Callable[[], None]) -> None:
+    """Call a bound method at the beginning of `KVStore.join`, as long as its object lives."""
+    store._before_join.append(weakref.WeakMethod(announce))
 
 
 def side_store(store: KVStore) -> KVStore | None:

@@ -1,9 +1,9 @@
-"""Whether the workers of a job make the same steps, with the same settings, on the same weights."""
+"""The comparison of the workers of a job: their steps, parameters, settings and weights."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,12 +12,15 @@ import torch
 from ..arrays.grouping import SIDE
 from ..engine import Work
 from ..errors import ConfigError, KVStoreError
-from ..store import KVStore, side_store, start_pushpull
+from ..store import KVStore, call_before_join, outlives_workers, side_store, start_pushpull
 from .slots import Slot
 from .tensors import Tensor, walked
 
 #: Columns of the table, which has a row for each worker.
-_STEPS, _SETTINGS, _WEIGHTS = range(3)
+_STEPS, _PARAMETERS, _SETTINGS, _WEIGHTS = range(4)
+
+#: In the first column: the worker has called `KVStore.join`.
+_JOINED = -1
 
 #: Settings of a group that say how a step is computed, not what it computes.
 _HOW = frozenset({"params", "param_names", "foreach", "fused", "capturable", "differentiable"})
@@ -26,11 +29,12 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class StepAgreement:
-    """Compares the number of steps, the settings and the weights of all workers in each exchange.
+    """Compares the steps, the parameters, the settings and the weights of all workers in each exchange.
 
-    Each worker writes its row of a table of zeros, and the sum over the workers is the whole table. A worker
-    that has joined (`KVStore.join`), or is lost in a store that continues, has a row of zeros. The sum has a
-    key of its own, which no optimizer updates: the workers of two optimizers need no common order.
+    Each worker writes its row of a table of zeros, and the sum over the workers is the whole table. The sum
+    has a key of its own, which no optimizer updates: the workers of two optimizers need no common order. A
+    worker that calls `KVStore.join` says so in its last row. Any other row of zeros is that of a worker that
+    has closed its store, or was lost in a store that continues.
 
     Parameters
     ----------
@@ -38,28 +42,50 @@ class StepAgreement:
         A store with rounds.
     every : int
         Settings and weights are compared in one of this many steps; never, if 0.
-    weights : list of Slot
-        The parameters that this worker updates.
     prefix : str
         Prefix of the keys of the optimizer.
     """
 
-    def __init__(self, store: KVStore, every: int, weights: list[Slot], prefix: str) -> None:
-        self._rank, self._every, self._weights = store.rank, every, weights
+    def __init__(self, store: KVStore, every: int, prefix: str) -> None:
+        self._rank, self._every = store.rank, every
+        self._continues = outlives_workers(store)
         self._side, self._key = side_store(store), f"{SIDE}steps/{prefix}"
-        self._table = np.zeros((store.num_workers, 3), np.int64)
+        self._table = np.zeros((store.num_workers, 4), np.int64)
+        self._joined: set[int] = set()
         self._settings = ""
         self._work: Work | None = None
         if self._side is not None:
             self._side.init(self._key, self._table)
+            call_before_join(store, self._announce_join)
 
-    def begin(self, steps: int, groups: list[dict[str, Any]]) -> None:
-        """Start to send the row of this worker, which has completed `steps` steps."""
+    def begin(
+        self,
+        steps: int,
+        parameters: Iterable[Slot] = (),
+        groups: Sequence[dict[str, Any]] = (),
+        weights: Iterable[Slot] = (),
+    ) -> None:
+        """Start to send the row of this worker.
+
+        Parameters
+        ----------
+        steps : int
+            Number of steps that the worker has completed.
+        parameters : iterable of Slot
+            The parameters whose gradients are exchanged.
+        groups : list of dict
+            Parameter groups of the optimizer.
+        weights : iterable of Slot
+            The parameters whose values must be equal on all workers.
+        """
         if self._side is None or self._work is not None:
             return
-        self._table[:] = 0
-        self._table[self._rank] = self._make_row(steps, groups)
-        self._work = start_pushpull(self._side, self._key, self._table, waits=True)
+        row = [steps + 1, _hash_numbers(parameters), 0, 0]
+        if self._every and steps % self._every == 0:
+            self._settings = describe_settings(groups)
+            row[_SETTINGS:] = [zlib.crc32(self._settings.encode()), sum_bits(weights)]
+        self._write_row(row)
+        self._work = start_pushpull(self._side, self._key, self._table)
 
     def wait(self) -> None:
         """Wait for the rows of all workers."""
@@ -73,31 +99,57 @@ class StepAgreement:
         Raises
         ------
         KVStoreError
-            The workers have completed different numbers of steps, or their weights differ.
+            The workers have completed different numbers of steps, one has closed its store, or their weights
+            differ.
         ConfigError
-            The settings of their optimizers differ.
+            The settings of their optimizers differ, or the parameters that take part.
         """
-        rows = {rank: row for rank, row in enumerate(self._table.tolist()) if row[_STEPS]}
-        if not rows:
+        if self._side is None:
             return
-        self._compare_steps({rank: row[_STEPS] - 1 for rank, row in rows.items()})
-        self._compare_settings({rank: row[_SETTINGS] for rank, row in rows.items()})
-        self._compare_weights({rank: row[_WEIGHTS] for rank, row in rows.items()})
+        rows = self._table.tolist()
+        self._joined.update(rank for rank, row in enumerate(rows) if row[_STEPS] == _JOINED)
+        present = {rank: row for rank, row in enumerate(rows) if row[_STEPS] > 0}
+        self._check_present(present)
+        self._compare_steps({rank: row[_STEPS] - 1 for rank, row in present.items()})
+        self._compare_parameters({rank: row[_PARAMETERS] for rank, row in present.items()})
+        self._compare_settings({rank: row[_SETTINGS] for rank, row in present.items()})
+        self._compare_weights({rank: row[_WEIGHTS] for rank, row in present.items()})
 
-    def _make_row(self, steps: int, groups: list[dict[str, Any]]) -> tuple[int, int, int]:
-        if not self._every or steps % self._every:
-            return steps + 1, 0, 0
-        self._settings = describe_settings(groups)
-        return steps + 1, zlib.crc32(self._settings.encode()), sum_bits(self._weights)
+    def _write_row(self, row: list[int]) -> None:
+        self._table[:] = 0
+        self._table[self._rank] = row
+
+    def _announce_join(self) -> None:
+        if self._side is not None:
+            self._write_row([_JOINED, 0, 0, 0])
+            self._side.push(self._key, self._table)
+
+    def _check_present(self, present: dict[int, list[int]]) -> None:
+        """Raise KVStoreError if a worker has closed its store."""
+        closed = set(range(len(self._table))) - present.keys() - self._joined
+        if closed and not self._continues:
+            raise KVStoreError(
+                f"worker {self._rank}: worker {min(closed)} has closed its store and takes no part in the "
+                "exchange, so the gradients are not averages over all workers. It may have an error of its "
+                "own; a worker without further batches calls store.join() before it closes its store"
+            )
 
     def _compare_steps(self, steps: dict[int, int]) -> None:
         if len(set(steps.values())) > 1:
             counts = ", ".join(f"worker {rank} {count}" for rank, count in steps.items())
             raise KVStoreError(
-                f"worker {self._rank}: the workers have completed different numbers of steps "
-                f"({counts}), so gradients of different steps were averaged: all workers must call backward "
-                "and step equally often, and skip a batch together; a worker without further batches calls "
-                "store.join(). Start the job again from its last checkpoint"
+                f"worker {self._rank}: the workers have completed different numbers of steps ({counts}), so "
+                "gradients of different steps were averaged: all workers must call backward and step equally "
+                "often, and skip a batch together; a worker without further batches calls store.join(). "
+                "Start the job again from its last checkpoint"
+            )
+
+    def _compare_parameters(self, parameters: dict[int, int]) -> None:
+        other = _find_other(parameters)
+        if other is not None:
+            raise ConfigError(
+                f"worker {self._rank}: worker {other[1]} exchanges the gradients of other parameters than "
+                f"worker {other[0]}: freeze and unfreeze (requires_grad) the same ones on all workers"
             )
 
     def _compare_settings(self, settings: dict[int, int]) -> None:
@@ -126,7 +178,11 @@ def _find_other(values: dict[int, int]) -> tuple[int, int] | None:
     return next(((first, rank) for rank, value in values.items() if value != values[first]), None)
 
 
-def describe_settings(groups: list[dict[str, Any]]) -> str:
+def _hash_numbers(slots: Iterable[Slot]) -> int:
+    return zlib.crc32(np.array([slot.number for slot in slots], np.int64).tobytes())
+
+
+def describe_settings(groups: Iterable[dict[str, Any]]) -> str:
     """Return the settings of all parameter groups as a text."""
     return "; ".join(
         ", ".join(

@@ -14,6 +14,7 @@ from ..engine import Work, ended_at
 from ..errors import ArgumentError
 from ..observe.timeline.marks import Marks
 from ..store import KVStore, counters_of, divides, start_pushpull
+from .agreement import StepAgreement
 from .overlap import overlaps
 from .tensors import Tensor, array, check, check_prefix, divided, kind, no_rows, rows_of, sparse_tensor
 
@@ -82,6 +83,8 @@ class HookState:
         self._pending: list[tuple[Callable[[], Tensor], Any]] = []
         self._at_once = False
         self._marks = Marks(counters_of(store))
+        self._agreement = StepAgreement(store, 0, prefix)
+        self._passes = 0
 
     def start(self, bucket: Any) -> Any:
         """Start to average a bucket, and return the future of its gradients.
@@ -116,10 +119,19 @@ class HookState:
         pending, self._pending = self._pending, []
         begin = self._marks.begin()
         self._push(waits=True)
-        for finish, future in pending:
-            future.set_result(finish())
+        results = [finish() for finish, _ in pending]
         if not self._at_once:
+            self._compare_workers()
             self._marks.step(begin)
+        for (_, future), result in zip(pending, results, strict=True):
+            future.set_result(result)
+
+    def _compare_workers(self) -> None:
+        """Raise KVStoreError if a worker has closed its store: the sums are without its gradients."""
+        self._passes += 1
+        self._agreement.begin(self._passes)
+        self._agreement.wait()
+        self._agreement.compare()
 
     def _check_new(self, parameters: list[Tensor]) -> None:
         new = [parameter for parameter in parameters if parameter not in self._keys]

@@ -186,8 +186,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """Return the comparison of the workers; None without rounds, or if restarted workers take part."""
         if not is_synchronous(self.store) or (self._updates and outlives_workers(self.store)):
             return None
-        weights = [] if self._updates else [slot for slot in self._slots if slot in self._ours]
-        return StepAgreement(self.store, every, weights, prefix)
+        return StepAgreement(self.store, every, prefix)
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the wrapped optimizer, such as ``param_groups`` or ``state``."""
@@ -239,6 +238,8 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             result = self._optimizer.step()
         self._steps += 1
         self._begin_step()
+        if self._updates:
+            self._reveal_gradients()
         return result
 
     def synchronize(self) -> None:
@@ -279,7 +280,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         for slot in self._slots:
             reveal(slot.parameter)
             slot.reset()
-            slot.total = None
+            slot.total = slot.hidden = None
         self._optimizer.zero_grad(set_to_none)
         self._begin_step()
 
@@ -410,6 +411,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def _send_to_update(self) -> None:
         """Push the gradients with which the store updates the weights, unless `step` does, and hide them."""
+        self._has_local_passes = False
         if not self._is_sent_in_step:
             self._reveal_gradients()
             self._buckets.add_rest(self._slots, self._takes_part)
@@ -422,18 +424,31 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             "update_on_kvstore out; then clip_grad_norm_ and GradScaler work",
             sparse=True,
         )
+        for slot in self._ours:
+            slot.hidden = slot.parameter.grad
+
+    def _check_hidden(self) -> None:
+        """Raise KVStoreError if the program has replaced a gradient that the store has already."""
+        for slot in self._ours:
+            if slot.hidden is not None and slot.parameter.grad is not slot.hidden:
+                raise KVStoreError(
+                    f"worker {self.store.rank}: the gradient of parameter {slot.name!r} was replaced between "
+                    "backward and step, but with update_on_kvstore the store has the gradient already: leave "
+                    "update_on_kvstore out to change gradients"
+                )
 
     def _run_exchange(self) -> None:
         """Push what is not pushed yet, and wait for the result of all workers."""
         begin = self._marks.begin()
+        self._check_hidden()
         self._reveal_gradients()
         taking_part = [slot for slot in self._slots if self._takes_part(slot)]
         for slot in taking_part:
             self._check_total(slot)
+        self._begin_agreement()  # first, because the store may write weights from `add_rest` on
         self._buckets.add_rest(self._slots, self._takes_part)
-        self._begin_agreement()
-        self._exchange.finish(taking_part)
         self._complete_agreement()
+        self._exchange.finish(taking_part)
         self._buckets.record_step(begin)
         self._is_exchanged = True  # first: what has been reset would be sent again
         self._has_local_passes = False
@@ -445,7 +460,9 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def _begin_agreement(self) -> None:
         if self._agreement is not None:
-            self._agreement.begin(self._steps, self._optimizer.param_groups)
+            ours = [slot for slot in self._slots if slot in self._ours]
+            taking_part = [slot for slot in ours if slot.parameter.requires_grad]
+            self._agreement.begin(self._steps, taking_part, self._optimizer.param_groups, ours)
 
     def _complete_agreement(self) -> None:
         """Raise an error, now and in all later calls, if the steps, settings or weights of workers differ."""
@@ -493,6 +510,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     def _reveal_gradients(self) -> None:
         for slot in self._ours:
             reveal(slot.parameter)
+            slot.hidden = None
 
     def _find_ours(self) -> set[Slot]:
         """Return the slots of the optimizer's parameters; only these take part."""

@@ -44,6 +44,8 @@ class Slot:
     absent: bool = False
     #: The gradient that holds the sum over the workers, if sums are not divided.
     total: Tensor | None = field(default=None, repr=False)
+    #: The view that hides a gradient which the store has already.
+    hidden: Tensor | None = field(default=None, repr=False)
 
     def wait(self) -> None:
         """Wait for the push, if it is not over."""

@@ -127,6 +127,44 @@ def test_a_step_needs_averages(name: str, options: dict[str, Any], told: Callabl
         assert re.match(r"KVStoreError: .*no_sync.*synchronize", text)
 
 
+@pytest.mark.parametrize("on_store", [False, True])
+@pytest.mark.parametrize("joins", [False, True])
+@pytest.mark.parametrize(("name", "options"), WAYS)
+def test_a_worker_that_has_closed_its_store_is_missed_unless_it_has_joined(
+    name: str, options: dict[str, Any], joins: bool, on_store: bool, told: Callable[..., list[Any]]
+) -> None:
+    (text, first), (_, second) = told("one_step_more", name, options, on_store, joins)
+    assert bool(re.match(r"KVStoreError: worker 0: worker 1 has closed its store", text)) is not joins
+    assert first == second
+
+
+@pytest.mark.parametrize("when", ["created", "later"])
+@pytest.mark.parametrize(("name", "options"), WAYS)
+def test_a_parameter_that_one_worker_has_frozen(
+    name: str, options: dict[str, Any], when: str, told: Callable[..., list[Any]]
+) -> None:
+    for rank, (text,) in enumerate(told("frozen_by_one", name, options, when)):
+        assert re.match(rf"ConfigError: worker {rank}: worker 1 exchanges .*requires_grad", text)
+
+
+@pytest.mark.parametrize(("name", "options"), WAYS)
+def test_a_gradient_that_the_store_has_is_not_replaced(
+    name: str, options: dict[str, Any], told: Callable[..., list[Any]]
+) -> None:
+    for (text,) in told("replaced_in_the_store", name, options):
+        assert re.match(r"KVStoreError: .*'0.weight' was replaced", text)
+
+
+@pytest.mark.parametrize(("name", "options"), WAYS)
+def test_passes_in_no_sync_count_where_the_store_updates(
+    name: str, options: dict[str, Any], told: Callable[..., list[Any]]
+) -> None:
+    first, second = told("local_passes_in_the_store", name, options)
+    assert first == second
+    (start,) = told("untrained_bias", workers=1)
+    np.testing.assert_allclose(first, np.array(start) - 2 * 2 * 0.1, rtol=1e-5)
+
+
 def test_a_model_that_is_moved_later(told: Callable[..., list[Any]]) -> None:
     for texts in told("moved", "shared"):
         assert all(re.match(r"ConfigError: .*after model\.to\(\)", text) for text in texts)

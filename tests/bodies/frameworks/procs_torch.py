@@ -1,4 +1,4 @@
-"""Bodies of workers with PyTorch; test_torch.py starts them in an environment that has it."""
+"""Bodies of workers with PyTorch; tests/torch_door starts them in an environment that has it."""
 
 from __future__ import annotations
 

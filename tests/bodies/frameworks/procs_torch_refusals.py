@@ -187,6 +187,62 @@ def only_local_passes(store_name: str, options: dict[str, Any]) -> list[Any]:
         return found
 
 
+def one_step_more(store_name: str, options: dict[str, Any], on_store: bool, joins: bool) -> list[Any]:
+    """Worker 0 makes a step more; worker 1 has closed its store, with or without `join`."""
+    with training(store_name, options, on_store) as (model, optimizer):
+        for _ in range(2):
+            _step(model, optimizer)
+        if procs_torch.RANK == 1:
+            if joins:
+                optimizer.store.join()
+            return ["", weights(model)]
+        before = weights(model)
+        if joins:
+            _step(model, optimizer)
+            _step(model, optimizer)
+            assert weights(model) != before
+            return ["", before]
+        return [refused(lambda: _step(model, optimizer)), before if on_store else weights(model)]
+
+
+def frozen_by_one(store_name: str, options: dict[str, Any], when: str) -> list[str]:
+    """A parameter is frozen on worker 1 only."""
+    place()
+    model, rank = network(0), procs_torch.RANK
+    with kv.create(store_name) as store:
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        model[0].bias.requires_grad_(when == "later" or rank == 0)
+        if when == "created":
+            make = DistributedOptimizer
+            return [refused(lambda: make(sgd, model.named_parameters(), store, **options))]
+        optimizer = DistributedOptimizer(sgd, model.named_parameters(), store, **options)
+        _step(model, optimizer)
+        model[0].bias.requires_grad_(rank == 0)
+        return [refused(lambda: _step(model, optimizer))]
+
+
+def replaced_in_the_store(store_name: str, options: dict[str, Any]) -> list[str]:
+    """The program replaces a gradient that the store has."""
+    with training(store_name, options, on_store=True) as (model, optimizer):
+        _step(model, optimizer)
+        model(DATA).sum().backward()
+        model[0].weight.grad = torch.zeros_like(model[0].weight)  # type: ignore[index]
+        return [refused(optimizer.step)]
+
+
+def local_passes_in_the_store(store_name: str, options: dict[str, Any]) -> list[float]:
+    """Gradients of a pass in no_sync count in the update of the next pass."""
+    with training(store_name, options, on_store=True) as (model, optimizer):
+        for _ in range(2):
+            optimizer.zero_grad()
+            with optimizer.no_sync():
+                model(DATA).sum().backward()
+            model(DATA).sum().backward()
+            optimizer.step()
+            model.zero_grad(set_to_none=False)
+        return model[2].bias.tolist()  # type: ignore[index, union-attr]
+
+
 def moved(store_name: str) -> list[str]:
     """A model that was moved after its optimizer was created has no hooks."""
     with training(store_name, {}) as (model, optimizer):
@@ -241,3 +297,7 @@ def gan(store_name: str, options: dict[str, Any]) -> list[float]:
         for optimizer in optimizers:
             optimizer.close()
         return weights(one) + weights(two)
+
+
+def untrained_bias() -> list[float]:
+    return network(0)[2].bias.tolist()  # type: ignore[union-attr]
