@@ -19,7 +19,7 @@ from ..optimizer.updater import Counts
 from .entry import Array, Entry, Keyed, dense_of
 from .rows import merge, merged
 
-#: What is summed for a key: arrays, one without a list around it, or arrays that count as what they decode to.
+#: What is summed for a key: arrays, one array without a list, or arrays that count as what they decode to.
 Sources = list[Array] | Array | Pushed
 #: The dense keys of one call: of each its entry, what to sum, the arrays to fill with the result.
 Batch = Iterable[tuple[Entry, Sources, list[Array] | Array | None]]

@@ -176,7 +176,7 @@ class LocalBackend(Backend):
             self.pull(rest, ignore_sparse=True)
 
     def quick_pushpull(self, key: Any, value: Any, out: Any) -> bool | Callable[[], None]:
-        """Do a `pushpull` of one small dense key with plain arrays, or of a list of dense keys with one each."""
+        """Do a `pushpull` of one small dense key with plain arrays, or of a list of keys with one each."""
         if type(key) is list:
             return self._push_columns(key, value, value if out is None else out)
         entry = self._quick.get(key)
@@ -216,7 +216,7 @@ class LocalBackend(Backend):
         if columns is None or found is None:
             return False
         begin = self._counters.begin()
-        cpu.reduce(list(zip(columns.likes, repeat(None), found[0])))  # noqa: B905
+        cpu.reduce(list(zip(columns.likes, repeat(None), found[0])))
         self._counters.passed(MOVING, begin, MEMORY, 0, columns.nbytes, 0)
         return True
 

@@ -65,7 +65,7 @@ class RoundPusher:
             self._rows.arrive(handle, sources)
 
     def push_copies(self, handles: list[Handle], values: list[Array]) -> None:
-        """Push copies of small arrays, one for each key; `shm.can_arrive` has said that there is room for them."""
+        """Push copies of small arrays, one for each key, for which `shm.can_arrive` has found room."""
         with self.one_call(handles):
             shm.arrive_with_copies(handles, values)
 

@@ -28,7 +28,7 @@ class QuickLists:
         self._known = 0  # keys of this process as the lists were made
 
     def push(self, names: list[Any], value: Any, out: Any, receives: bool) -> bool | Finish:
-        """Arrive, if nothing has to be waited for before; what is left is to wait and to receive, or to help."""
+        """Arrive, if that takes no wait; what is left is to wait and to receive, or to help."""
         columns, same = self._find(names), receives and (out is None or out is value)
         if columns is None or (columns.integral and self._updater.updater is not None):
             return False
@@ -58,7 +58,7 @@ class QuickLists:
         return self._lists.find(names)
 
     def _columns(self, names: list[Key]) -> Columns[Handle] | None:
-        """Return what calls with this list of keys have in common, if all are dense, small, and there once."""
+        """Return what calls with these keys have in common, if all are dense, small, and there once."""
         found = [self._job.handles.get(name) for name in names]
         small = [one for one in found if one is not None and one.small and not one.sparse]
         if not len(small) == len(names) == len(set(names)):

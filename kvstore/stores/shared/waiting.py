@@ -75,7 +75,7 @@ class RoundWaiter:
 
     @property
     def can_read(self) -> bool:
-        """Whether reads wait for rounds and for nothing else: this worker is in the job, and was told of no loss."""
+        """Whether reads wait for rounds only: this worker is in the job, and was told of no loss."""
         job = self._job
         return not job.forked and not self._errors.loss_told and job.standing() == shm.READY
 
