@@ -21,8 +21,9 @@ from .rows import merge, merged
 
 #: What is summed for a key: arrays, one array without a list, or arrays that count as what they decode to.
 Sources = list[Array] | Array | Pushed
-#: The dense keys of one call: of each its entry, what to sum, the arrays to fill with the result.
-Batch = Iterable[tuple[Entry, Sources, list[Array] | Array | None]]
+#: A dense key of one call: its entry, what to sum, the arrays to fill with the result.
+Work = tuple[Entry, Sources, list[Array] | Array | None]
+Batch = Iterable[Work]
 UserUpdater = Callable[[Key, Any, Array], None]
 
 

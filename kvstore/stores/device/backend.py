@@ -128,7 +128,7 @@ class DeviceBackend(HostAndGpuBackend):
         self._send(sent, streams)
         gpus.pull(items, streams)
 
-    def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool | Callable[[], None]:
+    def quick_pushpull(self, key: Any, value: Any, out: Any) -> bool | Callable[[], None]:
         """Keys of the host with plain arrays, or one on a GPU with tensors that were there before."""
         if type(key) is list or key not in self._on_gpu:
             return super().quick_pushpull(key, value, out)

@@ -36,7 +36,7 @@ from ..entry import (
 from ..key_lists import Columns, KeyLists
 from ..protocol import Backend, Kind, counted
 from ..rows import RowTable
-from ..update import Batch, UserUpdater, apply_with, emit
+from ..update import UserUpdater, Work, apply_with, emit
 from .bound import Bound, bind, columns_of
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class LocalBackend(Backend):
         if not groups:
             return
         later: list[Deliver] = []
-        batch: Batch = []
+        batch: list[Work] = []
         tables: list[tuple[RowTable, RowSparseArray]] = []
         for entry, outs in self._by_number(groups):
             dense = [out for out in outs if not isinstance(out, RowSparseArray)]
@@ -212,7 +212,7 @@ class LocalBackend(Backend):
     def quick_pull(self, key: Any, out: Any) -> bool | Callable[[], None]:
         """Do the same for a `pull`; of lists only."""
         columns = self._lists.find(key) if type(key) is list else None
-        found = columns and columns.found(out, write=True)
+        found = None if columns is None else columns.found(out, write=True)
         if columns is None or found is None:
             return False
         begin = self._counters.begin()
@@ -294,7 +294,7 @@ class LocalBackend(Backend):
         dense: list[tuple[Entry, list[Array], list[Array]]],
         sparse: list[tuple[Entry, list[RowSparseArray]]],
     ) -> None:
-        batch: Batch = list(dense)
+        batch: list[Work] = list(dense)
         if (feedback := self.feedback) is not None:
             batch = [(entry, feedback.pushed(entry.key, srcs), outs) for entry, srcs, outs in dense]
         counters, phase = self._counters, self._apply.phase

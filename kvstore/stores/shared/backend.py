@@ -83,7 +83,7 @@ class SharedBackend(Backend):
         self._delivery = ResultDelivery(job, self._waiter, self._reader, rows, gpus)
         self._values = StoredValues(self._arguments, rows, self._waiter)
         self._undelivered = UndeliveredResults()
-        self._quick = QuickLists(self._job, keys, self._updater, self._waiter, self._pusher)
+        self._quick = QuickLists(job, self._updater, self._waiter, self._pusher, self._undelivered)
         if config.threads:
             cpu.set_threads(config.threads)
         elif self.num_workers > 1:
@@ -280,7 +280,7 @@ class SharedBackend(Backend):
         if waiter.joined or waiter.rejoining or self.feedback is not None or self._gpus.staging.in_use:
             return False
         if type(key) is list:
-            return not self._undelivered.has_any(key) and self._quick.push(key, value, out, receives=True)
+            return self._quick.push(key, value, out, receives=True)
         done = shm.quick_pushpull(self._job, key, value, out)
         if done is None:
             return False
@@ -291,7 +291,7 @@ class SharedBackend(Backend):
         waiter = self._waiter
         if waiter.joined or waiter.rejoining or self.feedback is not None or self._gpus.staging.in_use:
             return False
-        return not self._undelivered.has_any(key) and self._quick.push(key, value, None, receives=False)
+        return self._quick.push(key, value, None, receives=False)
 
     def quick_pull(self, key: Any, out: Any) -> bool | Finish:
         """As `quick_push`."""

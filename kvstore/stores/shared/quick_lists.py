@@ -11,6 +11,7 @@ from .delivery import Finish
 from .native import _shared as shm
 from .optimizer import JobUpdater
 from .pushing import RoundPusher
+from .undelivered import UndeliveredResults
 from .waiting import RoundWaiter
 
 Handle = shm.Handle
@@ -20,9 +21,14 @@ class QuickLists:
     """Begins the quick calls with lists of keys of one worker; False: nothing has happened."""
 
     def __init__(
-        self, job: shm.Job, keys: shm.Keys, updater: JobUpdater, waiter: RoundWaiter, pusher: RoundPusher
+        self,
+        job: shm.Job,
+        updater: JobUpdater,
+        waiter: RoundWaiter,
+        pusher: RoundPusher,
+        undelivered: UndeliveredResults,
     ) -> None:
-        self._job, self._keys, self._updater = job, keys, updater
+        self._job, self._updater, self._undelivered = job, updater, undelivered
         self._waiter, self._pusher = waiter, pusher
         self._lists = KeyLists(self._columns)
         self._known = 0  # keys of this process as the lists were made
@@ -35,6 +41,8 @@ class QuickLists:
         values = columns.found(value, same)
         outs = columns.found(out, True) if receives and not same else values
         if values is None or outs is None or not shm.can_arrive(self._job, columns.keys):
+            return False
+        if self._undelivered.has_any(names):
             return False
         self._pusher.push_copies(columns.keys, values[0])
         if not receives:
