@@ -7,8 +7,9 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 Ids = npt.NDArray[np.int64]
-ReduceItem = tuple["Sources", Array | None, list[Array]]
-Sources = list[Array] | "Coded"
+ReduceItem = tuple["Sources", Array | None, "Outs"]
+Sources = list[Array] | Array | "Coded"
+Outs = list[Array] | Array | None
 UpdateItem = (
     tuple[
         int,
@@ -17,7 +18,7 @@ UpdateItem = (
         Array | tuple[Array, Array],
         Array | None,
         tuple[Array, ...],
-        list[Array],
+        Outs,
     ]
     | tuple[
         int,
@@ -26,7 +27,7 @@ UpdateItem = (
         Array | tuple[Array, Array],
         Array | None,
         tuple[Array, ...],
-        list[Array],
+        Outs,
         tuple[Array, ...],
     ]
 )

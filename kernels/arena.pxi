@@ -28,9 +28,21 @@ cdef class Arena:
         return piece
 
 
-cdef char **take_pointers(Arena arena, list arrays, int dtype, ptrdiff_t n, bint write) except? NULL:
-    cdef char **pointers = <char **>arena.take(len(arrays) * sizeof(char *))
+cdef inline Py_ssize_t how_many(object arrays) except -1:
+    """The number of arrays in a list, or of one without a list around it; None stands for none."""
+    if arrays is None:
+        return 0
+    return len(<list?>arrays) if type(arrays) is not np.ndarray else 1
+
+
+cdef char **take_pointers(Arena arena, object arrays, int dtype, ptrdiff_t n, bint write) except? NULL:
+    cdef char **pointers = <char **>arena.take(how_many(arrays) * sizeof(char *))
     cdef Py_ssize_t i
+    if arrays is None:
+        return pointers
+    if type(arrays) is np.ndarray:
+        pointers[0] = pointer(arrays, dtype, n, write)
+        return pointers
     for i in range(len(arrays)):
         pointers[i] = pointer(arrays[i], dtype, n, write)
     return pointers

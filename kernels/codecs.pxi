@@ -72,8 +72,8 @@ cdef class Coded:
 
 cdef size_t sources_size(object srcs) except? 0:
     """Bytes of an arena that `take_item_sources` uses."""
-    if type(srcs) is list:
-        return len(<list>srcs) * sizeof(char *)
+    if type(srcs) is list or type(srcs) is np.ndarray:
+        return how_many(srcs) * sizeof(char *)
     return len((<Coded?>srcs).arrays) * (sizeof(char *) + sizeof(kv_coding)) + 16
 
 
@@ -83,9 +83,9 @@ cdef int take_item_sources(Arena arena, kv_item *it, object srcs) except -1:
     cdef kv_coding *codes
     cdef int j
     it.coding = NULL
-    if type(srcs) is list:
-        it.k = <int>len(<list>srcs)
-        it.src = take_pointers(arena, <list>srcs, it.dtype, it.n, False)
+    if type(srcs) is list or type(srcs) is np.ndarray:
+        it.k = <int>how_many(srcs)
+        it.src = take_pointers(arena, srcs, it.dtype, it.n, False)
         return 0
     coded = <Coded>srcs
     if it.dtype != KV_F32 or coded.size != it.n:

@@ -7,6 +7,8 @@ def reduce(list items):
     ----------
     items : list of (srcs, dst, outs)
         `srcs`: list of one or more arrays, or `Coded`; `dst`: array or None; `outs`: list of arrays; all of one type and size.
+        One array may stand without a list around it, and None for no outs: the collector soon forgets a tuple of arrays,
+        and no list.
         ``dst = outs[j] = ((srcs[0] + srcs[1]) + srcs[2]) + ...``; 16-bit floats are summed in float32 and rounded
         once, integers wrap. An out may be one of the sources. Where arrays overlap otherwise, the sums of all items
         that have a dst are made in the order of the items before any out is written.
@@ -17,11 +19,10 @@ def reduce(list items):
     cdef ptrdiff_t n_bytes = 0
     cdef kv_item *list_ = NULL
     cdef kv_item *it
-    cdef list outs
-    cdef object dst, srcs
+    cdef object dst, srcs, outs
     for i in range(n_items):
         srcs, dst, outs = <tuple?>items[i]
-        need += sources_size(srcs) + len(outs) * sizeof(char *)
+        need += sources_size(srcs) + how_many(outs) * sizeof(char *)
     arena.reserve(need)
     list_ = <kv_item *>arena.take(n_items * sizeof(kv_item))
     for i in range(n_items):
@@ -29,7 +30,9 @@ def reduce(list items):
         it = &list_[i]
         it.rule = -1
         it.n_states = 0
-        if type(srcs) is list:
+        if type(srcs) is np.ndarray:
+            it.dtype, it.n = dtype_of(srcs), cnp.PyArray_SIZE(<cnp.ndarray>srcs)
+        elif type(srcs) is list:
             if not srcs:
                 raise ValueError("a sum needs at least one array")
             it.dtype = dtype_of((<list>srcs)[0])
@@ -39,7 +42,7 @@ def reduce(list items):
             it.n = (<Coded?>srcs).size
             if dst is None:
                 raise ValueError("a coded sum needs a dst")
-        it.m = <int>len(outs)
+        it.m = <int>how_many(outs)
         it.weight = it.master = NULL
         it.dst = NULL
         if dst is not None:
@@ -127,14 +130,13 @@ def update(list items):
     cdef kv_item *it
     cdef int rule
     cdef tuple params, states
-    cdef list outs
-    cdef object weight, before, master, srcs
+    cdef object weight, before, master, srcs, outs
     cdef tuple item, kept
     for i in range(n_items):
         item = <tuple?>items[i]
         kept = <tuple?>item[7] if len(item) > 7 else ()
         rule, params, srcs, weight, master, states, outs = item[:7]
-        need += sources_size(srcs) + (len(outs) + len(kept)) * sizeof(char *) + doubles_size(params)
+        need += sources_size(srcs) + (how_many(outs) + len(kept)) * sizeof(char *) + doubles_size(params)
     arena.reserve(need)
     list_ = <kv_item *>arena.take(n_items * sizeof(kv_item))
     for i in range(n_items):
@@ -150,7 +152,7 @@ def update(list items):
         it.n = cnp.PyArray_SIZE(<cnp.ndarray>weight)
         it.rule = rule
         it.n_states = <int>len(states)
-        it.m = <int>len(outs)
+        it.m = <int>how_many(outs)
         it.dst = pointer(weight, it.dtype, it.n, True)
         it.weight = it.master = NULL
         if before is not None:

@@ -179,7 +179,8 @@ class KVStore(KVStoreBase):
         if self._steps and (step := self._own_step(async_op)) is not None:
             step.push(group(key, value))
             return None
-        quick = backend.has_quick_push_and_pull and type(priority) is int and not async_op
+        quick = backend.has_quick_push_and_pull or (type(key) is list and backend.quick_lists)
+        quick = quick and type(priority) is int and not async_op
         if quick and self._quickly(key, value, None, "push"):
             return None
         groups = group(key, value)
@@ -218,7 +219,8 @@ class KVStore(KVStoreBase):
         if self._steps and (step := self._own_step(async_op)) and step.has_any(group(key, out, "out")):
             step.pull(group(key, out, "out"), key, out, _whole(priority), ignore_sparse)
             return None
-        quick = backend.has_quick_push_and_pull and type(priority) is int and not async_op
+        quick = backend.has_quick_push_and_pull or (type(key) is list and backend.quick_lists)
+        quick = quick and type(priority) is int and not async_op
         if quick and self._quickly(key, None, out, "pull"):
             return None
         groups, rank = group(key, out, "out"), _whole(priority)
@@ -1073,6 +1075,7 @@ class KVStore(KVStoreBase):
         if turns.waiting and (several or turns.wanted((key,))):
             return False
         lock, done, me, enters = engine.exclusive, None, get_ident(), False
+        keys = list(key) if several and backend.takes_turns else ()  # the caller's list may change meanwhile
         taken = turns.taken
         try:
             try:
@@ -1094,7 +1097,10 @@ class KVStore(KVStoreBase):
                     self._counters.count(_CALL[verb])
                     return True
                 if backend.takes_turns:
-                    taken[key] = me
+                    if several:
+                        taken.update(dict.fromkeys(keys, me))
+                    else:
+                        taken[key] = me
                     enters = me not in engine.threads_inside
             finally:
                 try:  # noqa: SIM105 - a context manager is a step of its own
@@ -1110,7 +1116,9 @@ class KVStore(KVStoreBase):
             backend.give_up_quick(error)
             raise
         finally:
-            took = done and backend.takes_turns and key in taken and taken[key] == me
+            took = done and backend.takes_turns and not several and key in taken and taken[key] == me
+            if keys and done:
+                turns.leave(keys)
             if took:
                 del taken[key]  # first: after each call Ctrl-C can come
             if enters:

@@ -50,7 +50,7 @@ class Backend(Protocol):
     #: turn of the key until its end. `wait_for_free_slot`, `init`, `view` and `barrier` are called without
     #: the lock.
     takes_turns: bool = False
-    #: Whether `quick_pushpull` takes lists of keys.
+    #: Whether `quick_pushpull`, `quick_push` and `quick_pull` take lists of keys.
     quick_lists: bool = False
     #: Whether there are `quick_push` and `quick_pull`.
     has_quick_push_and_pull: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any, NoReturn
 
@@ -19,10 +19,11 @@ from ..optimizer.updater import Counts
 from .entry import Array, Entry, Keyed, dense_of
 from .rows import merge, merged
 
-#: What is summed for a key: arrays, or arrays that count as what they decode to.
-Sources = list[Array] | Pushed
+#: What is summed for a key: arrays, one array without a list, or arrays that count as what they decode to.
+Sources = list[Array] | Array | Pushed
 #: A dense key of one call: its entry, what to sum, the arrays to fill with the result.
-Batch = list[tuple[Entry, Sources, list[Array]]]
+Work = tuple[Entry, Sources, list[Array] | Array | None]
+Batch = Iterable[Work]
 UserUpdater = Callable[[Key, Any, Array], None]
 
 
@@ -31,6 +32,8 @@ class WeightUpdate:
 
     #: What it is called in counters and events.
     phase = UPDATING
+    #: Whether `dense` takes an iterator over arrays without lists around them.
+    takes_columns = False
 
     def check(self, entry: Entry) -> None:
         """Raise if the key's weight cannot be updated this way; called before anything changes."""
@@ -62,21 +65,21 @@ def emit(batch: Batch) -> None:
     cpu.reduce([([dense_of(entry)], None, outs) for entry, _, outs in batch if outs])
 
 
-def summands(srcs: Sources) -> list[Array] | cpu.Coded:
+def summands(srcs: Sources) -> cpu.Sources:
     """Return what the kernels sum."""
-    return srcs if isinstance(srcs, list) else srcs.sources()
+    return srcs if isinstance(srcs, (list, np.ndarray)) else srcs.sources()
 
 
 def keep(batch: Batch) -> None:
     """Say that the sums of a batch have been applied."""
     for _, srcs, _ in batch:
-        if not isinstance(srcs, list):
+        if not isinstance(srcs, (list, np.ndarray)):
             srcs.keep()
 
 
 def guarded(srcs: Sources) -> Any:
     """Return a context that has residuals as before if its body fails."""
-    return nullcontext() if isinstance(srcs, list) else srcs.guarded()
+    return nullcontext() if isinstance(srcs, (list, np.ndarray)) else srcs.guarded()
 
 
 def check_floating(entry: Keyed, updater: Updater | None) -> None:
@@ -104,6 +107,7 @@ class AssignUpdate(WeightUpdate):
     """The sum replaces what is stored."""
 
     phase = SUMMING
+    takes_columns = True
 
     def dense(self, batch: Batch) -> None:
         """All keys in one pass over memory."""
@@ -126,6 +130,8 @@ class AssignUpdate(WeightUpdate):
 
 class FusedUpdate(WeightUpdate):
     """An optimizer's compiled rule, in the same pass as the sum."""
+
+    takes_columns = True
 
     def __init__(self, updater: Updater) -> None:
         self._updater = updater

@@ -43,7 +43,7 @@ class AllReduceBackend(LocalBackend):
     """Backend of a store over an engine; subclasses choose it. See `kvstore.stores.protocol.Backend`."""
 
     begins_async = True
-    can_bind = False
+    can_bind = quick_lists = False
     runs_optimizer = False
     assigns_together = True
     no_steps = (

@@ -63,6 +63,7 @@ class DeviceBackend(HostAndGpuBackend):
         if on_gpu:
             self._init_on_gpus([(first + i, *new[i]) for i in on_gpu])
         self._entries.update(host)
+        self._lists.clear()
         self._order.update(dict.fromkeys(key for key, _ in new))
 
     def _init_on_gpus(self, new: list[tuple[int, Key, list[Any]]]) -> None:
@@ -127,9 +128,9 @@ class DeviceBackend(HostAndGpuBackend):
         self._send(sent, streams)
         gpus.pull(items, streams)
 
-    def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool | Callable[[], None]:
-        """One small dense key with plain arrays, or one on a GPU with tensors that were there before."""
-        if key not in self._on_gpu:
+    def quick_pushpull(self, key: Any, value: Any, out: Any) -> bool | Callable[[], None]:
+        """Keys of the host with plain arrays, or one on a GPU with tensors that were there before."""
+        if type(key) is list or key not in self._on_gpu:
             return super().quick_pushpull(key, value, out)
         values = _listed(value)
         return self._again([(key, values)], {key: values if out is None else _listed(out)})
@@ -245,6 +246,7 @@ class DeviceBackend(HostAndGpuBackend):
         gpus = self._gpus
         adopted = gpus.adopt(entry.key, entry.number, entry.value, first.device, streams.of(first.device))
         del self._entries[entry.key]
+        self._lists.clear()
         return item._replace(entry=adopted)
 
     def _use_gpus(self) -> Any:

@@ -40,6 +40,7 @@ class _OnlySlice(NamedTuple):
     parts: tuple[Slice]
     like: Array
     sparse: bool = False
+    number: int = 0
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -59,7 +60,7 @@ class SlicePlan(CallPlan):
         self.part = part
         whole = msgspec.structs.replace(part, start=0, stop=self.sent.size)
         slice_ = cast("DistKey", _OnlySlice(str(handle.key), (whole,), handle.like))
-        super().__init__(Kind.PUSHPULL, [slice_], [0], client)
+        super().__init__(Kind.PUSHPULL, [slice_], client)
         self.arrays = self._plain(self.sent), self._plain(self.received)
 
     def _plain(self, array: Array) -> Arrays:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from ...arrays import pages
@@ -14,7 +15,7 @@ from ...arrays.sparse import RowSparseArray, kind_of
 from ...compression import Codec, Feedback
 from ...errors import ArrayError, KeyNotFoundError
 from ...kernels import cpu
-from ...observe.counters import CALLS, MEMORY, MOVING
+from ...observe.counters import CALLS, MEMORY, MOVING, UPDATING
 from ...observe.native._observe import Counters
 from ...optimizer import Optimizer, Updater
 from ...settings.options import StoreConfig
@@ -32,10 +33,11 @@ from ..entry import (
     sparse_outs,
     sparse_source,
 )
+from ..key_lists import Columns, KeyLists
 from ..protocol import Backend, Kind, counted
 from ..rows import RowTable
-from ..update import Batch, UserUpdater, apply_with, emit
-from .bound import Bound, bind
+from ..update import UserUpdater, Work, apply_with, emit
+from .bound import Bound, bind, columns_of
 
 if TYPE_CHECKING:
     from ...optimizer.states import Content
@@ -52,7 +54,7 @@ class LocalBackend(Backend):
     local_rank = 0
     num_workers = 1
     logger = "kvstore.local"
-    can_bind = True
+    can_bind = quick_lists = True
     feedback: Feedback | None = None
     updater: Updater | None = None
     _counters = Counters("", "", 0, 1, shown=False)  # of a store that nobody observes
@@ -62,6 +64,7 @@ class LocalBackend(Backend):
         self._apply = apply_with(None)
         self._entries: dict[Key, Entry] = {}
         self._quick = self._entries  # empty while times are taken
+        self._lists = KeyLists(self._columns)
         self._told: set[Key] = set()
         if config.threads:
             cpu.set_threads(config.threads)
@@ -82,6 +85,7 @@ class LocalBackend(Backend):
         new = [(key, self._first_value(key, values)) for key, values in groups if values]
         first = len(self._entries)
         self._entries.update({key: Entry(key, first + i, value) for i, (key, value) in enumerate(new)})
+        self._lists.clear()
 
     def assign(self, groups: list[Group]) -> None:
         """Overwrite existing keys and initialise others. A failed `init` changes nothing."""
@@ -95,6 +99,7 @@ class LocalBackend(Backend):
 
     def discard(self, keys: list[Key]) -> None:
         """Undo the `init` of keys."""
+        self._lists.clear()
         for key in keys:
             self._entries.pop(key, None)
             if self.feedback is not None:
@@ -121,7 +126,7 @@ class LocalBackend(Backend):
         if not groups:
             return
         later: list[Deliver] = []
-        batch: Batch = []
+        batch: list[Work] = []
         tables: list[tuple[RowTable, RowSparseArray]] = []
         for entry, outs in self._by_number(groups):
             dense = [out for out in outs if not isinstance(out, RowSparseArray)]
@@ -170,8 +175,10 @@ class LocalBackend(Backend):
         if rest:
             self.pull(rest, ignore_sparse=True)
 
-    def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool | Callable[[], None]:
-        """Do a `pushpull` of one small dense key with plain arrays."""
+    def quick_pushpull(self, key: Any, value: Any, out: Any) -> bool | Callable[[], None]:
+        """Do a `pushpull` of one small dense key with plain arrays, or of a list of keys with one each."""
+        if type(key) is list:
+            return self._push_columns(key, value, value if out is None else out)
         entry = self._quick.get(key)
         if entry is None:
             return self._timed_pushpull(key, value, out)
@@ -197,6 +204,56 @@ class LocalBackend(Backend):
         if not begin:
             self._quick = self._entries
         return counted
+
+    def quick_push(self, key: Any, value: Any) -> bool | Callable[[], None]:
+        """Do the same for a `push`; of lists only."""
+        return type(key) is list and self._push_columns(key, value, None)
+
+    def quick_pull(self, key: Any, out: Any) -> bool | Callable[[], None]:
+        """Do the same for a `pull`; of lists only."""
+        columns = self._lists.find(key) if type(key) is list else None
+        found = None if columns is None else columns.found(out, write=True)
+        if columns is None or found is None:
+            return False
+        begin = self._counters.begin()
+        cpu.reduce(list(zip(columns.likes, repeat(None), found[0])))
+        self._counters.passed(MOVING, begin, MEMORY, 0, columns.nbytes, 0)
+        return True
+
+    def _push_columns(self, names: list[Any], value: Any, out: Any) -> bool:
+        """Push, and fill the outs if there are any; False: nothing has happened."""
+        columns = self._lists.find(names)
+        if columns is None or not self.may_push(columns):
+            return False
+        values = columns.found(value, write=out is value)
+        outs = values if out is value or out is None else columns.found(out, write=True)
+        if values is None or outs is None:
+            return False
+        self.push_columns(columns, values[0], None if out is None else outs[0])
+        return True
+
+    def may_push(self, columns: Columns[Entry]) -> bool:
+        """Whether pushes to these keys need nothing but arrays."""
+        apply = self._apply
+        return (
+            self.feedback is None
+            and apply.takes_columns
+            and not (columns.integral and apply.phase == UPDATING)
+        )
+
+    def push_columns(self, columns: Columns[Entry], values: list[Array], outs: list[Array] | None) -> None:
+        """Sum, update, fill the outs; each key has one value, and one out or none."""
+        counters, apply = self._counters, self._apply
+        begin = counters.begin()
+        apply.dense(zip(columns.keys, values, repeat(None) if outs is None else outs))  # noqa: B905
+        received = 0 if outs is None else columns.nbytes
+        counters.passed(apply.phase, begin, MEMORY, columns.nbytes, received, len(values))
+
+    def _columns(self, names: list[Key]) -> Columns[Entry] | None:
+        """Return what calls with this list of keys have in common, if all are dense, each there once."""
+        entries = [self._entries.get(name) for name in names]
+        dense = [entry for entry in entries if entry is not None and entry.table is None]
+        return columns_of(dense) if len(dense) == len(names) == len(set(names)) else None
 
     def bind(self, groups: list[Group], outs: list[Group] | None) -> Bound:
         """Check a call once, and return a callable that repeats it."""
@@ -237,7 +294,7 @@ class LocalBackend(Backend):
         dense: list[tuple[Entry, list[Array], list[Array]]],
         sparse: list[tuple[Entry, list[RowSparseArray]]],
     ) -> None:
-        batch: Batch = list(dense)
+        batch: list[Work] = list(dense)
         if (feedback := self.feedback) is not None:
             batch = [(entry, feedback.pushed(entry.key, srcs), outs) for entry, srcs, outs in dense]
         counters, phase = self._counters, self._apply.phase
@@ -370,6 +427,7 @@ class LocalBackend(Backend):
     def close(self) -> None:
         """Free the memory."""
         self._entries.clear()
+        self._lists.clear()
         self.feedback = None
         self.set_updater(None)
 

@@ -11,6 +11,7 @@ from ...arrays.host import direct
 from ...arrays.sparse import RowSparseArray
 from ...kernels import cpu
 from ..entry import Array, Entry
+from ..key_lists import Columns
 
 if TYPE_CHECKING:
     from .backend import LocalBackend
@@ -53,6 +54,7 @@ class HostCall(Bound):
         self._backend, self._work, self._exchangeable = backend, work, exchangeable
         self._call = call
         self._apply, self._feedback = backend._apply, backend.feedback
+        self._columns = self._as_columns()
 
     def fits(self) -> bool:
         """Whether updates and keys are the same."""
@@ -67,11 +69,39 @@ class HostCall(Bound):
 
     def run(self) -> None:
         """Sum, update, fill the outs; if an array was reshaped in place, or locked, the long way explains."""
+        if self._columns is not None:
+            self._run_columns(*self._columns)
+            return
         for entry, values, outs in self._work:
             if cpu.first_misfit(values, entry.value) >= 0 or cpu.first_misfit(outs, entry.value, True) >= 0:
                 self._call.run()
                 return
         self._backend._push(self._work, [])
+
+    def _as_columns(self) -> tuple[Columns[Entry], list[Array], list[Array]] | None:
+        """Return the arrays as columns, where several keys have one value and one out each."""
+        work = self._work
+        if len(work) < 2 or any(len(values) != 1 or len(outs) != 1 for _, values, outs in work):
+            return None
+        columns = columns_of([entry for entry, _, _ in work])
+        if not self._backend.may_push(columns):
+            return None
+        return columns, [values[0] for _, values, _ in work], [outs[0] for _, _, outs in work]
+
+    def _run_columns(self, columns: Columns[Entry], values: list[Array], outs: list[Array]) -> None:
+        fit = (
+            cpu.plain_arrays(values, columns.likes) is not None
+            and cpu.plain_arrays(outs, columns.likes, True) is not None
+        )
+        if fit:
+            self._backend.push_columns(columns, values, outs)
+        else:
+            self._call.run()
+
+
+def columns_of(entries: list[Entry]) -> Columns[Entry]:
+    """Return dense keys as columns."""
+    return Columns(entries, [entry.number for entry in entries], [entry.value for entry in entries])
 
 
 def bind(backend: LocalBackend, groups: list[Group], outs: list[Group] | None) -> Bound:

@@ -35,6 +35,7 @@ from .native import _shared as shm
 from .native.membership import JobMembership, launched_place
 from .optimizer import JobUpdater
 from .pushing import RoundPusher
+from .quick_lists import QuickLists
 from .reading import ValueReader
 from .rows import SparseKeys
 from .undelivered import UndeliveredResults
@@ -57,6 +58,7 @@ class SharedBackend(Backend):
     waits_concurrently = True
     takes_turns = True
     can_compress = True
+    quick_lists = True
     logger = "kvstore.shared"
     feedback: Feedback | None = None
 
@@ -83,6 +85,7 @@ class SharedBackend(Backend):
         self._delivery = ResultDelivery(job, self._waiter, self._reader, rows, gpus)
         self._values = StoredValues(self._arguments, rows, self._waiter)
         self._undelivered = UndeliveredResults()
+        self._quick = QuickLists(job, self._updater, self._waiter, self._pusher, self._undelivered)
         if config.threads:
             cpu.set_threads(config.threads)
         elif self.num_workers > 1:
@@ -273,15 +276,28 @@ class SharedBackend(Backend):
         finish = partial(self._delivery.finish_pushpull, calls, private, later, wanted, resumes)
         return partial(self._delivery.finish_both, finish, on_gpu, later) if on_gpu else finish
 
-    def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool | Finish:
-        """One small dense key with plain arrays."""
+    def quick_pushpull(self, key: Any, value: Any, out: Any) -> bool | Finish:
+        """One small dense key with plain arrays; or a list of them, with one array each."""
         waiter = self._waiter
         if waiter.joined or waiter.rejoining or self.feedback is not None or self._gpus.staging.in_use:
             return False
+        if type(key) is list:
+            return self._quick.push(key, value, out, receives=True)
         done = shm.quick_pushpull(self._job, key, value, out)
         if done is None:
             return False
         return partial(waiter.complete, [done]) if isinstance(done, shm.Call) else True
+
+    def quick_push(self, key: Any, value: Any) -> bool | Finish:
+        """As `quick_pushpull`, of lists only."""
+        waiter = self._waiter
+        if waiter.joined or waiter.rejoining or self.feedback is not None or self._gpus.staging.in_use:
+            return False
+        return self._quick.push(key, value, None, receives=False)
+
+    def quick_pull(self, key: Any, out: Any) -> bool | Finish:
+        """As `quick_push`."""
+        return not self._gpus.staging.in_use and self._quick.pull(key, out)
 
     def row_sparse_pull(self, wanted: list[tuple[Key, list[tuple[RowSparseArray, Any]]]]) -> None:
         """Gather rows."""

@@ -64,6 +64,11 @@ class RoundPusher:
         for handle, sources in sparse:
             self._rows.arrive(handle, sources)
 
+    def push_copies(self, handles: list[Handle], values: list[Array]) -> None:
+        """Push copies of small arrays, one for each key, for which `shm.can_arrive` has found room."""
+        with self.one_call(handles):
+            shm.arrive_with_copies(handles, values)
+
     def push_on_gpu(self, on_gpu: Dense) -> None:
         """Push what GPUs hand to each other."""
         if on_gpu:

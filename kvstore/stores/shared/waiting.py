@@ -33,8 +33,14 @@ _CALLS = 3
 class _Call:
     """A push of several keys."""
 
-    keys: list[tuple[Handle, int]]  # each with its round
+    handles: list[Handle]
+    rounds: list[int]  # of each key
     evened: bool = False  # after a loss: all keys have its rounds, or none has, if that could be
+
+    @property
+    def keys(self) -> list[tuple[Handle, int]]:
+        """Each key with its round."""
+        return list(zip(self.handles, self.rounds, strict=True))
 
 
 def _apart(keys: list[tuple[Handle, int]]) -> bool:
@@ -58,13 +64,20 @@ class RoundWaiter:
         self._job, self._keys, self._updater, self._rows = job, keys, updater, rows
         self._timeout, self._rank = timeout, rank
         self._errors = errors
-        self._tells = log.isEnabledFor(logging.INFO)  # else no round asks who has come or gone
+        #: Whether each round asks whether a worker has come or gone.
+        self.tells = log.isEnabledFor(logging.INFO)
         # The last calls with several keys, by key.
         self._calls: dict[Key, deque[_Call]] = defaultdict(partial(deque, maxlen=_CALLS))
         self._preparing = threading.RLock()  # the updater works for one thread at a time
         self.joined = False  # this worker has no more batches
         #: Whether it has taken the place of an earlier process, and has not pushed yet.
         self.rejoining = job.returned()
+
+    @property
+    def can_read(self) -> bool:
+        """Whether reads wait for rounds only: this worker is in the job, and was told of no loss."""
+        job = self._job
+        return not job.forked and not self._errors.loss_told and job.standing() == shm.READY
 
     def check_open(self) -> None:
         """Raise in a fork of the process that took the rank, and in one that was taken for dead."""
@@ -97,6 +110,29 @@ class RoundWaiter:
         if errors:
             raise errors[0]
 
+    def complete_all(self, calls: shm.Calls) -> None:
+        """As `complete`, for a call of many small keys."""
+        errors: list[KVStoreError] = []
+        at, end = calls.finish(0), len(calls.handles)
+        while at < end:
+            self._finish(calls.late(at), errors)
+            at = calls.finish(at + 1)
+        if errors:
+            raise errors[0]
+
+    def help_all(self, calls: shm.Calls) -> None:
+        """As `help`, for a call of many small keys."""
+        errors: list[KVStoreError] = []
+        at, end = calls.help(0), len(calls.handles)
+        while at < end:
+            try:
+                self.help([calls.late(at)])
+            except KVStoreError as error:
+                errors.append(error)
+            at = calls.help(at + 1)
+        if errors:
+            raise errors[0]
+
     def give_up(self, calls: list[shm.Call]) -> None:
         """Others may be reading this process's memory: what they read from now on is not to count."""
         for call in calls:
@@ -108,7 +144,7 @@ class RoundWaiter:
         outcome = call.advance()
         if outcome != shm.READY:
             self.wait(call.advance, handle, first=outcome)
-        if self._tells:
+        if self.tells:
             self._errors.tell_members()
         if failure := self._errors.failure(handle, call.round):
             errors.append(failure)
@@ -214,7 +250,7 @@ class RoundWaiter:
 
     def note_call(self, handles: list[Handle]) -> None:
         """Note that this worker has arrived at these keys in one call."""
-        call = _Call(shm.rounds_of(handles))
+        call = _Call(handles, shm.rounds_of(handles))
         for handle in handles:
             self._calls[handle.key].append(call)
 

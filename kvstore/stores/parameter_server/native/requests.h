@@ -36,6 +36,10 @@ typedef struct __attribute__((packed)) {
 
 enum { KP_DATA = 2, KP_INLINE = 1, KP_INLINE_BYTES = 32 * 1024, KP_MOST_RECORDS = 65535 };
 
+/* A request is taken if its number is at most KP_SPAN above `low`, below which all have come; those that wait for their
+ * round are at most as far below it. As messages.SPAN. */
+enum { KP_SPAN = 262144 };
+
 typedef struct __attribute__((packed)) {
     char magic[4];
     uint16_t version;

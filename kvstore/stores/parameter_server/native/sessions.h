@@ -5,8 +5,7 @@
 #include "buffers.h"
 #include "requests.h"
 
-/* A request is taken if its number is at most KP_SPAN above `low`; those that wait are at most as far below it. */
-enum { KP_SPAN = 65536, KP_WINDOW = 131072 };
+enum { KP_WINDOW = 2 * KP_SPAN };
 
 /* Numbers of which no two are KP_WINDOW apart. */
 typedef struct {

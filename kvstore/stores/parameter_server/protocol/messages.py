@@ -28,10 +28,10 @@ Option = str | int | float | bool
 COPIED = 16 * 1024
 
 #: A server takes a request only if its number is at most so far above the oldest one that has not arrived.
-SPAN = 65536
+SPAN = 262144
 
 #: Version of everything in this file; processes of another version are refused.
-PROTOCOL = 9
+PROTOCOL = 10
 
 
 class Kind(enum.IntEnum):

@@ -12,7 +12,8 @@ from ....arrays import pages
 from ....arrays.grouping import Key
 from ....kernels import cpu
 from ...entry import Array
-from ..protocol.messages import SPAN, Kind
+from ...key_lists import Columns, KeyLists
+from ..protocol.messages import Kind
 from ..protocol.payloads import SHARED_BYTES
 from ..transport.native._streams import Exchange
 from ..transport.shared_buffers import PeerBuffers
@@ -21,8 +22,6 @@ from .key_directory import DistKey, KeyDirectory
 
 log = logging.getLogger("kvstore.ps")
 
-_LISTS = 16  # of keys, of which a plan is kept;
-_LISTED = 4096  # more, if they have no more keys in all
 _ALIGNED = 64  # bytes: where the packed values of a key begin
 _F32 = np.dtype(np.float32)
 
@@ -75,19 +74,16 @@ def _starts(sizes: list[int]) -> Iterator[int]:
         start += -(-size // _ALIGNED) * _ALIGNED
 
 
-class CallPlan:
+class CallPlan(Columns[DistKey]):
     """What calls with the same keys have in common; the keys stand in the order in which they are updated."""
 
-    def __init__(self, kind: Kind, keys: Sequence[DistKey], order: list[int], client: Client) -> None:
-        self.kind, self.keys = kind, keys
-        #: Where the arrays of the keys stand in the caller's lists; None: as here.
-        self.order = None if order == list(range(len(order))) else order
-        self.likes = [key.like for key in keys]
-        self.integral = any(key.dtype.kind in "iu" for key in keys)
+    def __init__(self, kind: Kind, given: Sequence[DistKey], client: Client) -> None:
+        ranks = [key.key if isinstance(key.key, int) else key.number for key in given]
+        super().__init__(given, ranks, [key.like for key in given])
+        self.kind, keys = kind, self.keys
         self.is_float32 = all(key.dtype == _F32 for key in keys)
         #: Keys whose values may go through memory that the servers read.
         self.large = [at for at, key in enumerate(keys) if key.nbytes >= SHARED_BYTES and not key.sparse]
-        self.nbytes = sum(key.nbytes for key in keys)
         servers = sorted({part.server for key in keys for part in key.parts})
         self.server_numbers = servers
         self.slices = frozenset(part.id for key in keys for part in key.parts)
@@ -104,14 +100,6 @@ class CallPlan:
         """Somebody else keeps that memory as it is."""
         self._packed = None
 
-    def found(self, arrays: Any, many: bool, write: bool) -> Arrays | None:
-        """Return the arrays of a call, one for each key; None: they go the usual way."""
-        given = arrays if many else [arrays]
-        if type(given) is not list or len(given) != len(self.keys):
-            return None
-        in_order = given if self.order is None else [given[at] for at in self.order]
-        return cpu.plain_arrays(in_order, self.likes, write)
-
 
 class CallPlans:
     """The plans of one store for calls of one kind, with dense keys or with tables."""
@@ -119,43 +107,26 @@ class CallPlans:
     def __init__(self, kind: Kind, client: Client, keys: KeyDirectory, tables: bool = False) -> None:
         self._kind, self._client, self._directory, self._tables = kind, client, keys, tables
         self._single: dict[Key, CallPlan] = {}
-        self._lists: dict[tuple[Any, ...], tuple[list[Key], CallPlan | None]] = {}
-        self._listed = 0
+        self._lists = KeyLists(self._made)
         self._changes = -1
 
     def find(self, names: Any) -> CallPlan | None:
         """Return the plan for a key, or a list of them; None: these keys go the usual way."""
         if self._changes != self._directory.changes:
             self._single.clear()
-            self._forget_lists()
+            self._lists.clear()
             self._changes = self._directory.changes
-        if type(names) is not list:
-            single = self._single.get(names) or self._made([names])
-            if single is not None:
-                self._single[names] = single
-            return single
-        if not names or not {int, str}.issuperset(map(type, names)):
-            return None
-        ends = (len(names), names[0], names[-1])
-        known, plan = self._lists.get(ends, (None, None))
-        if known != names:
-            if len(self._lists) >= _LISTS and self._listed + len(names) > _LISTED:
-                self._forget_lists()
-            plan = self._made(names)
-            self._lists[ends] = list(names), plan
-            self._listed += len(names)
-        return plan
-
-    def _forget_lists(self) -> None:
-        self._lists.clear()
-        self._listed = 0
+        if type(names) is list:
+            return self._lists.find(names)
+        single = self._single.get(names) or self._made([names])
+        if single is not None:
+            self._single[names] = single
+        return single
 
     def _made(self, names: list[Key]) -> CallPlan | None:
         found = [self._directory.get(name) for name in names]
         keys = [key for key in found if key is not None and key.nbytes and key.sparse == self._tables]
         if len(keys) != len(names) or len(set(names)) != len(names):
-            return None
-        if sum(len(key.parts) for key in keys) > SPAN // 2:  # a push may be under way before it
             return None
         most = self._client.frame_bytes
         if any(key.nbytes > most and any(key.part_bytes(part) > most for part in key.parts) for key in keys):
@@ -163,6 +134,4 @@ class CallPlans:
         log.debug(
             "plan made for %s of %d keys, the first %r", self._kind.name.lower(), len(keys), keys[0].key
         )
-        ranks = [key.key if isinstance(key.key, int) else key.number for key in keys]
-        order = sorted(range(len(keys)), key=ranks.__getitem__)
-        return CallPlan(self._kind, [keys[at] for at in order], order, self._client)
+        return CallPlan(self._kind, keys, self._client)

@@ -24,7 +24,7 @@ from ....kernels import cpu
 from ....observe.counters import CONVERTING
 from ...entry import Array
 from ..protocol.events import Action, SliceRequest
-from ..protocol.messages import SPAN, Kind
+from ..protocol.messages import Kind
 from ..protocol.payloads import SHARED_BYTES
 from ..transport.native._streams import Exchange, Stream
 from ..transport.shared_buffers import PeerBuffers
@@ -73,8 +73,8 @@ class QuickCalls:
         if plan is None or not self.may_push(plan):
             return False
         many, same = type(names) is list, out is None or out is value
-        values = plan.found(value, many, same)
-        outs = values if same or values is None else plan.found(out, many, True)
+        values = plan.found(value if many else [value], same)
+        outs = values if same or values is None else plan.found(out if many else [out], True)
         if values is None or outs is None:
             return False
         return self.begun(QuickCall(self, plan, values, outs))
@@ -101,7 +101,7 @@ class QuickCalls:
         plan = self._plan(Kind.PUSH, names)
         if plan is None or not self.may_push(plan):
             return False
-        values = plan.found(value, type(names) is list, False)
+        values = plan.found(value if type(names) is list else [value], False)
         if values is None:
             return False
         kept = self._kept(plan, values)
@@ -130,7 +130,7 @@ class QuickCalls:
     def pull(self, names: Any, out: Any) -> bool | Finish:
         """As `pushpull`."""
         plan = self._plan(Kind.PULL, names)
-        outs = None if plan is None else plan.found(out, type(names) is list, True)
+        outs = None if plan is None else plan.found(out if type(names) is list else [out], True)
         if plan is None or outs is None:
             return False
         return self.begun(QuickCall(self, plan, None, outs))
@@ -167,7 +167,7 @@ def _sole(plan: CallPlan, names: list[Key], groups: list[Group], write: bool) ->
     """Return the only array of each key; None: there are more of them, or others."""
     if [key for key, _ in groups] != names or any(len(arrays) != 1 for _, arrays in groups):
         return None
-    return plan.found([arrays[0] for _, arrays in groups], True, write)
+    return plan.found([arrays[0] for _, arrays in groups], write)
 
 
 class ServerWay:
@@ -294,11 +294,9 @@ class QuickCall:
         return True
 
     def _may_follow(self, before: QuickCall) -> bool:
-        """Whether it can go behind a call: with other slices, not too many in all, and not to overtake it."""
-        chain = list(before.chain())
-        slices = len(self._plan.slices) + sum(len(call._plan.slices) for call in chain)
-        apart = all(call._plan.slices.isdisjoint(self._plan.slices) for call in chain)
-        return apart and slices <= SPAN // 2 and self.priority <= before.priority
+        """Whether it can go behind a call: with other slices, and not to overtake it."""
+        apart = all(call._plan.slices.isdisjoint(self._plan.slices) for call in before.chain())
+        return apart and self.priority <= before.priority
 
     def _may_begin(self, machine: WorkerMachine) -> bool:
         """Whether nothing is in its way; a server that cannot read this memory may have come meanwhile."""

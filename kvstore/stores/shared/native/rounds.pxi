@@ -107,6 +107,116 @@ cdef class Call:
         return not kv_left_out(me, self.handle.e, self.c.round) and self.deliver() == KV_READY
 
 
+cdef class Calls:
+    """Rounds of several small dense keys that this process waits for, with one array each that receives its result."""
+
+    cdef readonly list handles
+    cdef list outs
+    cdef int outcome  # of the last key
+
+    def __init__(self, list handles, list outs=None):
+        """`outs`: plain arrays of the keys' shapes and types; None: results are not asked for."""
+        if outs is not None and len(outs) != len(handles):
+            raise ValueError(f"{len(outs)} arrays for {len(handles)} keys")
+        self.handles, self.outs, self.outcome = handles, outs, KV_TICK
+
+    def finish(self, Py_ssize_t at):
+        """As `Call.finish` for each key from number `at` on; the first that has more to be done, or the number of keys."""
+        cdef Py_ssize_t n = len(self.handles)
+        while at < n and self.finish_one(at):
+            at += 1
+        return at
+
+    def help(self, Py_ssize_t at):
+        """As `Call.help` for each key from number `at` on; the first that has more to be done, or the number of keys."""
+        cdef Py_ssize_t n = len(self.handles)
+        while at < n and self.help_one(at):
+            at += 1
+        return at
+
+    def late(self, Py_ssize_t at):
+        """The call of the key that `finish` or `help` has returned: it goes on from there."""
+        cdef Call call = Call(self.handles[at], [] if self.outs is None else [self.outs[at]], False, self.outs is not None)
+        if self.outcome != KV_TICK:
+            call.pending = self.outcome  # to open a round is to have to plan it
+        return call
+
+    cdef bint finish_one(self, Py_ssize_t at) except *:
+        cdef Handle h = <Handle?>self.handles[at]
+        cdef kv_self *me = h.job.me
+        cdef kv_call c
+        cdef char *target[1]
+        cdef unsigned char delivered = 0
+        self.begin(&c, h)
+        target[0] = <char *>cnp.PyArray_DATA(<cnp.ndarray?>self.outs[at])
+        c.outs, c.n_outs, c.delivered = &target[0], 1, &delivered
+        with nogil:
+            if kv_complete_round(kv_get(&c.entry.phase)) >= c.round:
+                self.outcome = KV_READY
+            else:
+                self.outcome = kv_sum_small(me, &c, 1)
+            if self.outcome != KV_TICK:
+                kv_leave()
+        if self.outcome != KV_READY:
+            return False
+        count_rounds(h, c.round)
+        if kv_untold(me, h.e, h.told, c.round) or kv_left_out(me, h.e, c.round):
+            return False
+        if not delivered:
+            with nogil:
+                self.outcome = kv_deliver(me, &c)
+                kv_leave()
+            if self.outcome != KV_READY:
+                self.outcome = KV_READY  # of the round
+                return False
+        if kv_standing(me) == KV_FENCED:
+            return False  # what was copied may be of a round of the others
+        kv_count_received(me, h.e.nbytes)
+        return True
+
+    cdef bint help_one(self, Py_ssize_t at) except *:
+        cdef Handle h = <Handle?>self.handles[at]
+        cdef kv_call c
+        self.begin(&c, h)
+        with nogil:
+            self.outcome = kv_bring_forward(h.job.me, &c, 0)
+            kv_leave()
+        if self.outcome == KV_READY:
+            count_rounds(h, c.round)
+        return (self.outcome == KV_READY or self.outcome == KV_TICK) and not kv_has_failed(h.e, c.round)
+
+    cdef void begin(self, kv_call *c, Handle h):
+        memset(c, 0, sizeof(c[0]))
+        c.entry, c.round = h.e, pushed_round(h)
+
+
+def can_arrive(Job job, list handles):
+    """Whether this worker can arrive at all of these keys with copies of small arrays, without any wait."""
+    cdef Handle h
+    cdef kv_self *me = job.me
+    cdef kv_part *part
+    cdef uint64_t arrived
+    if job.closed or me.forked or kv_standing(me) != KV_READY:
+        return False
+    for handle in handles:
+        h = <Handle?>handle
+        part = &kv_parts(me, h.e)[me.rank]
+        arrived = kv_get(&part.arrived)
+        if not part.slot[arrived + 1 & 1] or kv_complete_round(kv_get(&h.e.phase)) + 1 < arrived:
+            return False
+    return True
+
+
+def arrive_with_copies(list handles, list values):
+    """As `arrive_with_copy` for each key."""
+    cdef Py_ssize_t at
+    cdef Handle h
+    for at in range(len(handles)):
+        h = <Handle?>handles[at]
+        kv_arrive_divided(h.job.me, h.e, KV_SLOT, 1, slot_with_copy(h, <cnp.ndarray?>values[at]))
+    kv_leave()
+
+
 def wait_for_free_slot(Handle handle):
     """See the round complete whose memory the next push needs; an outcome."""
     cdef int outcome
@@ -134,7 +244,7 @@ def is_clear(Job job, list keys):
 
 def rounds_of(list handles):
     """The last round that this process pushed into, of each key."""
-    return [(h, pushed_round(<Handle>h)) for h in handles]
+    return [pushed_round(<Handle>h) for h in handles]
 
 
 def begin_call(Job job):

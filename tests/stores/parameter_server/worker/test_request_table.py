@@ -280,6 +280,24 @@ def test_sequences_stay_within_the_servers_window() -> None:
     assert len(pump(requests)) == 10
 
 
+def test_adopted_requests_stay_within_the_servers_window_too() -> None:
+    requests = table()
+    first, _, _ = requests.begin_exchange(list(range(SPAN + 10)))
+    made = [
+        RequestInFlight(OperationProgress(at, 1), 0, Record(Kind.PUSH, at, 0, 1), ())
+        for at in range(SPAN + 10)
+    ]
+    for at, request in enumerate(made):
+        request.sequence = first + at
+    requests.adopt(made, first + 5, 0.0)
+    sent = pump(requests)
+    assert [one.sequence for one in sent] == list(range(first + 5, first + SPAN))
+    requests.answered(reply(*range(first + 1, first + 100)), 0.0)
+    assert pump(requests) == []  # the first has no answer yet
+    requests.answered(reply(first), 0.0)
+    assert [one.sequence for one in pump(requests)] == list(range(first + SPAN, first + SPAN + 10))
+
+
 def test_large_requests_are_probed_and_small_ones_repeated() -> None:
     requests = table()
     add(requests, 0, BIG)

@@ -68,7 +68,7 @@ cdef extern from "exchange.h" nogil:
         uint8_t coding
         double threshold
         uint64_t first
-        uint32_t next
+        uint32_t next, oldest
         uint64_t flying
         uint32_t left, replies
         uint64_t gone, back, base, received
@@ -279,7 +279,7 @@ cdef class Exchange:
 
     cdef void start_call(self, object arrays):
         """Have sent nothing of a call, whose memory `arrays` keep."""
-        self.x.next, self.x.left, self.x.received = 0, self.x.n, 0
+        self.x.next, self.x.oldest, self.x.left, self.x.received = 0, 0, self.x.n, 0
         self.x.gone = self.x.back = 0
         self.x.coding, self.x.threshold = KV_PLAIN, 0
         self.arrays = arrays

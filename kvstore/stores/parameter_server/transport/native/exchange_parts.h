@@ -75,6 +75,7 @@ typedef struct kp_exchange {
     double threshold;
     uint64_t first;        /* its sequence; the others follow */
     uint32_t next;         /* part that is sent next */
+    uint32_t oldest;       /* all parts before it are answered */
     uint64_t flying;       /* as kp_traffic, of what was sent and is not answered */
     uint32_t left, replies;
     uint64_t gone, back;      /* bytes of requests that were sent, and of those that are answered */
@@ -84,5 +85,11 @@ typedef struct kp_exchange {
     kp_observer observer;
     int32_t whom; /* the server, as in kv_counters */
 } kp_exchange;
+
+/* Number of parts that have no answer, of an exchange and of those before it. */
+static uint32_t kp_left(const kp_exchange *x)
+{
+    return x->left + (x->before ? kp_left(x->before) : 0);
+}
 
 #endif

@@ -36,12 +36,6 @@ static kp_exchange *kp_asked(kp_exchange *x, const kp_record *record)
     return x;
 }
 
-/* Number of parts that have no answer, of an exchange and of those before it. */
-static uint32_t kp_left(const kp_exchange *x)
-{
-    return x->left + (x->before ? kp_left(x->before) : 0);
-}
-
 /* The part that a record answers; NULL: it is something else. */
 static kp_part *kp_part_of(kp_exchange *x, const kp_record *record)
 {

@@ -326,11 +326,31 @@ static int kp_is_held_back(const kp_exchange *x)
     return x->next < x->n || (x->before && kp_is_held_back(x->before));
 }
 
+/* The number of the first request without an answer, of an exchange and those before it. */
+static uint64_t kp_oldest(kp_exchange *x)
+{
+    if (x->before && kp_left(x->before))
+        return kp_oldest(x->before);
+    while (x->oldest < x->n && x->parts[x->oldest].answered)
+        x->oldest++;
+    return x->first + x->oldest;
+}
+
+/* Pieces of a batch at most, beside what is copied: each value, and its ids, with a piece of copies before it. */
+static size_t kp_most_pieces(const kp_exchange *x, uint32_t from, uint32_t to)
+{
+    size_t n = 0;
+    for (uint32_t i = from; i < to; i++)
+        n += x->parts[i].carried > KP_COPIED_BYTES ? 4 : 0;
+    return n;
+}
+
 /* Send as much of one exchange as credit and window allow, beside all that is under way. 0; -1: as below. */
 static int kp_send_some(kp_stream *s, kp_exchange *x, kp_under_way all)
 {
     uint32_t end = x->next;
-    uint64_t flying = all.flying, out = all.outstanding, gone = x->gone;
+    uint64_t flying = all.flying, out = all.outstanding, gone = x->gone, span = kp_oldest(x) + KP_SPAN;
+    size_t pieces = 1, room = kp_free_pieces(s);
     while (end < x->n) {
         uint32_t to = kp_batch_end(x, end);
         uint64_t nbytes = 0, carried = 0;
@@ -338,6 +358,9 @@ static int kp_send_some(kp_stream *s, kp_exchange *x, kp_under_way all)
             nbytes += kp_traffic(x, &x->parts[i]);
             carried += x->parts[i].carried;
         }
+        pieces += kp_most_pieces(x, end, to);
+        if (x->first + to > span || pieces > room)
+            break;
         int goes = end > x->next || out >= x->report; /* fewer bytes may all have come without a word */
         if ((flying && flying + nbytes > x->window) || (goes && out + carried > x->credit))
             break;

@@ -232,6 +232,15 @@ static int kp_is_full(kp_stream *s)
     return full;
 }
 
+/* How many pieces can be queued. */
+static size_t kp_free_pieces(kp_stream *s)
+{
+    pthread_mutex_lock(&s->lock);
+    size_t n = KP_MOST_PIECES - s->n_pieces;
+    pthread_mutex_unlock(&s->lock);
+    return n;
+}
+
 /* Whether all that was queued has gone. */
 static int kp_is_sent(kp_stream *s)
 {

@@ -227,8 +227,9 @@ class RequestTable:
     def begin_exchange(self, slices: list[int], pushes: bool = True) -> tuple[int, int, list[int]]:
         """Count one request for each slice, which go out another way, as all do that are under way.
 
-        Returns the first sequence; bytes that were sent before; and rounds, as the server counts. There are
-        at most `SPAN` slices. `end_exchange` is told of those that are answered, `adopt` gets the others.
+        Returns the first sequence; bytes that were sent before; and rounds, as the server counts. Of these
+        requests at most `SPAN` are under way at a time. `end_exchange` takes those that are answered, `adopt`
+        the others.
         """
         rounds = count_requests(slices, self.pushes, self.first_rounds, pushes)
         first = self._oldest = self._next
@@ -468,14 +469,14 @@ class RequestTable:
 
     def _numbered(self, request: RequestInFlight) -> bool:
         """Give the request its sequence, unless the server could not take it yet."""
-        if request.sequence:
-            return True
-        while self._oldest < self._next and self._oldest not in self._open:
+        sequence = request.sequence or self._next
+        while self._oldest < sequence and self._oldest not in self._open:
             self._oldest += 1
-        if self._next >= self._oldest + SPAN:
+        if sequence >= self._oldest + SPAN:
             return False
-        request.sequence = self._next
-        self._next += 1
+        if not request.sequence:
+            request.sequence = sequence
+            self._next += 1
         return True
 
     def _written(self, request: RequestInFlight, frames: list[Any]) -> Record:

@@ -10,6 +10,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from kvstore.stores.parameter_server.protocol.messages import (
     IN_PLACE,
     PACKED,
     PROTOCOL,
+    SPAN,
     Batch,
     Kind,
     PayloadLocation,
@@ -70,7 +72,7 @@ class Pair:
         ours.setblocking(False)
         self.server.settimeout(20)
         self.stream = Stream(sender, ours.detach(), LIMIT)
-        starts = [sum(sizes[:at]) for at in range(len(sizes))]
+        starts = [0, *accumulate(sizes[:-1])]
         self.parts = [(100 + at, starts[at], size) for at, size in enumerate(sizes)]
         head = (PROTOCOL, CODEC.job, STORE, RANK, INCARNATION)
         parts = [(slice_, 0, start, size) for slice_, start, size in self.parts]
@@ -926,3 +928,41 @@ def test_values_that_are_pushed_in_shared_memory(pair: Callable[..., Pair]) -> N
     one.server.sendall(written(Batch(*HEAD, [answer], ())))
     one.all_came()
     assert (one.value == before).all(), "the server has written it"
+
+
+def test_no_more_requests_go_than_a_server_can_number(pair: Callable[..., Pair]) -> None:
+    count, some = SPAN + 10, 4096
+    one = pair([1] * count)
+    drained = threading.Event()
+
+    def drain() -> None:
+        while not drained.is_set():
+            if select.select([one.server], [], [], 0.05)[0] and not one.server.recv(1 << 20):
+                return
+
+    reader = threading.Thread(target=drain)
+    reader.start()
+    try:
+        one.begin()
+        assert one.exchange.sent == SPAN
+        values = [bytes([at % 256]) for at in range(count)]
+
+        def answer(begin: int, end: int) -> None:
+            reply = one.reply(range(begin, end), values[begin:end])
+            writer = threading.Thread(target=one.server.sendall, args=(reply,))
+            writer.start()
+            left, until = one.exchange.left - (end - begin), pace.deadline(20)
+            while one.exchange.left > left:
+                assert one.wait(0.05) == [] and time.monotonic() < until
+            writer.join()
+
+        answer(1, some)
+        assert one.exchange.sent == SPAN  # the first has no answer yet
+        answer(0, 1)
+        assert one.exchange.sent == count
+        for begin in range(some, count, some):
+            answer(begin, min(begin + some, count))
+        assert one.out.tobytes() == b"".join(values)
+    finally:
+        drained.set()
+        reader.join()

@@ -1,0 +1,85 @@
+"""What calls with the same list of keys have in common, kept from call to call; their arrays as columns.
+
+A call of many keys makes no object for each of them that the garbage collector looks at again and again: it
+soon forgets tuples of arrays and numbers, but no lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+from ..arrays.grouping import Key
+from ..kernels import cpu
+from .entry import Array
+
+T = TypeVar("T")
+
+_LISTS = 16  # that are kept;
+_LISTED = 4096  # more, if they have no more keys in all
+
+
+class Columns(Generic[T]):
+    """Dense keys, each there once, with one array each in a call.
+
+    Parameters
+    ----------
+    keys : sequence
+        What the store has of each key.
+    ranks : sequence of int
+        Their places in the order of updates.
+    likes : sequence of numpy.ndarray
+        Of each key a plain array with its shape and type.
+    """
+
+    def __init__(self, keys: Sequence[T], ranks: Sequence[int], likes: Sequence[Array]) -> None:
+        order = sorted(range(len(keys)), key=ranks.__getitem__)
+        #: Where the keys stand in the caller's lists; None: as here.
+        self.order = None if order == list(range(len(order))) else order
+        #: In the order of updates, as all that follows.
+        self.keys = [keys[at] for at in order]
+        self.likes = [likes[at] for at in order]
+        self.integral = any(like.dtype.kind in "iu" for like in likes)
+        self.nbytes = sum(like.nbytes for like in likes)
+
+    def found(self, given: Any, write: bool) -> tuple[list[Array], bytes] | None:
+        """Return the arrays of a call and their addresses; None: they need the usual way."""
+        if type(given) is not list or len(given) != len(self.keys):
+            return None
+        in_order = given if self.order is None else [given[at] for at in self.order]
+        return cpu.plain_arrays(in_order, self.likes, write)
+
+
+class KeyLists(Generic[T]):
+    """What `make` has made of lists of keys. Equal lists share it, until the keys change.
+
+    Parameters
+    ----------
+    make : callable
+        Takes a list of keys, and returns what calls with it need; None: they need the usual way.
+    """
+
+    def __init__(self, make: Callable[[list[Key]], T | None]) -> None:
+        self._make = make
+        self._known: dict[tuple[Any, ...], tuple[list[Key], T | None]] = {}
+        self._listed = 0
+
+    def find(self, names: list[Any]) -> T | None:
+        """Return what was made of a list; None: these keys need the usual way."""
+        if not names or not {int, str}.issuperset(map(type, names)):
+            return None
+        ends = (len(names), names[0], names[-1])
+        known, found = self._known.get(ends, (None, None))
+        if known != names:
+            if len(self._known) >= _LISTS and self._listed + len(names) > _LISTED:
+                self.clear()
+            own = list(names)  # another thread may change the caller's
+            found = self._make(own)
+            self._known[ends] = own, found
+            self._listed += len(own)
+        return found
+
+    def clear(self) -> None:
+        """Forget all: keys were made or discarded."""
+        self._known.clear()
+        self._listed = 0

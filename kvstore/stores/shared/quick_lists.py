@@ -1,0 +1,75 @@
+"""Calls with lists of small dense keys and plain arrays: no object is made for each key."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from ...arrays.grouping import Key
+from ..key_lists import Columns, KeyLists
+from .delivery import Finish
+from .native import _shared as shm
+from .optimizer import JobUpdater
+from .pushing import RoundPusher
+from .undelivered import UndeliveredResults
+from .waiting import RoundWaiter
+
+Handle = shm.Handle
+
+
+class QuickLists:
+    """Begins the quick calls with lists of keys of one worker; False: nothing has happened."""
+
+    def __init__(
+        self,
+        job: shm.Job,
+        updater: JobUpdater,
+        waiter: RoundWaiter,
+        pusher: RoundPusher,
+        undelivered: UndeliveredResults,
+    ) -> None:
+        self._job, self._updater, self._undelivered = job, updater, undelivered
+        self._waiter, self._pusher = waiter, pusher
+        self._lists = KeyLists(self._columns)
+        self._known = 0  # keys of this process as the lists were made
+
+    def push(self, names: list[Any], value: Any, out: Any, receives: bool) -> bool | Finish:
+        """Arrive, if that takes no wait; what is left is to wait and to receive, or to help."""
+        columns, same = self._find(names), receives and (out is None or out is value)
+        if columns is None or (columns.integral and self._updater.updater is not None):
+            return False
+        values = columns.found(value, same)
+        outs = columns.found(out, True) if receives and not same else values
+        if values is None or outs is None or not shm.can_arrive(self._job, columns.keys):
+            return False
+        if self._undelivered.has_any(names):
+            return False
+        self._pusher.push_copies(columns.keys, values[0])
+        if not receives:
+            return partial(self._waiter.help_all, shm.Calls(columns.keys))
+        return partial(self._waiter.complete_all, shm.Calls(columns.keys, outs[0]))
+
+    def pull(self, names: list[Any], out: Any) -> bool | Finish:
+        """Note what is asked for; what is left is to wait and to copy."""
+        columns = self._find(names)
+        outs = None if columns is None else columns.found(out, True)
+        if columns is None or outs is None or not self._waiter.can_read:
+            return False
+        return partial(self._waiter.complete_all, shm.Calls(columns.keys, outs[0]))
+
+    def _find(self, names: list[Any]) -> Columns[Handle] | None:
+        if self._waiter.tells or self._updater.at_work is not None:
+            return None
+        if self._known != len(self._job.handles):
+            self._known = len(self._job.handles)
+            self._lists.clear()
+        return self._lists.find(names)
+
+    def _columns(self, names: list[Key]) -> Columns[Handle] | None:
+        """Return what calls with these keys have in common, if all are dense, small, and there once."""
+        found = [self._job.handles.get(name) for name in names]
+        small = [one for one in found if one is not None and one.small and not one.sparse]
+        if not len(small) == len(names) == len(set(names)):
+            return None
+        ranks = [one.key if isinstance(one.key, int) else one.number for one in small]
+        return Columns(small, ranks, [one.like for one in small])
