@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
-import pace
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -137,7 +136,7 @@ def played(way: Way, size: int, name: str, folder: str) -> Iterator[Play]:
 @contextlib.contextmanager
 def _group(meeting: str, size: int) -> Iterator[None]:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    patience = timedelta(seconds=pace.seconds(10))
+    patience = timedelta(seconds=float(os.environ["KVSTORE_TIMEOUT"]))
     dist.init_process_group(
         "gloo", init_method=f"file://{meeting}", rank=detect().rank, world_size=size, timeout=patience
     )
