@@ -10,7 +10,7 @@ from typing import Any
 
 import jobs
 import torch
-import torch._dynamo  # before workers are forked, as what follows
+import torch._dynamo
 
 from . import accumulation, faults, gradient_changes, loops, models, optimizers
 from .played import Way, played
@@ -20,7 +20,17 @@ PROGRAMS = {
     for part in (loops, gradient_changes, accumulation, models, optimizers, faults)
     for program in part.PROGRAMS
 }
-torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)  # the first imports much
+
+
+def _warm_up() -> None:
+    """Import what the first optimizer and the first compiled model import, before workers are forked."""
+    layer = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+    torch.compile(layer, backend="aot_eager")(torch.ones(1, 1)).sum().backward()
+    optimizer.step()
+
+
+_warm_up()
 
 
 def play_all(way: Way, size: int, folder: str) -> str:

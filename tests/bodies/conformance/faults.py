@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -113,14 +114,12 @@ def exception_before_the_step(play: Play) -> Any:
     model = play.model(module)
     optimizer = play.optimizer(sgd(module), module)
     for step in range(4):
-        try:
+        with contextlib.suppress(ValueError):
             optimizer.zero_grad()
             play.backward(square(model, step))
             if step == 1:
                 raise ValueError("of the program")
             optimizer.step()
-        except ValueError:
-            continue
     return numbers(module)
 
 
@@ -156,12 +155,10 @@ def _exceptional(play: Play, fails: Callable[[int], bool]) -> Any:
     model = play.model(whole)
     optimizer = play.optimizer(sgd(whole), whole)
     for step in range(4):
-        try:
+        with contextlib.suppress(ValueError):
             optimizer.zero_grad()
             play.backward(lambda rank, s=step: model(batch(rank, s), fails(s)).square().mean())
             optimizer.step()
-        except ValueError:
-            continue
     return numbers(whole)
 
 

@@ -198,7 +198,9 @@ def _double(play: Play, parameter: torch.Tensor) -> None:
 
 def backward_hook_of_a_module(play: Play) -> Any:
     module = net(play)
-    module[2].register_full_backward_hook(lambda m, into, out: tuple(None if g is None else 2 * g for g in into))
+    module[2].register_full_backward_hook(
+        lambda m, into, out: tuple(None if g is None else 2 * g for g in into)
+    )
     return numbers(train(play, module))
 
 

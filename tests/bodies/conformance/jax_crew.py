@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import jobs
@@ -49,7 +50,7 @@ class Play:
         """Return the gradient of this worker's batch; alone, the mean over those of all."""
         import jax
 
-        found = [jax.grad(loss)(params, rank, step, *more) for rank in self.ranks]
+        found = [_compiled_gradient(loss)(params, rank, step, *more) for rank in self.ranks]
         return jax.tree.map(lambda *parts: sum(parts[1:], parts[0]) / len(parts), *found)
 
     def compiled(self, step: Callable[..., Any]) -> Callable[..., Any]:
@@ -57,6 +58,13 @@ class Play:
         import jax
 
         return jax.jit(step) if self.way.get("jit") else step
+
+
+@cache
+def _compiled_gradient(loss: Callable[..., Any]) -> Callable[..., Any]:
+    import jax
+
+    return jax.jit(jax.grad(loss), static_argnums=1)  # type: ignore[no-any-return]
 
 
 # --------------------------------------------------------------------------------------------- the model
@@ -93,7 +101,9 @@ def numbers(*trees: Any) -> list[list[float]]:
     """Return what is compared."""
     import jax
 
-    return [[float(x) for leaf in jax.tree.leaves(t) for x in np.asarray(leaf, np.float64).ravel()] for t in trees]
+    return [
+        [float(x) for leaf in jax.tree.leaves(t) for x in np.asarray(leaf, np.float64).ravel()] for t in trees
+    ]
 
 
 def train(
@@ -152,11 +162,15 @@ def clip_before(play: Play) -> Any:
     import optax
 
     if not play.is_alone:
-        return numbers(train(play, optax.chain(optax.clip_by_global_norm(0.1), play.reduce(), optax.sgd(0.2))))
+        return numbers(
+            train(play, optax.chain(optax.clip_by_global_norm(0.1), play.reduce(), optax.sgd(0.2)))
+        )
     params, chain = first(play), optax.sgd(0.2)
     state, clip = chain.init(params), optax.clip_by_global_norm(0.1)
     for step in range(4):
-        parts = [clip.update(jax.grad(square)(params, rank, step), clip.init(params))[0] for rank in play.ranks]
+        parts = [
+            clip.update(jax.grad(square)(params, rank, step), clip.init(params))[0] for rank in play.ranks
+        ]
         mean = jax.tree.map(lambda *p: jnp.stack(p).mean(0), *parts)
         updates, state = chain.update(mean, state, params)
         params = optax.apply_updates(params, updates)
@@ -220,7 +234,8 @@ def masked(play: Play) -> Any:
 
     labels = {"a": "frozen", "z": "learns"}
     chain = optax.chain(
-        play.reduce(), optax.multi_transform({"frozen": optax.set_to_zero(), "learns": optax.adam(0.05)}, labels)
+        play.reduce(),
+        optax.multi_transform({"frozen": optax.set_to_zero(), "learns": optax.adam(0.05)}, labels),
     )
     return numbers(train(play, chain))
 
@@ -408,7 +423,13 @@ PROGRAMS = {
 
 
 def play_all(way: dict[str, Any], size: int, folder: str) -> str:
-    """Play the programs that the test names, until it says that there are no more."""
+    """Play the programs that the test names, until it says that there are no more.
+
+    What JAX compiles is kept for the workers of other ways, for that is most of what a program takes.
+    """
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(folder).parent / "compiled")
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
     while (name := jobs.hear(3600)) != "end":
         jobs.tell(f"{name} " + json.dumps(_attempt(name, way, size)))
     return "ended"

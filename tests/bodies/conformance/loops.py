@@ -247,7 +247,11 @@ def copied_model(play: Play) -> Any:
     teacher = copy.deepcopy(module)
     for step in range(3):
         optimizer.zero_grad()
-        play.backward(lambda rank, step=step, t=teacher: (model(batch(rank, step)) - t(batch(rank, step))).square().mean() + square(model, step)(rank))
+        play.backward(
+            lambda rank, step=step, t=teacher: (
+                (model(batch(rank, step)) - t(batch(rank, step))).square().mean() + square(model, step)(rank)
+            )
+        )
         optimizer.step()
         teacher = copy.deepcopy(module).requires_grad_(False)
     return numbers(module, teacher)

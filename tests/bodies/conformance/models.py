@@ -1,4 +1,4 @@
-"""Models: parts that are not used, tied, frozen, sparse, of other types and layouts, checkpointed, compiled."""
+"""Models: parts that are unused, tied, frozen, sparse, of other types and layouts, checkpointed, compiled."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from .accumulation import Choice
-from .played import Play, batch, gradients, net, numbers, sgd, square, train
+from .played import Play, batch, net, numbers, sgd, square, train
 
 UNUSED = {"find_unused_parameters": True}
 
 
-def _chosen(which: Callable[[int, int], tuple[int, ...]]) -> Callable[[Any, int], Callable[[int], torch.Tensor]]:
+def _chosen(
+    which: Callable[[int, int], tuple[int, ...]],
+) -> Callable[[Any, int], Callable[[int], torch.Tensor]]:
     """Return a loss of the parts that a rank uses in a step."""
     return lambda model, step: lambda rank: model(batch(rank, step), *which(rank, step)).square().mean()
 
 
 def _parts(play: Play, which: Callable[[int, int], tuple[int, ...]], parts: int = 2) -> Any:
     """Train with weight decay, which moves what has a gradient, though it be of zeros."""
-    seen: list[Any] = []
-    module = train(
-        play,
-        Choice(*(net(play) for _ in range(parts))),
-        partial(sgd, weight_decay=0.1),
-        between=lambda m: seen.extend([g is None for g in gradients(m)]),
-        loss=_chosen(which),
-        ddp=UNUSED,
-    )
+    seen: list[bool] = []
+
+    def between(module: nn.Module) -> None:
+        seen.extend([p.grad is None for p in module.parameters()])
+
+    first = Choice(*(net(play) for _ in range(parts)))
+    module = train(play, first, partial(sgd, weight_decay=0.1), between, _chosen(which), ddp=UNUSED)
     return numbers(module) if play.kind == "store" else numbers(module, seen)
 
 
@@ -78,7 +78,11 @@ def empty_and_scalar(play: Play) -> Any:
     class Scaled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.scale, self.nothing, self.inner = nn.Parameter(torch.tensor(2.0)), nn.Linear(6, 0), nn.Linear(6, 2)
+            self.scale, self.nothing, self.inner = (
+                nn.Parameter(torch.tensor(2.0)),
+                nn.Linear(6, 0),
+                nn.Linear(6, 2),
+            )
 
         def forward(self, data: Any) -> Any:
             return self.inner(data) * self.scale + self.nothing(data).sum()
@@ -216,12 +220,14 @@ def complex_numbers(play: Play) -> Any:
 
 def channels_last(play: Play) -> Any:
     play.seed()
-    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 1)).to(memory_format=torch.channels_last)
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 1)).to(
+        memory_format=torch.channels_last
+    )
 
     def loss(model: Any, step: int) -> Callable[[int], torch.Tensor]:
-        return lambda rank: model(
-            batch(rank, step, 2, 3, 5, 5).contiguous(memory_format=torch.channels_last)
-        ).square().mean()
+        return lambda rank: (
+            model(batch(rank, step, 2, 3, 5, 5).contiguous(memory_format=torch.channels_last)).square().mean()
+        )
 
     return numbers(train(play, module, loss=loss))
 
@@ -327,7 +333,9 @@ def many_parameters(play: Play) -> Any:
     """Sixty layers: many buckets, some of one parameter."""
     play.seed()
     module = nn.Sequential(*(nn.Linear(6, 6) for _ in range(60)))
-    return numbers(train(play, module, between=lambda m: nn.utils.clip_grad_norm_(m.parameters(), 0.1), bucket_bytes=500))
+    return numbers(
+        train(play, module, between=lambda m: nn.utils.clip_grad_norm_(m.parameters(), 0.1), bucket_bytes=500)
+    )
 
 
 PROGRAMS = [

@@ -32,8 +32,8 @@ class Play:
         return self.store is None
 
     def parameters(self, dtype: Any = F) -> list[Parameter]:
-        """Return parameters that differ from worker to worker, until the first step."""
-        random = np.random.default_rng(self.rank)
+        """Return the parameters; the first gradient is computed before a store has shared them."""
+        random = np.random.default_rng(1)
         return [Parameter(name, random.normal(0, 0.5, shape).astype(dtype)) for name, shape in SHAPES.items()]
 
     def trainer(self, params: Any, rule: Any = "sgd", **settings: Any) -> Trainer:
@@ -42,7 +42,9 @@ class Play:
         updates = None if self.store is None else self.way["updates"]
         return Trainer(params, rule, settings, kvstore=self.store, update_on_kvstore=updates)
 
-    def feed(self, params: list[Parameter], step: int, which: Callable[[int], bool] = lambda rank: True) -> None:
+    def feed(
+        self, params: list[Parameter], step: int, which: Callable[[int], bool] = lambda rank: True
+    ) -> None:
         """Write this worker's gradients, which depend on the weights; alone, the sums over all."""
         for number, param in enumerate(params):
             if param.grad_req == "null":
@@ -194,7 +196,9 @@ def stale_on_one(play: Play) -> Any:
     for step in range(3):
         for number, param in enumerate(params):
             old = step == 1 and number == 0
-            parts = [play._gradient(number, param, rank, step) for rank in play.ranks if not (old and rank == LAST)]
+            parts = [
+                play._gradient(number, param, rank, step) for rank in play.ranks if not (old and rank == LAST)
+            ]
             if parts:
                 param.set_grad(sum(parts[1:], parts[0]).astype(F))
             else:
@@ -205,7 +209,7 @@ def stale_on_one(play: Play) -> Any:
 
 def rows(play: Play) -> Any:
     """Row-sparse gradients: other rows on each worker."""
-    table = np.random.default_rng(play.rank).normal(0, 1, (8, 3)).astype(F)
+    table = np.random.default_rng(1).normal(0, 1, (8, 3)).astype(F)
     param = Parameter("table", table, kv.RowSparseArray.zeros((8, 3), F))
     trainer = play.trainer([param])
     for step in range(3):
@@ -250,8 +254,8 @@ PROGRAMS = {
     program.__name__: program
     for program in (
         sgd, adam, clipped_by_the_rule, tensors_of_torch, float16, clipped_between, batch_sizes, rate_changes,
-        factors, frozen, states, stale_on_all, stale_on_one, rows, skipped_by_all, skipped_by_one, rate_differs,
-        shapes_differ,
+        factors, frozen, states, stale_on_all, stale_on_one, rows, skipped_by_all, skipped_by_one,
+        rate_differs, shapes_differ,
     )
 }  # fmt: skip
 

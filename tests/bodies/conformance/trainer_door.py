@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .outcomes import Door, Outcome
+from .outcomes import Door, Outcome, Refused, Unnoticed
 
 ROWS = {
     "Trainer": {
@@ -28,7 +28,11 @@ ROWS = {
 }
 WAYS = {
     f"{name}/{how}": {"kind": "trainer", "store": store, "hosts": hosts, "updates": how == "store"}
-    for name, store, hosts in (("shared", "shared", False), ("dist_sync", "dist_sync", False), ("hosts", "dist_sync", True))
+    for name, store, hosts in (
+        ("shared", "shared", False),
+        ("dist_sync", "dist_sync", False),
+        ("hosts", "dist_sync", True),
+    )
     for how in ("trainer", "store")
 }
 COLUMNS = {
@@ -37,5 +41,17 @@ COLUMNS = {
     "dist_sync, by hosts": "hosts/trainer",
     "update_on_kvstore": "*/store",
 }
-EXCEPTIONS: dict[str, dict[str, Outcome]] = {}
+_ALONE = Unnoticed("a worker that has closed its store counts as one that has joined, with gradients of zero")
+EXCEPTIONS: dict[str, dict[str, Outcome]] = {
+    "clipped_between": {"*/store": Refused("allreduce_grads: the store ... updates the weights")},
+    "stale_on_all": {"*": Refused("was not written since the last step; if not every batch uses it")},
+    "skipped_by_one": {"*": _ALONE},
+    "rate_differs": {
+        "*/trainer": Unnoticed("each worker updates its weights with its own settings"),
+        "*/store": Refused(
+            "another worker has set the optimizer", "has another optimizer already", by_all=False
+        ),
+    },
+    "shapes_differ": {"*": Refused("key 0 has shape (2, 3) ... and (2, 4) on worker 1", by_all=False)},
+}
 DOOR = Door("Trainer", "conformance.trainer_crew", WAYS, COLUMNS, ROWS, EXCEPTIONS)
