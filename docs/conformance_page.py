@@ -32,8 +32,8 @@ _TORCH = """Columns: `DistributedDataParallel` with gloo; the same with `kvstore
 `hierarchy="host"`; and `DistributedOptimizer(update_on_kvstore=True)` on each of these. Where `overlap` makes
 a difference, the cell says so; else it is the same for True, False and None.
 """
-_JAX = """The exchange is inside of `jax.jit`, with the gradient and the update, or outside. Where that makes a
-difference, the cell says so.
+_JAX = """The exchange is inside of `jax.jit`, with the gradient and the update, or outside. Where that makes
+a difference, the cell says so.
 """
 _TRAINER = """The first three columns have `update_on_kvstore=False`: the trainer of each worker updates the
 weights.

@@ -23,6 +23,7 @@ from conformance.outcomes import Door, Refused, Right, Unnoticed
 
 DOORS = {"torch": torch_door.DOOR, "jax": jax_door.DOOR, "trainer": trainer_door.DOOR}
 NEEDS = {"torch": ("torch",), "jax": ("jax", "optax"), "trainer": ("torch",)}
+ALONE = "alone"
 #: Programs that three workers play too, two of them on one host.
 OF_THREE = [
     (way, program)
@@ -43,27 +44,47 @@ def python(door: str) -> str:
     return named or sys.executable
 
 
+class Crews:
+    """The crews of all ways: that of one process stays, and of the others that of the present way."""
+
+    def __init__(self, folders: pytest.TempPathFactory) -> None:
+        self._folders = folders
+        self._nurseries: dict[str, jobs.Nursery] = {}
+        self._crews: dict[tuple[str, str, int], crews.Crew] = {}
+
+    def play(self, door: str, way: str, program: str, size: int = 2) -> list[Any]:
+        """Play a program of a door in a way, by so many workers."""
+        if (door, way, size) not in self._crews:
+            if way != ALONE:
+                self._close_others(door)
+            self._crews[door, way, size] = self._make(door, way, size)
+        return self._crews[door, way, size].play(program)
+
+    def _make(self, door: str, way: str, size: int) -> crews.Crew:
+        module = DOORS[door].module
+        if door not in self._nurseries:
+            imported = [] if door == "jax" else NEEDS[door]  # JAX has threads, and workers are forked
+            self._nurseries[door] = jobs.Nursery(module, *imported, python=python(door))
+        settings = {"kind": ALONE} if way == ALONE else DOORS[door].ways[way]
+        return crews.Crew(self._nurseries[door], self._folders.mktemp("crew"), module, settings, size)
+
+    def _close_others(self, door: str) -> None:
+        for key in [key for key in self._crews if key[1] != ALONE or key[0] != door]:
+            self._crews.pop(key).close()
+
+    def close(self) -> None:
+        """End all processes."""
+        for crew in self._crews.values():
+            crew.close()
+        for nursery in self._nurseries.values():
+            nursery.close()
+
+
 @pytest.fixture(scope="module")
 def play(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., list[Any]]]:
-    """Play a program of a door in a way, by so many workers."""
-    nurseries: dict[str, jobs.Nursery] = {}
-    made: dict[tuple[str, str, int], crews.Crew] = {}
-
-    def run(door: str, way: str, program: str, size: int = 2) -> list[Any]:
-        if door not in nurseries:
-            imported = [] if door == "jax" else NEEDS[door]  # JAX has threads, and workers are forked
-            nurseries[door] = jobs.Nursery(DOORS[door].module, *imported, python=python(door))
-        if (door, way, size) not in made:
-            settings = {"kind": "alone"} if way == "alone" else DOORS[door].ways[way]
-            folder = tmp_path_factory.mktemp("crew")
-            made[door, way, size] = crews.Crew(nurseries[door], folder, DOORS[door].module, settings, size)
-        return made[door, way, size].play(program)
-
-    yield run
-    for crew in made.values():
-        crew.close()
-    for nursery in nurseries.values():
-        nursery.close()
+    made = Crews(tmp_path_factory)
+    yield made.play
+    made.close()
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +93,7 @@ def alone(play: Callable[..., list[Any]]) -> Callable[..., Any]:
 
     @cache
     def run(door: str, program: str, size: int = 2) -> Any:
-        (found,) = play(door, "alone", program, size)
+        (found,) = play(door, ALONE, program, size)
         return found
 
     return run

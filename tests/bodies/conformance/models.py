@@ -25,14 +25,21 @@ def _chosen(
 
 def _parts(play: Play, which: Callable[[int, int], tuple[int, ...]], parts: int = 2) -> Any:
     """Train with weight decay, which moves what has a gradient, though it be of zeros."""
+    module = Choice(*(net(play) for _ in range(parts)))
+    return numbers(train(play, module, partial(sgd, weight_decay=0.1), loss=_chosen(which), ddp=UNUSED))
+
+
+def gradients_that_are_none(play: Play) -> Any:
+    """A gradient is None where no worker has one, and only there."""
     seen: list[bool] = []
 
     def between(module: nn.Module) -> None:
         seen.extend([p.grad is None for p in module.parameters()])
 
-    first = Choice(*(net(play) for _ in range(parts)))
-    module = train(play, first, partial(sgd, weight_decay=0.1), between, _chosen(which), ddp=UNUSED)
-    return numbers(module) if play.kind == "store" else numbers(module, seen)
+    module = Choice(*(net(play) for _ in range(3)))
+    loss = _chosen(lambda rank, step: (0, 1) if rank == 0 else (0,))
+    train(play, module, between=between, loss=loss, ddp=UNUSED)
+    return numbers(module, seen)
 
 
 def unused_by_all(play: Play) -> Any:
@@ -339,7 +346,7 @@ def many_parameters(play: Play) -> Any:
 
 
 PROGRAMS = [
-    unused_by_all, unused_by_one, unused_by_each_another, unused_by_step, used_in_another_order, tied,
+    gradients_that_are_none, unused_by_all, unused_by_one, unused_by_each_another, unused_by_step, used_in_another_order, tied,
     empty_and_scalar, frozen, frozen_in_the_middle, unfrozen_in_the_middle, unfrozen_by_a_group, sparse,
     sparse_without_a_word, types, half_types, complex_numbers, channels_last, strided, lazy, batch_norm,
     weight_norm, reversed_names, checkpointed, checkpointed_twice, checkpointed_reentrant,

@@ -85,6 +85,7 @@ ROWS = {
         "whole_steps_and_passes": "`whole_steps=True`, two passes for a step",
     },
     "Models": {
+        "gradients_that_are_none": "`.grad is None` where no worker has a gradient",
         "unused_by_all": "a parameter that no worker uses, with weight decay",
         "unused_by_one": "a parameter that one worker does not use",
         "unused_by_each_another": "each worker uses other parameters",
@@ -247,6 +248,7 @@ _EXCEPTIONS: dict[str, dict[str, Outcome]] = {
     },
     "whole_steps": {"hosts/*": _NO_WHOLE_STEPS},
     "whole_steps_and_passes": {"hosts/*": _NO_WHOLE_STEPS, "*/store": Right()},
+    "gradients_that_are_none": {"*/store": Inapplicable("the gradients are those of this worker")},
     "unused_by_all": {"*/store": _ZEROS},
     "unused_by_step": {"*/store": _ZEROS},
     "unfrozen_in_the_middle": {_DDP: _FIXED},
