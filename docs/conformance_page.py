@@ -98,7 +98,7 @@ def _say(outcome: Outcome, notes: Notes) -> str:
         return "right"
     if isinstance(outcome, Refused):
         quoted = ", or ".join(f"“{words}”" for words in outcome.words)
-        some = "" if outcome.by_all else ", on the worker that differs"
+        some = "" if outcome.by_all else ", on some workers"
         return "refused " + notes.mark(quoted + some)
     if isinstance(outcome, Unnoticed):
         return "not noticed " + notes.mark(outcome.why)
