@@ -237,7 +237,7 @@ _EXCEPTIONS: dict[str, dict[str, Outcome]] = {
         _DDP: Refused("a leaf Variable that requires grad is being used in an in-place operation")
     },
     "some_dropped": {
-        "*/store": Refused("was replaced between backward and step, but with update_on_kvstore the store has the gradient")
+        "*/store": Refused("was replaced between backward and step, but with update_on_kvstore the store has")
     },
     "passes_without_a_word": {"*/store": Refused(_TWICE)},
     "passes_per_step_and_more": {"*/store": Refused(_TWICE)},
@@ -291,7 +291,8 @@ _EXCEPTIONS: dict[str, dict[str, Outcome]] = {
         )
     },
     "step_without_pass_on_one": {
-        "ddp": Refused(*_CLOSED, by_all=False), "hook": Refused(_LEFT, by_all=False)
+        "ddp": Refused(*_CLOSED, by_all=False),
+        "hook": Refused(_LEFT, by_all=False),
     },
     "more_batches_on_one": {"*/*": Refused(_LEFT, by_all=False)},
     "exception_before_the_step": {"*/store": Refused(_ZEROED)},
@@ -308,170 +309,7 @@ _EXCEPTIONS: dict[str, dict[str, Outcome]] = {
     },
     "rate_differs": {
         _AVERAGES: Refused("has other settings than that of worker ..., so their weights would differ"),
-        "*/store": Refused(
-            "another worker has set the optimizer", "has another optimizer already", _LEFT
-        ),
-        _DDP: _NOT_SEEN,
-    },
-    "rate_differs_later": {
-        "*/*": Refused("has other settings than that of worker ..., so their weights would differ"),
-        _DDP: _NOT_SEEN,
-    },
-    "weights_differ_later": {"*/*": Refused("differ from those of worker ..., after the same gradients"), _DDP: _NOT_SEEN},
-    "models_differ": "a layer of another size on each worker",
-        "frozen_on_one": "a layer is frozen on one worker",
-    },
-}
-COLUMNS = {
-    "DDP, gloo": "ddp",
-    "DDP with our hook": "hook",
-    "shared": "shared/[do]*",
-    "dist_sync": "dist_sync/[do]*",
-    "dist_sync, by hosts": "hosts/[do]*",
-    "update_on_kvstore": "*/store",
-}
-
-#: Patterns: DistributedOptimizer that averages gradients; the two ways with DistributedDataParallel.
-_AVERAGES = "*/default */on */off"
-_DDP = "ddp hook"
-
-_HIDDEN = Refused(
-    "with update_on_kvstore the store updates the weights with the gradients of this worker, so they can be "
-    "neither changed nor read"
-)
-_TWICE = "got another gradient while the store updates the weights with the gradients of the pass before"
-_ZEROED = "zero_grad while the store updates the weights with the gradients of the pass before"
-_STEPS = Refused(
-    "the workers have completed different numbers of steps (...), so gradients of different "
-    "steps were averaged"
-)
-_ONE_RULE = Refused("store already has an optimizer, which would use gradients as updates")
-_OF_THE_STORE = Inapplicable(
-    "the store has one optimizer for all parameters, of those in `kvstore.optimizer`"
-)
-_ZEROS = Unnoticed(
-    "a parameter that has no gradient on any worker is updated with zeros: weight decay and momentum move it"
-)
-_CLOSED = ("Connection closed by peer", "reset by peer")
-_NOT_SEEN = Unnoticed(
-    "DistributedDataParallel averages gradients; it sees neither steps nor settings nor weights"
-)
-_NO_OPTION = Inapplicable("an option or a method of `DistributedOptimizer`")
-_FIXED = Inapplicable("DistributedDataParallel has the parameters that need gradients when it is created")
-_LEFT = "has closed its store and takes no part in the exchange"
-_FROZEN = "exchanges the gradients of other parameters than worker 0"
-
-_IS_HIDDEN = [
-    "create_graph", "gradients_read", "synchronized_by_hand", "clip_norm", "clip_value", "clamp_data",
-    "noise", "other_tensor", "scaler", "scaler_and_clip", "scaler_fused_sgd", "scaler_fused_adam",
-    "scaler_fused_and_clip", "overflow_on_one", "overflow_on_one_fused", "overflow_on_one_and_clip",
-    "autocast_scaler_and_clip", "checkpointed_reentrant_and_clipped", "compiled", "many_parameters",
-    "closure", "step_hooks",
-]  # fmt: skip
-_HAS_OTHER_RULES = [
-    "kinds", "foreach", "fused", "variants", "groups", "lbfgs", "attributes_of_the_wrapper",
-]  # fmt: skip
-_HAS_TWO = [
-    "two_optimizers", "two_optimizers_in_turn", "gan", "gan_by_models", "gan_without_detach",
-    "gan_with_requires_grad", "models_of_one_store",
-]  # fmt: skip
-_HAS_OPTIONS = [
-    "synchronized_by_hand", "passes_per_step", "passes_per_step_and_fewer", "passes_per_step_and_more",
-    "sums", "sums_of_two_passes", "sums_of_passes_per_step", "whole_steps", "whole_steps_and_passes",
-    "sparse_without_a_word", "reversed_names",
-]  # fmt: skip
-_NO_WHOLE_STEPS = Refused(
-    "with hierarchy='host' each part of a key is carried by itself; use hierarchy='flat'"
-)
-
-_EXCEPTIONS: dict[str, dict[str, Outcome]] = {
-    "steps_without_gradients": {"*/store": _ZEROS},
-    "two_losses": {"*/store": Refused(_TWICE)},
-    "retained_graph": {
-        "*/store": Refused(_TWICE),
-        _DDP: Unnoticed("DistributedDataParallel averages the first backward pass after a forward pass"),
-    },
-    "autograd_grad_by_hand": {_DDP: Unnoticed("DistributedDataParallel averages gradients in backward")},
-    "create_graph": {
-        _DDP: Refused("a leaf Variable that requires grad is being used in an in-place operation")
-    },
-    "some_dropped": {
-        "*/store": Refused("was replaced between backward and step, but with update_on_kvstore the store has the gradient")
-    },
-    "passes_without_a_word": {"*/store": Refused(_TWICE)},
-    "passes_per_step_and_more": {"*/store": Refused(_TWICE)},
-    "sums_of_two_passes": {
-        _AVERAGES: Refused(
-            "already is a sum over the workers, and would be summed again: with average=False"
-        ),
-        "*/store": Refused(_TWICE),
-    },
-    "whole_steps": {"hosts/*": _NO_WHOLE_STEPS},
-    "whole_steps_and_passes": {"hosts/*": _NO_WHOLE_STEPS, "*/store": Right()},
-    "gradients_that_are_none": {"*/store": Inapplicable("the gradients are those of this worker")},
-    "unused_by_all": {"*/store": _ZEROS},
-    "unused_by_step": {"*/store": _ZEROS},
-    "unfrozen_in_the_middle": {_DDP: _FIXED},
-    "unfrozen_by_a_group": {_DDP: _FIXED, "*/store": Refused("an optimizer in the store has one group")},
-    "sparse_without_a_word": {
-        "*/*": Refused("has a sparse gradient: add it to sparse=[...], on all workers")
-    },
-    "half_types": {"*/store": Right(0.05), "*": Right(0.02)},
-    "complex_numbers": {"hook */*": Refused("is torch.complex64, which stores do not sum")},
-    "lazy": {
-        "*/*": Refused("has no memory yet: first run a batch through the model"),
-        _DDP: Refused("Modules with uninitialized parameters can't be used with `DistributedDataParallel`"),
-    },
-    "checkpointed_reentrant_twice": {
-        "*/default */on": Refused(
-            "got another gradient while gradients are being sent: the backward pass computes a gradient "
-            "twice (pass overlap=False)"
-        ),
-        "*/store": Refused(_TWICE),
-        _DDP: Refused("Expected to mark a variable ready only once"),
-    },
-    "adam": {"*/store": Right(1e-3)},
-    "tensor_rate": {"*/store": Right(1e-3)},
-    "one_cycle": {"*/store": Refused("optimizer must support momentum or beta1 with `cycle_momentum`")},
-    "resumed": {"*/store": Refused("the states are in the store: store.save_optimizer_states(path)")},
-    "loaded_between": {"*/store": Refused("the states are in the store: store.save_optimizer_states(path)")},
-    "skipped_by_all": {"*/store": Refused(_ZEROED)},
-    "skipped_by_all_with_the_models_zero_grad": {"*/store": Refused(_TWICE)},
-    "skipped_by_one": {_AVERAGES: _STEPS, "*/store": Refused(_ZEROED, _LEFT), _DDP: _NOT_SEEN},
-    "skipped_by_one_with_the_models_zero_grad": {
-        _AVERAGES: _STEPS,
-        "*/store": Refused(_TWICE, _LEFT),
-        _DDP: _NOT_SEEN,
-    },
-    "pass_skipped_by_one": {"ddp": Refused(*_CLOSED, by_all=False), "*": Refused(_LEFT, by_all=False)},
-    "pass_skipped_by_each_once": {
-        "*": Unnoticed(
-            "all workers make equally many steps; which batch belongs to which step no way can know"
-        )
-    },
-    "step_without_pass_on_one": {
-        "ddp": Refused(*_CLOSED, by_all=False), "hook": Refused(_LEFT, by_all=False)
-    },
-    "more_batches_on_one": {"*/*": Refused(_LEFT, by_all=False)},
-    "exception_before_the_step": {"*/store": Refused(_ZEROED)},
-    "exception_in_the_pass": {
-        _AVERAGES: Refused("an exception has ended the pass before (call synchronize, on this worker"),
-        "*/store": Refused(_ZEROED),
-        _DDP: Refused("Expected to have finished reduction in the prior iteration before starting a new one"),
-    },
-    "exception_in_the_pass_of_one": {
-        _AVERAGES: Refused("an exception has ended the pass before (call synchronize, on this worker", _LEFT),
-        "*/store": Refused(_ZEROED, _LEFT),
-        _DDP: Refused(
-            "Expected to have finished reduction in the prior iteration before starting a new one",
-            by_all=False,
-        ),
-    },
-    "rate_differs": {
-        _AVERAGES: Refused("has other settings than that of worker ..., so their weights would differ"),
-        "*/store": Refused(
-            "another worker has set the optimizer", "has another optimizer already", _LEFT
-        ),
+        "*/store": Refused("another worker has set the optimizer", "has another optimizer already", _LEFT),
         _DDP: _NOT_SEEN,
     },
     "rate_differs_later": {
@@ -479,8 +317,7 @@ _EXCEPTIONS: dict[str, dict[str, Outcome]] = {
         _DDP: _NOT_SEEN,
     },
     "weights_differ_later": {
-        _AVERAGES: Refused("differ from those of worker ..., after the same gradients"),
-        "*/store": Unnoticed("the weights of the store replace those of the worker at the next step"),
+        "*/*": Refused("differ from those of worker ..., after the same gradients"),
         _DDP: _NOT_SEEN,
     },
     "models_differ": {
