@@ -347,8 +347,9 @@ def many_parameters(play: Play) -> Any:
 
 PROGRAMS = [
     gradients_that_are_none, unused_by_all, unused_by_one, unused_by_each_another, unused_by_step,
-    used_in_another_order, tied, empty_and_scalar, frozen, frozen_in_the_middle, unfrozen_in_the_middle, unfrozen_by_a_group, sparse,
-    sparse_without_a_word, types, half_types, complex_numbers, channels_last, strided, lazy, batch_norm,
-    weight_norm, reversed_names, checkpointed, checkpointed_twice, checkpointed_reentrant,
-    checkpointed_reentrant_twice, checkpointed_reentrant_and_clipped, compiled, many_parameters,
+    used_in_another_order, tied, empty_and_scalar, frozen, frozen_in_the_middle, unfrozen_in_the_middle,
+    unfrozen_by_a_group, sparse, sparse_without_a_word, types, half_types, complex_numbers,
+    channels_last, strided, lazy, batch_norm, weight_norm, reversed_names, checkpointed,
+    checkpointed_twice, checkpointed_reentrant, checkpointed_reentrant_twice,
+    checkpointed_reentrant_and_clipped, compiled, many_parameters,
 ]  # fmt: skip
