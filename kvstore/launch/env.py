@@ -70,7 +70,8 @@ def lines(found: Mapping[str, object]) -> list[str]:
     others = found["others"]
     assert isinstance(others, list)
     part, wrong, unknown = found["parameter_server"], found["wrong_settings"], found["unknown_variables"]
-    assert isinstance(wrong, dict) and isinstance(unknown, dict)
+    assert isinstance(wrong, dict)
+    assert isinstance(unknown, dict)
     first = [f"{name:<11} {value}" for name, value in found.items() if name not in _SECTIONS]
     server = [f"  {name:<11} {value}" for name, value in part.items()] if isinstance(part, dict) else []
     losers = [f"  {other['launcher']:<9} {other['verdict']}" for other in others]

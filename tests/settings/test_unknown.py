@@ -14,7 +14,7 @@ from kvstore.settings import unknown
 from kvstore.settings.unknown import known_variables, unknown_variables
 
 NAMES = sorted(name for name in known_variables() if name.startswith(("KVSTORE_", "DMLC_", "PS_", "MXNET_")))
-NAMES = [name for name in NAMES if not name.startswith(("KVSTORE_TEST_", "KVSTORE_BENCH_"))]
+NAMES = [name for name in NAMES if not name.startswith(unknown._DEVELOPMENT)]
 MEANT = {
     "KVSTORE_NUM_THREAD": "KVSTORE_NUM_THREADS",
     "KV_STORE_TIMEOUT": "KVSTORE_TIMEOUT",
@@ -30,7 +30,8 @@ MEANT = {
 OTHERS = (
     *("MXNET_GPU_MEM_POOL_TYPE", "MXNET_UPDATE_AGGREGATION_SIZE", "DMLC_JOB_CLUSTER", "DMLC_NUM_ATTEMPT"),
     *("BYTEPS_LOCAL_SIZE", "BYTEPS_SERVER_ENGINE_THREAD", "DMLC_ENABLE_RDMA", "PS1", "KVM_PATH", "RANKS"),
-    *("KVSTORE_TEST_ANYTHING", "KVSTORE_BENCH_ANYTHING", "KVSTORE_SERVICE_HOST", "KVSTORE_PORT_80_TCP_ADDR"),
+    *(f"KVSTORE_{word}_ANYTHING" for word in ("TEST", "BENCH")),
+    *("KVSTORE_SERVICE_HOST", "KVSTORE_PORT_80_TCP_ADDR"),
     *("KVSTORE_SCHEDULER_SERVICE_PORT", "KVSTORE_SCHEDULER_PORT_4711_TCP", "KVSTORE_SERVICE_PORT_HTTP"),
 )
 
