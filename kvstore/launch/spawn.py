@@ -27,6 +27,7 @@ from .signals import deferred
 
 _LONGEST = 32_000  # bytes of a traceback: less than a pipe holds, so that a worker never waits to tell
 _LOOK = 0.05  # seconds between two looks at a process that is about to end
+_UNGUARDED = 79  # exit code of a worker whose script calls `spawn` while the worker imports it
 
 
 class _Worker:
@@ -83,8 +84,13 @@ class _Worker:
         """Whether it stands still, as after SIGSTOP."""
         return stopped(self._process.pid or 0)
 
-    def error(self) -> WorkerError:
+    def error(self) -> WorkerError | ConfigError:
         """Put what the ended process told into an error."""
+        if self.code == _UNGUARDED and not self.tail:
+            return ConfigError(
+                "the script calls kvstore.spawn at its top level, and each new process "
+                'runs the script again: put the call under `if __name__ == "__main__":`'
+            )
         words = b"\n".join(self.tail).decode(errors="ignore")  # a cut can go through a character
         text = f":\n{words}" if words else "; it told nothing, its stderr may say more"
         code = self.code or 0
@@ -106,6 +112,8 @@ class _Worker:
 
 def spawn(fn: Callable[..., object], n: int, args: Sequence[Any] = (), timeout: float | None = None) -> None:
     """Do what `kvstore.spawn` says, which is this function."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # it imports the script; see `error`
+        sys.exit(_UNGUARDED)
     n = _checked(fn, n, timeout)
     deadline = math.inf if timeout is None else time.monotonic() + timeout
     job = new_job()
@@ -132,7 +140,19 @@ def _checked(fn: Callable[..., object], n: int, timeout: float | None) -> int:
         raise ArgumentError(
             f"fn must be defined at module level, so that other processes can import it; {fn!r} is not"
         )
+    _check_importable(fn)
     return operator.index(n)
+
+
+def _check_importable(fn: Callable[..., object]) -> None:
+    """Raise ArgumentError if `fn` is of a session without a file, such as a notebook or ``python -c``."""
+    main = sys.modules["__main__"]
+    is_of_main = getattr(fn, "__module__", None) == "__main__"
+    if is_of_main and getattr(main, "__spec__", None) is None and not hasattr(main, "__file__"):
+        raise ArgumentError(
+            f"{fn!r} is defined in a session and not in a file, so other processes cannot import it: write "
+            "it to a module (in a notebook with %%writefile), and import it from there"
+        )
 
 
 def _started(rank: int, job: Mapping[str, str], fn: Callable[..., object], args: Sequence[Any]) -> _Worker:

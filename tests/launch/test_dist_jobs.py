@@ -178,6 +178,66 @@ print(*out)
     assert sorted(out.splitlines()) == [b"[0] 6.0 6.0 6.0", b"[1] 6.0 6.0 6.0"]
 
 
+RULES = {
+    "optimizer": """
+@kv.optimizer.register
+class Third(kv.optimizer.SGD):
+    pass
+chosen = Third()
+""",
+    "schedule": """
+@kv.optimizer.lr_scheduler.register
+class Third(kv.lr_scheduler.FactorScheduler):
+    pass
+chosen = kv.optimizer.SGD(lr_scheduler=Third(step=2))
+""",
+    "argument": """
+import os
+SERVER = os.environ["KVSTORE_ROLE"] == "server"
+@kv.optimizer.register
+class Third(kv.optimizer.SGD):
+    def __init__(self, **kwargs):
+        if SERVER:
+            raise OSError("Third cannot be made here")
+        super().__init__(**kwargs)
+chosen = None if SERVER else Third()
+""",
+}
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_a_rule_that_a_server_cannot_make_is_told_as_the_server_s(job: Job, kind: str) -> None:
+    """The class is in the script, which servers do not import; or in a module, and its constructor fails."""
+    own = f"import kvstore as kv\n{RULES[kind]}"
+    (job.folder / "own.py").write_text(own)
+    text = f"""
+import numpy as np
+{"from own import *" if kind == "argument" else own}
+import kvstore as kv
+store = kv.create("dist_sync")
+store.init("w", np.zeros(3, np.float32))
+try:
+    store.set_optimizer(chosen)
+except kv.errors.ConfigError as error:
+    print(error)
+store.push("w", np.ones(3, np.float32))  # the store is as it was
+out = np.empty(3, np.float32)
+store.pull("w", out=out)
+print(*out)
+"""
+    (job.folder / "train.py").write_text(text)
+    imports = ["--import", "own"] if kind == "argument" else []
+    code, out, _ = finish(job.run("-n", "2", "-s", "1", "--no-prefix", *imports, "train.py"))
+    assert code == 0
+    *told, one, other = sorted(out.decode().splitlines(), reverse=True)
+    assert one == other == "2.0 2.0 2.0"
+    assert len(told) == 2
+    for line in told:
+        assert line.startswith("server 0: ")
+        assert "Third" in line or "third" in line
+        assert "--import" in line
+
+
 # -------------------------------------------------------------------------------------------------- by hand
 
 
