@@ -151,7 +151,7 @@ def _built(text: str) -> Optimizer | None:
     except Exception as error:  # the worker has made it, so the classes here are not those of the worker
         raise ConfigError(
             f"{str(error) or type(error).__name__}. A server makes the optimizer and its schedule from its "
-            "own modules: move the class into a module, and name that module with --import (`kvstore run -s 1 "
+            "own modules: move the class into a module, and name it with --import (`kvstore run -s 1 "
             "--import my_rules train.py`; also an option of `kvstore role` and `kvstore server`)"
         ) from error
 
