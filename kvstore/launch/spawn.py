@@ -18,12 +18,14 @@ from multiprocessing.context import SpawnProcess
 from typing import Any
 
 from kvstore.errors import ArgumentError, ConfigError, TimeoutError, WorkerError
-from kvstore.settings.variables import changed_variables
+from kvstore.settings.roles import LOOPBACK
+from kvstore.settings.variables import changed_variables, process_variables
 
 from .causes import Causes
 from .child_process import ProcessRole
 from .process import GRACE, new_job, stopped, tied_to, told, variables
 from .signals import deferred
+from .torch_variables import MasterPort, left_behind, torch_variables
 
 _LONGEST = 32_000  # bytes of a traceback: less than a pipe holds, so that a worker never waits to tell
 _LOOK = 0.05  # seconds between two looks at a process that is about to end
@@ -34,7 +36,7 @@ class _Worker:
     """A process and the pipe on which it tells how `fn` failed."""
 
     def __init__(
-        self, rank: int, job: Mapping[str, str], fn: Callable[..., object], args: Sequence[Any]
+        self, rank: int, job: Mapping[str, str | None], fn: Callable[..., object], args: Sequence[Any]
     ) -> None:
         context = multiprocessing.get_context("spawn")
         self.rank = rank
@@ -116,15 +118,22 @@ def spawn(fn: Callable[..., object], n: int, args: Sequence[Any] = (), timeout: 
         sys.exit(_UNGUARDED)
     n = _checked(fn, n, timeout)
     deadline = math.inf if timeout is None else time.monotonic() + timeout
-    job = new_job()
+    job, master = new_job(), MasterPort()
     workers: list[_Worker] = []
     try:
         for rank in range(n):
             with deferred():  # one that nobody knows of would not be ended
-                workers.append(_started(rank, variables(job, rank, n), fn, args))
+                workers.append(_started(rank, _variables(job, rank, n, master.number), fn, args))
         _wait(workers, deadline, timeout)
     finally:
         _end(workers)
+        master.close()
+
+
+def _variables(job: str, rank: int, size: int, port: int) -> dict[str, str | None]:
+    """Make the variables that a worker has and this process has not; None: the worker does not have it."""
+    place = variables(job, rank, size) | torch_variables(rank, size, (rank, size), 0, (LOOPBACK, port))
+    return {**dict.fromkeys(left_behind(process_variables())), **place}
 
 
 def _checked(fn: Callable[..., object], n: int, timeout: float | None) -> int:
@@ -155,7 +164,9 @@ def _check_importable(fn: Callable[..., object]) -> None:
         )
 
 
-def _started(rank: int, job: Mapping[str, str], fn: Callable[..., object], args: Sequence[Any]) -> _Worker:
+def _started(
+    rank: int, job: Mapping[str, str | None], fn: Callable[..., object], args: Sequence[Any]
+) -> _Worker:
     try:
         return _Worker(rank, job, fn, args)
     except (OSError, RuntimeError):

@@ -431,3 +431,37 @@ def test_the_demo_ends_with_the_weights_of_as_many_processes_without_servers(job
     assert first is not None, alone
     assert second is not None, served
     assert first[1] == second[1]
+
+
+def test_all_listen_at_ports_of_the_range(job: Job) -> None:
+    first = 21_000 + os.getpid() % 20_000
+    job.environment["KVSTORE_PORTS"] = f"{first}-{first + 40}"
+    text = f"""
+import json, os
+from pathlib import Path
+store = kv.create("dist_sync")
+listening = []
+for table in ("tcp", "tcp6"):
+    for line in Path("/proc/net/" + table).read_text().splitlines()[1:]:
+        words = line.split()
+        if words[3] == "0A":
+            listening.append((int(words[1].rpartition(":")[2], 16), words[9]))
+mine = set()
+for process in filter(str.isdecimal, os.listdir("/proc")):
+    try:
+        if {job.environment["KVSTORE_TEST_MARK"]!r} not in Path("/proc", process, "environ").read_text():
+            continue
+        links = [os.readlink(link) for link in Path("/proc", process, "fd").iterdir()]
+    except OSError:
+        continue
+    mine |= {{port for port, inode in listening if f"socket:[{{inode}}]" in links}}
+if store.rank == 0:
+    print(*sorted(mine), os.environ["MASTER_PORT"])
+store.barrier()
+"""
+    (job.folder / "looks.py").write_text(f"import kvstore as kv\n{text}")
+    code, out, err = finish(job.run("-n", "2", "-s", "2", "--no-prefix", "looks.py"))
+    assert (code, err) == (0, b"")
+    ports = [int(word) for word in out.split()]
+    assert len(set(ports)) == len(ports) >= 6  # each server two, the scheduler, MASTER_PORT
+    assert set(ports) <= set(range(first, first + 41))

@@ -13,6 +13,7 @@ from typing import Any
 
 from kvstore.errors import ConfigError, ProtocolError
 from kvstore.settings.keys import Keys
+from kvstore.settings.variables import text_of
 
 from ..child_process import TAIL, UNKILLABLE, ProcessRole
 from ..output import Lines, Sink
@@ -123,6 +124,8 @@ class Connection:
         self.name, self._relay = name, relay
         #: Whether the agent has answered, and is in the folder.
         self.ready = False
+        #: A free port of the host, which the agent holds.
+        self.port = 0
         #: What ended the connection.
         self.lost: HostLoss | None = None
         self._started = self._heard = self._spoke = time.monotonic()
@@ -140,7 +143,7 @@ class Connection:
         relay.add(self._err)
         relay.feed(self._sink)
         relay.watch(self._out.fileno(), self._read)
-        self.send(m.JobStart(os.fsencode(folder), PATIENCE))
+        self.send(m.JobStart(os.fsencode(folder), PATIENCE, text_of("ports")))
 
     @property
     def group(self) -> int:
@@ -247,8 +250,8 @@ class Connection:
         match message:
             case m.AgentHello(version):
                 self._compare(version)
-            case m.AgentReady():
-                self.ready = True
+            case m.AgentReady(port):
+                self.ready, self.port = True, port
             case m.AgentRefused(text):
                 self._lose(f"host {self.name}: {text}")
             case m.KeepAlive():
