@@ -23,7 +23,7 @@ from kvstore.settings.variables import changed_variables, process_variables
 
 from .causes import Causes
 from .child_process import ProcessRole
-from .process import GRACE, new_job, stopped, tied_to, told, variables
+from .process import grace, new_job, stopped, tied_to, told, variables
 from .signals import deferred
 from .torch_variables import MasterPort, left_behind, torch_variables
 
@@ -209,7 +209,7 @@ def _signal(workers: list[_Worker], number: int) -> None:
     """Send a signal to those that run, and wait a little for their end."""
     for worker in workers:
         worker.signal(number)
-    until = time.monotonic() + GRACE
+    until = time.monotonic() + grace()
     waiting: list[Any] = [worker.sentinel for worker in workers]
     while waiting and (left := until - time.monotonic()) > 0:
         ready = connection.wait(waiting, left)

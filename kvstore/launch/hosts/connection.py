@@ -18,7 +18,7 @@ from kvstore.settings.variables import text_of
 from ..child_process import TAIL, UNKILLABLE, ProcessRole
 from ..output import Lines, Sink
 from ..output_relay import OutputRelay
-from ..process import GRACE, HostLoss, tied_to, told
+from ..process import HostLoss, grace, tied_to, told
 from . import messages as m
 
 #: Seconds without a word from the agent after which it is lost; it waits as long for ours.
@@ -71,10 +71,11 @@ class RemoteProcess:
         """Say that nothing is known of it."""
         return False
 
-    def end(self, number: int, grace: float = GRACE) -> None:
-        """Have a signal sent to its group, which is killed if it is still there `grace` seconds later."""
-        self._kill_at = self._kill_at or time.monotonic() + grace
-        self.connection.send(m.EndProcess(self.number, number, grace))
+    def end(self, number: int, patience: float | None = None) -> None:
+        """Have a signal sent to its group, which is killed if it is still there `patience` seconds later."""
+        patience = grace() if patience is None else patience
+        self._kill_at = self._kill_at or time.monotonic() + patience
+        self.connection.send(m.EndProcess(self.number, number, patience))
 
     def ask(self, number: int) -> None:
         """Have it write something; see `ChildProcess.ask`."""
