@@ -168,6 +168,6 @@ def spawn(fn: Callable[..., object], n: int, args: Sequence[Any] = (), timeout: 
     ArgumentError
         `fn` or `args` cannot be sent to another process.
     ConfigError
-        `n` is not positive.
+        `n` is not positive, or the script calls `spawn` without the ``if``.
     """
     importlib.import_module("kvstore.launch.spawn").spawn(fn, n, args, timeout)

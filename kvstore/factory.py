@@ -107,8 +107,10 @@ def create(name: str = "local", **options: Any) -> KVStore:
         raise ArgumentError(f"name must be a str, not {type(name).__name__}")
     from .observe import log, metrics
     from .observe.timeline import recording
+    from .settings.unknown import warn_of_unknown_variables
 
     log.start()
+    warn_of_unknown_variables()
     metrics.start()
     recording.start()
     literal = name.lower()

@@ -1,11 +1,17 @@
-"""Import the installed kvstore where a source tree that was not built stands before it on the path."""
+"""The version of this kvstore; the installed one, if a source tree that was not built stands before it."""
 
 from __future__ import annotations
 
+import sys
 from importlib import metadata
 from pathlib import Path
 
 NAME = "kvstore-train"
+
+
+def package_version() -> str:
+    """Return the version of the package, which is above this module and has been imported before it."""
+    return str(sys.modules[__name__.partition(".")[0]].__version__)
 
 
 def installed_package(version: str, tree: str) -> str | None:

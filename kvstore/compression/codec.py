@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 
-from ..errors import ArgumentError, ConfigError, KVStoreError, closest
+from ..errors import ArgumentError, ConfigError, KVStoreError, nearest
 from ..kernels import cpu
 
 if TYPE_CHECKING:
@@ -177,8 +177,7 @@ def create(params: Any) -> Codec:
     name = params.get("type")
     klass = _registry.get(name) if isinstance(name, str) else None
     if klass is None:
-        near = closest(str(name).lower(), _registry)
-        hint = f" (did you mean {near!r}?)" if near else ""
+        hint = nearest(str(name), _registry)
         raise ConfigError(
             f"unknown compression type {name!r}{hint}; known types: {', '.join(sorted(_registry))}"
         )
@@ -186,7 +185,9 @@ def create(params: Any) -> Codec:
     parameters = inspect.signature(klass).parameters
     unknown = sorted(map(str, set(settings) - set(parameters)))
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        raise ConfigError(f"codec {name!r} has no parameter {', '.join(unknown)}")
+        named = ", ".join(f"{one!r}{nearest(one, parameters)}" for one in unknown)
+        known = f"its parameters are {', '.join(parameters)}" if parameters else "it has none"
+        raise ConfigError(f"codec {name!r} has no parameter {named}; {known}")
     try:
         return klass(**settings)
     except KVStoreError:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from kvstore.observe.signals import catches
 
 from .output import Lines, Writes
-from .process import GRACE, stopped, tied_to, told, unstartable
+from .process import grace, stopped, tied_to, told, unstartable
 
 TAIL = 20  # lines of stderr that are told again at the end
 UNKILLABLE = 5.0  # seconds after which a process that even SIGKILL does not end is given up
@@ -108,9 +108,9 @@ class ChildProcess:
         """Seconds since it has ended."""
         return time.monotonic() - self._started - self.seconds
 
-    def end(self, number: int, grace: float = GRACE) -> None:
-        """Send a signal to the group, which is killed if it is still there `grace` seconds later."""
-        self._kill_at = self._kill_at or time.monotonic() + grace
+    def end(self, number: int, patience: float | None = None) -> None:
+        """Send a signal to the group, which is killed if it is still there `patience` seconds later."""
+        self._kill_at = self._kill_at or time.monotonic() + (grace() if patience is None else patience)
         self._signal(number)
 
     def ask(self, number: int) -> None:

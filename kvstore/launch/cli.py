@@ -15,6 +15,8 @@ import click
 from kvstore.errors import KVStoreError
 from kvstore.settings.definitions import DEFAULTS
 
+from .foreign_options import Command
+
 #: What the system says where output cannot be written.
 _UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
@@ -24,6 +26,8 @@ class _Commands(click.Group):
 
     So they do if what they print cannot be written.
     """
+
+    command_class = Command
 
     def invoke(self, ctx: click.Context) -> Any:
         _open_standard_streams()

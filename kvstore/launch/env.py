@@ -7,10 +7,11 @@ from collections.abc import Mapping
 
 from kvstore.errors import ConfigError
 from kvstore.settings import launchers, roles
+from kvstore.settings.unknown import unknown_variables
 
 from .wrong_settings import wrong_settings
 
-_SECTIONS = ("parameter_server", "wrong_settings", "others")
+_SECTIONS = ("parameter_server", "wrong_settings", "unknown_variables", "others")
 
 
 def findings(environment: Mapping[str, str] | None = None) -> dict[str, object]:
@@ -26,7 +27,8 @@ def findings(environment: Mapping[str, str] | None = None) -> dict[str, object]:
     dict
         Ready for JSON: the fields of `settings.launchers.Placement`, or ``error``; ``parameter_server``, the
         fields of `settings.roles.Roles` without keys, or ``error``, or None; ``wrong_settings``, what is
-        wrong with a variable, by its name; and ``others``, a list of ``launcher`` and ``verdict``.
+        wrong with a variable, by its name; ``unknown_variables``, a hint for each variable that looks like
+        one of kvstore and has no effect; and ``others``, a list of ``launcher`` and ``verdict``.
     """
     others = [{"launcher": name, "verdict": text} for name, text in launchers.alternatives(environment)]
     found: dict[str, object]
@@ -35,7 +37,9 @@ def findings(environment: Mapping[str, str] | None = None) -> dict[str, object]:
     except ConfigError as error:
         found = {"error": str(error)}
     part, wrong = _part(environment), wrong_settings(environment)
-    return {**found, "parameter_server": part, "wrong_settings": wrong, "others": others}
+    unknown = unknown_variables(environment)
+    sections = {"parameter_server": part, "wrong_settings": wrong, "unknown_variables": unknown}
+    return {**found, **sections, "others": others}
 
 
 def _part(environment: Mapping[str, str] | None) -> dict[str, object] | None:
@@ -65,11 +69,14 @@ def lines(found: Mapping[str, object]) -> list[str]:
     """Lay `findings` out for people."""
     others = found["others"]
     assert isinstance(others, list)
-    part, wrong = found["parameter_server"], found["wrong_settings"]
+    part, wrong, unknown = found["parameter_server"], found["wrong_settings"], found["unknown_variables"]
     assert isinstance(wrong, dict)
+    assert isinstance(unknown, dict)
     first = [f"{name:<11} {value}" for name, value in found.items() if name not in _SECTIONS]
     server = [f"  {name:<11} {value}" for name, value in part.items()] if isinstance(part, dict) else []
     losers = [f"  {other['launcher']:<9} {other['verdict']}" for other in others]
     settings = ["", "wrong settings", *(f"  {text}" for text in wrong.values())] if wrong else []
+    names = [f"  {name}  {hint}".rstrip() for name, hint in unknown.items()]
+    settings += ["", "unknown variables, without effect", *names] if names else []
     heading = "parameter server" if server else "no parameter server: none of its variables is set"
     return [*first, "", heading, *server, *settings, "", "not chosen", *losers]

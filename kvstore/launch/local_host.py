@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kvstore.settings.keys import Keys
+from kvstore.settings.roles import LOOPBACK
 from kvstore.settings.variables import process_variables
 
 from .certificates import written
@@ -16,6 +17,7 @@ from .orphan_reaper import OrphanReaper
 from .output import Writes
 from .output_relay import OutputRelay
 from .process import HostLoss
+from .torch_variables import MasterPort
 
 _MOST = 1 << 10  # bytes of an address
 
@@ -67,6 +69,7 @@ class LocalHost:
     def __init__(self, relay: OutputRelay, reaper: OrphanReaper, prefix: bool) -> None:
         self._relay, self._reaper, self._prefix = relay, reaper, prefix
         self._reports: set[_Report] = set()
+        self._master: MasterPort | None = None
 
     @property
     def variables(self) -> Mapping[str, str]:
@@ -76,6 +79,21 @@ class LocalHost:
     def local(self, rank: int) -> tuple[int, int] | None:
         """Say that all workers are on this machine."""
         return None
+
+    def host(self, rank: int) -> int:
+        """Return 0: all workers are on this machine."""
+        return 0
+
+    @property
+    def master(self) -> tuple[str, int]:
+        """Address of worker 0, and a port there that nothing else uses."""
+        return LOOPBACK, self.master_port()
+
+    def master_port(self, ports: str | None = None) -> int:
+        """Return a free port, which is held until `close`; `ports` is the value of KVSTORE_PORTS."""
+        if self._master is None:
+            self._master = MasterPort(ports)
+        return self._master.number
 
     def look(self) -> HostLoss | None:
         """Say that nothing between the processes and us can break."""
@@ -126,9 +144,11 @@ class LocalHost:
         self._relay.drop(child.err)
 
     def close(self) -> None:
-        """Close the pipes of those that have told nothing."""
+        """Close the pipes of those that have told nothing, and let go of the ports."""
         for report in list(self._reports):
             self._close(report)
+        if self._master is not None:
+            self._master.close()
 
     def _reported(self, told: Callable[[str], None]) -> _Report:
         report = _Report()

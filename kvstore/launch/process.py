@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvstore.errors import ConfigError
+from kvstore.settings.variables import text_of
 
 #: Seconds between asking a process to end and killing it, so that all are gone within two.
 GRACE = 1.5
+_GRACE_OF_TIMELINES = 10.0
 #: Exit code of a scheduler that a launcher has asked to end, and to which no worker ever came.
 DESERTED = 69
 
@@ -76,6 +78,11 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def grace() -> float:
+    """Return the seconds between asking a process to end and killing it; more, if it writes a timeline."""
+    return _GRACE_OF_TIMELINES if text_of("timeline").strip() else GRACE
 
 
 def stopped(process: int) -> bool:

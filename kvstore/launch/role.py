@@ -25,7 +25,7 @@ from .child_process import ChildProcess, ProcessRole, ask
 from .local_host import LocalHost
 from .orphan_reaper import OrphanReaper
 from .output_relay import OutputRelay
-from .process import GRACE, adopt_orphans, exit_code, stopped, tied_to, told, unstartable
+from .process import adopt_orphans, exit_code, grace, stopped, tied_to, told, unstartable
 from .rendezvous import Rendezvous
 from .service import variables_of
 from .signals import ENDING
@@ -243,7 +243,7 @@ class _Rank:
         """End the program, and then what runs beside it; the rank exits with `code`."""
         self._code = self._code or code
         if self._works() and self._worker is not None:
-            self._kill_at = self._kill_at or time.monotonic() + GRACE
+            self._kill_at = self._kill_at or time.monotonic() + grace()
             self._worker.send_signal(number)
         else:
             self._end_all(signal.SIGTERM)

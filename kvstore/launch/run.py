@@ -34,6 +34,7 @@ from .output_relay import OutputRelay
 from .process import DESERTED, adopt_orphans, exit_code, new_job, signal_name, variables
 from .service import Cast, Service
 from .signals import ASKING, ENDING
+from .torch_variables import left_behind, torch_variables
 
 log = logging.getLogger("kvstore.launch")
 
@@ -238,13 +239,21 @@ class _Job:
 
     def _environment(self, part: ProcessRole) -> dict[str, str]:
         chosen = {"PYTHONUNBUFFERED": "1", **self._hosts.variables}
+        for name in left_behind(chosen):
+            del chosen[name]
         if self._cast:
             chosen = self._cast.environment(part, chosen)
         restart = self._restarts.get(part, 0)
         if part.role == "worker":
-            local = self._hosts.local(part.rank)
-            return chosen | variables(self._name, part.rank, self._size, restart, local)
+            return chosen | self._place(part.rank, restart)
         return chosen | {"KVSTORE_RESTART": str(restart)}
+
+    def _place(self, rank: int, restart: int) -> dict[str, str]:
+        """Make the variables that tell a worker its place, for kvstore and for PyTorch."""
+        local = self._hosts.local(rank)
+        ours = variables(self._name, rank, self._size, restart, local)
+        host, master = self._hosts.host(rank), self._hosts.master
+        return ours | torch_variables(rank, self._size, local or (rank, self._size), host, master)
 
     # ------------------------------------------------------------------------------------------- waiting
 

@@ -54,7 +54,7 @@ def scheduler(environment: Mapping[str, str], report: Callable[[str], None], lau
 
     Where a launcher asks it to end and no worker has ever come, its exit code says so.
     """
-    found = _part(environment)
+    found = _part(environment, "kvstore scheduler")
     from kvstore.stores.parameter_server import role_process
 
     def bound(address: str) -> None:
@@ -80,7 +80,7 @@ def server(environment: Mapping[str, str], imports: Sequence[str]) -> None:
     ConfigError
         A module cannot be imported.
     """
-    found = _part(environment)
+    found = _part(environment, "kvstore server")
     for name in imports:
         _import(name)
     from kvstore.stores.parameter_server import role_process
@@ -137,9 +137,9 @@ def _import(name: str) -> None:
         ) from error
 
 
-def _part(environment: Mapping[str, str]) -> roles.Roles:
-    """Find the part, which the command has put among the variables."""
-    found = roles.find(environment)
+def _part(environment: Mapping[str, str], command: str) -> roles.Roles:
+    """Return the part, which the command has put among the variables."""
+    found = roles.find(environment, command)
     if found is None:
         raise ConfigError("KVSTORE_ROLE is not set: call `kvstore scheduler` or `kvstore server`")
     return found

@@ -18,22 +18,25 @@ from multiprocessing.context import SpawnProcess
 from typing import Any
 
 from kvstore.errors import ArgumentError, ConfigError, TimeoutError, WorkerError
-from kvstore.settings.variables import changed_variables
+from kvstore.settings.roles import LOOPBACK
+from kvstore.settings.variables import changed_variables, process_variables
 
 from .causes import Causes
 from .child_process import ProcessRole
-from .process import GRACE, new_job, stopped, tied_to, told, variables
+from .process import grace, new_job, stopped, tied_to, told, variables
 from .signals import deferred
+from .torch_variables import MasterPort, left_behind, torch_variables
 
 _LONGEST = 32_000  # bytes of a traceback: less than a pipe holds, so that a worker never waits to tell
 _LOOK = 0.05  # seconds between two looks at a process that is about to end
+_UNGUARDED = 79  # exit code of a worker whose script calls `spawn` while the worker imports it
 
 
 class _Worker:
     """A process and the pipe on which it tells how `fn` failed."""
 
     def __init__(
-        self, rank: int, job: Mapping[str, str], fn: Callable[..., object], args: Sequence[Any]
+        self, rank: int, job: Mapping[str, str | None], fn: Callable[..., object], args: Sequence[Any]
     ) -> None:
         context = multiprocessing.get_context("spawn")
         self.rank = rank
@@ -83,8 +86,13 @@ class _Worker:
         """Whether it stands still, as after SIGSTOP."""
         return stopped(self._process.pid or 0)
 
-    def error(self) -> WorkerError:
+    def error(self) -> WorkerError | ConfigError:
         """Put what the ended process told into an error."""
+        if self.code == _UNGUARDED and not self.tail:
+            return ConfigError(
+                "the script calls kvstore.spawn at its top level, and each new process "
+                'runs the script again: put the call under `if __name__ == "__main__":`'
+            )
         words = b"\n".join(self.tail).decode(errors="ignore")  # a cut can go through a character
         text = f":\n{words}" if words else "; it told nothing, its stderr may say more"
         code = self.code or 0
@@ -106,17 +114,26 @@ class _Worker:
 
 def spawn(fn: Callable[..., object], n: int, args: Sequence[Any] = (), timeout: float | None = None) -> None:
     """Do what `kvstore.spawn` says, which is this function."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # it imports the script; see `error`
+        sys.exit(_UNGUARDED)
     n = _checked(fn, n, timeout)
     deadline = math.inf if timeout is None else time.monotonic() + timeout
-    job = new_job()
+    job, master = new_job(), MasterPort()
     workers: list[_Worker] = []
     try:
         for rank in range(n):
             with deferred():  # one that nobody knows of would not be ended
-                workers.append(_started(rank, variables(job, rank, n), fn, args))
+                workers.append(_started(rank, _variables(job, rank, n, master.number), fn, args))
         _wait(workers, deadline, timeout)
     finally:
         _end(workers)
+        master.close()
+
+
+def _variables(job: str, rank: int, size: int, port: int) -> dict[str, str | None]:
+    """Make the variables that a worker has and this process has not; None: the worker does not have it."""
+    place = variables(job, rank, size) | torch_variables(rank, size, (rank, size), 0, (LOOPBACK, port))
+    return {**dict.fromkeys(left_behind(process_variables())), **place}
 
 
 def _checked(fn: Callable[..., object], n: int, timeout: float | None) -> int:
@@ -132,10 +149,24 @@ def _checked(fn: Callable[..., object], n: int, timeout: float | None) -> int:
         raise ArgumentError(
             f"fn must be defined at module level, so that other processes can import it; {fn!r} is not"
         )
+    _check_importable(fn)
     return operator.index(n)
 
 
-def _started(rank: int, job: Mapping[str, str], fn: Callable[..., object], args: Sequence[Any]) -> _Worker:
+def _check_importable(fn: Callable[..., object]) -> None:
+    """Raise ArgumentError if `fn` is of a session without a file, such as a notebook or ``python -c``."""
+    main = sys.modules["__main__"]
+    is_of_main = getattr(fn, "__module__", None) == "__main__"
+    if is_of_main and getattr(main, "__spec__", None) is None and not hasattr(main, "__file__"):
+        raise ArgumentError(
+            f"{fn!r} is defined in a session and not in a file, so other processes cannot import it: write "
+            "it to a module (in a notebook with %%writefile), and import it from there"
+        )
+
+
+def _started(
+    rank: int, job: Mapping[str, str | None], fn: Callable[..., object], args: Sequence[Any]
+) -> _Worker:
     try:
         return _Worker(rank, job, fn, args)
     except (OSError, RuntimeError):
@@ -178,7 +209,7 @@ def _signal(workers: list[_Worker], number: int) -> None:
     """Send a signal to those that run, and wait a little for their end."""
     for worker in workers:
         worker.signal(number)
-    until = time.monotonic() + GRACE
+    until = time.monotonic() + grace()
     waiting: list[Any] = [worker.sentinel for worker in workers]
     while waiting and (left := until - time.monotonic()) > 0:
         ready = connection.wait(waiting, left)

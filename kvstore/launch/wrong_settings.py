@@ -13,6 +13,7 @@ from kvstore.observe import log, metrics
 from kvstore.settings.definitions import SERVERS, SETTINGS, STORES, WORKER
 from kvstore.settings.options import StoreConfig, slice_threshold, store_config
 from kvstore.settings.parameter_server import ps_config
+from kvstore.settings.ports import port_range
 from kvstore.settings.variables import first_set, process_variables
 
 #: What counts together with a setting.
@@ -75,6 +76,7 @@ def _update_on_kvstore(env: Mapping[str, str]) -> None:
 _READERS: dict[str, Callable[[Mapping[str, str]], object]] = {
     **dict.fromkeys((row.name for row in SERVERS), ps_config),
     **dict.fromkeys((field.name for field in fields(StoreConfig)), lambda env: store_config({}, env)),
+    "ports": lambda env: port_range(env["KVSTORE_PORTS"]),
     "slice_elements": slice_threshold,
     "van": _van,
     "update_on_kvstore": _update_on_kvstore,

@@ -159,6 +159,9 @@ SERVERS: Final = (
     SettingRow("journal", "KVSTORE_JOURNAL", str, "", (SCHEDULER,),
         "folder in which the scheduler keeps its journal, so that it can be started again; if empty, its "
         "death ends the job"),
+    SettingRow("ports", "KVSTORE_PORTS", str, "", (SERVER, SCHEDULER, LAUNCHER),
+        "range of ports, such as `7000-7100`, for scheduler, servers and `MASTER_PORT`, where no other "
+        "setting gives a port; if empty, any free port"),
     SettingRow("streams", "KVSTORE_STREAMS", int, 1, (SERVER,),
         "0: data between workers and servers goes over ZeroMQ only; 1: over connections of its own"),
 )  # fmt: skip

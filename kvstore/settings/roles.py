@@ -91,7 +91,7 @@ class Roles:
         return dataclasses.replace(self, port=port, scheduler=address, job=self.job or address)
 
 
-def find(environment: Mapping[str, str] | None = None) -> Roles | None:
+def find(environment: Mapping[str, str] | None = None, command: str = "") -> Roles | None:
     """Find the role of this process from environment variables.
 
     The function resolves names of hosts and sends nothing to other processes. A process without KVSTORE_ROLE
@@ -102,6 +102,9 @@ def find(environment: Mapping[str, str] | None = None) -> Roles | None:
     ----------
     environment : mapping, optional
         The variables. With None, those of this process.
+    command : str, optional
+        The command, such as ``"kvstore server"``, that has put its role and its options among the variables;
+        errors then name its options.
 
     Returns
     -------
@@ -121,9 +124,9 @@ def find(environment: Mapping[str, str] | None = None) -> Roles | None:
         if env.get(variable, "0") != "0":
             _warn(variable)
     role = _role(env)
-    scheduler = _scheduler(env)
+    scheduler = _scheduler(env, command)
     place = _place(env, scheduler) if role == "worker" else None
-    workers, servers = _counts(env, role, place)
+    workers, servers = _counts(env, role, place, command)
     host = _host(env, role, scheduler)
     found = Roles(
         role=role,
@@ -167,8 +170,8 @@ def _role(env: Mapping[str, str]) -> str:
     return role
 
 
-def _scheduler(env: Mapping[str, str]) -> str:
-    """Address of the scheduler, as it was told."""
+def _scheduler(env: Mapping[str, str], command: str = "") -> str:
+    """Return the address of the scheduler, as the variables have it."""
     roots = [env.get(name, "") for name in _ROOT]
     from_roots = _from_roots(env) if all(roots) else None
     if address := env.get("KVSTORE_SCHEDULER"):
@@ -179,6 +182,11 @@ def _scheduler(env: Mapping[str, str]) -> str:
     if from_roots:
         return from_roots
     missing = " and ".join(name for name, value in zip(_ROOT, roots, strict=True) if not value)
+    if command:
+        raise ConfigError(
+            f"`{command}` needs the address of the scheduler: give it as --scheduler (or set {missing} or "
+            "KVSTORE_SCHEDULER); `kvstore scheduler` prints it"
+        )
     raise ConfigError(
         f"{signs(env)[0]} is set, but the address of the scheduler is not ({missing} or KVSTORE_SCHEDULER): "
         "start the job with `kvstore run -n 2 -s 1`, or set KVSTORE_SCHEDULER to the address that "
@@ -203,7 +211,9 @@ def _place(env: Mapping[str, str], scheduler: str) -> launchers.Placement | None
     return None if found.launcher == "none" or foreign else found
 
 
-def _counts(env: Mapping[str, str], role: str, place: launchers.Placement | None) -> tuple[int, int]:
+def _counts(
+    env: Mapping[str, str], role: str, place: launchers.Placement | None, command: str
+) -> tuple[int, int]:
     """Numbers of workers and servers; 0 for what was not said."""
     workers, servers = (
         _number(env, names, 1) if _agreed(env, names) else None for names in (_WORKERS, _SERVERS)
@@ -216,9 +226,9 @@ def _counts(env: Mapping[str, str], role: str, place: launchers.Placement | None
     missing = [names for names, found in ((_WORKERS, workers), (_SERVERS, servers)) if found is None]
     if role == "scheduler" and missing:
         names = " and ".join(" or ".join(names) for names in missing)
-        sign = first_set(env, _ROLE)
+        sign = f"`{command}`" if command else f"{first_set(env, _ROLE)}=scheduler"
         raise ConfigError(
-            f"this is the scheduler ({sign}=scheduler), but {names} is not set: "
+            f"this is the scheduler ({sign}), but {names} is not set: "
             "set it to the number of processes in the job, or run `kvstore scheduler -n 2 -s 1`"
         )
     return place.size if place else workers[1] if workers else 0, servers[1] if servers else 0

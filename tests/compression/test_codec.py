@@ -76,9 +76,10 @@ def test_thresholds_of_one_bit_are_numbers(threshold: Any) -> None:
     [
         ({}, "None; known types: 1bit, 2bit"),
         ({"type": "2BIT"}, "did you mean '2bit'"),
+        ({"type": "2bit", "treshold": 0.5}, "did you mean 'threshold'.*its parameters are threshold"),
         ({"type": ["2bit"]}, "known types"),
-        ({"type": "fp16", "threshold": 1}, "codec 'fp16' has no parameter threshold"),
-        ({"type": "2bit", 5: 1}, "has no parameter 5"),
+        ({"type": "fp16", "threshold": 1}, "codec 'fp16' has no parameter 'threshold'; it has none"),
+        ({"type": "2bit", 5: 1}, "has no parameter '5'"),
     ],
 )
 def test_what_names_no_codec(params: dict[Any, Any], says: str) -> None:

@@ -14,7 +14,9 @@ from kvstore.stores.collectives.mpi.roll_call import absent
 
 def test_without_mpi4py_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py", None)
-    with pytest.raises(kv.MissingBackendError, match=r"pip install mpi4py mpich.*mpiexec -n 2 python"):
+    with pytest.raises(
+        kv.MissingBackendError, match=r"pip install 'kvstore-train\[mpi\]' mpich.*mpiexec -n 2 python"
+    ):
         kv.create("mpi")
 
 

@@ -178,6 +178,66 @@ print(*out)
     assert sorted(out.splitlines()) == [b"[0] 6.0 6.0 6.0", b"[1] 6.0 6.0 6.0"]
 
 
+RULES = {
+    "optimizer": """
+@kv.optimizer.register
+class Third(kv.optimizer.SGD):
+    pass
+chosen = Third()
+""",
+    "schedule": """
+@kv.optimizer.lr_scheduler.register
+class Third(kv.lr_scheduler.FactorScheduler):
+    pass
+chosen = kv.optimizer.SGD(lr_scheduler=Third(step=2))
+""",
+    "argument": """
+import os
+SERVER = os.environ["KVSTORE_ROLE"] == "server"
+@kv.optimizer.register
+class Third(kv.optimizer.SGD):
+    def __init__(self, **kwargs):
+        if SERVER:
+            raise OSError("Third cannot be made here")
+        super().__init__(**kwargs)
+chosen = None if SERVER else Third()
+""",
+}
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_a_rule_that_a_server_cannot_make_is_told_as_the_server_s(job: Job, kind: str) -> None:
+    """The class is in the script, which servers do not import; or in a module, and its constructor fails."""
+    own = f"import kvstore as kv\n{RULES[kind]}"
+    (job.folder / "own.py").write_text(own)
+    text = f"""
+import numpy as np
+{"from own import *" if kind == "argument" else own}
+import kvstore as kv
+store = kv.create("dist_sync")
+store.init("w", np.zeros(3, np.float32))
+try:
+    store.set_optimizer(chosen)
+except kv.errors.ConfigError as error:
+    print(error)
+store.push("w", np.ones(3, np.float32))  # the store is as it was
+out = np.empty(3, np.float32)
+store.pull("w", out=out)
+print(*out)
+"""
+    (job.folder / "train.py").write_text(text)
+    imports = ["--import", "own"] if kind == "argument" else []
+    code, out, _ = finish(job.run("-n", "2", "-s", "1", "--no-prefix", *imports, "train.py"))
+    assert code == 0
+    *told, one, other = sorted(out.decode().splitlines(), reverse=True)
+    assert one == other == "2.0 2.0 2.0"
+    assert len(told) == 2
+    for line in told:
+        assert line.startswith("server 0: ")
+        assert "Third" in line or "third" in line
+        assert "--import" in line
+
+
 # -------------------------------------------------------------------------------------------------- by hand
 
 
@@ -371,3 +431,37 @@ def test_the_demo_ends_with_the_weights_of_as_many_processes_without_servers(job
     assert first is not None, alone
     assert second is not None, served
     assert first[1] == second[1]
+
+
+def test_all_listen_at_ports_of_the_range(job: Job) -> None:
+    first = 21_000 + os.getpid() % 20_000
+    job.environment["KVSTORE_PORTS"] = f"{first}-{first + 40}"
+    text = f"""
+import json, os
+from pathlib import Path
+store = kv.create("dist_sync")
+listening = []
+for table in ("tcp", "tcp6"):
+    for line in Path("/proc/net/" + table).read_text().splitlines()[1:]:
+        words = line.split()
+        if words[3] == "0A":
+            listening.append((int(words[1].rpartition(":")[2], 16), words[9]))
+mine = set()
+for process in filter(str.isdecimal, os.listdir("/proc")):
+    try:
+        if {job.environment["KVSTORE_TEST_MARK"]!r} not in Path("/proc", process, "environ").read_text():
+            continue
+        links = [os.readlink(link) for link in Path("/proc", process, "fd").iterdir()]
+    except OSError:
+        continue
+    mine |= {{port for port, inode in listening if f"socket:[{{inode}}]" in links}}
+if store.rank == 0:
+    print(*sorted(mine), os.environ["MASTER_PORT"])
+store.barrier()
+"""
+    (job.folder / "looks.py").write_text(f"import kvstore as kv\n{text}")
+    code, out, err = finish(job.run("-n", "2", "-s", "2", "--no-prefix", "looks.py"))
+    assert (code, err) == (0, b"")
+    ports = [int(word) for word in out.split()]
+    assert len(set(ports)) == len(ports) >= 6  # each server two, the scheduler, MASTER_PORT
+    assert set(ports) <= set(range(first, first + 41))

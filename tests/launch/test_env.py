@@ -74,3 +74,15 @@ def test_a_value_that_no_store_takes_is_shown() -> None:
     assert "KVSTORE_TIMEOUT must be of type float, not 'abc'" in result.stdout
     found = json.loads(env("--json", KVSTORE_TIMEOUT="abc").stdout)
     assert set(found["wrong_settings"]) == {"KVSTORE_TIMEOUT"}
+
+
+def test_a_misspelt_variable_is_shown_and_is_no_error() -> None:
+    result = env(KVSTORE_NUM_THREAD="2", DMLC_NUM_WORKERS="3")
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    first = lines.index("unknown variables, without effect")
+    assert [line.split(maxsplit=1) for line in lines[first + 1 : first + 3]] == [
+        ["DMLC_NUM_WORKERS", "did you mean DMLC_NUM_WORKER?"],
+        ["KVSTORE_NUM_THREAD", "did you mean KVSTORE_NUM_THREADS?"],
+    ]
+    assert set(json.loads(env("--json", KVSTORE_FOO="2").stdout)["unknown_variables"]) == {"KVSTORE_FOO"}

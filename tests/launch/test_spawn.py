@@ -206,11 +206,20 @@ inner.join()
 
 
 def test_a_script_without_its_guard_says_so(job: Job) -> None:
-    (job.folder / "main.py").write_text("import kvstore as kv\nkv.spawn(print, 1)\n")
+    (job.folder / "main.py").write_text("import kvstore as kv\nkv.spawn(print, 2)\n")
     code, _, err = finish(job.start("main.py"))
     assert code == 1
-    assert "__main__" in err
-    assert "rank 0 failed with exit code 1" in err
+    last = err.splitlines()[-1]
+    assert last.startswith("kvstore.errors.ConfigError: the script calls kvstore.spawn at its top level")
+    assert 'if __name__ == "__main__":' in last
+    assert err.count("Traceback") == 1
+
+
+def test_a_function_of_a_session_without_a_file_is_refused(job: Job) -> None:
+    text = "import kvstore as kv\ndef fn(): pass\nkv.spawn(fn, 1)\n"
+    code, _, err = finish(job.start("-c", text))
+    assert code == 1
+    assert "is defined in a session and not in a file" in err.splitlines()[-1]
 
 
 def inside() -> Any:

@@ -13,11 +13,12 @@ from typing import Any
 
 from kvstore.errors import ConfigError, ProtocolError
 from kvstore.settings.keys import Keys
+from kvstore.settings.variables import text_of
 
 from ..child_process import TAIL, UNKILLABLE, ProcessRole
 from ..output import Lines, Sink
 from ..output_relay import OutputRelay
-from ..process import GRACE, HostLoss, tied_to, told
+from ..process import HostLoss, grace, tied_to, told
 from . import messages as m
 
 #: Seconds without a word from the agent after which it is lost; it waits as long for ours.
@@ -70,10 +71,11 @@ class RemoteProcess:
         """Say that nothing is known of it."""
         return False
 
-    def end(self, number: int, grace: float = GRACE) -> None:
-        """Have a signal sent to its group, which is killed if it is still there `grace` seconds later."""
-        self._kill_at = self._kill_at or time.monotonic() + grace
-        self.connection.send(m.EndProcess(self.number, number, grace))
+    def end(self, number: int, patience: float | None = None) -> None:
+        """Have a signal sent to its group, which is killed if it is still there `patience` seconds later."""
+        patience = grace() if patience is None else patience
+        self._kill_at = self._kill_at or time.monotonic() + patience
+        self.connection.send(m.EndProcess(self.number, number, patience))
 
     def ask(self, number: int) -> None:
         """Have it write something; see `ChildProcess.ask`."""
@@ -123,6 +125,8 @@ class Connection:
         self.name, self._relay = name, relay
         #: Whether the agent has answered, and is in the folder.
         self.ready = False
+        #: A free port of the host, which the agent holds.
+        self.port = 0
         #: What ended the connection.
         self.lost: HostLoss | None = None
         self._started = self._heard = self._spoke = time.monotonic()
@@ -140,7 +144,7 @@ class Connection:
         relay.add(self._err)
         relay.feed(self._sink)
         relay.watch(self._out.fileno(), self._read)
-        self.send(m.JobStart(os.fsencode(folder), PATIENCE))
+        self.send(m.JobStart(os.fsencode(folder), PATIENCE, text_of("ports")))
 
     @property
     def group(self) -> int:
@@ -247,8 +251,8 @@ class Connection:
         match message:
             case m.AgentHello(version):
                 self._compare(version)
-            case m.AgentReady():
-                self.ready = True
+            case m.AgentReady(port):
+                self.ready, self.port = True, port
             case m.AgentRefused(text):
                 self._lose(f"host {self.name}: {text}")
             case m.KeepAlive():

@@ -27,10 +27,14 @@ class _Message(msgspec.Struct, array_like=True, tag=True):
 
 
 class JobStart(_Message, tag="Job"):
-    """First message to the agent: folder to run in, seconds of silence after which it ends all."""
+    """First message to the agent: folder to run in, seconds of silence after which it ends all.
+
+    `ports` is the value of KVSTORE_PORTS.
+    """
 
     folder: bytes
     patience: float
+    ports: str = ""
 
 
 class StartProcess(_Message, tag="Start"):
@@ -77,7 +81,9 @@ class AgentHello(_Message, tag="Hello"):
 
 
 class AgentReady(_Message, tag="Ready"):
-    """The agent is in the folder of the job."""
+    """The agent is in the folder of the job, and holds a port that worker 0 of a job can use."""
+
+    port: int
 
 
 class Output(_Message):

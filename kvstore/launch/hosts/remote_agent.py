@@ -134,10 +134,11 @@ class RemoteAgent:
 
     def _do(self, message: Any) -> None:
         match message:
-            case m.JobStart(folder, patience):
+            case m.JobStart(folder, patience, ports):
                 self._patience = patience
                 _enter(os.fsdecode(folder))
-                self._channel.send(m.AgentReady())
+                port = self._local_host.master_port(ports)
+                self._channel.send(m.AgentReady(port))
             case m.StartProcess():
                 self._start(message)
             case m.EndProcess(number, code, grace) if number in self._children:

@@ -93,6 +93,15 @@ class RemoteHosts:
         """Rank and number of a worker on its host."""
         return self._hosts.layout.local(rank)
 
+    def host(self, rank: int) -> int:
+        """Return the number of the host on which a worker runs."""
+        return self._hosts.layout.host(ProcessRole("worker", rank))
+
+    @property
+    def master(self) -> tuple[str, int]:
+        """Address of worker 0, and a port there that nothing else uses."""
+        return self._hosts.layout.addresses[0], self._connections[0].port
+
     def start(
         self,
         part: ProcessRole,

@@ -59,6 +59,6 @@ def nccl(root: Path = ROOT) -> Finding:
         return Finding("NCCL", "ok", f"nccl4py {version}, of no use without an NVIDIA driver")
     ran = children.run([*children.JOB, "nccl-library"], _DEADLINE)
     if ran.code != 0:
-        cure = f"pip install '{DISTRIBUTION}[nccl]' (or nvidia-nccl-cu12, as the driver is)"
+        cure = f"pip install '{DISTRIBUTION}[nccl]' (with a driver of CUDA 12, nvidia-nccl-cu12)"
         return Finding("NCCL", "warning", f"nccl4py {version}, but NCCL does not load: {ran.reason}", cure)
     return Finding("NCCL", "ok", f"nccl4py {version}, NCCL {ran.out.strip()}")

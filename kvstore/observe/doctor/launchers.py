@@ -13,6 +13,7 @@ from kvstore.errors import ConfigError
 from kvstore.launch.wrong_settings import wrong_settings
 from kvstore.settings import launchers, roles
 from kvstore.settings.definitions import IGNORED, IGNORED_ON_SERVERS, LAUNCHERS, SERVERS, STORES, WORKER
+from kvstore.settings.unknown import unknown_variables
 from kvstore.settings.variables import process_variables
 
 from . import children
@@ -62,14 +63,16 @@ def parameter_server(environment: Mapping[str, str] | None = None) -> Finding:
 
 
 def variables(environment: Mapping[str, str] | None = None) -> Finding:
-    """List the variables of kvstore that are set, and warn of those without effect."""
+    """List the variables of kvstore that are set, and warn of those without effect, also misspelt ones."""
     env = process_variables() if environment is None else environment
-    names = sorted(name for name in env if _OWN.match(name))
+    unknown = unknown_variables(env)
+    names = sorted(name for name in env if _OWN.match(name) or name in unknown)
     text = f"set: {', '.join(names)}" if names else "none of kvstore's is set"
-    useless = [name for name in names if name in IGNORED or name in IGNORED_ON_SERVERS]
+    reasons = {**IGNORED, **IGNORED_ON_SERVERS}
+    reasons |= {name: f"kvstore has no such variable{hint and f', {hint}'}" for name, hint in unknown.items()}
+    useless = [name for name in names if name in reasons]
     if useless:
-        reasons = {**IGNORED, **IGNORED_ON_SERVERS}
-        cure = "unset them: " + "; ".join(f"{name}: {reasons[name]}" for name in useless)
+        cure = "unset or correct them: " + "; ".join(f"{name}: {reasons[name]}" for name in useless)
         return Finding("variables", "warning", f"{text}; without effect: {', '.join(useless)}", cure)
     return Finding("variables", "ok", text)
 

@@ -53,6 +53,8 @@ class ProcessFile(msgspec.Struct, frozen=True, tag=FORMAT, tag_field="format"):
         Number of events that were too many for the ring: the oldest ones.
     events : bytes
         As `kvstore.observe.native.packed_events` returns them; base64 in the file.
+    workers, servers : int
+        Numbers of the processes of the job, as far as variables give them to this process; else 0.
     """
 
     version: int
@@ -71,6 +73,8 @@ class ProcessFile(msgspec.Struct, frozen=True, tag=FORMAT, tag_field="format"):
     threads: dict[int, str]
     overwritten: int
     events: bytes
+    workers: int = 0
+    servers: int = 0
 
     @property
     def name(self) -> str:
@@ -120,5 +124,5 @@ def _is_possible(content: ProcessFile) -> bool:
         all(abs(number) <= _LONGEST for number in (content.monotonic, *compared))
         and all(int(rows[name].max(initial=0)) <= _LONGEST for name in ("begin", "end"))
         and abs(content.realtime) <= _TIME_OF_DAY
-        and content.size <= _MOST
+        and max(content.size, content.workers, content.servers) <= _MOST
     )

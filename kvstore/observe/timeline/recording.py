@@ -1,13 +1,14 @@
 """KVSTORE_TIMELINE: this process records its events, and writes them to a file of that folder.
 
-It writes when its last store is closed, when it ends, and on SIGUSR1. What a process kept until then is all
-that there is: nothing is written of one that is killed.
+It writes when its last store is closed, when it ends, also by SIGTERM or SIGHUP, and on SIGUSR1. Of a process
+that is killed there is what it has written before.
 """
 
 from __future__ import annotations
 
 import _thread
 import atexit
+import functools
 import logging
 import os
 import signal
@@ -18,8 +19,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ...errors import ConfigError, KVStoreError
+from ...settings.definitions import SETTINGS
 from ...settings.launchers import Placement, detect
-from ...settings.variables import text_of
+from ...settings.variables import first_set, process_variables, text_of
 from ..native._observe import packed_events, record_events, recorded, take_times
 from ..signals import call_on_signal
 from . import labels, threads
@@ -28,6 +30,8 @@ from .sources import WORKER, Sources, StoreRecord, chief
 
 _EVENTS = 1 << 18  # of 56 bytes; of the memory only as much is touched as there are events
 _PATIENCE = 30.0  # seconds until another thread must have written its file
+_LAST_WORDS = 10.0  # seconds that a signal which ends the process waits for the file
+_ENDING = (signal.SIGTERM, signal.SIGHUP)  # Ctrl-C raises an exception, and the end is orderly
 
 _T = TypeVar("_T")
 
@@ -98,11 +102,13 @@ class _Recorder:
             clock=name_of_clock(), monotonic=monotonic, realtime=realtime, scheduler=self.clock.samples,
             stores=records, labels=labels.texts(), threads=threads.names(),
             overwritten=max(0, events - kept), events=packed,
+            workers=_count("num_workers"), servers=_count("num_servers"),
         )  # fmt: skip
 
 
 _recorder: _Recorder | None = None
 _begun = False
+_ended_by: list[int] = []  # the signal that ends this process; a second one does not wait
 
 
 def start() -> None:
@@ -126,6 +132,9 @@ def follow(source: _T, describe: Callable[[_T], StoreRecord]) -> None:
     if recorder is not None:
         recorder.sources.add(source, describe)
         call_on_signal(signal.SIGUSR1, _write_in_thread)
+        if threading.current_thread() is threading.main_thread():  # no other can give the signal back
+            for number in _ENDING:
+                call_on_signal(number, functools.partial(_write_and_end, number))
 
 
 def finish(source: Any) -> None:
@@ -178,6 +187,7 @@ def _after_fork() -> None:
     global _recorder
     if _recorder is not None:
         _recorder = _Recorder(str(_recorder.folder))
+        _ended_by.clear()
 
 
 def _write_in_thread() -> None:
@@ -185,9 +195,32 @@ def _write_in_thread() -> None:
     _thread.start_new_thread(_write_now, ())
 
 
+def _write_and_end(number: int) -> None:
+    """Write, and let the signal end the process as it does without a timeline."""
+    if not _ended_by and _recorder is not None:
+        _ended_by.append(number)
+        written = threading.Event()
+        _thread.start_new_thread(_write_last, (written,))
+        written.wait(_LAST_WORDS)
+    signal.signal(number, signal.SIG_DFL)
+    signal.raise_signal(number)
+
+
+def _write_last(written: threading.Event) -> None:
+    write()
+    written.set()
+
+
 def _write_now() -> None:
     if _recorder is not None:
         _recorder.write()
+
+
+def _count(name: str) -> int:
+    """Return the number of processes of a role that a variable gives; 0 if none does."""
+    env = process_variables()
+    text = env.get(first_set(env, SETTINGS[name].names()) or "", "")
+    return int(text) if text.isdecimal() and len(text) < 7 else 0
 
 
 def _place() -> Placement | None:

@@ -9,6 +9,7 @@ from ...observe import log, metrics
 from ...observe.timeline import recording
 from ...settings.parameter_server import PsConfig, ps_config
 from ...settings.roles import Roles
+from ...settings.unknown import warn_of_unknown_variables
 from .scheduler import loop as scheduler_loop
 from .server.loop import ServerLoop
 from .transport.options import tune_malloc
@@ -30,6 +31,7 @@ def scheduler(
 ) -> None:
     """Be the scheduler; `report` and `watch` are those of `scheduler.loop.run`."""
     log.start("scheduler")
+    warn_of_unknown_variables()
     metrics.start()
     recording.start()
     _collect_seldom()
@@ -39,6 +41,7 @@ def scheduler(
 def server(roles: Roles, config: PsConfig | None = None) -> None:
     """Be a server."""
     log.start("server")
+    warn_of_unknown_variables()
     metrics.start()
     recording.start()
     _collect_seldom()

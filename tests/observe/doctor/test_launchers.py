@@ -57,6 +57,16 @@ def test_variables_are_listed_by_name_and_useless_ones_are_a_warning() -> None:
     assert SECRET not in str(useless)
 
 
+def test_a_misspelt_variable_is_a_warning_that_names_the_right_one() -> None:
+    found = launchers.variables(
+        {"KV_STORE_NUM_THREADS": SECRET, "KVSTORE_QQQ": SECRET, "KVSTORE_JOB": SECRET}
+    )
+    assert found.level == "warning"
+    assert "without effect: KVSTORE_QQQ, KV_STORE_NUM_THREADS" in found.text
+    assert "no such variable, did you mean KVSTORE_NUM_THREADS?" in found.cure
+    assert SECRET not in str(found)
+
+
 def test_wrong_values_are_errors_without_the_values() -> None:
     (right,) = launchers.settings({"KVSTORE_TIMEOUT": "5"})
     assert right.level == "ok"

@@ -27,6 +27,15 @@ for step in range(20):
     store.pushpull("w", np.ones(1000, np.float32), out=out)
 """
 
+#: A worker that does not fail when another is lost, and ends by a signal only.
+WAITS = """
+def pushpull(key, value, out):
+    try:
+        store.pushpull(key, value, out=out)
+    except kv.PeerLostError:
+        time.sleep(1000)
+"""
+
 
 @pytest.fixture
 def folder(job: Job, tmp_path: Path) -> Path:
@@ -106,6 +115,34 @@ def test_of_a_process_that_is_killed_there_is_no_file(job: Job, folder: Path) ->
     assert "worker 1" not in files(folder)
     # The launcher has ended servers and scheduler by a signal; they write before they end.
     assert {"scheduler 0", "server 0"} <= set(files(folder))
+
+
+def test_workers_that_sigterm_ends_write_and_the_missing_are_named(job: Job, folder: Path) -> None:
+    """Worker 1 is killed; the launcher ends the others while they wait for it."""
+    text = TRAIN + "    if step == 9 and RANK == 1: os.kill(os.getpid(), 9)\n"
+    job.environment |= {"STORE": "shared", "KVSTORE_TIMEOUT": "200"}
+    waiting = text.replace("store.pushpull(", "pushpull(").replace("for step", WAITS + "for step")
+    launcher = job.run("-n", "3", text=waiting)
+    launcher.communicate(timeout=pace.seconds(100))
+    assert launcher.returncode == 137
+    assert sorted(files(folder)) == ["worker 0", "worker 2"]
+    told = timeline(folder).stdout
+    assert "no file of worker 1: killed" in told
+    assert "worker 0" in told and "worker 2" in told
+
+
+@pytest.mark.parametrize("left", [("server 0",), ("scheduler 0",), ("worker 1",)])
+def test_the_missing_of_all_roles_are_named(job: Job, folder: Path, left: tuple[str, ...]) -> None:
+    done(job, "dist_sync", "-n", "2", "-s", "1")
+    for path in folder.glob("*.json"):
+        file = read(path)
+        if f"{file.role} {file.rank}" not in left:
+            path.unlink()
+    told = timeline(folder).stdout
+    for name, text in (("server 0", "server 0"), ("scheduler 0", "the scheduler")):
+        assert (f"no file of {text}: " in told) is (name not in left)
+    ranks = [str(rank) for rank in range(2) if f"worker {rank}" not in left]
+    assert f"no file of worker {', '.join(ranks)}: " in told
 
 
 def test_the_report_as_json(job: Job, folder: Path) -> None:

@@ -340,3 +340,70 @@ store.close()
     events = read_job(Path(recorded.environment["KVSTORE_TIMELINE"])).processes[0].events
     assert [event.round for event in events if event.kind == STEP] == [1, 2, 3]
     assert not [event for event in events if event.kind == BUCKET]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("busy", ["time.sleep(1000)", "while True: call(store)"])
+def test_a_signal_that_ends_the_process_writes_first(
+    recorded: Job, number: signal.Signals, busy: str
+) -> None:
+    text = f"""
+store = kv.create("local"); store.init("w", np.zeros(3, np.float32)); call(store)
+threading.Timer(0.3, lambda: os.kill(os.getpid(), {int(number)})).start()
+{busy}
+time.sleep(1000)
+"""
+    ended(recorded, text, code=-number)
+    (file,) = files(recorded)
+    assert waits(file)
+
+
+def test_a_lock_that_the_interrupted_line_holds_delays_the_end_and_does_not_prevent_it(recorded: Job) -> None:
+    text = """
+import logging
+from kvstore.observe.timeline import recording
+recording._LAST_WORDS = 0.5
+store = kv.create("local"); store.init("w", np.zeros(3, np.float32)); call(store)
+with recording._recorder._writing:
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(1000)
+"""
+    ended(recorded, text, code=-signal.SIGTERM)
+    assert files(recorded) == []
+
+
+def test_what_sigusr1_wrote_is_there_after_a_kill(recorded: Job) -> None:
+    text = """
+store = kv.create("local"); store.init("w", np.zeros(3, np.float32)); call(store)
+os.kill(os.getpid(), signal.SIGUSR1)
+while not written():
+    time.sleep(0.01)
+call(store)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    ended(recorded, text, code=-signal.SIGKILL)
+    assert len(files(recorded)) == 1
+
+
+def test_a_handler_of_the_application_for_sigterm_stays(recorded: Job) -> None:
+    text = """
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+store = kv.create("local"); store.init("w", np.zeros(3, np.float32)); call(store)
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(1000)
+"""
+    ended(recorded, text, code=7)
+    assert len(files(recorded)) == 1
+
+
+def test_a_forked_child_ends_by_sigterm_and_writes_nothing(recorded: Job) -> None:
+    text = """
+store = kv.create("local"); store.init("w", np.zeros(3, np.float32)); call(store)
+child = os.fork()
+if not child:
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(1000)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(written()))
+"""
+    out, _ = ended(recorded, text)
+    assert out == b"-15 0\n"

@@ -400,7 +400,7 @@ def test_without_nccl4py_the_error_says_how_to_get_it(
     cuda: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "nccl.bindings", None)
-    with pytest.raises(kv.MissingBackendError, match=r"pip install nccl4py cuda-bindings nvidia-nccl-cu13"):
+    with pytest.raises(kv.MissingBackendError, match=r"pip install 'kvstore-train\[nccl\]'"):
         kv.create("nccl")
 
 

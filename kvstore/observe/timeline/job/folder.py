@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -91,19 +91,31 @@ def _is_ours(path: Path) -> bool:
 
 
 def missing(files: Sequence[ProcessFile], some_left_out: bool = False) -> list[str]:
-    """Say which processes have no file: they were killed, or have not written it yet."""
+    """Name the processes of the job that have no file: they were killed, or have not written it yet."""
     notes = []
     reasons = "killed, or not written yet, or left on another host" + ", or left out" * some_left_out
     for role in (WORKER, "server"):
         of_role = [file for file in files if file.role == role]
-        size = max((file.size for file in of_role), default=0)
+        size = max(map(_size_of(role), files), default=0)
         without = sorted(set(range(size)) - {file.rank for file in of_role})
         if without:
             names = ", ".join(map(str, without))
             notes.append(f"no file of {role} {names}: {reasons}")
         counts = Counter(file.rank for file in of_role)
         notes += [f"{role} {rank} has {n} files: it was started again" for rank, n in counts.items() if n > 1]
+    if any(file.servers for file in files) and all(file.role != "scheduler" for file in files):
+        notes.append(f"no file of the scheduler: {reasons}")
     return notes
+
+
+def _size_of(role: str) -> Callable[[ProcessFile], int]:
+    """Return a function for how many processes of a role there are, as far as a file says."""
+
+    def size(file: ProcessFile) -> int:
+        told = file.workers if role == WORKER else file.servers
+        return max(told, file.size) if file.role == role else told
+
+    return size
 
 
 def overwritten(files: Sequence[ProcessFile]) -> list[str]:

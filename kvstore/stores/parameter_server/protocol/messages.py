@@ -223,6 +223,8 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     """A server that comes back from a snapshot."""
     host: str = ""
     """Of a worker that asks for a hierarchy: the same text in all workers that share memory."""
+    version: str = ""
+    """Of the sender's kvstore."""
 
 
 class Bye(msgspec.Struct, frozen=True, tag=True):

@@ -16,10 +16,11 @@ from ....observe.timeline import recording
 from ....observe.timeline.sources import StoreRecord
 from ....settings.parameter_server import PsConfig
 from ....settings.roles import Roles
+from ....source_tree import package_version
 from ....waiting import NOTICE_AFTER
 from ..protocol import events
 from ..protocol.failures import raised
-from ..protocol.messages import Met, Pong, ReliableMessage
+from ..protocol.messages import PROTOCOL, Hello, Met, Pong, ReliableMessage
 from ..protocol.view_log import tell_message
 from ..transport.sockets import SchedulerSockets
 from .machine import Scheduler, SchedulerOptions
@@ -113,6 +114,7 @@ class _Loop:
                 )  # fmt: skip
         self._ticked = self._pinged = self._started = time.monotonic()
         self._told = False
+        self._strange: set[str] = set()  # processes of another version of kvstore, each reported once
         self._ended: events.End | None = None
         self._members = MembershipLog(log)
         self.counters = self._members.counters = Counters("scheduler", roles.job, 0, 1)
@@ -127,6 +129,7 @@ class _Loop:
         log.info("scheduler started at %s", self._sockets.address)
         while self._ended is None:
             for peer, message in self._sockets.receive(_TICK):
+                self._note_version(message)
                 self._step(events.Received(peer, message))
             for process in self._sockets.heartbeats.heard():
                 self._step(events.Heard(process))
@@ -143,6 +146,19 @@ class _Loop:
     def record(self) -> StoreRecord:
         """Describe the scheduler for a timeline, which takes the times of others by its clock."""
         return StoreRecord(self.counters.number, "scheduler", self.counters.read()["job"], 0, 1, {})
+
+    def _note_version(self, message: Any) -> None:
+        """Warn of a process that has another version of kvstore and speaks the same protocol."""
+        hello = message.body if type(message) is ReliableMessage else None
+        if type(hello) is not Hello or hello.protocol != PROTOCOL or hello.version == package_version():
+            return
+        if hello.process not in self._strange:
+            self._strange.add(hello.process)
+            log.warning(
+                "%s %s has kvstore %s, and the scheduler %s: install one version in all processes of the job",
+                hello.role, hello.rank if hello.rank >= 0 else "without a rank",
+                hello.version or "of an earlier version", package_version(),
+            )  # fmt: skip
 
     def _look_at_the_clock(self, now: float) -> None:
         if now - self._pinged >= self._heartbeat:

@@ -10,7 +10,6 @@ the journal goes on where it ended, so that an absence counts for nobody's wait.
 from __future__ import annotations
 
 import dataclasses
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import msgspec
 
 from ....errors import ConfigError
+from ....source_tree import package_version
 from ..protocol.events import Action, Event, Heard, Received, Resumed, Tick
 from ..protocol.messages import PROTOCOL, ReliableMessage
 from .journal import Journal
@@ -27,11 +27,6 @@ from .machine_state import dumped, loaded
 _FORMAT = 2
 _LARGE = 4 << 20  # bytes of a journal from which on it is replaced by the state
 _GROWTH = 4  # but only once it is so many times what the state was
-
-
-def _version() -> str:
-    """Return the version of the package, which is above this module and has been imported before it."""
-    return str(sys.modules[__name__.partition(".")[0]].__version__)
 
 
 class JournalEntry(msgspec.Struct, array_like=True):
@@ -115,7 +110,7 @@ class RecordedScheduler:
 
     def whole(self, addresses: tuple[str, str]) -> bytes:
         """Return the record that stands for all before it."""
-        head = JournalHead(_FORMAT, PROTOCOL, _version(), self._options, self.machine.term, addresses)
+        head = JournalHead(_FORMAT, PROTOCOL, package_version(), self._options, self.machine.term, addresses)
         head.state = dumped(self.machine.state())
         return msgspec.msgpack.encode(head)
 
@@ -149,12 +144,12 @@ class RecordedScheduler:
         return head.addresses
 
     def _check(self, head: JournalHead) -> None:
-        mine, found = (_FORMAT, PROTOCOL, _version()), (head.format, head.protocol, head.version)
+        mine, found = (_FORMAT, PROTOCOL, package_version()), (head.format, head.protocol, head.version)
         if mine != found:
             raise ConfigError(
                 f"the scheduler's journal is of kvstore {head.version} (protocol {head.protocol}), this is "
-                f"kvstore {_version()} (protocol {PROTOCOL}): start the scheduler with that version, or the "
-                "whole job again with a new name (KVSTORE_JOB)"
+                f"kvstore {package_version()} (protocol {PROTOCOL}): start the scheduler with that version, "
+                "or the whole job again with a new name (KVSTORE_JOB)"
             )
         differ = [
             f"{name} {value!r} instead of {head.options.get(name)!r}"

@@ -29,6 +29,7 @@ from ....observe.timeline import recording
 from ....observe.timeline.sources import StoreRecord
 from ....settings.parameter_server import PsConfig
 from ....settings.roles import Roles
+from ....source_tree import package_version
 from ..protocol import events
 from ..protocol import messages as m
 from ..protocol.failures import raised
@@ -69,7 +70,7 @@ class ServerLoop:
         self._sockets = ServerSockets(roles, incarnation, bool(config.streams))
         hello = m.Hello(
             "server", roles.rank, incarnation, process, roles.job, m.PROTOCOL,
-            address=self._sockets.address, restarted=state is not None,
+            address=self._sockets.address, restarted=state is not None, version=package_version(),
         )  # fmt: skip
         options = ServerOptions(
             dead_after=config.dead_after,

@@ -146,7 +146,14 @@ def _built(text: str) -> Optimizer | None:
             f"optimizer {name!r} cannot be sent to servers: register its class (and that of its schedule), "
             "and keep its arguments as attributes"
         )
-    return Optimizer.from_config(name, config)
+    try:
+        return Optimizer.from_config(name, config)
+    except Exception as error:  # the worker has made it, so the classes here are not those of the worker
+        raise ConfigError(
+            f"{str(error) or type(error).__name__}. A server makes the optimizer and its schedule from its "
+            "own modules: move the class into a module, and name it with --import (`kvstore run -s 1 "
+            "--import my_rules train.py`; also an option of `kvstore role` and `kvstore server`)"
+        ) from error
 
 
 def _name(optimizer: Optimizer | None) -> str:

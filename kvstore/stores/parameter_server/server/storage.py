@@ -270,7 +270,7 @@ class ServerStorage:
                 folder.remove()
 
     def configure(self, install: Install) -> Failure | None:
-        """Take in settings; log commands."""
+        """Install settings, or log a command; return a failure that names this server."""
         if install.kind == "command":
             log.info("command %d: %s", install.head, install.text)
             return None
@@ -278,7 +278,8 @@ class ServerStorage:
             shard = self.shard(install.store)
             shard.install(install.version, install.kind, install.text, install.clock)
         except KVStoreError as error:
-            return self._failure(error)
+            failure = self._failure(error)
+            return Failure(failure.error, f"server {self._server}: {failure.text}")
         return None
 
     def attach(self, action: events.Attachment) -> str:

@@ -22,6 +22,7 @@ import zmq
 
 from kvstore.errors import AuthError, ConfigError, KVStoreError
 from kvstore.settings import addresses
+from kvstore.settings.ports import bound_in_range
 
 from .auth import HandshakeMonitor, use_keys, use_password
 from .context import Context
@@ -245,6 +246,9 @@ class Router(Channel):
         """
         host, port = addresses.split(address)
         if host and not port:
+            bound = bound_in_range(lambda port: self.socket.bind(f"tcp://{host}:{port}"), zmq.ZMQError, host)
+            if bound is not None:
+                return
             for chosen in secrets.SystemRandom().sample(_PORTS, _TRIES):
                 with contextlib.suppress(zmq.ZMQError):
                     self.socket.bind(f"tcp://{host}:{chosen}")

@@ -65,6 +65,8 @@ def _name(roles: Roles) -> str:
 def _open_files() -> int:
     try:
         return len(os.listdir("/proc/self/fd")) - 1  # but for the one that lists them
+    except FileNotFoundError:  # there is no /proc: nothing is known, and nothing is refused for it
+        return 0
     except OSError:  # there is not one left
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 

@@ -16,6 +16,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from ....settings import addresses
+from ....settings.ports import bound_in_range
 from ....settings.roles import Roles
 from .ciphers import PROOF_BYTES, SALT_BYTES, SECRET_BYTES, Handshake, available
 from .native._streams import Cipher
@@ -67,7 +68,11 @@ class StreamListener:
         else:
             host = roles.host.strip("[]")
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            self._socket = socket.create_server((host, 0), family=family)
+
+            def bound(port: int) -> socket.socket:
+                return socket.create_server((host, port), family=family)
+
+            self._socket = bound_in_range(bound, OSError, host) or bound(0)
             if ipaddress.ip_address(self._socket.getsockname()[0]).is_loopback:
                 stop_pacing(self._socket)
             self.address = addresses.tcp(roles.host, self._socket.getsockname()[1])

@@ -17,6 +17,7 @@ from ....settings import launchers, roles
 from ....settings.parameter_server import ps_config
 from ....settings.roles import Roles
 from ....settings.variables import process_variables
+from ....source_tree import package_version
 from ..protocol import messages as m
 from ..transport.heartbeats import HeartbeatResponder
 from .state_machine.options import WorkerOptions
@@ -60,6 +61,7 @@ class WorkerProcess:
             ordinal=next(self._ordinals[group]),
             options=options,
             host=host,
+            version=package_version(),
         )
 
     def worker_options(self, credit: int, slice_bytes: int, synchronous: bool) -> WorkerOptions:

@@ -10,10 +10,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from ....errors import ConfigError, KVStoreError, PeerLostError, TimeoutError
+from ....errors import ConfigError, KVStoreError, PeerLostError, ProtocolError, TimeoutError
 from ....settings.definitions import DEFAULTS
 from ....settings.launchers import Placement, detect
 from ....settings.options import StoreConfig
+from ....source_tree import package_version
 from ....waiting import WaitClock
 from . import _shared as shm
 from .rendezvous import RegionRendezvous
@@ -107,22 +108,27 @@ class JobMembership:
             "worker %d %s the region %s", self.rank, "made" if creates else "found", self._rendezvous.name
         )
         try:
-            job = shm.Job(
-                fd,
-                self.rank,
-                self.size,
-                _window(),
-                _FIRST_BYTES,
-                creates,
-                config.on_peer_loss == "continue",
-                config.spin,
-                self._others.dead_after,
-                config.timeout,
-            )
+            job = self._job(fd, creates, config)
             _check_region(job, self.rank, self.size, config)
         except BaseException:
             os.close(fd)
             raise
+        return job
+
+    def _job(self, fd: int, creates: bool, config: StoreConfig) -> shm.Job:
+        here, there = package_version(), self._rendezvous.version
+        differ = f"worker {self.rank} has kvstore {here}, and the process that made the region {there}"
+        try:
+            job = shm.Job(
+                fd, self.rank, self.size, _window(), _FIRST_BYTES, creates, config.on_peer_loss == "continue",
+                config.spin, self._others.dead_after, config.timeout,
+            )  # fmt: skip
+        except ValueError as error:  # another layout
+            raise ProtocolError(
+                f"{differ}: {error}; install one version in all processes of the job"
+            ) from error
+        if here != there:
+            log.warning("%s: install one version in all processes of the job", differ)
         return job
 
     def _settle(self, clock: WaitClock) -> None:

@@ -19,8 +19,10 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from ....errors import AuthError, ConfigError, KVStoreError, TimeoutError
+from ....errors import AuthError, ConfigError, TimeoutError
+from ....source_tree import package_version
 from ....waiting import WaitClock
+from .namespaces import check_beside, check_network, check_proc, unreadable
 
 log = logging.getLogger("kvstore.shared")
 
@@ -29,6 +31,12 @@ _BACKLOG = 4096
 #: How often, and after how many seconds each, a name is asked for that a killed process may still hold.
 #: They are counted and not timed: on a busy machine they take longer, and so does what holds the name.
 _TRIES, _PAUSE = 200, 0.01
+_SOON = 1.0  # seconds of waiting after which the other network namespaces are looked at, and again and again
+#: What may also be the cause of a wait without an end.
+_APART = (
+    "If it has created its store, the two are in different containers (network, PID or user namespaces) or "
+    "on different machines, and 'shared' needs one: create 'dist_sync'"
+)
 
 
 class RegionRendezvous:
@@ -38,7 +46,12 @@ class RegionRendezvous:
         text = "\0".join((str(os.getuid()), job, group, str(number)))
         self.name = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
         self.rank, self.size = rank, size
+        #: Version of kvstore in the process that has made the region, once that is found.
+        self.version = package_version()
+        self._memory = f"/memfd:kvstore-{self.name}-"
         self._fd = -1
+        if size > 1:
+            check_proc()
 
     def listen(self) -> None:
         """Be found by others from now on; ConfigError: a living process of the job has this rank.
@@ -75,7 +88,9 @@ class RegionRendezvous:
 
     def create(self) -> int:
         """Make the region; returns the descriptor of its memory."""
-        fd = os.memfd_create(f"kvstore-{self.name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fd = os.memfd_create(
+            f"kvstore-{self.name}-{package_version()}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+        )
         fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_SEAL)  # nobody can pull the memory away
         return fd
 
@@ -91,9 +106,12 @@ class RegionRendezvous:
 
         None: this process is to make it, since those before it are lost.
         """
-        clock, pause = WaitClock(timeout), 0.0005
+        clock, pause, look = WaitClock(timeout), 0.0005, _SOON
         while True:
             waited = clock.read()
+            if waited > look:
+                look = waited + 5 * _SOON
+                check_network(self._memory)
             if (fd := self.look(range(self.size))) is not None:
                 return fd
             if founds():
@@ -101,10 +119,11 @@ class RegionRendezvous:
             if clock.over:
                 raise TimeoutError(
                     f"worker {self.rank} of {self.size} waited {waited:.0f} s for worker 0 of its job to "
-                    "create its store; did it start, with the same KVSTORE_JOB, and create as many stores?"
+                    "create its store; did it start, with the same KVSTORE_JOB, and create as many stores? "
+                    f"{_APART}"
                 )
             if clock.tells():
-                log.warning("worker %d waits for worker 0 to create its store", self.rank)
+                log.warning("worker %d waits for worker 0 to create its store. %s", self.rank, _APART)
             time.sleep(pause)
             pause = min(2 * pause, 0.02)
 
@@ -126,15 +145,17 @@ class RegionRendezvous:
                 f"a process of user {uid} (pid {pid}) holds the name of worker {rank} of this job; "
                 "set KVSTORE_JOB to something that others cannot guess"
             )
-        return self._memory_of(pid)
+        check_beside(pid, rank)
+        try:
+            return self._memory_of(pid)
+        except PermissionError as error:
+            raise unreadable(pid, rank) from error
 
     def _memory_of(self, pid: int) -> int | None:
-        if pid <= 0:
-            raise KVStoreError("the workers of this job cannot see each other's processes (PID namespaces)")
-        wanted = f"/memfd:kvstore-{self.name} (deleted)"
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             for link in Path(f"/proc/{pid}/fd").iterdir():
                 with contextlib.suppress(FileNotFoundError):
-                    if os.readlink(link) == wanted:
+                    if (name := os.readlink(link)).startswith(self._memory):
+                        self.version = name.removeprefix(self._memory).removesuffix(" (deleted)")
                         return os.open(link, os.O_RDWR | os.O_CLOEXEC)
         return None

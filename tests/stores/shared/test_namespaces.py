@@ -1,0 +1,104 @@
+"""Workers in different namespaces of the kernel do not meet, and say so long before the deadline."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pace
+import pytest
+
+TIMEOUT = 250.0  # seconds that a worker would wait
+PROGRAM = f"""
+import sys
+import numpy as np
+import kvstore as kv
+try:
+    store = kv.create("shared", timeout={TIMEOUT})
+    store.init("w", np.zeros(4, np.float32))
+except kv.KVStoreError as error:
+    sys.exit(f"{{type(error).__name__}}: {{error}}")
+"""
+NO_PROC = 'mount -t tmpfs none /proc && exec "$@"'
+UNSHARE = shutil.which("unshare") or ""
+#: How one worker is started beside the other, and words of the error.
+WAYS = {
+    "network": ([UNSHARE, "--net"], "in another network namespace than this process"),
+    "process": (
+        [UNSHARE, "--pid", "--fork", "--mount-proc"],
+        "is in another PID namespace than this process",
+    ),
+    "process without its /proc": ([UNSHARE, "--pid", "--fork"], "/proc, which shows another PID namespace"),
+    "no /proc": ([UNSHARE, "--mount", "sh", "-c", NO_PROC, "sh"], "/proc, which is not there"),
+}
+
+
+def can(way: list[str]) -> bool:
+    return bool(way[0]) and not subprocess.run([*way, "true"], capture_output=True, check=False).returncode
+
+
+def started(way: list[str], job: str, rank: int) -> subprocess.Popen[str]:
+    place = {"RANK": rank, "SIZE": 2, "LOCAL_RANK": rank, "LOCAL_SIZE": 2}
+    variables = {**os.environ, "KVSTORE_JOB": job, **{f"KVSTORE_{n}": str(v) for n, v in place.items()}}
+    return subprocess.Popen(
+        [*way, sys.executable, "-c", PROGRAM], env=variables, stderr=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.parametrize("apart", [0, 1])
+@pytest.mark.parametrize("name", WAYS)
+def test_the_cause_and_the_cure_are_told_early(name: str, apart: int, tmp_path: Path) -> None:
+    way, words = WAYS[name]
+    if not can(way):
+        pytest.skip(f"no namespaces here: {' '.join(way)}")
+    begun = time.monotonic()
+    workers = [started(way if rank == apart else [], str(tmp_path), rank) for rank in range(2)]
+    try:
+        while all(worker.poll() is None for worker in workers):
+            assert time.monotonic() < begun + TIMEOUT / 2, "no worker has told anything"
+            time.sleep(0.05)
+        first = next(worker for worker in workers if worker.poll() is not None)
+        assert first.wait(pace.seconds(10)) == 1
+        assert first.stderr is not None
+        told = first.stderr.read()
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
+    assert told.startswith("ConfigError: ")
+    assert words in told
+    assert "create 'dist_sync'" in told
+    assert "KVSTORE_JOB" not in told
+
+
+def test_workers_together_in_other_namespaces_meet(tmp_path: Path) -> None:
+    """Namespaces of their own, but the same ones: what `unshare` has started starts both."""
+    way = [UNSHARE, "--net", "--pid", "--fork", "--mount-proc"]
+    if not can(way):
+        pytest.skip("no namespaces here")
+    launch = [*way, sys.executable, "-m", "kvstore.launch", "run", "-n", "2", "worker.py"]
+    (tmp_path / "worker.py").write_text(PROGRAM)
+    done = subprocess.run(
+        launch, cwd=tmp_path, env={**os.environ}, capture_output=True, text=True,
+        timeout=pace.seconds(100), check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_store_on_servers_needs_no_proc(tmp_path: Path) -> None:
+    way = WAYS["no /proc"][0]
+    if not can(way):
+        pytest.skip("no mount namespaces here")
+    (tmp_path / "worker.py").write_text(PROGRAM.replace("shared", "dist_sync"))
+    (tmp_path / "wrap.sh").write_text(f"#!/bin/sh\nexec {UNSHARE} --mount sh -c '{NO_PROC}' sh \"$@\"\n")
+    os.chmod(tmp_path / "wrap.sh", 0o755)
+    job = ["-m", "kvstore.launch", "run", "-n", "2", "-s", "1", "./wrap.sh", sys.executable, "worker.py"]
+    done = subprocess.run(
+        [sys.executable, *job], cwd=tmp_path, env={**os.environ}, capture_output=True, text=True,
+        timeout=pace.seconds(100), check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
