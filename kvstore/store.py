@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, SupportsIndex, Type
 
 import numpy as np
 
-from .arrays.grouping import Group, Key, group, pair_rows, plain_key
+from .arrays.grouping import SIDE, Group, Key, group, is_side, pair_rows, plain_key
 from .arrays.host import dtype_named
 from .arrays.sparse import RowSparseArray
 from .base import KVStoreBase, check_capability
@@ -117,6 +117,7 @@ class KVStore(KVStoreBase):
         self._engine = Engine(config.timeout, Marks(self._counters), concurrent)
         self._closed = False
         self._collective: Collective | None = None
+        self._has_sides = False  # of `_beside`
         self._steps: dict[int, Step] = {}  # that are open, by thread
         backend.observe(self._counters)
         self._created = time.monotonic()
@@ -142,8 +143,15 @@ class KVStore(KVStoreBase):
             A key or value is not valid. No key of the call is initialised.
         """
         groups = group(key, value)
+        self._check_new(groups)
         self._wait_in(groups, self._init, groups)
         self._count("init")
+
+    def _check_new(self, groups: list[Group]) -> None:
+        """Raise KeyKindError for a key that a store has for itself."""
+        for key, _ in groups:
+            if is_side(key) and not self._has_sides:
+                raise KeyKindError(f"key {key!r} begins with {SIDE!r}, as keys do that a store has for itself")
 
     def _init(self, groups: list[Group]) -> None:
         self._backend.init(groups)
@@ -296,6 +304,7 @@ class KVStore(KVStoreBase):
         if out is None:
             raise ArrayError("broadcast needs `out`, the array or arrays to write to")
         groups, outs = group(key, value), group(key, out, "out")
+        self._check_new(groups)
         self._wait_in(groups, self._broadcast, groups, outs)
         self._count("init")
 
@@ -526,7 +535,7 @@ class KVStore(KVStoreBase):
         """Return this store for side keys, with the same engine, and counters that nobody looks at."""
         side = KVStore.__new__(KVStore)
         side.__dict__.update(self.__dict__)
-        side._backend, side._steps = self._backend.side(), {}
+        side._backend, side._steps, side._has_sides = self._backend.side(), {}, True
         side._counters = Counters(self._type, "", self.rank, self.num_workers, shown=False)
         return side
 
@@ -813,6 +822,8 @@ class KVStore(KVStoreBase):
 
     def __contains__(self, key: Key) -> bool:
         name = plain_key(key)
+        if is_side(name):
+            return False
         try:
             self._do([(name, [])], self._backend.kind, name)
         except (KeyNotFoundError, KeyKindError):

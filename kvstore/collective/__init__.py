@@ -62,8 +62,8 @@ class Collective:
         """Raise in an updater: the other workers wait for its round, and this worker would wait for them."""
         if self._store._engine.nested():
             raise ConfigError(
-                "all_reduce and its like wait for all workers, and these for the end of the operation that this "
-                "call is a part of: call it outside of updaters"
+                "all_reduce and its like wait for all workers, and these for the end of the operation that "
+                "this call is a part of: call it outside of updaters"
             )
 
     def close(self) -> None:

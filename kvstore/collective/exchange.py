@@ -72,5 +72,5 @@ class ObjectExchange:
             bytes_[at : at + len(data)] = np.frombuffer(data, np.uint8)
         self._meetings.sum(flat)
         for rank, at in places.items():
-            found[rank] = memoryview(bytes_)[at : at + heard.nbytes(rank)]
+            found[rank] = bytes_[at : at + heard.nbytes(rank)].data
         return found

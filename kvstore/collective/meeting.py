@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays.grouping import SIDE
+from ..arrays.grouping import SIDE, Group
 from ..errors import ArgumentError, DTypeError, KVStoreError, ShapeError
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class Meetings:
     def start(self, said: Said, content: Sequence[Array], end: Callable[[Heard], None]) -> Work:
         """Say something with its content; `end` gets what the others say, when it has come."""
         mine, sum_ = self._filled(said, content)
-        groups = [(_KEY, [mine])]
+        groups: list[Group] = [(_KEY, [mine])]
 
         def then() -> None:
             end(self._heard(mine, sum_))
