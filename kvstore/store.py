@@ -151,7 +151,9 @@ class KVStore(KVStoreBase):
         """Raise KeyKindError for a key that a store has for itself."""
         for key, _ in groups:
             if is_side(key) and not self._has_sides:
-                raise KeyKindError(f"key {key!r} begins with {SIDE!r}, as keys do that a store has for itself")
+                raise KeyKindError(
+                    f"key {key!r} begins with {SIDE!r}, as keys do that a store has for itself"
+                )
 
     def _init(self, groups: list[Group]) -> None:
         self._backend.init(groups)
@@ -442,7 +444,7 @@ class KVStore(KVStoreBase):
         array : array, or list of arrays
             Arrays that can be written, in the memory of the host or of a GPU, of any shapes and of element
             types that the store sums. They are overwritten in place. All workers pass the same shapes and
-            types. Arrays of JAX cannot be written: `kvstore.jax.reduce` returns new ones.
+            types. Arrays of JAX cannot be written: `kvstore.jax.all_reduce_tree` returns new ones.
         average : bool
             If True, divide by the number of workers that take part. Each value is divided before the sum, as
             `kvstore.torch` does, so that the mean of large values is not infinite.
@@ -1272,6 +1274,11 @@ def options_of(store: KVStore) -> StoreConfig:
 def outlives_workers(store: KVStore) -> bool:
     """Whether the survivors of a lost worker go on."""
     return store._config.on_peer_loss == "continue"
+
+
+def collective_of(store: KVStore) -> Collective:
+    """Return what the workers of a store do together without a key."""
+    return store._together()
 
 
 def whole_step(store: Any) -> AbstractContextManager[None]:

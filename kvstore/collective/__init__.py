@@ -8,7 +8,7 @@ from ..arrays.grouping import plain_key
 from ..errors import ArgumentError, ConfigError, KVStoreError
 from .exchange import ObjectExchange
 from .meeting import Meetings
-from .objects import Wrap, packed, unpacked
+from .objects import NUMPY, ArrayKind, packed, unpacked
 from .reduction import Reduction, places_of
 
 if TYPE_CHECKING:
@@ -41,22 +41,22 @@ class Collective:
         self._reduction.run(arrays, average)
         return None
 
-    def broadcast_object(self, value: Any, root: int, wrap: Wrap | None = None) -> Any:
-        """See `KVStore.broadcast_object`; arrays of a framework are `wrap`ped again."""
+    def broadcast_object(self, value: Any, root: int, kind: ArrayKind = NUMPY) -> Any:
+        """See `KVStore.broadcast_object`; an array of another library than NumPy is one of this kind."""
         root, size = _rank(root), self._store.num_workers
         if not 0 <= root < size:
             raise ArgumentError(f"root must be the rank of a worker, from 0 to {size - 1}, not {root}")
         if self._side is None:
-            return unpacked(packed(value), wrap)
+            return unpacked(packed(value, kind), kind)
         self._check_outside()
-        return self._objects.broadcast(value, root, wrap)
+        return self._objects.broadcast(value, root, kind)
 
-    def all_gather_object(self, value: Any, wrap: Wrap | None = None) -> list[Any]:
+    def all_gather_object(self, value: Any, kind: ArrayKind = NUMPY) -> list[Any]:
         """See `KVStore.all_gather_object`."""
         if self._side is None:
-            return [unpacked(packed(value), wrap)]
+            return [unpacked(packed(value, kind), kind)]
         self._check_outside()
-        return self._objects.all_gather(value, wrap)
+        return self._objects.all_gather(value, kind)
 
     def _check_outside(self) -> None:
         """Raise in an updater: the other workers wait for its round, and this worker would wait for them."""

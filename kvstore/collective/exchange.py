@@ -8,7 +8,7 @@ import numpy as np
 
 from ..errors import ArgumentError, ConfigError
 from .meeting import ALL_GATHER, BROADCAST, Heard, Meetings, Said, check_same
-from .objects import Wrap, packed, unpacked
+from .objects import ArrayKind, packed, unpacked
 
 _WORD = 4  # bytes: long objects travel as int32
 
@@ -19,27 +19,29 @@ class ObjectExchange:
     def __init__(self, meetings: Meetings) -> None:
         self._meetings = meetings
 
-    def broadcast(self, value: Any, root: int, wrap: Wrap | None) -> Any:
+    def broadcast(self, value: Any, root: int, kind: ArrayKind) -> Any:
         """Return the object of one worker."""
         what = f"the object of worker {root}"
-        found = self._exchange(BROADCAST, what, [root], value)
+        found = self._exchange(BROADCAST, what, [root], value, kind)
         if root not in found:
             raise ConfigError(
                 f"worker {root} takes no part any more: it has joined, or is lost; pass another root"
             )
-        return unpacked(found[root], wrap)
+        return unpacked(found[root], kind)
 
-    def all_gather(self, value: Any, wrap: Wrap | None) -> list[Any]:
+    def all_gather(self, value: Any, kind: ArrayKind) -> list[Any]:
         """Return the objects of all workers that take part, by rank."""
         senders = list(range(self._meetings.size))
-        found = self._exchange(ALL_GATHER, "the objects of all", senders, value)
-        return [unpacked(found[rank], wrap) for rank in sorted(found)]
+        found = self._exchange(ALL_GATHER, "the objects of all", senders, value, kind)
+        return [unpacked(found[rank], kind) for rank in sorted(found)]
 
-    def _exchange(self, operation: int, what: str, senders: list[int], value: Any) -> dict[int, memoryview]:
+    def _exchange(
+        self, operation: int, what: str, senders: list[int], value: Any, kind: ArrayKind
+    ) -> dict[int, memoryview]:
         """Bring the objects of some workers to all; one that cannot be sent is an error on all of them."""
         data, error = b"", None
         try:
-            data = packed(value) if self._meetings.rank in senders else b""
+            data = packed(value, kind) if self._meetings.rank in senders else b""
         except ArgumentError as cause:
             error = cause
         self._meetings.wait()

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arrays.host import HALVES
-from ..arrays.means import check_mean, divide
+from ..arrays.means import check_mean, quotient
 from ..errors import PeerLostError
 from .meeting import ALL_REDUCE, REDUCED, Heard, Meetings, Said, check_same, heard_end
 from .places import Place, place_of
@@ -74,8 +74,7 @@ class Reduction:
         for at, value in enumerate(values):
             by_type.setdefault(value.dtype, []).append(at)
         for numbers in by_type.values():
-            flat = np.concatenate([values[at].reshape(-1) for at in numbers])
-            divide(flat, divisor)
+            flat = np.concatenate([quotient(values[at], divisor).reshape(-1) for at in numbers])
             self._meetings.sum(flat)
             ends = np.cumsum([values[at].size for at in numbers])[:-1]
             parts = np.split(flat, ends)
@@ -126,8 +125,7 @@ def _said(places: Sequence[Place], average: bool) -> Said:
 
 def _total(parts: list[Array], divisor: int) -> Array:
     """Sum flat arrays from left to right; those of 16-bit floats in float32."""
-    if divisor > 1:
-        parts = [divide(part.copy(), divisor) for part in parts]
+    parts = [quotient(part, divisor) for part in parts]
     dtype = parts[0].dtype
     total = parts[0].astype(np.float32 if dtype.name in HALVES else dtype)
     with np.errstate(all="ignore"):
