@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, SupportsIndex, Type
 
 import numpy as np
 
-from .arrays.grouping import SIDE, Group, Key, group, is_side, pair_rows, plain_key
+from .arrays.grouping import Group, Key, group, pair_rows, plain_key
 from .arrays.host import dtype_named
 from .arrays.sparse import RowSparseArray
 from .base import KVStoreBase, check_capability
@@ -45,7 +45,8 @@ from .step import Step, check_whole_steps, refuse_async
 from .stores.protocol import Backend, counted
 
 if TYPE_CHECKING:
-    from .collective import Collective
+    from .collective import CollectiveCalls
+    from .collective.meeting import SideKeys
     from .observe.timeline.sources import StoreRecord
     from .settings.options import StoreConfig
 
@@ -116,7 +117,8 @@ class KVStore(KVStoreBase):
         concurrent = backend.begins_async and backend.waits_concurrently
         self._engine = Engine(config.timeout, Marks(self._counters), concurrent)
         self._closed = False
-        self._collective: Collective | None = None
+        self._collective: CollectiveCalls | None = None
+        self._side: KVStore | None = None  # of `_beside`
         self._has_sides = False  # of `_beside`
         self._steps: dict[int, Step] = {}  # that are open, by thread
         backend.observe(self._counters)
@@ -149,6 +151,8 @@ class KVStore(KVStoreBase):
 
     def _check_new(self, groups: list[Group]) -> None:
         """Raise KeyKindError for a key that a store has for itself."""
+        from .settings.definitions import SIDE, is_side
+
         for key, _ in groups:
             if is_side(key) and not self._has_sides:
                 raise KeyKindError(
@@ -523,15 +527,22 @@ class KVStore(KVStoreBase):
         """
         return self._together().all_gather_object(value)
 
-    def _together(self) -> Collective:
+    def _together(self) -> CollectiveCalls:
         """Return what the workers of this store do together without a key."""
         self._check_open()
         if self._collective is None:
-            from .collective import Collective
+            from .collective import CollectiveCalls
 
-            side = self._beside() if self.num_workers > 1 else None
-            self._collective = Collective(self, side, outlives_workers(self))
+            sides = self._side_keys() if self.num_workers > 1 else None
+            self._collective = CollectiveCalls(self._engine, sides, outlives_workers(self))
         return self._collective
+
+    def _side_keys(self) -> SideKeys:
+        from .collective.meeting import SideKeys
+
+        self._side = side = self._beside()
+        place = self.rank, self.num_workers, self._backend.waits_concurrently
+        return SideKeys(*place, self._engine, side.init, side.pushpull, side._start)
 
     def _beside(self) -> KVStore:
         """Return this store for side keys, with the same engine, and counters that nobody looks at."""
@@ -824,9 +835,8 @@ class KVStore(KVStoreBase):
 
     def __contains__(self, key: Key) -> bool:
         name = plain_key(key)
-        if is_side(name):
-            return False
         try:
+            self._check_new([(name, [])])
             self._do([(name, [])], self._backend.kind, name)
         except (KeyNotFoundError, KeyKindError):
             return False
@@ -970,8 +980,8 @@ class KVStore(KVStoreBase):
         if patiently:
             self._engine.turns.wait_for_all(self._config.timeout)
         self._closed = True
-        if self._collective is not None:
-            self._collective.close()
+        if self._side is not None:
+            self._side._closed = True
         recording.finish(self)
         self._backend.close()
         metrics.update()
@@ -1276,7 +1286,7 @@ def outlives_workers(store: KVStore) -> bool:
     return store._config.on_peer_loss == "continue"
 
 
-def collective_of(store: KVStore) -> Collective:
+def collective_of(store: KVStore) -> CollectiveCalls:
     """Return what the workers of a store do together without a key."""
     return store._together()
 

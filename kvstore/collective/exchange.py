@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArgumentError, ConfigError
-from .meeting import ALL_GATHER, BROADCAST, Heard, Meetings, Said, check_same
+from .meeting import ALL_GATHER, BROADCAST, AllSaid, Meetings, Said, check_same
 from .objects import ArrayKind, packed, unpacked
 
 _WORD = 4  # bytes: long objects travel as int32
@@ -56,13 +56,13 @@ class ObjectExchange:
             return self._contents(heard, found, data)
 
     @staticmethod
-    def _check_sent(heard: Heard, senders: list[int]) -> None:
+    def _check_sent(heard: AllSaid, senders: list[int]) -> None:
         """Raise where a worker has nothing to send: the shortest object has a byte."""
         failed = [rank for rank in senders if not heard.nbytes(rank)]
         if failed:
             raise ArgumentError(f"worker {failed[0]} cannot send its object; its own error says why")
 
-    def _contents(self, heard: Heard, senders: list[int], data: bytes) -> dict[int, memoryview]:
+    def _contents(self, heard: AllSaid, senders: list[int], data: bytes) -> dict[int, memoryview]:
         """Return what was sent, by rank; long objects follow in rounds that have them side by side."""
         found = {rank: heard.content(rank) for rank in senders if heard.is_here(rank)}
         later = [rank for rank in senders if rank not in found]

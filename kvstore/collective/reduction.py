@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ..arrays.host import HALVES
 from ..arrays.means import check_mean, quotient
 from ..errors import PeerLostError
-from .meeting import ALL_REDUCE, REDUCED, Heard, Meetings, Said, check_same, heard_end
+from .meeting import ALL_REDUCE, REDUCED, AllSaid, Meetings, Said, check_same, heard_end
 from .places import Place, place_of
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Reduction:
             )
 
     @staticmethod
-    def _end(places: list[Place], average: bool, heard: Heard) -> None:
+    def _end(places: list[Place], average: bool, heard: AllSaid) -> None:
         """Sum what has come in slots, in the order of the ranks."""
         check_same(heard)
         at = 0

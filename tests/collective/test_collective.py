@@ -13,7 +13,7 @@ from jobs import Job, Worker
 from references import DTYPES
 from servers import ServedJob, start_on_hosts
 
-BODIES = "procs_collective"
+BODIES = "together.procs_collective"
 
 #: Name, number of workers and servers, and the host of each worker where they sum by hosts.
 JOBS = {

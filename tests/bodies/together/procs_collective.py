@@ -52,7 +52,7 @@ def raised(call: Callable[[], Any]) -> str:
 
 
 def sums_and_means(name: str) -> None:
-    """Short and long arrays of a type, in both ways to call, have the bits of a sum in the order of the ranks."""
+    """Short and long arrays of a type, called in both ways, have the bits of a sum in rank order."""
     with create() as store:
         counts = [0, 1, 7, 100, 1023, 1024, 70_001]
         for seed, (count, average, later) in enumerate(
@@ -102,7 +102,7 @@ def shapes() -> None:
 
 
 def training(kind: str, together: bool) -> dict[str, Any]:
-    """Train with all that may touch a value; with `together`, between and within the steps all_reduce is called."""
+    """Train with all that may touch a value; with `together` there are calls between and within steps."""
     int_keys, compressed = kind == "int", kind != "exact"
     with create() as store:
         keys: list[Any] = [3, -5] if int_keys else ["w", "x"]
@@ -171,7 +171,7 @@ def kinds_of_keys() -> None:
             store.all_reduce(np.zeros(3000))
             store.pushpull(key, np.ones(3, F))
             assert store.keys() == [key]
-            text = raised(lambda: store.init("__kvstore__/meeting", np.zeros(3)))  # noqa: B023 - it is called here
+            text = raised(lambda: store.init("__kvstore__/meeting", np.zeros(3)))
             assert text.startswith("KeyKindError"), text
             assert "__kvstore__/meeting" not in store
 
@@ -217,7 +217,7 @@ def in_way(store: Any, array: Array, later: bool) -> None:
 
 
 def in_the_background() -> None:
-    """Calls under way at once, short and long, and others between them, are paired in the order of the calls."""
+    """Calls under way at once, short and long, and others between them, are paired in call order."""
     with create() as store:
         n, rank = store.num_workers, store.rank
         store.init("w", np.zeros(1000, F))
@@ -309,7 +309,7 @@ def after_a_join() -> None:
 
 
 def several_threads() -> None:
-    """Calls of threads run one after the other; where these keep an order among themselves, they are right."""
+    """Calls of threads run one after the other; where these keep an order, they are right."""
     with create() as store:
         n, turn, errors = store.num_workers, threading.Semaphore(1), []
 
