@@ -471,8 +471,9 @@ class KVStore(KVStoreBase):
         Notes
         -----
         The sum is made in the order of the ranks, as in `push`. A worker that has called `join` cannot call
-        it, and the others do not wait for it. A worker that was restarted takes part in the next call, as
-        with the rounds of a key. A call in a `step` acts at once. All workers call `all_reduce`,
+        it, and the others do not wait for it. A worker that was restarted takes part in the next call of the
+        others, which its first call must be like: where a step has several calls, pass lists to have one. A
+        call in a `step` acts at once. All workers call `all_reduce`,
         `broadcast_object` and `all_gather_object` in the same order. Calls of several threads of a worker
         run one after the other, in an order that the other workers do not know: call from one thread.
 

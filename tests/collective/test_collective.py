@@ -149,3 +149,32 @@ def test_a_killed_worker(run_in: Callable[[str], Run], kind: str, on_peer_loss: 
     else:
         assert [(one["living"], one["present"]) for one in found] == [(2, [0, 2])] * 2
     made.close()
+
+
+@pytest.mark.parametrize("count", [3, 20_000])
+@pytest.mark.parametrize("kind", ["shared of 3", "dist_sync on 2 servers"])
+def test_a_worker_that_comes_back(run_in: Callable[[str], Run], kind: str, count: int) -> None:
+    """Sums go on without it, and then with it."""
+    run = run_in(kind)
+    made, workers = run.start("goes_on_with_who_comes_back", count, KVSTORE_DEAD_AFTER="2")
+    workers[0].expect("now [3]")
+    workers[2].signal(signal.SIGKILL)
+    workers[0].expect("now [3, 2]")
+    again = {tested_store.NAME: run.name, "KVSTORE_RESTART": "1", "KVSTORE_DEAD_AFTER": "2"}
+    workers = workers[:2]
+    workers.append(made.start(BODIES, "goes_on_with_who_comes_back", count, rank=2, **again))
+    workers[0].expect("now [3, 2, 3]")
+    workers[0].say("stop")
+    made.finish()
+    assert [worker.result()["seen"][-1] for worker in workers] == [3] * 3
+    made.close()
+
+
+def test_rules_that_need_whole_keys(run_in: Callable[[str], Run]) -> None:
+    first, *others = run_in("dist_sync on 2 servers")("beside_rules_that_need_whole_keys")
+    assert all(other == first for other in others)
+    assert first[0] == first[1] < 1
+
+
+def test_many_changes_of_the_settings(run_in: Callable[[str], Run]) -> None:
+    run_in("dist_sync")("after_many_settings")

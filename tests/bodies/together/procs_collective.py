@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import select
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -146,10 +148,10 @@ def look(store: Any, step: int) -> None:
 
 def written(store: Any, outs: list[Array]) -> dict[str, Any]:
     """All that a store says of itself, and all that it writes."""
-    folder = Path.cwd() / f"saved-{os.getpid()}"
-    folder.mkdir()
-    store.save(folder / "values")
-    store.save_optimizer_states(folder / "states", dump_optimizer=True)
+    with tempfile.TemporaryDirectory() as folder:
+        store.save(f"{folder}/values")
+        store.save_optimizer_states(f"{folder}/states", dump_optimizer=True)
+        files = [Path(folder, name).read_bytes().hex() for name in ("values", "states")]
     counts = store.statistics()
     return {
         "keys": store.keys(),
@@ -157,8 +159,7 @@ def written(store: Any, outs: list[Array]) -> dict[str, Any]:
         "placement": {str(key): place for key, place in store.placement().items()},
         "counts": [counts.keys, counts.nbytes, counts.pushes, counts.pulls],
         "outs": [out.tobytes().hex()[:4000] for out in outs],
-        "values": (folder / "values").read_bytes().hex(),
-        "states": (folder / "states").read_bytes().hex(),
+        "files": files,
     }
 
 
@@ -374,3 +375,61 @@ def in_an_updater() -> None:
         store.pushpull("w", np.ones(3, F))
         sys.stderr.write(f"{told}\n")
         assert all(text.startswith("ConfigError: all_reduce and its like wait") for text in told)
+
+
+def beside_rules_that_need_whole_keys() -> list[float]:
+    """Side keys that are spread over servers are no business of such a rule."""
+    with create() as store:
+        n = store.num_workers
+        store.all_reduce(np.ones(200_000, F))
+        store.init("w", np.ones(100_000, F))
+        store.set_optimizer(kv.optimizer.LAMB(learning_rate=0.01))
+        out = np.empty(100_000, F)
+        for _ in range(2):
+            exact = np.full(200_000, store.rank, np.int64)
+            store.all_reduce(exact)
+            assert (exact == sum(range(n))).all()
+            store.pushpull("w", np.full(100_000, 1 / n, F), out=out)
+        return [float(out[0]), float(out[-1])]
+
+
+def after_many_settings() -> None:
+    """However often the settings change, side keys are those of no optimizer."""
+    with create() as store:
+        store.init("w", np.ones(3, F))
+        store.set_optimizer(kv.optimizer.SGD(learning_rate=1.0))
+        for step in range(1100):
+            if store.rank == step % store.num_workers:
+                store.set_learning_rate(1 / (step + 1))
+        store.barrier()
+        for count in (3, 5000):
+            array = np.full(count, 1 + 2.0**-20, F)
+            store.all_reduce(array)
+            assert (array == summed([np.full(1, 1 + 2.0**-20, F)] * store.num_workers, False)[0]).all()
+
+
+def goes_on_with_who_comes_back(count: int) -> dict[str, Any]:
+    """Reduce until the test says stop; who comes back is in the next sums."""
+    with create(on_peer_loss="continue") as store:
+        store.init("w", np.zeros(3, F))
+        seen, stop, told = [], False, False
+        tell("ready")
+        while not stop:
+            told = told or (store.rank == 0 and said("stop"))
+            ones = np.array([1.0, float(told)])
+            rest = np.ones(count)
+            try:
+                store.all_reduce([ones, rest])
+            except kv.PeerLostError:
+                continue
+            assert (rest == ones[0]).all(), (np.unique(rest), ones)
+            stop = bool(ones[1])
+            if not seen or seen[-1] != int(ones[0]):
+                seen.append(int(ones[0]))
+                tell(f"now {seen}")
+        return {"seen": seen}
+
+
+def said(line: str) -> bool:
+    ready, _, _ = select.select([0], [], [], 0)
+    return bool(ready) and hear() == line
