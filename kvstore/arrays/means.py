@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DTypeError
-from .host import HALVES
+from .host import HALVES, name_of
 
 Array = npt.NDArray[Any]
 
@@ -31,7 +31,7 @@ def quotient(array: Array, workers: int) -> Array:
         return array
     out = np.empty_like(array)
     with np.errstate(all="ignore"):
-        if array.dtype.name in HALVES:  # whose types have no number for each count of workers
+        if name_of(array.dtype) in HALVES:  # whose types have no number for each count of workers
             out[...] = array.astype(np.float32) / np.float32(workers)
         else:
             np.divide(array, array.dtype.type(workers), out=out)

@@ -91,7 +91,16 @@ class AllSaid(NamedTuple):
     @property
     def present(self) -> list[int]:
         """Ranks that take part."""
-        return [rank for rank, one in enumerate(self.said) if one is not None]
+        said = self.said
+        return list(range(len(said))) if None not in said else [r for r, one in enumerate(said) if one]
+
+
+class _Buffers(NamedTuple):
+    """Memory for a meeting: what this worker says, its bytes, and what all say."""
+
+    mine: Array
+    slots: memoryview
+    sum: Array
 
 
 class Meetings:
@@ -106,7 +115,7 @@ class Meetings:
         self.lock = threading.RLock()
         #: Bytes of a slot.
         self.slot = min(_MANY, max(_FEW, _USUAL // self.size // 64 * 64))
-        self._free: list[tuple[Array, Array]] = []
+        self._free: list[_Buffers] = []
         self._made: set[str] = set()
 
     def fits(self, said: Said) -> bool:
@@ -119,21 +128,21 @@ class Meetings:
         A worker that was restarted may meet the others at the end of an operation that began without it.
         """
         while True:
-            mine, sum_ = self._filled(said, content)
-            self._sides.pushpull(_KEY, mine, out=sum_)
-            heard = self._heard(mine, sum_)
+            buffers = self._filled(said, content)
+            self._sides.pushpull(_KEY, buffers.mine, out=buffers.sum)
+            heard = self._heard(buffers)
             if said.operation == REDUCED or not heard_end(heard):
                 return heard
 
     def start(self, said: Said, content: Sequence[Array], end: Callable[[AllSaid], None]) -> Work:
         """Say something with its content; `end` gets what the others say, when it has come."""
-        mine, sum_ = self._filled(said, content)
-        groups: list[Group] = [(_KEY, [mine])]
+        buffers = self._filled(said, content)
+        groups: list[Group] = [(_KEY, [buffers.mine])]
 
         def then() -> None:
-            end(self._heard(mine, sum_))
+            end(self._heard(buffers))
 
-        return self._sides.start("pushpull", groups, 0, groups, [(_KEY, [sum_])], then=then)
+        return self._sides.start("pushpull", groups, 0, groups, [(_KEY, [buffers.sum])], then=then)
 
     def queue(self, run: Callable[[], None], what: str) -> Work:
         """Have something that meets run in the background, behind the meetings so far."""
@@ -149,28 +158,23 @@ class Meetings:
         if self._sides.engine.busy:
             self._sides.engine.wait_for([_KEY])
 
-    def _filled(self, said: Said, content: Sequence[Array]) -> tuple[Array, Array]:
+    def _filled(self, said: Said, content: Sequence[Array]) -> _Buffers:
         """Return memory with this worker's slot filled, and memory for the sum."""
         self._make(_KEY, self.size * self.slot // 4, np.dtype(np.int32))
-        mine, sum_ = self._free.pop() if self._free else self._buffers()
-        head = _HEAD.pack(said.operation, len(said.description), said.nbytes) + said.description
-        slot = mine.view(np.uint8)[self.rank * self.slot :]
-        slot[: len(head)] = np.frombuffer(head, np.uint8)
-        if self.fits(said):
-            at = _begin(said.description)
-            for array in content:
-                slot[at : at + array.nbytes] = array.reshape(-1).view(np.uint8)
-                at += array.nbytes
-        return mine, sum_
+        buffers = self._free.pop() if self._free else _buffers(self.size * self.slot // 4)
+        text, start = said.description, self.rank * self.slot
+        head = _HEAD.pack(said.operation, len(text), said.nbytes) + text
+        buffers.slots[start : start + len(head)] = head
+        if content and self.fits(said):
+            at = start + _begin(text)
+            buffers.slots[at : at + said.nbytes] = b"".join([array.tobytes() for array in content])
+        return buffers
 
-    def _buffers(self) -> tuple[Array, Array]:
-        words = self.size * self.slot // 4
-        return np.zeros(words, np.int32), np.empty(words, np.int32)
-
-    def _heard(self, mine: Array, sum_: Array) -> AllSaid:
-        data = sum_.tobytes()
+    def _heard(self, buffers: _Buffers) -> AllSaid:
+        """Read the sum, and let its memory be used again."""
+        data = buffers.sum.tobytes()
         if len(self._free) < _KEPT:
-            self._free.append((mine, sum_))
+            self._free.append(buffers)
         at = self.rank * self.slot
         own = _said(data, at)  # mostly what all have said
         begin = data[at : at + _HEAD.size + (len(own.description) if own else 0)]
@@ -204,6 +208,11 @@ class Meetings:
         if key not in self._made:
             self._sides.init(key, np.zeros(size, dtype))
             self._made.add(key)
+
+
+def _buffers(words: int) -> _Buffers:
+    mine = np.zeros(words, np.int32)
+    return _Buffers(mine, mine.data.cast("B"), np.empty(words, np.int32))
 
 
 def heard_end(heard: AllSaid) -> list[int]:

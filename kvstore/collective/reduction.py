@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays.host import HALVES
+from ..arrays.host import HALVES, name_of
 from ..arrays.means import check_mean, quotient
 from ..errors import PeerLostError
 from .meeting import ALL_REDUCE, REDUCED, AllSaid, Meetings, Said, check_same, heard_end
@@ -116,18 +116,26 @@ def places_of(arrays: Sequence[Any], average: bool) -> list[Place]:
 
 
 def _said(places: Sequence[Place], average: bool) -> Said:
-    named = "; ".join(f"{place.value.dtype.name} {place.value.shape}" for place in places)
+    kinds = [(place.value.dtype, place.value.shape) for place in places]
+    return Said(ALL_REDUCE, _described(average, *kinds), sum([place.value.nbytes for place in places]))
+
+
+@lru_cache(maxsize=256)
+def _described(average: bool, *kinds: tuple[np.dtype[Any], tuple[int, ...]]) -> bytes:
+    """Say of what element types and shapes arrays are; in few bytes."""
+    named = "; ".join(f"{dtype.name} {shape}" for dtype, shape in kinds)
     text = ((f"average of {named}") if average else named).encode()
     if len(text) > _DESCRIBED:
         text = text[: _DESCRIBED - 12] + b"... %08x" % zlib.crc32(text)
-    return Said(ALL_REDUCE, text, sum(place.value.nbytes for place in places))
+    return text
 
 
 def _total(parts: list[Array], divisor: int) -> Array:
     """Sum flat arrays from left to right; those of 16-bit floats in float32."""
-    parts = [quotient(part, divisor) for part in parts]
+    if divisor > 1:
+        parts = [quotient(part, divisor) for part in parts]
     dtype = parts[0].dtype
-    total = parts[0].astype(np.float32 if dtype.name in HALVES else dtype)
+    total = parts[0].astype(np.float32 if name_of(dtype) in HALVES else dtype)
     with np.errstate(all="ignore"):
         for part in parts[1:]:
             total += part
