@@ -464,6 +464,8 @@ class KVStore(KVStoreBase):
             An array cannot be read and written.
         CapabilityError
             The store has no rounds (``"dist_async"``).
+        KVStoreError
+            A server was restarted, and the part of a worker was lost with its memory.
         PeerLostError
             A worker was lost. With ``on_peer_loss="continue"`` the call goes on with the others; but in the
             midst of more than some hundred bytes it ends with this error, and can be made again.
@@ -479,7 +481,8 @@ class KVStore(KVStoreBase):
 
         Up to some hundred bytes (between 200 and 900, by the number of workers) take one round, as a
         `pushpull` of 4 KB. More take a round to compare what the workers pass, and then rounds of up to 8 MB.
-        The memory for these is kept until the store is closed, up to 16 MB for each element type.
+        The memory for these is kept until the store is closed, up to 16 MB for each element type. If a server
+        is restarted meanwhile, such a sum can be without the parts of others, as that of a `pushpull` can.
 
         Examples
         --------
@@ -543,7 +546,8 @@ class KVStore(KVStoreBase):
 
         self._side = side = self._beside()
         place = self.rank, self.num_workers, self._backend.waits_concurrently
-        return SideKeys(*place, self._engine, side.init, side.pushpull, side._start)
+        expects = _never if outlives_workers(self) else self._backend.expects
+        return SideKeys(*place, self._engine, side.init, side.pushpull, side._start, expects)
 
     def _beside(self) -> KVStore:
         """Return this store for side keys, with the same engine, and counters that nobody looks at."""
@@ -1322,6 +1326,11 @@ def whereabouts(store: KVStore) -> str:
 def _sizes(places: dict[Key, list[tuple[str, int]]]) -> tuple[int, int]:
     """Return the number of keys, and the bytes of their values."""
     return len(places), sum(size for parts in places.values() for _, size in parts)
+
+
+def _never(rank: int) -> bool:
+    """Return False: where workers come back, rounds may be without one that is there."""
+    return False
 
 
 def _raise(error: Exception) -> None:

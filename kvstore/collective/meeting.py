@@ -54,6 +54,8 @@ class SideKeys(NamedTuple):
     pushpull: Callable[..., Any]
     #: Begins a verb with its arguments; what `then` names is called at the end of it.
     start: Callable[..., Work]
+    #: Whether a worker is expected whose part is missing.
+    expects: Callable[[int], bool]
 
 
 class Said(NamedTuple):
@@ -117,6 +119,7 @@ class Meetings:
         self.slot = min(_MANY, max(_FEW, _USUAL // self.size // 64 * 64))
         self._free: list[_Buffers] = []
         self._made: set[str] = set()
+        self._gone: set[int] = set()  # ranks that take no part any more
 
     def fits(self, said: Said) -> bool:
         """Whether the content goes into a slot."""
@@ -182,7 +185,19 @@ class Meetings:
             own if data.startswith(begin, at) else _said(data, at)
             for at in range(0, self.size * self.slot, self.slot)
         ]
+        if None in said:
+            self._check_absent([rank for rank, one in enumerate(said) if one is None])
         return AllSaid(said, data, self.slot)
+
+    def _check_absent(self, ranks: list[int]) -> None:
+        """Raise if a worker is missing that has said something."""
+        for rank in ranks:
+            if rank not in self._gone and self._sides.expects(rank):
+                raise KVStoreError(
+                    f"worker {self.rank}: what worker {rank} has said was lost with the memory of a server "
+                    "that was restarted, and nothing was changed here; other workers may have the result"
+                )
+        self._gone.update(ranks)
 
     # ---------------------------------------------------------------------------------------- long content
 

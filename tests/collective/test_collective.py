@@ -5,10 +5,13 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pace
 import pytest
 import tested_store
+from fake_cuda.fixtures import some_driver  # noqa: F401
 from jobs import Job, Worker
 from references import DTYPES
 from servers import ServedJob, start_on_hosts
@@ -170,6 +173,12 @@ def test_a_worker_that_comes_back(run_in: Callable[[str], Run], kind: str, count
     made.close()
 
 
+@pytest.mark.usefixtures("some_driver")
+@pytest.mark.parametrize("kind", ["shared", "dist_sync"])
+def test_arrays_on_gpus(run_in: Callable[[str], Run], kind: str) -> None:
+    run_in(kind)("on_gpus")
+
+
 def test_rules_that_need_whole_keys(run_in: Callable[[str], Run]) -> None:
     first, *others = run_in("dist_sync on 2 servers")("beside_rules_that_need_whole_keys")
     assert all(other == first for other in others)
@@ -178,3 +187,21 @@ def test_rules_that_need_whole_keys(run_in: Callable[[str], Run]) -> None:
 
 def test_many_changes_of_the_settings(run_in: Callable[[str], Run]) -> None:
     run_in("dist_sync")("after_many_settings")
+
+
+def test_servers_that_come_back(served: Callable[..., ServedJob], tmp_path: Path) -> None:
+    """Nobody gets the sum of some workers for that of all."""
+    snapshots = {"KVSTORE_SNAPSHOT": str(tmp_path / "shots"), "KVSTORE_SNAPSHOT_INTERVAL": "0.2"}
+    made = served(2, 1, **snapshots, KVSTORE_SERVER_RESTARTS="3", **{tested_store.NAME: "dist_sync"})
+    workers = made.start_all(BODIES, "while_servers_come_back")
+    for worker in workers:
+        worker.expect("ready")
+    for count in range(3):
+        time.sleep(0.5)
+        made.servers[-1].signal(signal.SIGKILL)
+        made.servers[-1].finish(pace.deadline(20))
+        made.start_server(0, KVSTORE_RESTART=str(count + 1))
+    time.sleep(1)
+    workers[0].say("stop")
+    assert all(right > 0 for right, _ in made.results())
+    made.close()

@@ -624,6 +624,10 @@ class HierarchyBackend(Backend):
         side._clocks, side._fresh, side._from_servers = {}, set(), UndeliveredResults()
         return side
 
+    def expects(self, rank: int) -> bool:
+        """As the flat store."""
+        return self._flat.expects(rank)
+
     def join(self) -> None:
         """Let rounds and barriers no longer wait for this worker."""
         self._check_writing()

@@ -433,3 +433,46 @@ def goes_on_with_who_comes_back(count: int) -> dict[str, Any]:
 def said(line: str) -> bool:
     ready, _, _ = select.select([0], [], [], 0)
     return bool(ready) and hear() == line
+
+
+def on_gpus() -> None:
+    """Arrays of GPUs, beside arrays of the host, on streams where nothing happens before somebody waits."""
+    from fake_cuda import install
+    from real_gpu import RealArray
+
+    install().lazy = True
+    with create() as store:
+        rank, ranks = store.rank, sum(range(store.num_workers))
+        for count, later in itertools.product((0, 3, 3000), (False, True)):
+            near, far = np.full(count, rank), RealArray(np.full((count, 2), rank, F))
+            work = store.all_reduce([far, near], async_op=later)
+            if work is not None:
+                work.wait()
+            assert (far.get() == ranks).all()
+            assert (near == ranks).all()
+        half = RealArray(np.full(4, 40000, np.float16))
+        store.all_reduce(half, average=True)
+        assert half.get().tolist() == [40000] * 4
+        text = raised(lambda: store.all_reduce(RealArray(np.ones(3, F), readonly=True)))
+        assert re.match("ArrayError: .*read-only", text), text
+
+
+def while_servers_come_back() -> list[int]:
+    """Sums are those of all workers, or an error says that a part was lost; how often which was."""
+    with create() as store:
+        n, stop, found = store.num_workers, False, [0, 0]
+        store.init("w", np.zeros(3, F))
+        tell("ready")
+        told = False
+        while not stop:
+            told = told or (store.rank == 0 and said("stop"))
+            mine = np.array([1, int(told)])
+            text = raised(lambda: store.all_reduce(mine))  # noqa: B023 - it is called here
+            if text != "nothing":
+                assert "was lost with the memory of a server" in text, text
+                found[1] += 1
+                continue
+            assert mine[0] == n, mine
+            found[0] += 1
+            stop = mine[1] > 0
+        return found
