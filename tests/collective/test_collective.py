@@ -205,3 +205,11 @@ def test_servers_that_come_back(served: Callable[..., ServedJob], tmp_path: Path
     workers[0].say("stop")
     assert all(right > 0 for right, _ in made.results())
     made.close()
+
+
+def test_a_store_without_rounds_refuses(served: Callable[..., ServedJob]) -> None:
+    made = served(2, 1, **{tested_store.NAME: "dist_async"})
+    made.start_all(BODIES, "refused")
+    for told in made.results():
+        assert [text.partition("(")[0] for text in told] == ["CapabilityError: a store without rounds "] * 3
+    made.close()

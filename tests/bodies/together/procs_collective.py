@@ -476,3 +476,12 @@ def while_servers_come_back() -> list[int]:
             found[0] += 1
             stop = mine[1] > 0
         return found
+
+
+def refused() -> list[str]:
+    with create() as store:
+        return [
+            raised(lambda: store.all_reduce(np.ones(3))),
+            raised(lambda: store.broadcast_object(1)),
+            raised(lambda: store.all_gather_object(1)),
+        ]
