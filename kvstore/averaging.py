@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from .arrays.means import check_mean, quotient
 from .errors import ArgumentError, CapabilityError, ConfigError
 from .settings import launchers
 from .settings.variables import text_of
@@ -84,6 +88,22 @@ def _check_no_optimizer(store: KVStore) -> None:
 def has_optimizer(store: KVStore) -> bool:
     """Return whether a push is an update."""
     return store.is_capable("optimizer") and updater_of(store) is not None
+
+
+def mean_parts(store: KVStore, keys: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
+    """Return arrays whose sums over the workers are the means of these.
+
+    Raises
+    ------
+    DTypeError
+        An array holds integers, whose mean is no integer.
+    """
+    for key, array in zip(keys, arrays, strict=True):
+        check_mean(array.dtype, f"the value of {key!r}")
+    workers = store.num_workers
+    return [
+        quotient(array, workers) if isinstance(array, np.ndarray) else array / workers for array in arrays
+    ]
 
 
 def check_not_late(store: KVStore) -> None:

@@ -15,9 +15,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .averaging import check_made, check_not_late, check_rounds, check_store, check_sums, has_optimizer
+from .averaging import (
+    check_made,
+    check_not_late,
+    check_rounds,
+    check_store,
+    check_sums,
+    has_optimizer,
+    mean_parts,
+)
+from .collective.objects import ArrayKind
 from .errors import ArgumentError, ArrayError, ConfigError, DTypeError, KeyNotFoundError, MissingBackendError
-from .store import KVStore
+from .store import KVStore, collective_of
 
 try:
     import jax
@@ -95,8 +104,9 @@ def pushpull(
         Prefix of the keys, before the paths. Unknown keys are initialised, unless the store has an optimizer,
         which needs the weights of `broadcast`.
     average : bool
-        If True, divide the sums by the number of workers. It raises an error if the store has an optimizer,
-        because the results are weights.
+        If True, return means: each value is divided by the number of workers before the sum, so that no sum
+        overflows. It raises an error if the store has an optimizer, because the results are weights, and for
+        integers, whose mean is no integer.
     priority : int
         Priority relative to the operations of other threads.
 
@@ -124,11 +134,71 @@ def pushpull(
     return _through(store, tree, prefix, partial(_check_meaning, store, average), average, priority)
 
 
+def all_reduce_tree(store: KVStore, tree: Tree, *, average: bool = False) -> Tree:
+    """Return the sums or means of arrays over all workers, without keys: for metrics and counts.
+
+    An optimizer of the store has no part in it. `all_reduce` is another thing: a transformation of gradients.
+
+    Parameters
+    ----------
+    store : KVStore
+        A store of all workers.
+    tree : pytree of arrays
+        All workers must pass the same paths, shapes and types.
+    average : bool
+        If True, return means; see `pushpull`.
+
+    Returns
+    -------
+    pytree
+        New arrays, on the devices of the arrays of `tree`.
+
+    Raises
+    ------
+    ArrayError, ArgumentError, DTypeError, ShapeError, CapabilityError, PeerLostError
+        See `pushpull` and `KVStore.all_reduce`.
+    """
+    check_made(store)
+    keys, leaves, form = _flat(tree, "")
+    return _called(partial(_reduce, store, average), keys, leaves, form)
+
+
+def _reduce(store: KVStore, average: bool, *values: Array) -> list[Any]:
+    """Reduce copies of arrays on the host."""
+    arrays = [np.array(value) for value in values]
+    store.all_reduce(arrays, average=average)
+    return arrays
+
+
+def broadcast_object(store: KVStore, value: Any = None, root: int = 0) -> Any:
+    """Return the object of worker `root`; as `KVStore.broadcast_object`, where JAX arrays stay JAX arrays."""
+    check_made(store)
+    return collective_of(store).broadcast_object(value, root, _ARRAYS)
+
+
+def all_gather_object(store: KVStore, value: Any) -> list[Any]:
+    """Return the objects of all workers, by rank; see `broadcast_object`."""
+    check_made(store)
+    return collective_of(store).all_gather_object(value, _ARRAYS)
+
+
+def _view(value: Any) -> np.ndarray[Any, Any] | None:
+    """View an array of JAX on the host."""
+    return np.asarray(value) if isinstance(value, jax.Array) else None
+
+
+_ARRAYS = ArrayKind(_view, jax.numpy.asarray)
+
+
 def _through(
     store: KVStore, tree: Tree, prefix: str, check: Callable[[], None], average: bool, priority: int = 0
 ) -> Tree:
     keys, leaves, form = _flat(tree, prefix)
-    call = partial(_exchange, store, keys, check, average, priority)
+    return _called(partial(_exchange, store, keys, check, average, priority), keys, leaves, form)
+
+
+def _called(call: Callable[..., list[Any]], keys: list[str], leaves: list[Any], form: Any) -> Tree:
+    """Call a function of arrays that returns as many, also inside of ``jax.jit``."""
     if not keys:
         found: list[Any] = []
     elif _traced(leaves):
@@ -148,7 +218,7 @@ def all_reduce(store: KVStore, *, average: bool = True, prefix: str = "gradients
     store : KVStore
         A store without an optimizer.
     average : bool
-        If True, divide the sums by the number of workers.
+        If True, return means; see `pushpull`.
     prefix : str
         Prefix of the keys, before the paths. Models that share a store need different prefixes.
 
@@ -196,15 +266,13 @@ def _exchange(
     """
     check()
     arrays = [np.asarray(value) if _on_host(value) else value for value in values]
+    arrays = mean_parts(store, keys, arrays) if average else arrays
     outs = [np.empty(array.shape, array.dtype) for array in arrays]
     try:
         store.pushpull(keys, arrays, out=outs, priority=priority)
     except KeyNotFoundError as error:
         _initialise(store, keys, arrays, error)
         store.pushpull(keys, arrays, out=outs, priority=priority)
-    if average and store.num_workers > 1:
-        for out in outs:
-            np.divide(out, store.num_workers, out=out, casting="unsafe")
     return outs
 
 
@@ -291,4 +359,12 @@ def _placed(out: Any, leaf: Any) -> Array:
     return jax.numpy.asarray(out)
 
 
-__all__ = ["GradientTransformation", "all_reduce", "broadcast", "pushpull"]
+__all__ = [
+    "GradientTransformation",
+    "all_gather_object",
+    "all_reduce",
+    "all_reduce_tree",
+    "broadcast",
+    "broadcast_object",
+    "pushpull",
+]

@@ -46,7 +46,8 @@ from .step import Step, check_whole_steps, refuse_async
 from .stores.protocol import Backend, counted
 
 if TYPE_CHECKING:
-    from .collective import Collective
+    from .collective import CollectiveCalls
+    from .collective.meeting import SideKeys
     from .observe.timeline.sources import StoreRecord
     from .settings.options import StoreConfig
 
@@ -117,8 +118,10 @@ class KVStore(KVStoreBase):
         concurrent = backend.begins_async and backend.waits_concurrently
         self._engine = Engine(config.timeout, Marks(self._counters), concurrent)
         self._closed = False
-        self._collective: Collective | None = None
         self._before_join: list[weakref.WeakMethod[Callable[[], None]]] = []
+        self._collective: CollectiveCalls | None = None
+        self._side: KVStore | None = None  # of `_beside`
+        self._has_sides = False  # of `_beside`
         self._steps: dict[int, Step] = {}  # that are open, by thread
         backend.observe(self._counters)
         self._created = time.monotonic()
@@ -144,8 +147,19 @@ class KVStore(KVStoreBase):
             A key or value is not valid. No key of the call is initialised.
         """
         groups = group(key, value)
+        self._check_new(groups)
         self._wait_in(groups, self._init, groups)
         self._count("init")
+
+    def _check_new(self, groups: list[Group]) -> None:
+        """Raise KeyKindError for a key that a store has for itself."""
+        from .settings.definitions import SIDE, is_side
+
+        for key, _ in groups:
+            if is_side(key) and not self._has_sides:
+                raise KeyKindError(
+                    f"key {key!r} begins with {SIDE!r}, as keys do that a store has for itself"
+                )
 
     def _init(self, groups: list[Group]) -> None:
         self._backend.init(groups)
@@ -300,6 +314,7 @@ class KVStore(KVStoreBase):
         if out is None:
             raise ArrayError("broadcast needs `out`, the array or arrays to write to")
         groups, outs = group(key, value), group(key, out, "out")
+        self._check_new(groups)
         self._wait_in(groups, self._broadcast, groups, outs)
         self._count("init")
 
@@ -437,7 +452,7 @@ class KVStore(KVStoreBase):
         array : array, or list of arrays
             Arrays that can be written, in the memory of the host or of a GPU, of any shapes and of element
             types that the store sums. They are overwritten in place. All workers pass the same shapes and
-            types. Arrays of JAX cannot be written: `kvstore.jax.reduce` returns new ones.
+            types. Arrays of JAX cannot be written: `kvstore.jax.all_reduce_tree` returns new ones.
         average : bool
             If True, divide by the number of workers that take part. Each value is divided before the sum, as
             `kvstore.torch` does, so that the mean of large values is not infinite.
@@ -453,6 +468,8 @@ class KVStore(KVStoreBase):
             An array cannot be read and written.
         CapabilityError
             The store has no rounds (``"dist_async"``).
+        KVStoreError
+            A server was restarted, and the part of a worker was lost with its memory.
         PeerLostError
             A worker was lost. With ``on_peer_loss="continue"`` the call goes on with the others; but in the
             midst of more than some hundred bytes it ends with this error, and can be made again.
@@ -460,14 +477,16 @@ class KVStore(KVStoreBase):
         Notes
         -----
         The sum is made in the order of the ranks, as in `push`. A worker that has called `join` cannot call
-        it, and the others do not wait for it. A worker that was restarted takes part in the next call, as
-        with the rounds of a key. A call in a `step` acts at once. All workers call `all_reduce`,
+        it, and the others do not wait for it. A worker that was restarted takes part in the next call of the
+        others, which its first call must be like: where a step has several calls, pass lists to have one. A
+        call in a `step` acts at once. All workers call `all_reduce`,
         `broadcast_object` and `all_gather_object` in the same order. Calls of several threads of a worker
         run one after the other, in an order that the other workers do not know: call from one thread.
 
         Up to some hundred bytes (between 200 and 900, by the number of workers) take one round, as a
         `pushpull` of 4 KB. More take a round to compare what the workers pass, and then rounds of up to 8 MB.
-        The memory for these is kept until the store is closed, up to 16 MB for each element type.
+        The memory for these is kept until the store is closed, up to 16 MB for each element type. If a server
+        is restarted meanwhile, such a sum can be without the parts of others, as that of a `pushpull` can.
 
         Examples
         --------
@@ -516,21 +535,29 @@ class KVStore(KVStoreBase):
         """
         return self._together().all_gather_object(value)
 
-    def _together(self) -> Collective:
+    def _together(self) -> CollectiveCalls:
         """Return what the workers of this store do together without a key."""
         self._check_open()
         if self._collective is None:
-            from .collective import Collective
+            from .collective import CollectiveCalls
 
-            side = self._beside() if self.num_workers > 1 else None
-            self._collective = Collective(self, side, outlives_workers(self))
+            sides = self._side_keys() if self.num_workers > 1 else None
+            self._collective = CollectiveCalls(self._engine, sides, outlives_workers(self))
         return self._collective
+
+    def _side_keys(self) -> SideKeys:
+        from .collective.meeting import SideKeys
+
+        self._side = side = self._beside()
+        place = self.rank, self.num_workers, self._backend.waits_concurrently
+        expects = _never if outlives_workers(self) else self._backend.expects
+        return SideKeys(*place, self._engine, side.init, side.pushpull, side._start, expects)
 
     def _beside(self) -> KVStore:
         """Return this store for side keys, with the same engine, and counters that nobody looks at."""
         side = KVStore.__new__(KVStore)
         side.__dict__.update(self.__dict__)
-        side._backend, side._steps = self._backend.side(), {}
+        side._backend, side._steps, side._has_sides = self._backend.side(), {}, True
         side._counters = Counters(self._type, "", self.rank, self.num_workers, shown=False)
         return side
 
@@ -822,6 +849,7 @@ class KVStore(KVStoreBase):
     def __contains__(self, key: Key) -> bool:
         name = plain_key(key)
         try:
+            self._check_new([(name, [])])
             self._do([(name, [])], self._backend.kind, name)
         except (KeyNotFoundError, KeyKindError):
             return False
@@ -965,8 +993,8 @@ class KVStore(KVStoreBase):
         if patiently:
             self._engine.turns.wait_for_all(self._config.timeout)
         self._closed = True
-        if self._collective is not None:
-            self._collective.close()
+        if self._side is not None:
+            self._side._closed = True
         recording.finish(self)
         self._backend.close()
         metrics.update()
@@ -1253,7 +1281,8 @@ def call_before_join(store: KVStore, announce: Callable[[], None]) -> None:
 
 def side_store(store: KVStore) -> KVStore | None:
     """Return the store of side keys, whose rounds are sums in any store; None for a store of one worker."""
-    return store._together().side
+    store._together()
+    return store._side
 
 
 def updater_of(store: Any) -> Any:
@@ -1287,6 +1316,11 @@ def outlives_workers(store: KVStore) -> bool:
     return store._config.on_peer_loss == "continue"
 
 
+def collective_of(store: KVStore) -> CollectiveCalls:
+    """Return what the workers of a store do together without a key."""
+    return store._together()
+
+
 def whole_step(store: Any) -> AbstractContextManager[None]:
     """Return a step of a store; where it has none, its calls count as they are made."""
     has_steps = isinstance(store, KVStore) and not store._backend.no_steps
@@ -1317,6 +1351,11 @@ def whereabouts(store: KVStore) -> str:
 def _sizes(places: dict[Key, list[tuple[str, int]]]) -> tuple[int, int]:
     """Return the number of keys, and the bytes of their values."""
     return len(places), sum(size for parts in places.values() for _, size in parts)
+
+
+def _never(rank: int) -> bool:
+    """Return False: where workers come back, rounds may be without one that is there."""
+    return False
 
 
 def _raise(error: Exception) -> None:

@@ -93,13 +93,29 @@ def test_trees(name: str, work: Callable[..., list[Any]]) -> None:
     three = [[3.0] * 3] * 2
     assert first["sum"] == {"f": [three, [2.0]], "i": [1.0, 3.0, 5.0], "none": None, "number": 4.0}
     assert first["types"] == ["float32", "bfloat16", "int32", "float32"]
-    mean = {"f": [[[1.5] * 3] * 2, [1.0]], "i": [0.0, 1.0, 2.0], "none": None, "number": 2.0}
+    mean = {"f": [[[1.5] * 3] * 2, [1.0]], "none": None, "number": 2.0}
     assert first["again"] == first["compiled"] == mean
+    assert first["large"] == [{"large": [40000.0] * 3}] * 2
+    assert re.match(
+        r"the value of 'i' holds int32, and the mean of integers is no integer", first["integers"]
+    )
     assert first["empty"] == {}
     assert first["array"] == 2.0
     keys = ["f/0", "f/1/0", "i", "number"]
-    assert first["keys"] == sorted([*keys, *(f"first/{key}" for key in keys), "alone"])
+    assert first["keys"] == sorted([*keys, *(f"first/{key}" for key in keys), "alone", "large"])
     assert first["big"] == pytest.approx(600.0, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["shared", pytest.param("dist_sync", marks=pytest.mark.nightly)])
+def test_metrics_and_objects_need_no_key(name: str, work: Callable[..., list[Any]]) -> None:
+    first, second = work("without_keys", name)
+    assert first == second
+    assert first["sums"] == {"loss": 11.0, "counts": [[1.0, 3.0], [2.0, 2.0]], "long": 10000.0}
+    assert first["means"] == first["compiled"] == {"loss": 5.5, "half": [40000.0, 40000.0]}
+    assert first["every"] == [[0, [0]], [1, [0, 1]]]
+    assert first["one"] == ["of", 1]
+    assert first["weights"] == {"w": [-1.0] * 3}
+    assert first["keys"] == ["w"]
 
 
 def test_without_optax_it_is_a_pair_of_the_same_names(work: Callable[..., list[Any]]) -> None:

@@ -19,9 +19,6 @@ Group = tuple[Key, list[Any]]
 
 _INT64 = 2**63
 
-#: How the names of side keys begin, which a store has for itself: see `Backend.side`.
-SIDE = "__kvstore__/"
-
 
 def group(key: Any, value: Any, what: str = "value") -> list[Group]:
     """Group values by key, each key once, in the order of first appearance.
@@ -72,11 +69,6 @@ def plain_key(key: Any) -> Key:
     if isinstance(key, str):
         return str.__str__(key)  # its text, whatever the subclass, an Enum for instance, prints for it
     raise KeyKindError(f"a key must be an int or a str, not {type(key).__name__}: {key!r}")
-
-
-def is_side(key: Key) -> bool:
-    """Return whether a key is one that a store has for itself."""
-    return isinstance(key, str) and key.startswith(SIDE)
 
 
 def check_text(key: Key) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DTypeError
+from .host import HALVES, name_of
 
 Array = npt.NDArray[Any]
 
@@ -24,9 +25,14 @@ def check_mean(dtype: np.dtype[Any], what: str) -> None:
         )
 
 
-def divide(array: Array, workers: int) -> Array:
-    """Divide an array in place by the number of workers; each quotient is rounded once. Returns it."""
-    if workers > 1:
-        with np.errstate(all="ignore"):
-            np.divide(array, workers, out=array)
-    return array
+def quotient(array: Array, workers: int) -> Array:
+    """Return an array divided by the number of workers; each element is rounded once, to its type."""
+    if workers == 1:
+        return array
+    out = np.empty_like(array)
+    with np.errstate(all="ignore"):
+        if name_of(array.dtype) in HALVES:  # whose types have no number for each count of workers
+            out[...] = array.astype(np.float32) / np.float32(workers)
+        else:
+            np.divide(array, array.dtype.type(workers), out=out)
+    return out

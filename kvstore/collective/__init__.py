@@ -7,69 +7,64 @@ from typing import TYPE_CHECKING, Any
 from ..arrays.grouping import plain_key
 from ..errors import ArgumentError, ConfigError, KVStoreError
 from .exchange import ObjectExchange
-from .meeting import Meetings
-from .objects import Wrap, packed, unpacked
+from .meeting import Meetings, SideKeys
+from .objects import NUMPY, ArrayKind, packed, unpacked
 from .reduction import Reduction, places_of
 
 if TYPE_CHECKING:
-    from ..engine import Work
-    from ..store import KVStore
+    from ..engine import Engine, Work
 
 
-class Collective:
-    """The operations of one worker; `side` is its store of side keys, None where there are no other workers.
+class CollectiveCalls:
+    """The calls of one worker; `sides` are side keys of its store, None where it has no other workers.
 
     With `survives` the loss of a worker is no error.
     """
 
-    def __init__(self, store: KVStore, side: KVStore | None, survives: bool) -> None:
-        self._store, self.side = store, side
-        if side is not None:
-            meetings = Meetings(side)
+    def __init__(self, engine: Engine, sides: SideKeys | None, survives: bool) -> None:
+        self._engine, self._size = engine, 1 if sides is None else sides.num_workers
+        self._alone = sides is None
+        if sides is not None:
+            meetings = Meetings(sides)
             self._reduction = Reduction(meetings, survives)
             self._objects = ObjectExchange(meetings)
 
     def all_reduce(self, array: Any, average: bool, async_op: bool) -> Work | None:
         """See `KVStore.all_reduce`."""
         arrays = array if isinstance(array, (list, tuple)) else [array]
-        if self.side is None:
+        if self._alone:
             places_of(arrays, average)
-            return self._store._engine.run_now(_nothing, "all_reduce") if async_op else None
+            return self._engine.run_now(_nothing, "all_reduce") if async_op else None
         self._check_outside()
         if async_op:
             return self._reduction.start(arrays, average)
         self._reduction.run(arrays, average)
         return None
 
-    def broadcast_object(self, value: Any, root: int, wrap: Wrap | None = None) -> Any:
-        """See `KVStore.broadcast_object`; arrays of a framework are `wrap`ped again."""
-        root, size = _rank(root), self._store.num_workers
+    def broadcast_object(self, value: Any, root: int, kind: ArrayKind = NUMPY) -> Any:
+        """See `KVStore.broadcast_object`; an array of another library than NumPy is one of this kind."""
+        root, size = _rank(root), self._size
         if not 0 <= root < size:
             raise ArgumentError(f"root must be the rank of a worker, from 0 to {size - 1}, not {root}")
-        if self.side is None:
-            return unpacked(packed(value), wrap)
+        if self._alone:
+            return unpacked(packed(value, kind), kind)
         self._check_outside()
-        return self._objects.broadcast(value, root, wrap)
+        return self._objects.broadcast(value, root, kind)
 
-    def all_gather_object(self, value: Any, wrap: Wrap | None = None) -> list[Any]:
+    def all_gather_object(self, value: Any, kind: ArrayKind = NUMPY) -> list[Any]:
         """See `KVStore.all_gather_object`."""
-        if self.side is None:
-            return [unpacked(packed(value), wrap)]
+        if self._alone:
+            return [unpacked(packed(value, kind), kind)]
         self._check_outside()
-        return self._objects.all_gather(value, wrap)
+        return self._objects.all_gather(value, kind)
 
     def _check_outside(self) -> None:
         """Raise in an updater: the other workers wait for its round, and this worker would wait for them."""
-        if self._store._engine.nested():
+        if self._engine.nested():
             raise ConfigError(
                 "all_reduce and its like wait for all workers, and these for the end of the operation that "
                 "this call is a part of: call it outside of updaters"
             )
-
-    def close(self) -> None:
-        """End with the store."""
-        if self.side is not None:
-            self.side._closed = True
 
 
 def _rank(root: Any) -> int:

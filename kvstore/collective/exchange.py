@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArgumentError, ConfigError
-from .meeting import ALL_GATHER, BROADCAST, Heard, Meetings, Said, check_same
-from .objects import Wrap, packed, unpacked
+from .meeting import ALL_GATHER, BROADCAST, AllSaid, Meetings, Said, check_same
+from .objects import ArrayKind, packed, unpacked
 
 _WORD = 4  # bytes: long objects travel as int32
 
@@ -19,27 +19,29 @@ class ObjectExchange:
     def __init__(self, meetings: Meetings) -> None:
         self._meetings = meetings
 
-    def broadcast(self, value: Any, root: int, wrap: Wrap | None) -> Any:
+    def broadcast(self, value: Any, root: int, kind: ArrayKind) -> Any:
         """Return the object of one worker."""
         what = f"the object of worker {root}"
-        found = self._exchange(BROADCAST, what, [root], value)
+        found = self._exchange(BROADCAST, what, [root], value, kind)
         if root not in found:
             raise ConfigError(
                 f"worker {root} takes no part any more: it has joined, or is lost; pass another root"
             )
-        return unpacked(found[root], wrap)
+        return unpacked(found[root], kind)
 
-    def all_gather(self, value: Any, wrap: Wrap | None) -> list[Any]:
+    def all_gather(self, value: Any, kind: ArrayKind) -> list[Any]:
         """Return the objects of all workers that take part, by rank."""
         senders = list(range(self._meetings.size))
-        found = self._exchange(ALL_GATHER, "the objects of all", senders, value)
-        return [unpacked(found[rank], wrap) for rank in sorted(found)]
+        found = self._exchange(ALL_GATHER, "the objects of all", senders, value, kind)
+        return [unpacked(found[rank], kind) for rank in sorted(found)]
 
-    def _exchange(self, operation: int, what: str, senders: list[int], value: Any) -> dict[int, memoryview]:
+    def _exchange(
+        self, operation: int, what: str, senders: list[int], value: Any, kind: ArrayKind
+    ) -> dict[int, memoryview]:
         """Bring the objects of some workers to all; one that cannot be sent is an error on all of them."""
         data, error = b"", None
         try:
-            data = packed(value) if self._meetings.rank in senders else b""
+            data = packed(value, kind) if self._meetings.rank in senders else b""
         except ArgumentError as cause:
             error = cause
         self._meetings.wait()
@@ -54,13 +56,13 @@ class ObjectExchange:
             return self._contents(heard, found, data)
 
     @staticmethod
-    def _check_sent(heard: Heard, senders: list[int]) -> None:
+    def _check_sent(heard: AllSaid, senders: list[int]) -> None:
         """Raise where a worker has nothing to send: the shortest object has a byte."""
         failed = [rank for rank in senders if not heard.nbytes(rank)]
         if failed:
             raise ArgumentError(f"worker {failed[0]} cannot send its object; its own error says why")
 
-    def _contents(self, heard: Heard, senders: list[int], data: bytes) -> dict[int, memoryview]:
+    def _contents(self, heard: AllSaid, senders: list[int], data: bytes) -> dict[int, memoryview]:
         """Return what was sent, by rank; long objects follow in rounds that have them side by side."""
         found = {rank: heard.content(rank) for rank in senders if heard.is_here(rank)}
         later = [rank for rank in senders if rank not in found]
@@ -72,5 +74,5 @@ class ObjectExchange:
             bytes_[at : at + len(data)] = np.frombuffer(data, np.uint8)
         self._meetings.sum(flat)
         for rank, at in places.items():
-            found[rank] = memoryview(bytes_)[at : at + heard.nbytes(rank)]
+            found[rank] = bytes_[at : at + heard.nbytes(rank)].data
         return found

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays.grouping import SIDE
+from ..arrays.grouping import Group
 from ..errors import ArgumentError, DTypeError, KVStoreError, ShapeError
+from ..settings.definitions import SIDE
 
 if TYPE_CHECKING:
-    from ..engine import Work
-    from ..store import KVStore
+    from ..engine import Engine, Work
 
 Array = npt.NDArray[Any]
 
@@ -41,6 +41,23 @@ _KEPT = 4  # pairs of buffers that are used again
 _SMALLEST, _LARGEST = 1 << 10, 1 << 20
 
 
+class SideKeys(NamedTuple):
+    """The side keys of a store, as `KVStore` hands them to what is built on them."""
+
+    rank: int
+    num_workers: int
+    #: Whether operations of theirs go on beside others of the store.
+    are_concurrent: bool
+    #: The engine of the store.
+    engine: Engine
+    init: Callable[[str, Array], None]
+    pushpull: Callable[..., Any]
+    #: Begins a verb with its arguments; what `then` names is called at the end of it.
+    start: Callable[..., Work]
+    #: Whether a worker is expected whose part is missing.
+    expects: Callable[[int], bool]
+
+
 class Said(NamedTuple):
     """What one worker has said: what it has called, of what, and how long its content is."""
 
@@ -49,7 +66,7 @@ class Said(NamedTuple):
     nbytes: int
 
 
-class Heard(NamedTuple):
+class AllSaid(NamedTuple):
     """What the workers have said, by rank; None: the worker takes no part any more."""
 
     said: list[Said | None]
@@ -76,86 +93,91 @@ class Heard(NamedTuple):
     @property
     def present(self) -> list[int]:
         """Ranks that take part."""
-        return [rank for rank, one in enumerate(self.said) if one is not None]
+        said = self.said
+        return list(range(len(said))) if None not in said else [r for r, one in enumerate(said) if one]
+
+
+class _Buffers(NamedTuple):
+    """Memory for a meeting: what this worker says, its bytes, and what all say."""
+
+    mine: Array
+    slots: memoryview
+    sum: Array
 
 
 class Meetings:
-    """The meetings of one worker; `store` has side keys only."""
+    """The meetings of one worker."""
 
-    def __init__(self, store: KVStore) -> None:
-        self.store = store
-        self.rank, self.size = store.rank, store.num_workers
+    def __init__(self, sides: SideKeys) -> None:
+        self._sides = sides
+        self.rank, self.size = sides.rank, sides.num_workers
         #: Whether they go on beside other operations of the store.
-        self.are_concurrent = store._backend.waits_concurrently
+        self.are_concurrent = sides.are_concurrent
         #: Held during the rounds that belong to one operation.
         self.lock = threading.RLock()
         #: Bytes of a slot.
         self.slot = min(_MANY, max(_FEW, _USUAL // self.size // 64 * 64))
-        self._free: list[tuple[Array, Array]] = []
+        self._free: list[_Buffers] = []
         self._made: set[str] = set()
+        self._gone: set[int] = set()  # ranks that take no part any more
 
     def fits(self, said: Said) -> bool:
         """Whether the content goes into a slot."""
         return _begin(said.description) + said.nbytes <= self.slot
 
-    def meet(self, said: Said, content: Sequence[Array] = ()) -> Heard:
+    def meet(self, said: Said, content: Sequence[Array] = ()) -> AllSaid:
         """Say something, with its content where that fits, and wait for what the others say.
 
         A worker that was restarted may meet the others at the end of an operation that began without it.
         """
         while True:
-            mine, sum_ = self._filled(said, content)
-            self.store.pushpull(_KEY, mine, out=sum_)
-            heard = self._heard(mine, sum_)
+            buffers = self._filled(said, content)
+            self._sides.pushpull(_KEY, buffers.mine, out=buffers.sum)
+            heard = self._heard(buffers)
             if said.operation == REDUCED or not heard_end(heard):
                 return heard
 
-    def start(self, said: Said, content: Sequence[Array], end: Callable[[Heard], None]) -> Work:
+    def start(self, said: Said, content: Sequence[Array], end: Callable[[AllSaid], None]) -> Work:
         """Say something with its content; `end` gets what the others say, when it has come."""
-        mine, sum_ = self._filled(said, content)
-        groups = [(_KEY, [mine])]
+        buffers = self._filled(said, content)
+        groups: list[Group] = [(_KEY, [buffers.mine])]
 
         def then() -> None:
-            end(self._heard(mine, sum_))
+            end(self._heard(buffers))
 
-        return self.store._start("pushpull", groups, 0, groups, [(_KEY, [sum_])], then=then)
+        return self._sides.start("pushpull", groups, 0, groups, [(_KEY, [buffers.sum])], then=then)
 
     def queue(self, run: Callable[[], None], what: str) -> Work:
         """Have something that meets run in the background, behind the meetings so far."""
-        return self.store._engine.submit([_KEY], run, 0, what)
+        return self._sides.engine.submit([_KEY], run, 0, what)
 
     def run_now(self, run: Callable[[], None], what: str) -> Work:
         """Run something that meets in this call, and return the handle of what is done."""
         self.wait()
-        return self.store._engine.run_now(run, what)
+        return self._sides.engine.run_now(run, what)
 
     def wait(self) -> None:
         """Wait for the meetings of this worker that are under way in the background."""
-        if self.store._engine.busy:
-            self.store._engine.wait_for([_KEY])
+        if self._sides.engine.busy:
+            self._sides.engine.wait_for([_KEY])
 
-    def _filled(self, said: Said, content: Sequence[Array]) -> tuple[Array, Array]:
+    def _filled(self, said: Said, content: Sequence[Array]) -> _Buffers:
         """Return memory with this worker's slot filled, and memory for the sum."""
         self._make(_KEY, self.size * self.slot // 4, np.dtype(np.int32))
-        mine, sum_ = self._free.pop() if self._free else self._buffers()
-        head = _HEAD.pack(said.operation, len(said.description), said.nbytes) + said.description
-        slot = mine.view(np.uint8)[self.rank * self.slot :]
-        slot[: len(head)] = np.frombuffer(head, np.uint8)
-        if self.fits(said):
-            at = _begin(said.description)
-            for array in content:
-                slot[at : at + array.nbytes] = array.reshape(-1).view(np.uint8)
-                at += array.nbytes
-        return mine, sum_
+        buffers = self._free.pop() if self._free else _buffers(self.size * self.slot // 4)
+        text, start = said.description, self.rank * self.slot
+        head = _HEAD.pack(said.operation, len(text), said.nbytes) + text
+        buffers.slots[start : start + len(head)] = head
+        if content and self.fits(said):
+            at = start + _begin(text)
+            buffers.slots[at : at + said.nbytes] = b"".join([array.tobytes() for array in content])
+        return buffers
 
-    def _buffers(self) -> tuple[Array, Array]:
-        words = self.size * self.slot // 4
-        return np.zeros(words, np.int32), np.empty(words, np.int32)
-
-    def _heard(self, mine: Array, sum_: Array) -> Heard:
-        data = sum_.tobytes()
+    def _heard(self, buffers: _Buffers) -> AllSaid:
+        """Read the sum, and let its memory be used again."""
+        data = buffers.sum.tobytes()
         if len(self._free) < _KEPT:
-            self._free.append((mine, sum_))
+            self._free.append(buffers)
         at = self.rank * self.slot
         own = _said(data, at)  # mostly what all have said
         begin = data[at : at + _HEAD.size + (len(own.description) if own else 0)]
@@ -163,7 +185,19 @@ class Meetings:
             own if data.startswith(begin, at) else _said(data, at)
             for at in range(0, self.size * self.slot, self.slot)
         ]
-        return Heard(said, data, self.slot)
+        if None in said:
+            self._check_absent([rank for rank, one in enumerate(said) if one is None])
+        return AllSaid(said, data, self.slot)
+
+    def _check_absent(self, ranks: list[int]) -> None:
+        """Raise if a worker is missing that has said something."""
+        for rank in ranks:
+            if rank not in self._gone and self._sides.expects(rank):
+                raise KVStoreError(
+                    f"worker {self.rank}: what worker {rank} has said was lost with the memory of a server "
+                    "that was restarted, and nothing was changed here; other workers may have the result"
+                )
+        self._gone.update(ranks)
 
     # ---------------------------------------------------------------------------------------- long content
 
@@ -179,7 +213,7 @@ class Meetings:
             pieces = [flat[start:stop] for start, stop in itertools.pairwise(ends)]
             last = pieces[-1]
             pieces[-1] = sent = _padded(last, sizes[-1])
-            self.store.pushpull(keys, pieces)
+            self._sides.pushpull(keys, pieces)
             if sent is not last:
                 last[:] = sent[: last.size]
             done = ends[-1]
@@ -187,16 +221,21 @@ class Meetings:
     def _make(self, key: str, size: int, dtype: np.dtype[Any]) -> None:
         """See to it that the workers have a side key."""
         if key not in self._made:
-            self.store.init(key, np.zeros(size, dtype))
+            self._sides.init(key, np.zeros(size, dtype))
             self._made.add(key)
 
 
-def heard_end(heard: Heard) -> list[int]:
+def _buffers(words: int) -> _Buffers:
+    mine = np.zeros(words, np.int32)
+    return _Buffers(mine, mine.data.cast("B"), np.empty(words, np.int32))
+
+
+def heard_end(heard: AllSaid) -> list[int]:
     """Return the ranks that are at the end of an `all_reduce` of long arrays."""
     return [rank for rank, one in enumerate(heard.said) if one is not None and one.operation == REDUCED]
 
 
-def check_same(heard: Heard, sizes: bool = True) -> None:
+def check_same(heard: AllSaid, sizes: bool = True) -> None:
     """Raise, on all workers, unless all have called the same, with content of the same `sizes`."""
     (first, one), *others = [(rank, said) for rank, said in enumerate(heard.said) if said is not None]
     for rank, other in others:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -14,15 +15,24 @@ from ..arrays.host import DTYPES, dtype_named, is_array, readable
 from ..errors import ArgumentError, KVStoreError
 
 Array = npt.NDArray[Any]
-#: Makes an array of a framework of one that has come.
-Wrap = Callable[[Array], Any]
+
+
+class ArrayKind(NamedTuple):
+    """The arrays of a framework: what views one on the host, None for another thing; and what makes one."""
+
+    view: Callable[[Any], Array | None]
+    make: Callable[[Array], Any]
+
+
+#: Arrays of all libraries that speak an array protocol come back as NumPy's.
+NUMPY = ArrayKind(lambda _: None, lambda array: array)
 
 _NUMPY, _SCALAR, _OTHER = 1, 2, 3  # codes of MessagePack's extensions: whose array it was
 _DEEPEST = 100  # lists and dicts within each other
 _INT64 = 2**63
 
 
-def packed(value: Any) -> bytes:
+def packed(value: Any, kind: ArrayKind = NUMPY) -> bytes:
     """Write an object down.
 
     Raises
@@ -30,39 +40,39 @@ def packed(value: Any) -> bytes:
     ArgumentError
         A part of it is of no such type. The message names its place.
     """
-    return msgspec.msgpack.encode(_plain(value, "value", 0))
+    return msgspec.msgpack.encode(_plain(value, "value", 0, kind))
 
 
-def unpacked(data: bytes | memoryview, wrap: Wrap | None = None) -> Any:
-    """Read what `packed` has written; what was an array of another library than NumPy is `wrap`ped."""
-    return msgspec.msgpack.decode(data, ext_hook=lambda code, content: _array(code, content, wrap))
+def unpacked(data: bytes | memoryview, kind: ArrayKind = NUMPY) -> Any:
+    """Read what `packed` has written; what was no array of NumPy is one of this kind."""
+    return msgspec.msgpack.decode(data, ext_hook=partial(_array, kind))
 
 
-def _plain(value: Any, path: str, depth: int) -> Any:
+def _plain(value: Any, path: str, depth: int, kind: ArrayKind) -> Any:
     """Return the same in types that MessagePack has."""
-    kind = type(value)
-    if value is None or kind in (bool, float, bytes):
+    of = type(value)
+    if value is None or of in (bool, float, bytes):
         return value
-    if kind is int:
+    if of is int:
         return _checked_int(value, path)
-    if kind is str:
+    if of is str:
         return _checked_text(value, path)
     if depth > _DEEPEST:
         raise ArgumentError(f"{path[:60]}... is more than {_DEEPEST} levels deep, or contains itself")
-    if kind in (list, tuple):
-        return [_plain(one, f"{path}[{at}]", depth + 1) for at, one in enumerate(value)]
-    if kind is dict:
-        return dict(_items(value, path, depth + 1))
-    return _packed_array(value, path)
+    if of in (list, tuple):
+        return [_plain(one, f"{path}[{at}]", depth + 1, kind) for at, one in enumerate(value)]
+    if of is dict:
+        return dict(_items(value, path, depth + 1, kind))
+    return _packed_array(value, path, kind)
 
 
-def _items(value: dict[Any, Any], path: str, depth: int) -> Iterator[tuple[str, Any]]:
+def _items(value: dict[Any, Any], path: str, depth: int, kind: ArrayKind) -> Iterator[tuple[str, Any]]:
     for key, one in value.items():
         if type(key) is not str:
             raise ArgumentError(
-                f"{path} has the key {key!r} of type {_name(key)}: keys of a dict must be str"
+                f"{path} has the key {key!r} of type {_name(key)}: the keys of a dict must be str"
             )
-        yield _checked_text(key, f"a key of {path}"), _plain(one, f"{path}[{key!r}]", depth)
+        yield _checked_text(key, f"a key of {path}"), _plain(one, f"{path}[{key!r}]", depth, kind)
 
 
 def _checked_int(value: int, path: str) -> int:
@@ -79,35 +89,39 @@ def _checked_text(value: str, path: str) -> str:
     return value
 
 
-def _packed_array(value: Any, path: str) -> msgspec.msgpack.Ext:
-    code = _SCALAR if isinstance(value, np.generic) else _NUMPY if type(value) is np.ndarray else _OTHER
-    plain = (
-        isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufc" and value.dtype.isnative
-    )
-    if not plain and not is_array(value):
-        raise ArgumentError(
-            f"{path} is of type {_name(value)}: what can be sent is None, bool, int, float, str, bytes, "
-            "lists, dicts with str keys, and arrays"
-        )
-    try:
-        array = np.ascontiguousarray(value) if plain else readable(value, path)
-    except KVStoreError as error:
-        raise ArgumentError(f"{path} cannot be sent: {error}") from error
-    shape = (
-        value.shape if plain else array.shape
-    )  # an array of no dimensions has one more where it is contiguous
-    head = msgspec.msgpack.encode((array.dtype.name, shape))
+def _packed_array(value: Any, path: str, kind: ArrayKind) -> msgspec.msgpack.Ext:
+    code = _SCALAR if isinstance(value, np.generic) else _NUMPY if isinstance(value, np.ndarray) else _OTHER
+    array = _viewed(value, path, kind)
+    head = msgspec.msgpack.encode((array.dtype.name, array.shape))
     return msgspec.msgpack.Ext(code, len(head).to_bytes(4, "little") + head + array.tobytes())
 
 
-def _array(code: int, content: memoryview, wrap: Wrap | None) -> Any:
+def _viewed(value: Any, path: str, kind: ArrayKind) -> Array:
+    """View an array of any library on the host."""
+    try:
+        plain = type(value) is np.ndarray or isinstance(value, np.generic)
+        found = np.asarray(value) if plain else kind.view(value)
+        if found is not None and found.dtype.kind in "biufc":
+            return found.astype(found.dtype.newbyteorder("="), copy=False)
+        if found is not None or is_array(value):
+            return readable(value if found is None else found, path)
+    except (KVStoreError, TypeError, ValueError, RuntimeError) as error:
+        raise ArgumentError(f"{path} cannot be sent: {error}") from error
+    raise ArgumentError(
+        f"{path} is of type {_name(value)}: what can be sent is None, bool, int, float, str, bytes, "
+        "lists, dicts with str keys, and arrays"
+    )
+
+
+def _array(kind: ArrayKind, code: int, content: memoryview) -> Any:
+    """Read an array that `_packed_array` has written."""
     length = int.from_bytes(content[:4], "little")
     name, shape = msgspec.msgpack.decode(content[4 : 4 + length], type=tuple[str, tuple[int, ...]])
     dtype = dtype_named(name) if name in DTYPES else np.dtype(name)
     array = np.frombuffer(content, dtype, math.prod(shape), 4 + length).reshape(shape).copy()
     if code == _SCALAR:
         return array[()]
-    return wrap(array) if code == _OTHER and wrap is not None else array
+    return kind.make(array) if code == _OTHER else array
 
 
 def _name(value: Any) -> str:

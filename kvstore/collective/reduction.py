@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays.host import HALVES
-from ..arrays.means import check_mean, divide
+from ..arrays.host import HALVES, name_of
+from ..arrays.means import check_mean, quotient
 from ..errors import PeerLostError
-from .meeting import ALL_REDUCE, REDUCED, Heard, Meetings, Said, check_same, heard_end
+from .meeting import ALL_REDUCE, REDUCED, AllSaid, Meetings, Said, check_same, heard_end
 from .places import Place, place_of
 
 if TYPE_CHECKING:
@@ -74,8 +74,7 @@ class Reduction:
         for at, value in enumerate(values):
             by_type.setdefault(value.dtype, []).append(at)
         for numbers in by_type.values():
-            flat = np.concatenate([values[at].reshape(-1) for at in numbers])
-            divide(flat, divisor)
+            flat = np.concatenate([quotient(values[at], divisor).reshape(-1) for at in numbers])
             self._meetings.sum(flat)
             ends = np.cumsum([values[at].size for at in numbers])[:-1]
             parts = np.split(flat, ends)
@@ -96,7 +95,7 @@ class Reduction:
             )
 
     @staticmethod
-    def _end(places: list[Place], average: bool, heard: Heard) -> None:
+    def _end(places: list[Place], average: bool, heard: AllSaid) -> None:
         """Sum what has come in slots, in the order of the ranks."""
         check_same(heard)
         at = 0
@@ -117,19 +116,26 @@ def places_of(arrays: Sequence[Any], average: bool) -> list[Place]:
 
 
 def _said(places: Sequence[Place], average: bool) -> Said:
-    named = "; ".join(f"{place.value.dtype.name} {place.value.shape}" for place in places)
+    kinds = [(place.value.dtype, place.value.shape) for place in places]
+    return Said(ALL_REDUCE, _described(average, *kinds), sum([place.value.nbytes for place in places]))
+
+
+@lru_cache(maxsize=256)
+def _described(average: bool, *kinds: tuple[np.dtype[Any], tuple[int, ...]]) -> bytes:
+    """Say of what element types and shapes arrays are; in few bytes."""
+    named = "; ".join(f"{dtype.name} {shape}" for dtype, shape in kinds)
     text = ((f"average of {named}") if average else named).encode()
     if len(text) > _DESCRIBED:
         text = text[: _DESCRIBED - 12] + b"... %08x" % zlib.crc32(text)
-    return Said(ALL_REDUCE, text, sum(place.value.nbytes for place in places))
+    return text
 
 
 def _total(parts: list[Array], divisor: int) -> Array:
     """Sum flat arrays from left to right; those of 16-bit floats in float32."""
     if divisor > 1:
-        parts = [divide(part.copy(), divisor) for part in parts]
+        parts = [quotient(part, divisor) for part in parts]
     dtype = parts[0].dtype
-    total = parts[0].astype(np.float32 if dtype.name in HALVES else dtype)
+    total = parts[0].astype(np.float32 if name_of(dtype) in HALVES else dtype)
     with np.errstate(all="ignore"):
         for part in parts[1:]:
             total += part

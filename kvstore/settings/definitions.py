@@ -85,6 +85,15 @@ class LauncherRow(NamedTuple):
 #: Bytes of a slice if `slice_bytes` is 0: smaller slices cost more messages, larger ones more page faults.
 USUAL_SLICE_BYTES: Final = 1 << 20
 
+#: How the names of side keys begin, which a store has for itself beside those of the caller.
+SIDE: Final = "__kvstore__/"
+
+
+def is_side(key: object) -> bool:
+    """Return whether a key is one that a store has for itself; see `stores.protocol.Backend.side`."""
+    return isinstance(key, str) and key.startswith(SIDE)
+
+
 STORES: Final = (
     SettingRow("timeout", "KVSTORE_TIMEOUT", float, 300.0, (*_ROLES, LAUNCHER),
         "seconds after which any wait ends with an error", keyword=True),

@@ -251,6 +251,13 @@ class Backend(Protocol):
         """
         raise CapabilityError("this type of store sums over no other workers")
 
+    def expects(self, rank: int) -> bool:
+        """Return whether rounds wait for a worker, whose part one of `side` was without.
+
+        True where servers can lose parts that they have answered. It is not asked where workers come back.
+        """
+        return False
+
     def join(self) -> None:
         """Take part in no further rounds. The other workers do not wait for this worker."""
 

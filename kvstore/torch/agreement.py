@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..arrays.grouping import SIDE
 from ..engine import Work
 from ..errors import ConfigError, KVStoreError
+from ..settings.definitions import SIDE
 from ..store import KVStore, call_before_join, outlives_workers, side_store, start_pushpull
 from .slots import Slot
 from .tensors import Tensor, walked

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ..arrays.host import FLOATS
+from ..arrays.means import quotient
 from ..arrays.sparse import RowSparseArray
 from ..errors import ArgumentError, ArrayError, DTypeError, MissingBackendError
 from ..store import KVStore
@@ -148,17 +149,18 @@ def divided(rows: RowSparseArray, divisor: int) -> RowSparseArray:
     """Return new rows, each divided."""
     if divisor == 1:
         return rows
-    return RowSparseArray((rows.data / divisor).astype(rows.dtype), rows.indices, rows.shape)
+    return RowSparseArray(quotient(rows.data, divisor), rows.indices, rows.shape)
 
 
 def sparse_tensor(rows: RowSparseArray) -> Tensor:
     """Return a sparse tensor with memory of its own."""
     ids = torch.from_numpy(np.array(rows.indices))
-    values = _copied(rows.data)
+    values = copied(rows.data)
     return torch.sparse_coo_tensor(ids[None], values, rows.shape, is_coalesced=True, check_invariants=False)
 
 
-def _copied(data: Any) -> Tensor:
+def copied(data: Any) -> Tensor:
+    """Return a tensor with memory of its own."""
     if data.dtype.name == "bfloat16":  # torch does not know NumPy's
         return torch.from_numpy(np.array(data).view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(np.array(data))

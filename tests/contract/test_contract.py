@@ -1341,3 +1341,58 @@ def work_follows_the_number_of_keys(store: kv.KVStore, few: int) -> None:
 
 def test_the_work_for_many_keys_is_in_proportion_to_their_number(store: kv.KVStore) -> None:
     work_follows_the_number_of_keys(store, 100)
+
+
+# --------------------------------------------------------------------------------------------- without a key
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("name", FLOATS + INTEGERS)
+def test_all_reduce_of_one_worker_changes_nothing(store: kv.KVStore, name: str, later: bool) -> None:
+    store.init("w", full(1))
+    store.set_optimizer(kv.optimizer.SGD(learning_rate=1))
+    array, other = full(3, (4, 3), dtype_of(name)), full(2, ())
+    works = [
+        store.all_reduce(array, async_op=later),
+        store.all_reduce([array, other], average=name in FLOATS, async_op=later),
+    ]
+    for work in works:
+        assert (work is not None) == later
+        if work is not None:
+            work.wait()
+    assert equal(array, 3)
+    assert equal(other, 2)
+    assert store.keys() == ["w"]
+    assert equal(pulled(store, "w"), 1)
+
+
+def test_all_reduce_says_what_it_does_not_take(store: kv.KVStore) -> None:
+    with pytest.raises(kv.DTypeError, match="int64, and the mean of integers is no integer"):
+        store.all_reduce(np.ones(3, np.int64), average=True)
+    frozen = np.ones(3)
+    frozen.flags.writeable = False
+    for wrong in (frozen, 3.0, [full(1), "no array"], None, rows([1], 1)):
+        with pytest.raises((kv.ArrayError, kv.DTypeError)):
+            store.all_reduce(wrong)
+
+
+def test_objects_of_one_worker(store: kv.KVStore) -> None:
+    value = {"a": [1, None, 2.5, "x", b"y"], "array": full(3)}
+    (gathered,) = store.all_gather_object(value)
+    for found in (store.broadcast_object(value), store.broadcast_object(value, root=0), gathered):
+        assert found["a"] == value["a"]
+        assert found["array"] is not value["array"]
+        assert equal(found["array"], 3)
+    with pytest.raises(kv.ArgumentError, match=r"value\['a'\] is of type object"):
+        store.all_gather_object({"a": object()})
+    for root in (1, -1, "0", 0.0, True, None):
+        with pytest.raises(kv.ArgumentError, match="root must be the rank of a worker"):
+            store.broadcast_object(1, root=root)  # type: ignore[arg-type]
+
+
+def test_a_closed_store_does_nothing_together(store_name: str) -> None:
+    store = kv.create(store_name)
+    store.close()
+    for call in (lambda: store.all_reduce(full(1)), lambda: store.broadcast_object(1)):
+        with pytest.raises(kv.ClosedError):
+            call()

@@ -864,6 +864,39 @@ def another_call_in_the_background(here: Here) -> None:
 
 
 @case
+def sums_and_objects_without_a_key(here: Here) -> None:
+    store = here.store
+    for count in (3, 70_000):
+        for later in (False, True):
+            mine = value(here.rank, count)
+            work = store.all_reduce(mine, async_op=later)
+            if work is not None:
+                work.wait()
+            same(mine, total(here, count))
+    mean = np.full(3, here.rank, np.float64)
+    store.all_reduce(mean, average=True)
+    assert np.allclose(mean, sum(here.ranks) / here.size), mean
+    everything = store.all_gather_object({"rank": here.rank, "text": "x" * 3000 * here.rank})
+    assert [one["rank"] for one in everything] == list(here.ranks)
+    last = here.size - 1
+    found = store.broadcast_object(value(last, 7) if here.rank == last else None, root=last)
+    same(found, value(last, 7))
+    assert store.keys() == []
+
+
+@case
+def a_sum_without_a_key_that_differs_is_an_error_for_all(here: Here) -> None:
+    odd = here.rank == here.size - 1
+    for shapes in ((3, 4), (3, 70_000), (70_000, 3), (70_000, 80_000)):
+        mine = value(here.rank, shapes[odd])
+        raises(kv.ShapeError, "all workers make the same calls", here.store.all_reduce, mine)
+        same(mine, value(here.rank, shapes[odd]))
+    mine = value(here.rank)
+    here.store.all_reduce(mine)
+    same(mine, total(here))
+
+
+@case
 def keys_of_any_text(here: Here) -> None:
     keys = ["\\ud800", "a\0b", "ключ 😀", "", "é", "\\xe9", "w" * 10_000, "kvstore.init"]
     here.store.init(keys, [value(here.rank, 3 + i) for i in range(len(keys))])

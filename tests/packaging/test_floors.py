@@ -26,6 +26,7 @@ _FLOORS = (
     "stores.parameter_server.worker stores.parameter_server.server stores.parameter_server.scheduler",
     "stores.parameter_server stores.shared stores.collectives",
     "stores.hierarchy",  # made of two of these
+    "collective",  # on any of them
     "backends base factory store store_kinds plan step recorded checkpoint roles",
     "kvstore",  # kvstore/__init__.py
     # With the tools of the command, some of which start jobs.

@@ -390,6 +390,23 @@ def test_a_store_of_another_size_than_the_process_group(same: Callable[..., Any]
     assert re.match(r"ConfigError: the process group has 2 .*'local' has 1", text)
 
 
+@pytest.mark.parametrize("name", ["shared", "dist_sync"])
+def test_metrics_and_objects_need_no_key(torches: jobs.Nursery, tmp_path: Path, name: str) -> None:
+    served = partial(servers.ServedJob, servers=1) if name == "dist_sync" else jobs.Job
+    made = served(torches, tmp_path, 2)
+    made.start_all("frameworks.procs_torch", "without_keys", name)
+    first, second = made.results()
+    made.close()
+    assert first == second
+    assert first["counts"] == [[1, 1], [1, 1]]
+    assert (first["loss"], first["half"]) == (5.5, [40000.0] * 2)
+    assert (first["strided"], first["brain"], first["long"]) == ([0.5], [3.0] * 3, [1.0])
+    assert first["every"] == [[0, [0], [3.0] * 3], [1, [0, 1], [3.0] * 3]]
+    assert first["one"] == {"epoch": 1}
+    assert (first["weights"], first["keys"]) == ([-1.0] * 3, ["w"])
+    assert re.match(r"all_reduce takes tensors, not builtins\.float \(number 1\)", first["refused"])
+
+
 def test_a_worker_that_came_back_is_not_given_gradients_for_weights(work: Callable[..., list[Any]]) -> None:
     for rank, text in enumerate(work("came_back")):
         assert re.match(rf"CapabilityError: worker {rank} was restarted.*checkpoint", text)

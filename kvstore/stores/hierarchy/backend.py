@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 
 from ... import engine
-from ...arrays.grouping import Group, Key, is_side
+from ...arrays.grouping import Group, Key
 from ...arrays.sparse import RowSparseArray
 from ...compression import Codec, Feedback
 from ...errors import (
@@ -33,6 +33,7 @@ from ...errors import (
 )
 from ...observe.native._observe import Counters
 from ...optimizer import Optimizer, Updater
+from ...settings.definitions import is_side
 from ...settings.options import StoreConfig
 from ..entry import Array
 from ..outs import Later
@@ -622,6 +623,10 @@ class HierarchyBackend(Backend):
         side._known, side._slots = side._flat.directory.known, {}
         side._clocks, side._fresh, side._from_servers = {}, set(), UndeliveredResults()
         return side
+
+    def expects(self, rank: int) -> bool:
+        """As the flat store."""
+        return self._flat.expects(rank)
 
     def join(self) -> None:
         """Let rounds and barriers no longer wait for this worker."""

@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...arrays.grouping import Key, is_side
+from ...arrays.grouping import Key
 from ...arrays.sparse import RowSparseArray
 from ...compression import Codec
 from ...errors import FencedError, KVStoreError
+from ...settings.definitions import is_side
 from ..entry import Array
 from ..parameter_server.protocol.failures import raised
 from ..parameter_server.protocol.messages import Failure, Kind, PayloadLocation, Record, Slice

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ...arrays.grouping import Group, Key, is_side, other_kind
+from ...arrays.grouping import Group, Key, other_kind
 from ...arrays.sparse import RowSparseArray
 from ...devices.arrays import any_on_device, device_of
 from ...errors import CapabilityError, KeyNotFoundError
 from ...kernels import cpu
+from ...settings.definitions import is_side
 from ..entry import Array, dense_out, dense_source, first_value, row_source, sparse_outs
 from ..outs import Later, host_outs
 from .gpu_access import Dense, GpuAccess

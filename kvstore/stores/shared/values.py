@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from ...arrays import pages
-from ...arrays.grouping import Group, Key, is_side
+from ...arrays.grouping import Group, Key
 from ...arrays.sparse import RowSparseArray
 from ...errors import ArrayError
 from ...observe.counters import MOVING
+from ...settings.definitions import is_side
 from ..entry import Array, check_same, check_shape, not_row_sparse, row_ids
 from ..rows import Ids
 from .arguments import CallArguments

@@ -112,8 +112,18 @@ def trees(store_name: str) -> dict[str, Any]:
         assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(summed))
         found["sum"] = _plain(summed)
         found["types"] = [str(leaf.dtype) for leaf in jax.tree.leaves(summed)]
-        found["again"] = _plain(pushpull(store, tree, average=True))
-        found["compiled"] = _plain(jax.jit(partial(pushpull, store, average=True))(tree))
+        floats = {name: leaf for name, leaf in tree.items() if name != "i"}
+        found["again"] = _plain(pushpull(store, floats, average=True))
+        found["compiled"] = _plain(jax.jit(partial(pushpull, store, average=True))(floats))
+        large = {"large": jnp.full(3, 40000, jnp.float16)}
+        found["large"] = [
+            _plain(pushpull(store, large, average=True)),
+            _plain(jax.jit(partial(pushpull, store, average=True))(large)),
+        ]
+        try:
+            pushpull(store, {"i": tree["i"]}, average=True)
+        except kv.DTypeError as error:
+            found["integers"] = str(error)
         found["empty"] = pushpull(store, {})
         found["array"] = float(pushpull(store, jnp.ones(()), "alone"))
         found["keys"] = sorted(map(str, store.keys()))
@@ -130,6 +140,38 @@ def _plain(tree: Any) -> Any:
     import jax
 
     return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64).tolist(), tree)
+
+
+def without_keys(store_name: str) -> dict[str, Any]:
+    """Metrics and objects in a store whose optimizer has no part in them."""
+    import jax
+    import jax.numpy as jnp
+
+    from kvstore.jax import all_gather_object, all_reduce_tree, broadcast, broadcast_object, pushpull
+
+    rank = detect().rank
+    with kv.create(store_name) as store:
+        weights = broadcast(store, {"w": jnp.ones(3)})
+        store.set_optimizer(kv.optimizer.SGD(learning_rate=1.0))
+        tree = {
+            "loss": jnp.asarray(rank + 5.0),
+            "counts": [jnp.arange(2) + rank, np.ones(2)],
+            "long": jnp.ones(5000),
+        }
+        sums = all_reduce_tree(store, tree)
+        assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(sums))
+        found = {"sums": _plain({**sums, "long": sums["long"].sum()})}
+        means = {"loss": tree["loss"], "half": jnp.full(2, 40000, jnp.float16)}
+        found["means"] = _plain(all_reduce_tree(store, means, average=True))
+        found["compiled"] = _plain(jax.jit(partial(all_reduce_tree, store, average=True))(means))
+        every = all_gather_object(store, {"rank": rank, "array": jnp.arange(rank + 1), "numpy": np.ones(1)})
+        assert all(isinstance(one["array"], jax.Array) for one in every)
+        assert all(type(one["numpy"]) is np.ndarray for one in every)
+        found["every"] = [[one["rank"], one["array"].tolist()] for one in every]
+        found["one"] = broadcast_object(store, ["of", rank], root=1)
+        found["weights"] = _plain(pushpull(store, jax.tree.map(jnp.ones_like, weights)))
+        found["keys"] = store.keys()
+        return found
 
 
 def mistakes() -> dict[str, str]:

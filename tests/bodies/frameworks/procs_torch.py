@@ -25,8 +25,11 @@ from kvstore.settings.launchers import detect
 from kvstore.torch import (
     DistributedOptimizer,
     HookState,
+    all_gather_object,
+    all_reduce,
     allreduce_hook,
     broadcast,
+    broadcast_object,
     exchange,
     overlap,
     restore_checkpoint,
@@ -867,4 +870,47 @@ def compressed(store_name: str) -> list[Any]:
             (model[0](torch.ones(1, 4)) * 0.3).sum().backward()
             optimizer.synchronize()
             found.append(gradient(model))
+        return found
+
+
+def without_keys(store_name: str) -> dict[str, Any]:
+    """Metrics and objects in a store whose optimizer has no part in them."""
+    place()
+    with kv.create(store_name) as store:
+        store.init("w", np.ones(3, np.float32))
+        store.set_optimizer(kv.optimizer.SGD(learning_rate=1.0))
+        loss, counts = torch.tensor(RANK + 5.0, requires_grad=True), torch.full((2, 2), RANK)
+        strided, half = torch.full((4, 6), float(RANK)).t(), torch.full((2,), 40000.0, dtype=torch.float16)
+        brain, long = torch.full((3,), 3.0, dtype=torch.bfloat16), torch.ones(5000)
+        all_reduce(store, [loss, strided, half, brain, long], average=True)
+        work = all_reduce(store, counts, async_op=True)
+        assert work is not None
+        work.wait()
+        found: dict[str, Any] = {"counts": counts.tolist(), "loss": loss.item(), "half": half.tolist()}
+        found |= {
+            "strided": strided.unique().tolist(),
+            "brain": brain.tolist(),
+            "long": long.unique().tolist(),
+        }
+        mine = {
+            "rank": RANK,
+            "t": torch.arange(RANK + 1),
+            "b": brain,
+            "flag": torch.tensor([True]),
+            "n": np.ones(1),
+        }
+        every = all_gather_object(store, mine)
+        assert [type(one["t"]) for one in every] == [torch.Tensor] * 2
+        assert [str(one["b"].dtype) for one in every] == ["torch.bfloat16"] * 2
+        assert [str(one["flag"].dtype) for one in every] == ["torch.bool"] * 2
+        assert [type(one["n"]) for one in every] == [np.ndarray] * 2
+        found["every"] = [[one["rank"], one["t"].tolist(), one["b"].tolist()] for one in every]
+        found["one"] = broadcast_object(store, {"epoch": RANK}, root=1)
+        weights = np.zeros(3, np.float32)
+        store.pushpull("w", np.ones(3, np.float32), out=weights)
+        found["weights"], found["keys"] = weights.tolist(), store.keys()
+        try:
+            all_reduce(store, [torch.ones(1), 3.0])
+        except kv.ArgumentError as error:
+            found["refused"] = str(error)
         return found

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from ....arrays.grouping import is_side
 from ....kernels import cpu
+from ....settings.definitions import is_side
 from ..protocol.messages import DIMENSIONS, KEY_BYTES, Answer, Failure, Key, KeyEntry, KeySpec, Slice
 
 #: A store has at most so many.

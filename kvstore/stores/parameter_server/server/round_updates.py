@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ....arrays.grouping import is_side
 from ....arrays.sparse import RowSparseArray
+from ....settings.definitions import is_side
 from ...entry import Array
 from ..protocol.optimizer_states import needs_whole_keys
 from .dense import Batch, DenseKey, DenseSlice, update_whole

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from ....arrays.grouping import Key, is_side
+from ....arrays.grouping import Key
 from ....errors import DTypeError, KVStoreError, RowIndexError, StateFileError
 from ....kernels import cpu
+from ....settings.definitions import is_side
 from ...entry import Array
 from ...rows import Ids
 from ..protocol.messages import KeyEntry

@@ -380,6 +380,14 @@ class DistBackend(Backend):
         self._client.driver.name_of = partial(_named, side._keys, name_of)
         return side
 
+    def expects(self, rank: int) -> bool:
+        """Return whether a worker is a member that has not joined: what the scheduler knows now."""
+        self._client.num_lost(math.inf)  # behind its answer no view is missing
+        view = self._client.member.view
+        if view is None or view.broken:
+            return False
+        return rank in {one.rank for one in view.members} - set(view.resting)
+
     def join(self) -> None:
         """Let rounds and barriers no longer wait for this worker."""
         self._client.join()

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from ....arrays.grouping import Group, Key, is_side, other_kind
+from ....arrays.grouping import Group, Key, other_kind
 from ....arrays.host import dtype_named, name_of, template
 from ....arrays.sparse import RowSparseArray
 from ....errors import KeyKindError, KeyNotFoundError
+from ....settings.definitions import is_side
 from ...entry import Array
 from ..protocol import messages as m
 from ..protocol.messages import KeyEntry, KeySpec, Slice

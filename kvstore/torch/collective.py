@@ -1,0 +1,75 @@
+"""Sums and means of tensors, and objects, over all workers: for metrics, counts, settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..averaging import check_made
+from ..collective.objects import ArrayKind
+from ..engine import Work
+from ..errors import ArgumentError
+from ..store import KVStore, collective_of
+from .tensors import Tensor, array, check, copied, kind, order, walked
+
+
+def all_reduce(
+    store: KVStore, tensors: Tensor | Iterable[Tensor], *, average: bool = False, async_op: bool = False
+) -> Work | None:
+    """Replace tensors by their sums or means over all workers, without keys: for metrics and counts.
+
+    Parameters
+    ----------
+    store : KVStore
+        Any store of all workers, also one with an optimizer, which has no part in it.
+    tensors : tensor, or iterable of tensors
+        They are overwritten in place. All workers pass the same shapes and types.
+    average : bool
+        If True, return means of floating-point tensors.
+    async_op : bool
+        If True, return a `Work`. Do not use the tensors until it is done.
+
+    Raises
+    ------
+    ArgumentError
+        `kvstore.create` did not create `store`, or a value is not a tensor.
+    ShapeError, DTypeError, ArrayError, CapabilityError, PeerLostError
+        See `KVStore.all_reduce`.
+    """
+    check_made(store)
+    several = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    for number, tensor in enumerate(several):
+        if not isinstance(tensor, torch.Tensor):
+            raise ArgumentError(f"all_reduce takes tensors, not {kind(tensor)} (number {number})")
+        check(f"tensor {number}", tensor)
+    arrays = [array(walked(tensor, order(tensor))) for tensor in several]
+    return store.all_reduce(arrays, average=average, async_op=async_op)
+
+
+def broadcast_object(store: KVStore, value: Any = None, root: int = 0) -> Any:
+    """Return the object of worker `root`; as `KVStore.broadcast_object`, where tensors stay tensors.
+
+    Tensors come back in the memory of the host.
+    """
+    check_made(store)
+    return collective_of(store).broadcast_object(value, root, _TENSORS)
+
+
+def all_gather_object(store: KVStore, value: Any) -> list[Any]:
+    """Return the objects of all workers, by rank; see `broadcast_object`."""
+    check_made(store)
+    return collective_of(store).all_gather_object(value, _TENSORS)
+
+
+def _view(value: Any) -> np.ndarray[Any, Any] | None:
+    """View a tensor of a type that NumPy has, on the host."""
+    if not isinstance(value, torch.Tensor) or value.dtype == torch.bfloat16:
+        return None
+    found: np.ndarray[Any, Any] = value.detach().cpu().resolve_conj().resolve_neg().numpy()
+    return found
+
+
+_TENSORS = ArrayKind(_view, copied)

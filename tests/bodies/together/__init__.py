@@ -1,0 +1,1 @@
+"""What processes do in the tests of collective calls."""
