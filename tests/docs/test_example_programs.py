@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -140,6 +141,59 @@ def test_pytorch_optimizer_on_two_workers_trains_as_on_one(place: Place, torch_p
     one = place.says(torch_python, *program("pytorch_optimizer_before.py", **IMAGES))
     two = place.says(*kvstore_run(torch_python, "-n", "2", *program("pytorch_optimizer_after.py", **IMAGES)))
     assert float(weights(one, 1)) == pytest.approx(float(weights(two, 2)), rel=1e-3)
+
+
+LIBRARIES = {
+    "lightning_ddp.py": ("lightning", {"steps": 40, "images": 600, "width": 16}),
+    "accelerate_ddp.py": ("accelerate", {"steps": 40, "images": 600, "width": 16}),
+    "hf_trainer.py": ("transformers", {"steps": 60, "images": 600, "batch": 16, "width": 16}),
+}
+
+
+def python_with_library(python: str, module: str) -> str:
+    """Skip if the Python does not have the module."""
+    asked = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
+    if subprocess.run([python, "-c", asked], check=False).returncode:
+        pytest.skip(f"the Python of KVSTORE_TEST_TORCH does not have {module}")
+    return python
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+@pytest.mark.parametrize("launcher", ["kvstore run", "torchrun"])
+def test_libraries_that_train_by_ddp(place: Place, torch_python: str, name: str, launcher: str) -> None:
+    """The store has averaged the gradients: its timeline has the keys of the hook."""
+    module, options = LIBRARIES[name]
+    python = python_with_library(torch_python, module)
+    torchrun = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    start = torchrun if launcher == "torchrun" else kvstore_run(python, "-n", "2")
+    weights(place.says(*start, *program(name, **options), KVSTORE_TIMELINE="calls"), 2)
+    told = place.says(python, "-m", "kvstore.launch", "timeline", "--json", "calls")
+    report = json.loads(told)
+    assert report["notes"] == []
+    assert {key["key"] for key in report["keys"]} & {"ddp.0", "(several keys)"}
+
+
+def test_torchrun_on_two_machines(place: Place, torch_python: str) -> None:
+    """Both are this machine; the script finds its commands by PATH."""
+    commands = {"torchrun": "torch.distributed.run", "kvstore": "kvstore.launch"}
+    (place.folder / "bin").mkdir()
+    for command, module in commands.items():
+        path = place.folder / "bin" / command
+        path.write_text(f'#!/bin/sh\nexec {torch_python} -m {module} "$@"\n')
+        path.chmod(0o755)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    variables = {
+        "PATH": f"{place.folder / 'bin'}:{os.environ['PATH']}", "FIRST": "127.0.0.1", "RDZV_PORT": str(port),
+        "WORKERS": "2", "DMLC_INTERFACE": "lo", "KVSTORE_JOB": str(place.folder), "FOLDER": str(place.folder),
+        "PROGRAM": str(EXAMPLES / "numpy_workers.py"), "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    command = ["bash", str(EXAMPLES / "torchrun_nodes.sh"), *program("", **SMALL)[1:]]
+    machines = [place.begin(*command, **variables) for _ in range(2)]
+    said = [machine.communicate(timeout=pace.seconds(PATIENCE))[0] for machine in machines]
+    assert [machine.returncode for machine in machines] == [0, 0], said
+    weights("".join(said), 4)
+    assert not (place.folder / "meeting").exists()
 
 
 def test_torch_mp_spawn(place: Place, torch_python: str) -> None:
