@@ -424,10 +424,11 @@ class Interrupt:
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         if event not in ("call", "opcode"):
             return self
-        before, name = self._last.get(id(frame), ""), dis.opname[code.co_code[max(frame.f_lasti, 0)]]
+        before = self._last.get(id(frame), "")
+        name = dis.opname[code.co_code[max(frame.f_lasti, 0)]]
         self._last[id(frame)] = name
-        # Where a generator goes on, Python 3.10 handles a signal in its frame, but leaves that frame without its
-        # `finally` if a trace raises on the "call": the step is the instruction after.
+        # Python 3.10 handles a signal inside the frame of a resumed generator, but a trace that raises on its
+        # "call" ends that frame without its `finally`: the step is the instruction after.
         begins = event == "call" and name != "YIELD_VALUE"
         after = event == "opcode" and before.startswith(("CALL", "YIELD_VALUE"))
         if begins or after or (event == "opcode" and name.startswith(self.LOOPS)):
