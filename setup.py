@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 import sysconfig
+import time
 
 import numpy
 from Cython.Build import cythonize
@@ -11,8 +12,9 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 # The same bits on every processor: no fused multiply-add, no reordering; what is relaxed changes no result.
+# -g1 has the lines of a backtrace; all of -g would be a third of the time of a build.
 FLAGS = [
-    "-O3",
+    "-g1",
     "-std=gnu11",
     "-ffp-contract=off",
     "-fno-math-errno",
@@ -25,6 +27,9 @@ SERVERS = "kvstore/stores/parameter_server/native"  # and of the parameter serve
 STREAMS = "kvstore/stores/parameter_server/transport/native"  # and of its connections
 OBSERVE = "kvstore/observe/native"  # and what they count and record
 QUIET = ["-Wno-unused-function", "-Wno-unreachable-code"]
+
+ESTIMATE = """kvstore: compiling {modules} extension modules, {side} side by side. \
+This takes about a minute of processor time, and more on a slow or busy machine."""
 
 ELSEWHERE = """kvstore runs on Linux only, and this is {platform}: its stores use memfd, futex and pidfd.
 On Windows use it inside WSL 2, on macOS in a container or a virtual machine with Linux."""
@@ -43,15 +48,15 @@ def parts(folder):
     return [f"{folder}/{name}" for name in sorted(os.listdir(folder)) if name.endswith((".h", ".pxi"))]
 
 
-def native(name, source, *folders, macros=()):
-    """Describe an extension module that includes what is in `folders`."""
+def native(name, source, *folders, optimize="-O2", macros=()):
+    """Describe an extension module that includes what is in `folders`; -O3 is for loops over arrays."""
     return Extension(
         name,
         [source],
         include_dirs=[*folders, numpy.get_include()],
         depends=[path for folder in folders for path in parts(folder)],
         define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"), *macros],
-        extra_compile_args=FLAGS + QUIET,
+        extra_compile_args=[optimize, *FLAGS, *QUIET],
         extra_link_args=["-pthread"],
     )
 
@@ -61,12 +66,15 @@ class Build(build_ext):
 
     def build_extensions(self):
         self.require_compiler()
+        begin = time.monotonic()
+        print(ESTIMATE.format(modules=len(self.extensions), side=self.parallel or 1), flush=True)
         # Here and not for each command: metadata and sdist need no C.
         for extension, made in zip(
             self.extensions, cythonize(self.extensions, include_path=["kernels"]), strict=True
         ):
             extension.sources = made.sources
         super().build_extensions()
+        print(f"kvstore: compiled in {time.monotonic() - begin:.0f} s", flush=True)
 
     def require_compiler(self):
         compiler = self.compiler.compiler_so[0]
@@ -83,7 +91,7 @@ if sys.platform != "linux":
 setup(
     cmdclass={"build_ext": Build},
     ext_modules=[
-        native("kvstore.kernels._cpu", "kernels/_cpu.pyx", "kernels"),
+        native("kvstore.kernels._cpu", "kernels/_cpu.pyx", "kernels", optimize="-O3"),
         native(
             "kvstore.stores.shared.native._shared",
             f"{NATIVE}/_shared.pyx",

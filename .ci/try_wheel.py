@@ -1,10 +1,11 @@
-"""Use the kvstore that is installed for this Python: the README's first example, and jobs of two workers.
+"""Use the kvstore that is installed for this Python: modules, the README's first example, and two workers.
 
 For a wheel before it is published: `[tool.cibuildwheel]` runs this in the environment of each wheel. It takes
 some seconds, and needs nothing but what the wheel brings; ``--demo`` adds `kvstore demo` and its extra.
 """
 
 import importlib
+import pkgutil
 import re
 import subprocess
 import sys
@@ -47,6 +48,21 @@ def refuse_the_tree() -> None:
             sys.exit(f"{name} comes from the source tree ({path}), not from a wheel")
 
 
+def import_all() -> None:
+    """Import every module but those of what is not installed: some are imported only when asked for."""
+    kvstore = importlib.import_module("kvstore")
+    for module in pkgutil.walk_packages(kvstore.__path__, "kvstore."):
+        if module.name.endswith(".__main__"):
+            continue
+        try:
+            importlib.import_module(module.name)
+        except ImportError as error:
+            cause = error.__cause__ if isinstance(error, kvstore.MissingBackendError) else error
+            name = cause.name if isinstance(cause, ModuleNotFoundError) else None
+            if name is None or name.partition(".")[0] == "kvstore":
+                sys.exit(f"{module.name} cannot be imported: {error!r}")
+
+
 def first_example() -> tuple[str, str]:
     """Return the README's first example, and what it prints."""
     section = (ROOT / "README.md").read_text().split("## First example\n")[1]
@@ -59,6 +75,7 @@ def first_example() -> tuple[str, str]:
 def main() -> None:
     """Run all steps in an empty folder."""
     refuse_the_tree()
+    import_all()
     with tempfile.TemporaryDirectory() as folder:
         program, output = first_example()
         if (said := run(sys.executable, "-c", program, cwd=folder)) != output:

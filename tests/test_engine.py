@@ -410,6 +410,8 @@ class Interrupt:
     """Raises at one of the steps at which CPython handles signals: begins, ends of calls, loops."""
 
     FILES = ("engine.py", "turns.py", "threading.py", "contextlib.py")
+    #: Instructions that jump back: of Python 3.12 on, of 3.11 too, of 3.10.
+    LOOPS = ("JUMP_BACKWARD", "POP_JUMP_BACKWARD", "JUMP_ABSOLUTE")
 
     def __init__(self, step: int) -> None:
         self._left = step
@@ -420,11 +422,16 @@ class Interrupt:
         if not code.co_filename.endswith(self.FILES) or code.co_name == "__del__":
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        name = dis.opname[code.co_code[frame.f_lasti]] if event == "opcode" else ""
-        after_call = event == "opcode" and self._last[id(frame)].startswith("CALL")
-        if event in ("call", "opcode"):
-            self._last[id(frame)] = name
-        if event == "call" or after_call or name.startswith("JUMP_BACKWARD"):
+        if event not in ("call", "opcode"):
+            return self
+        before = self._last.get(id(frame), "")
+        name = dis.opname[code.co_code[max(frame.f_lasti, 0)]]
+        self._last[id(frame)] = name
+        # Python 3.10 handles a signal inside the frame of a resumed generator, but a trace that raises on its
+        # "call" ends that frame without its `finally`: the step is the instruction after.
+        begins = event == "call" and name != "YIELD_VALUE"
+        after = event == "opcode" and before.startswith(("CALL", "YIELD_VALUE"))
+        if begins or after or (event == "opcode" and name.startswith(self.LOOPS)):
             self._left -= 1
             if self._left < 0:
                 raise HandlerError

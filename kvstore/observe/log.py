@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 import threading
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ..errors import ConfigError, nearest
 from ..settings.launchers import detect
@@ -66,7 +66,13 @@ class _Formatter(logging.Formatter):
         return super().format(record)
 
 
-class _Handler(logging.StreamHandler[LogStream]):
+if TYPE_CHECKING:
+    _Lines = logging.StreamHandler[LogStream]
+else:
+    _Lines = logging.StreamHandler  # Python 3.10 cannot subscript it
+
+
+class _Handler(_Lines):
     """Writes what no handler of the application takes: no line comes twice, whoever was configured first."""
 
     def filter(self, record: logging.LogRecord) -> bool:

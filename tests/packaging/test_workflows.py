@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 import kvstore
 
@@ -68,9 +69,9 @@ def test_what_workflows_call_is_there() -> None:
         assert script.endswith(".py") or (ROOT / script).stat().st_mode & 0o111, f"{script} cannot be run"
     called = [ROOT / uses for _, uses in steps("uses") if uses.startswith("./")]
     assert called == [FILES["ci"]]
-    for script in (".ci/least", ".ci/dependencies"):
-        for helper in re.findall(r"\.ci/\w+\.py", (ROOT / script).read_text()):
-            assert (ROOT / helper).is_file(), f"{script} calls {helper}"
+    for script in (".ci/run", ".ci/pythons", ".ci/least", ".ci/dependencies"):
+        for helper in re.findall(r"\.ci/\w+(?:\.\w+)?", (ROOT / script).read_text()):
+            assert (ROOT / helper).is_file(), f"{script} names {helper}"
 
 
 def test_actions_are_pinned_by_commit_and_say_their_version() -> None:
@@ -155,6 +156,56 @@ def section(heading: str) -> str:
 def test_contributors_are_told_of_every_job_in_its_order(flow: str, heading: str) -> None:
     told = [word for word in re.findall(r"`(\w+)`", section(heading)) if (flow, word) in JOBS]
     assert list(dict.fromkeys(told)) == list(FLOWS[flow]["jobs"])
+
+
+def stand_in(folder: Path, version: str) -> Path:
+    """A command that calls itself a Python of this version, and can do nothing."""
+    command = folder / f"python{version}"
+    command.write_text("#!/bin/sh\nexit 1\n")
+    command.chmod(0o755)
+    return command
+
+
+def other_pythons(folder: Path, *except_for: str) -> subprocess.CompletedProcess[str]:
+    """Let the script look for Pythons in this folder, which has the commands of a system besides."""
+    for command in ("bash", "dirname", "grep", "sed", "awk", "sort"):
+        (folder / command).symlink_to(shutil.which(command) or "")
+    environment = {"PATH": str(folder)}
+    command = ["bash", str(ROOT / ".ci/pythons"), *except_for]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_each_supported_python_that_is_not_here_is_named(tmp_path: Path) -> None:
+    supported = JOBS["release", "try"]["strategy"]["matrix"]["python"]
+    done = other_pythons(tmp_path, "3.11")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.findall(r"NOT TESTED: Python (3\.\d+)", done.stdout) == [v for v in supported if v != "3.11"]
+
+
+def test_an_oldest_python_that_is_here_must_be_used(tmp_path: Path) -> None:
+    offered = stand_in(tmp_path, "3.10")
+    done = other_pythons(tmp_path)
+    assert done.returncode == 1
+    assert str(offered) in done.stdout
+    assert "oldest supported Python is offered here" in done.stderr
+
+
+def test_another_python_that_cannot_build_is_named(tmp_path: Path) -> None:
+    offered = stand_in(tmp_path, "3.12")
+    done = other_pythons(tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert str(offered) in done.stdout
+
+
+def test_frameworks_are_pinned_once_for_each_python() -> None:
+    lines = [line.partition(" #")[0] for line in (ROOT / ".ci/frameworks.txt").read_text().splitlines()]
+    wanted = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    for version in JOBS["release", "try"]["strategy"]["matrix"]["python"]:
+        here = [
+            one for one in wanted if one.marker is None or one.marker.evaluate({"python_version": version})
+        ]
+        assert sorted(one.name for one in here) == ["jax", "optax", "torch"], version
+        assert all([part.operator for part in one.specifier] == ["=="] for one in here)
 
 
 def closure(extras: set[str]) -> set[str]:

@@ -51,8 +51,8 @@ def _by_arrivals(job: JobTimeline) -> list[tuple[int, int]]:
         for event in process.events:
             if event.kind == ARRIVED:
                 rank = process.file.rank if event.whom == NOBODY else event.whom
-                times = rounds[(*_store(process, event.store), event.slice, event.round)]
-                times.setdefault(rank, event.begin)  # what is sent again arrives again
+                which = (*_store(process, event.store), event.slice, event.round)
+                rounds[which].setdefault(rank, event.begin)  # what is sent again arrives again
     found = []
     for times in rounds.values():
         if len(times) > 1:
