@@ -19,19 +19,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import kvstore as kv
-from kvstore.arrays.host import (
-    DTYPES,
-    FLOATS,
-    HALVES,
-    bfloat16,
-    dtype_named,
-    is_array,
-    name_of,
-    readable,
-    same_type,
-    template,
-    writable,
-)
+from kvstore.arrays.element_types import DTYPES, FLOATS, HALVES, bfloat16, dtype_named, name_of, same_type
+from kvstore.arrays.host import is_array, readable, template, writable
 from kvstore.kernels import cpu
 
 Array = npt.NDArray[Any]

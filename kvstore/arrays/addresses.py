@@ -1,0 +1,95 @@
+"""Memory at an address: what lies between its first and its last byte, and NumPy's view of it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Strides = tuple[int, ...] | None
+
+
+def describe(obj: Any) -> str:
+    """Return type and shape of an object, for messages."""
+    kind = type(obj)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    try:
+        return f"{name} of shape {tuple(obj.shape)}"
+    except Exception:  # a foreign object may have no shape, or raise anything when it is asked for it
+        return name
+
+
+def is_contiguous(shape: tuple[int, ...], strides: Strides, itemsize: int) -> bool:
+    """Whether strides (in bytes) are those of a C-contiguous array."""
+    if strides is None or 0 in shape:
+        return True
+    step = itemsize
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size != 1:
+            if stride != step:
+                return False
+            step *= size
+    return True
+
+
+def extent(shape: tuple[int, ...], strides: Strides, itemsize: int) -> tuple[int, int]:
+    """Return where the bytes of an array begin and end, counted from its first element."""
+    if 0 in shape:
+        return 0, 0
+    if strides is None:
+        return 0, math.prod(shape) * itemsize
+    steps = [stride * (size - 1) for stride, size in zip(strides, shape, strict=True)]
+    return sum(step for step in steps if step < 0), sum(step for step in steps if step > 0) + itemsize
+
+
+def overlaps_itself(shape: tuple[int, ...], strides: Strides, itemsize: int) -> bool:
+    """Whether a step along one axis is shorter than what lies along the finer ones, as no slice has it."""
+    if strides is None or 0 in shape:
+        return False
+    reach = itemsize
+    for stride, count in sorted((abs(s), n) for s, n in zip(strides, shape, strict=True) if n > 1):
+        if stride < reach:
+            return True
+        reach += stride * (count - 1)
+    return False
+
+
+class _Shown:
+    """Memory as NumPy's protocol shows it; it keeps its owner alive."""
+
+    __slots__ = ("__array_interface__", "_owner")
+
+    def __init__(self, interface: dict[str, Any], owner: Any) -> None:
+        self.__array_interface__, self._owner = interface, owner
+
+
+def array_at(
+    address: int, shape: tuple[int, ...], dtype: np.dtype[Any], strides: Strides, owner: Any, readonly: bool
+) -> npt.NDArray[Any]:
+    """View memory as a NumPy array; `owner` lives as long as the view.
+
+    The caller has checked that the memory is there.
+    """
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    return shown(
+        {
+            "shape": shape,
+            "typestr": dtype.str,
+            "data": (address, readonly),
+            "strides": strides,
+            "version": 3,
+        },
+        dtype,
+        owner,
+    )
+
+
+def shown(interface: dict[str, Any], dtype: np.dtype[Any], owner: Any) -> npt.NDArray[Any]:
+    """View memory by an `__array_interface__` that was checked."""
+    view: npt.NDArray[Any] = np.asarray(_Shown(interface, owner))
+    return view if view.dtype == dtype else view.view(dtype)  # the protocol has no word for bfloat16
