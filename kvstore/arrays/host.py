@@ -269,10 +269,12 @@ def _check_file(array: np.memmap[Any, Any], what: str) -> None:
         )
 
 
-@lru_cache(maxsize=1024)
-def is_jax_type(cls: type) -> bool:
+def _is_jax_type(cls: Any) -> bool:
     """Whether a class is one of JAX's arrays."""
     return any(base.__module__.partition(".")[0] in ("jax", "jaxlib") for base in cls.__mro__)
+
+
+is_jax_type: Callable[[Any], bool] = lru_cache(maxsize=1024)(_is_jax_type)
 
 
 def check_jax_array(obj: Any, what: str) -> None:

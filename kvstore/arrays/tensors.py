@@ -46,12 +46,14 @@ class TensorMemory(NamedTuple):
     negated: bool
 
 
-@lru_cache(maxsize=1024)
-def is_tensor_type(cls: type) -> bool:
+def _is_tensor_type(cls: Any) -> bool:
     """Whether a class is one of PyTorch's tensors."""
     return hasattr(cls, "data_ptr") and any(
         base.__module__.partition(".")[0] == "torch" for base in cls.__mro__
     )
+
+
+is_tensor_type: Callable[[Any], bool] = lru_cache(maxsize=1024)(_is_tensor_type)
 
 
 def memory_of(tensor: Tensor, what: str) -> TensorMemory:
@@ -115,8 +117,7 @@ def room_for(out: Tensor) -> tuple[Tensor, Callable[[], None]]:
     return buffer, lambda: plain.__setitem__(Ellipsis, buffer)
 
 
-@lru_cache(maxsize=1024)
-def _problem_of(cls: type) -> str | None:
+def _find_problem(cls: Any) -> str | None:
     """Return why tensors of a class cannot be used, as the end of a sentence; None if they can."""
     names = {base.__name__ for base in cls.__mro__}
     if "UninitializedTensorMixin" in names:
@@ -131,6 +132,9 @@ def _problem_of(cls: type) -> str | None:
         return None
     within = next((cure for name, cure in _WITHIN.items() if name in names), "the tensor that it wraps")
     return f"whose class decides what its memory means (__torch_dispatch__): pass {within}"
+
+
+_problem_of: Callable[[Any], str | None] = lru_cache(maxsize=1024)(_find_problem)
 
 
 @lru_cache(maxsize=64)
