@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 Strides = tuple[int, ...] | None
 
+_LAST = 2**63  # addresses from here on are the system's own
+
 
 def describe(obj: Any) -> str:
     """Return type and shape of an object, for messages."""
@@ -44,6 +46,11 @@ def extent(shape: tuple[int, ...], strides: Strides, itemsize: int) -> tuple[int
         return 0, math.prod(shape) * itemsize
     steps = [stride * (size - 1) for stride, size in zip(strides, shape, strict=True)]
     return sum(step for step in steps if step < 0), sum(step for step in steps if step > 0) + itemsize
+
+
+def is_possible(address: int, begin: int, end: int) -> bool:
+    """Whether a process can have memory from `begin` to `end`, counted from an address."""
+    return begin == end or (address != 0 and 0 < address + begin < address + end <= _LAST)
 
 
 def overlaps_itself(shape: tuple[int, ...], strides: Strides, itemsize: int) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArrayError, DTypeError
-from .addresses import Strides, extent, is_contiguous
+from .addresses import Strides, extent, is_contiguous, is_possible
 from .element_types import bfloat16
 
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
@@ -164,8 +164,7 @@ def _check_memory(
 ) -> None:
     """Raise unless the elements lie between address 0 and the end of addresses."""
     begin, end = extent(shape, strides, itemsize)
-    start = (tensor.data or 0) + tensor.byte_offset
-    if begin < end and not (tensor.data and 0 < start + begin < start + end <= 2**64):
+    if not is_possible(tensor.data + tensor.byte_offset if tensor.data else 0, begin, end):
         raise ArrayError(
             f"{what} gave a DLPack capsule of shape {shape} without memory for it (address "
             f"{tensor.data or 0}, offset {tensor.byte_offset}); the array may have been freed"

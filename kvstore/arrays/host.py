@@ -210,7 +210,10 @@ def refuse_what_is_no_array(obj: Any, what: str) -> None:
 
 def _refuse_foreign_sparse(obj: object, what: str) -> None:
     """Raise for SciPy, PyTorch or MXNet sparse arrays, which would lose their meaning as dense ones."""
-    kind = getattr(obj, "stype", None) or getattr(obj, "format", None) or str(getattr(obj, "layout", ""))
+    try:
+        kind = getattr(obj, "stype", None) or getattr(obj, "format", None) or str(getattr(obj, "layout", ""))
+    except Exception:  # a foreign object may raise anything, such as a released memoryview
+        return
     if kind in ("csr", "csc", "coo", "bsr", "dia", "dok", "lil", "row_sparse") or "sparse" in str(kind):
         raise ArrayError(f"{what} is a {kind} array; pass kv.RowSparseArray(data, indices, shape) instead")
 

@@ -13,10 +13,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArrayError, DTypeError
-from .addresses import Strides, describe, extent
+from .addresses import Strides, describe, extent, is_possible
 from .element_types import bfloat16
-
-_ADDRESSES = 2**64
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +112,7 @@ def _memory(interface: Mapping[str, Any], begin: int, end: int) -> tuple[int, bo
     if not isinstance(data, tuple):
         return _in_buffer(data, interface, begin, end)
     address = 0 if data[0] is None else operator.index(data[0])
-    if begin < end and not 0 < address + begin < address + end <= _ADDRESSES:
+    if not is_possible(address, begin, end):
         raise ValueError(f"its data is at address {address}, where {end - begin} bytes cannot be")
     return address, bool(data[1])
 
@@ -122,7 +120,7 @@ def _memory(interface: Mapping[str, Any], begin: int, end: int) -> tuple[int, bo
 def _in_buffer(data: Any, interface: Mapping[str, Any], begin: int, end: int) -> tuple[int, bool]:
     offset = operator.index(interface.get("offset", 0))
     with memoryview(data) as buffer:
-        if offset + begin < 0 or offset + end > buffer.nbytes:
+        if begin < end and (offset + begin < 0 or offset + end > buffer.nbytes):
             raise ValueError(
                 f"its elements lie in bytes {offset + begin} to {offset + end} of a buffer of {buffer.nbytes}"
             )

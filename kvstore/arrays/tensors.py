@@ -180,6 +180,6 @@ def _too_small(tensor: Tensor, what: str, held: int) -> ArrayError:
         )
     return ArrayError(
         f"{what} has no memory for all of its elements: {describe(tensor)}, in a storage of {held} bytes. "
-        "The storage was freed or resized, as FSDP does between uses, or the tensor stands for another; pass a "
-        "tensor that holds its elements"
+        "The storage was freed or resized, as FSDP does between uses, or the tensor stands for another; pass "
+        "a tensor that holds its elements"
     )
