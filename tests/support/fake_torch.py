@@ -13,7 +13,7 @@ from lazy_driver import GpuArray, LazyDriver
 
 class _Device:
     def __init__(self, index: int) -> None:
-        self.index = index
+        self.index, self.type = index, "cuda"
 
 
 class _Storage:
