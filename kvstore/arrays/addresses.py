@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..errors import ArrayError
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
@@ -23,6 +25,13 @@ def describe(obj: Any) -> str:
         return f"{name} of shape {tuple(obj.shape)}"
     except Exception:  # a foreign object may have no shape, or raise anything when it is asked for it
         return name
+
+
+def unusable(obj: Any, what: str, error: Exception) -> ArrayError:
+    """Make the error for an object that shows an array and has none that can be used."""
+    return ArrayError(
+        f"{what} is not a usable array: {describe(obj)} ({type(error).__name__}: {error}); pass a NumPy array"
+    )
 
 
 def is_contiguous(shape: tuple[int, ...], strides: Strides, itemsize: int) -> bool:

@@ -16,8 +16,8 @@ import numpy as np
 
 from ..errors import ArrayError, DTypeError, KVStoreError, MissingBackendError, ShapeError
 from ..kernels import cpu
-from . import dlpack, interface, tensors
-from .addresses import array_at, describe, extent, overlaps_itself, shown
+from . import tensors
+from .addresses import array_at, describe, extent, overlaps_itself, shown, unusable
 from .element_types import native
 
 if TYPE_CHECKING:
@@ -308,6 +308,8 @@ def _jax_view(obj: Any, what: str) -> Array:
 
 def _imported(obj: Any, what: str, write: bool) -> Array:
     """View what DLPack shows; whatever the producer raises, the caller gets our error."""
+    from . import dlpack  # here and below: few programs need it
+
     try:
         if int(obj.__dlpack_device__()[0]) not in dlpack.ON_HOST:
             raise _on_device(obj, what)
@@ -321,22 +323,24 @@ def _imported(obj: Any, what: str, write: bool) -> Array:
 
 
 def _interface_view(obj: Any, what: str) -> Array:
+    from . import interface
+
     try:
         given = obj.__array_interface__
     except Exception as error:
-        raise interface.unusable(obj, what, error) from error
+        raise unusable(obj, what, error) from error
     seen = interface.read(given, obj, what)
     try:
         return shown(seen.fields, seen.dtype, obj)
     except (TypeError, ValueError, BufferError) as error:
-        raise interface.unusable(obj, what, error) from error
+        raise unusable(obj, what, error) from error
 
 
 def _buffer_view(obj: Any, what: str) -> Array:
     try:
         return np.asarray(memoryview(obj))
     except (TypeError, ValueError, BufferError) as error:
-        raise interface.unusable(obj, what, error) from error
+        raise unusable(obj, what, error) from error
 
 
 class _MXNetDLPack:

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import ArrayError, DTypeError
-from .addresses import Strides, describe, extent, is_possible
+from .addresses import Strides, extent, is_possible, unusable
 from .element_types import bfloat16
 
 
-@dataclass(frozen=True, slots=True)
-class Interface:
+class Interface(NamedTuple):
     """An array as one of the two protocols shows it.
 
     Attributes
@@ -60,13 +58,6 @@ def read(interface: Any, obj: Any, what: str) -> Interface:
         raise
     except Exception as error:  # a foreign object may hold anything in these fields
         raise unusable(obj, what, error) from error
-
-
-def unusable(obj: Any, what: str, error: Exception) -> ArrayError:
-    """Make the error for an object that shows an array and has none that can be used."""
-    return ArrayError(
-        f"{what} is not a usable array: {describe(obj)} ({type(error).__name__}: {error}); pass a NumPy array"
-    )
 
 
 def _read(interface: Any, what: str) -> Interface:
