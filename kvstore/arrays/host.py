@@ -117,6 +117,7 @@ def direct(obj: Any, write: bool = False) -> Array | None:
         seen = _tensor_memory(obj, "array")
         if seen.negated:
             return None
+        tensors.keep_in_place(seen.storage)
         view = _tensor_view(seen)
     else:
         view = _view(obj, "array", write)
@@ -172,7 +173,7 @@ def _writable_view(obj: Any, what: str) -> tuple[Array, Callable[[], None] | Non
         return _tensor_view(seen), None
     if overlaps_itself(seen.shape, seen.strides, seen.dtype.itemsize):
         raise several_at_one_place(what, seen.strides, obj)
-    buffer, deliver = tensors.room_for(obj)
+    buffer, deliver = tensors.room_for(obj, what)
     return _tensor_view(_tensor_memory(buffer, what)), deliver
 
 
@@ -181,7 +182,7 @@ def _view(obj: Any, what: str, write: bool = False) -> Array:
     kind = type(obj)
     if tensors.is_tensor_type(kind):
         seen = _tensor_memory(obj, what)
-        return _tensor_view(_tensor_memory(tensors.resolved(obj), what) if seen.negated else seen)
+        return _tensor_view(_tensor_memory(tensors.resolved(obj, what), what) if seen.negated else seen)
     if isinstance(obj, np.ndarray):
         return exact(obj, what)
     refuse_what_is_no_array(obj, what)

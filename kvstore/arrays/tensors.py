@@ -105,16 +105,28 @@ def whole_address(tensor: Tensor, nbytes: int, itemsize: int) -> int | None:
     return address if held >= nbytes and (address or not nbytes) else None
 
 
-def resolved(tensor: Tensor) -> Tensor:
+def resolved(tensor: Tensor, what: str) -> Tensor:
     """Return a tensor whose memory holds its values, outside of any graph."""
-    return tensor.detach().resolve_neg()
+    try:
+        return tensor.detach().resolve_neg()
+    except Exception as error:  # a mode of the caller's may refuse any operation of torch
+        raise _uncopied(tensor, what, error) from error
 
 
-def room_for(out: Tensor) -> tuple[Tensor, Callable[[], None]]:
+def room_for(out: Tensor, what: str) -> tuple[Tensor, Callable[[], None]]:
     """Return a contiguous tensor in place of an out, and the function that copies its content there."""
-    plain = out.detach()
-    buffer = sys.modules["torch"].empty(plain.shape, dtype=plain.dtype, device=plain.device)
+    try:
+        plain = out.detach()
+        buffer = sys.modules["torch"].empty(plain.shape, dtype=plain.dtype, device=plain.device)
+    except Exception as error:  # as above
+        raise _uncopied(out, what, error) from error
     return buffer, lambda: plain.__setitem__(Ellipsis, buffer)
+
+
+def keep_in_place(storage: Any) -> None:
+    """Let torch refuse to free or resize a storage of the host, as it does for memory that NumPy shares."""
+    torch = sys.modules["torch"]
+    torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
 
 
 def _find_problem(cls: Any) -> str | None:
@@ -170,6 +182,13 @@ def _without_storage(tensor: Tensor, what: str, error: Exception) -> ArrayError:
         cure = "it is inside torch.vmap or a transform of torch.func: call the store outside"
     return ArrayError(
         f"{what} has no memory that can be used: {describe(tensor)} ({tensor.layout}: {text}); {cure}"
+    )
+
+
+def _uncopied(tensor: Tensor, what: str, error: Exception) -> ArrayError:
+    return ArrayError(
+        f"{what} has the negative bit or strides, and torch cannot copy it here: {describe(tensor)} "
+        f"({error}); pass a contiguous tensor after x.resolve_neg()"
     )
 
 

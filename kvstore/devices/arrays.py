@@ -453,7 +453,7 @@ def gathered(seen: DeviceView, what: str, stream: Stream) -> DeviceView:
     """Return a contiguous copy of a strided array, made by its own library on `stream`."""
     with work_on(stream, seen.kind):
         if seen.kind == "torch":
-            return _of_torch(tensors.resolved(seen.owner).contiguous(), what, stream)
+            return _of_torch(tensors.resolved(seen.owner, what).contiguous(), what, stream)
         if seen.kind == "cupy":
             return _of_cupy(seen.owner.copy(order="C"), what, stream)
     raise _strided(what, seen)
@@ -463,7 +463,7 @@ def room_for(seen: DeviceView, what: str, stream: Stream) -> tuple[DeviceView, C
     """Return contiguous memory in place of a strided out, and what brings its content home."""
     with work_on(stream, seen.kind):
         if seen.kind == "torch":
-            buffer, bring = tensors.room_for(seen.owner)
+            buffer, bring = tensors.room_for(seen.owner, what)
             return _of_torch(buffer, what, stream), lambda: _bring(seen.kind, bring, stream)
         if seen.kind == "cupy":
             buffer, out = sys.modules["cupy"].empty(seen.shape, seen.owner.dtype), seen.owner

@@ -92,6 +92,13 @@ def test_unusual_tensors_with_memory_are_values_and_outs(
     work("usable", name, workers=workers)
 
 
+def test_modes_of_torch_change_no_value(work: Callable[..., Any]) -> None:
+    (errors,) = work("modes")
+    assert "a tensor with memory" in errors.pop("traced")
+    assert len(errors) == 2
+    assert all("resolve_neg" in text for text in errors.values()), errors
+
+
 def test_a_view_keeps_the_memory_that_it_shows(work: Callable[..., Any]) -> None:
     work("memory_stays", 3)
 

@@ -12,10 +12,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.parallel import DistributedDataParallel
 
 import kvstore as kv
-from kvstore.arrays.host import direct, readable, writable
+from kvstore.arrays.host import readable, writable
 from kvstore.settings.launchers import detect
 from kvstore.torch import HookState, allreduce_hook, broadcast
 
@@ -328,8 +329,7 @@ def memory_stays(seed: int) -> None:
     """Keep a view while its tensor gets other memory; the view still shows the old one."""
     with kv.create("local") as store:
         tensor = torch.arange(1000.0)
-        view = direct(tensor)
-        assert view is not None
+        view = readable(tensor)
         tensor.data = torch.zeros(1000)
         torch.full((1000,), float(seed))
         assert view.tolist() == list(range(1000))
@@ -337,6 +337,43 @@ def memory_stays(seed: int) -> None:
         del view
         tensor.untyped_storage().resize_(0)  # a store leaves it resizable, unlike Tensor.numpy
         tensor.untyped_storage().resize_(4000)
+        for dtype in (torch.float32, torch.bfloat16):
+            value, out = torch.full((2000,), 2, dtype=dtype)[:1000], torch.zeros(1000, dtype=dtype)
+            store.init(str(dtype), out)
+            plan = store.bind(str(dtype), value, out)
+            for one in (value, out):
+                with contextlib.suppress(RuntimeError):
+                    one.untyped_storage().resize_(0)
+                    raise AssertionError("a plan reads freed memory")
+            plan()
+            assert out.tolist() == [2] * 1000
+
+
+def modes() -> dict[str, str]:
+    """Use a store under modes of torch that change what its operations do."""
+    found = {}
+    with kv.create("local") as store:
+        store.init("w", torch.zeros(4))
+
+        def step(tensor: torch.Tensor) -> torch.Tensor:
+            twice = tensor * 2
+            store.pushpull("w", twice)
+            return twice
+
+        assert torch.compile(step, backend="eager")(torch.ones(4)).tolist() == [2] * 4
+        assert make_fx(step)(torch.ones(4)) is not None
+        found["traced"] = _error(make_fx(step, tracing_mode="fake"), torch.ones(4))
+        real, signed = torch.full((4,), 3.0), negative(torch.ones(4))
+        with FakeTensorMode():
+            store.push("w", real)
+            found["value"] = _error(lambda tensor: store.push("w", tensor), signed)
+            found["out"] = _error(lambda tensor: store.pull("w", out=tensor), signed)
+        assert shown(store, "w", (4,)) == [3] * 4
+        work = store.pushpull("w", signed, async_op=True)
+        assert work is not None
+        work.wait()
+        assert signed.tolist() == [1] * 4
+    return found
 
 
 def drawn(seed: int, count: int) -> None:
