@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 Strides = tuple[int, ...] | None
 
 _LAST = 2**63  # addresses from here on are the system's own
+_FROM_HERE = ctypes.c_char * 2**62  # one type for memory of any size: ctypes is slow to make types
 
 
 def describe(obj: Any) -> str:
@@ -74,15 +76,6 @@ def overlaps_itself(shape: tuple[int, ...], strides: Strides, itemsize: int) -> 
     return False
 
 
-class _Shown:
-    """Memory as NumPy's protocol shows it; it keeps its owner alive."""
-
-    __slots__ = ("__array_interface__", "_owner")
-
-    def __init__(self, interface: dict[str, Any], owner: Any) -> None:
-        self.__array_interface__, self._owner = interface, owner
-
-
 def array_at(
     address: int, shape: tuple[int, ...], dtype: np.dtype[Any], strides: Strides, owner: Any, readonly: bool
 ) -> npt.NDArray[Any]:
@@ -92,20 +85,10 @@ def array_at(
     """
     if 0 in shape:
         return np.empty(shape, dtype)
-    return shown(
-        {
-            "shape": shape,
-            "typestr": dtype.str,
-            "data": (address, readonly),
-            "strides": strides,
-            "version": 3,
-        },
-        dtype,
-        owner,
-    )
-
-
-def shown(interface: dict[str, Any], dtype: np.dtype[Any], owner: Any) -> npt.NDArray[Any]:
-    """View memory by an `__array_interface__` that was checked."""
-    view: npt.NDArray[Any] = np.asarray(_Shown(interface, owner))
-    return view if view.dtype == dtype else view.view(dtype)  # the protocol has no word for bfloat16
+    begin = 0 if strides is None else extent(shape, strides, dtype.itemsize)[0]
+    memory: Any = _FROM_HERE.from_address(address + begin)
+    memory.owner = owner
+    view: npt.NDArray[Any] = np.ndarray(shape, dtype, memory, -begin, strides)
+    if readonly:
+        view.flags.writeable = False
+    return view

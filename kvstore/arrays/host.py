@@ -17,7 +17,7 @@ import numpy as np
 from ..errors import ArrayError, DTypeError, KVStoreError, MissingBackendError, ShapeError
 from ..kernels import cpu
 from . import tensors
-from .addresses import array_at, describe, extent, overlaps_itself, shown, unusable
+from .addresses import array_at, describe, extent, overlaps_itself, unusable
 from .element_types import native
 
 if TYPE_CHECKING:
@@ -332,8 +332,10 @@ def _interface_view(obj: Any, what: str) -> Array:
         raise unusable(obj, what, error) from error
     seen = interface.read(given, obj, what)
     try:
-        return shown(seen.fields, seen.dtype, obj)
-    except (TypeError, ValueError, BufferError) as error:
+        if seen.buffer is not None and 0 not in seen.shape:
+            return np.ndarray(seen.shape, seen.dtype, seen.buffer, seen.address, seen.strides)
+        return array_at(seen.address, seen.shape, seen.dtype, seen.strides, obj, seen.readonly)
+    except ValueError as error:  # too many dimensions for NumPy
         raise unusable(obj, what, error) from error
 
 

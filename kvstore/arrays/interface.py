@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import ArrayError, DTypeError
 from .addresses import Strides, extent, is_possible, unusable
-from .element_types import bfloat16
+from .element_types import bfloat16, unsupported
 
 
 class Interface(NamedTuple):
@@ -22,24 +22,25 @@ class Interface(NamedTuple):
     Attributes
     ----------
     address : int
-        0 where `data` is a buffer, and for an array without elements.
+        0 for an array without elements.
+    buffer : object or None
+        Where ``__array_interface__`` names an object with the buffer protocol, this object; `address` is then
+        the offset in it.
     readonly : bool
     dtype : numpy.dtype
     shape, strides : tuple of int
         Strides count bytes, and are None where the protocol has none.
     stream : int or None
         The stream where the content is written; ``__cuda_array_interface__`` only.
-    fields : dict
-        The fields of ``__array_interface__`` that NumPy needs.
     """
 
     address: int
+    buffer: Any
     readonly: bool
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     strides: Strides
     stream: int | None
-    fields: dict[str, Any]
 
 
 def read(interface: Any, obj: Any, what: str) -> Interface:
@@ -74,10 +75,9 @@ def _read(interface: Any, what: str) -> Interface:
     if strides is not None and len(strides) != len(shape):
         raise ValueError(f"it has strides {strides} with shape {shape}")
     begin, end = extent(shape, strides, dtype.itemsize)
+    buffer = None if isinstance(interface["data"], tuple) else interface["data"]
     address, readonly = _memory(interface, begin, end)
-    fields = {name: interface[name] for name in ("data", "offset", "typestr", "descr") if name in interface}
-    fields.update(shape=shape, strides=strides, version=3)
-    return Interface(address, readonly, dtype, shape, strides, interface.get("stream"), fields)
+    return Interface(address, buffer, readonly, dtype, shape, strides, interface.get("stream"))
 
 
 def _numbers(given: Any, name: str) -> tuple[int, ...]:
@@ -92,13 +92,16 @@ def _element_type(typestr: Any, what: str) -> np.dtype[Any]:
     if typestr.endswith("V2"):
         return bfloat16(what)
     try:
-        return np.dtype(typestr)
+        found = np.dtype(typestr)
     except TypeError:
         raise DTypeError(f"{what} has the element type {typestr!r}, which NumPy does not know") from None
+    if found.hasobject:
+        raise unsupported(what, found)
+    return found
 
 
 def _memory(interface: Mapping[str, Any], begin: int, end: int) -> tuple[int, bool]:
-    """Return address and whether it is read-only, where bytes `begin` to `end` from there are in reach."""
+    """Return address or offset, and whether it is read-only; bytes `begin` to `end` are in reach there."""
     data = interface["data"]
     if not isinstance(data, tuple):
         return _in_buffer(data, interface, begin, end)
@@ -115,4 +118,4 @@ def _in_buffer(data: Any, interface: Mapping[str, Any], begin: int, end: int) ->
             raise ValueError(
                 f"its elements lie in bytes {offset + begin} to {offset + end} of a buffer of {buffer.nbytes}"
             )
-        return 0, buffer.readonly
+        return offset, buffer.readonly

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arrays import dlpack, interface, tensors
-from ..arrays.addresses import Strides, describe, is_contiguous, overlaps_itself
+from ..arrays.addresses import Strides, describe, is_contiguous, overlaps_itself, unusable
 from ..arrays.element_types import DTYPES, unsupported
 from ..arrays.host import is_jax_type, refuse_what_is_no_array, several_at_one_place
 from ..arrays.sparse import RowSparseArray
@@ -227,7 +227,7 @@ def _device_of_any(obj: Any) -> int | None:
     """
     shown = getattr(obj, "__cuda_array_interface__", None)
     if shown is not None:
-        address = interface.read(shown, obj, "an array").address
+        address = _read(shown, obj, "an array").address
         return _place(address) if address else 0
     ask = getattr(obj, "__dlpack_device__", None)
     try:
@@ -398,7 +398,7 @@ def _of_any(array: Any, what: str, stream: Stream) -> DeviceView:
     shown = getattr(array, "__cuda_array_interface__", None)
     if shown is None:
         return _of_dlpack(array, what, stream)
-    seen = interface.read(shown, array, what)
+    seen = _read(shown, array, what)
     if seen.stream == 0:
         raise ArrayError(f"{what}: a __cuda_array_interface__ with stream 0, which the protocol rules out")
     device = _place(seen.address) if seen.address else 0
@@ -414,6 +414,13 @@ def _of_any(array: Any, what: str, stream: Stream) -> DeviceView:
         None if seen.stream is None else Stream(device, seen.stream),
         strides=seen.strides,
     )
+
+
+def _read(shown: Any, array: Any, what: str) -> interface.Interface:
+    seen = interface.read(shown, array, what)
+    if seen.buffer is not None:
+        raise unusable(array, what, TypeError("its data is a buffer, not an address"))
+    return seen
 
 
 def _of_dlpack(array: Any, what: str, stream: Stream) -> DeviceView:

@@ -113,6 +113,8 @@ AT = memory.ctypes.data + 200
         ({"data": (AT, False), "typestr": None}, "typestr"),
         ({"data": (AT, False), "typestr": "<f3"}, "element type"),
         ({"data": (AT, False), "typestr": "|O8"}, "object"),
+        ({"data": bytes(24), "typestr": "|O8"}, "object"),
+        ({"data": bytes(300), "shape": (1,) * 70}, "usable"),
         ({"data": (AT, False), "typestr": "<U1"}, "element type"),
         ({"data": (AT, False), "mask": np.ones(3, bool)}, "mask"),
     ],

@@ -163,6 +163,7 @@ class Interface:
         ({"data": (0, False)}, "address 0"),
         ({"data": (None, False)}, "address 0"),
         ({"data": "x"}, "usable"),
+        ({"data": bytes(12)}, "a buffer, not an address"),
         ({"shape": (2**62,)}, "cannot be"),
         ({"shape": (-3,)}, "shape"),
         ({"shape": 3}, "shape"),
