@@ -54,7 +54,7 @@ def work(torches: jobs.Nursery, tmp_path: Path) -> Callable[..., list[Any]]:
 
 @STORES
 def test_negative_bits_are_resolved_in_every_verb(work: Callable[..., Any], name: str, workers: int) -> None:
-    repeats = int(os.environ.get("KVSTORE_TEST_REPEATS", "2"))
+    repeats = int(os.environ.get("KVSTORE_TEST_REPEATS", "4"))
     found = work("signs", name, repeats, workers=workers, deadline=jobs.DEADLINE + repeats)
     assert found == [0] * workers
 
