@@ -5,7 +5,8 @@ from __future__ import annotations
 import warnings
 from typing import Any, ClassVar, TypeVar
 
-from .arrays.host import readable, same_type, writable
+from .arrays.element_types import same_type
+from .arrays.host import readable, writable
 from .errors import ArgumentError, ArrayError, ConfigError, DTypeError, ShapeError
 
 K = TypeVar("K", bound=type)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .arrays.host import check_jax_array
 from .averaging import (
     check_made,
     check_not_late,
@@ -331,6 +332,7 @@ def _traced(leaves: list[Any]) -> bool:
 def _value(key: str, leaf: Any) -> Array:
     """Return an array of one device, and NumPy's view of it where that is the host."""
     array = leaf if isinstance(leaf, jax.Array) else _as_array(key, leaf)
+    check_jax_array(array, repr(key))
     if len(array.sharding.device_set) > 1:
         if not array.is_fully_replicated:
             raise ArrayError(

@@ -44,7 +44,10 @@ class Plan:
     def refresh(self) -> None:
         """Read the addresses of the arrays again. Call it after the memory of an array was replaced.
 
-        PyTorch replaces the memory of a tensor in ``tensor.data = other`` and ``tensor.set_()``.
+        PyTorch replaces the memory of a tensor in ``tensor.data = other`` and ``tensor.set_()``. It does not
+        resize or free the memory of a tensor on the host that has been in a plan
+        (``untyped_storage().resize_()`` raises RuntimeError), as after ``tensor.numpy()``. Before the memory
+        of a tensor on a GPU is freed in this way, as FSDP does, drop the plan.
         """
         self._store._do(self._groups, self._refresh)
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, SupportsIndex, Type
 
 import numpy as np
 
+from .arrays.element_types import dtype_named
 from .arrays.grouping import Group, Key, group, pair_rows, plain_key
-from .arrays.host import dtype_named
 from .arrays.sparse import RowSparseArray
 from .base import KVStoreBase, check_capability
 from .compression import create as create_codec

@@ -7,34 +7,29 @@ kernels take. Memory is shared wherever it is contiguous, aligned and in native 
 
 from __future__ import annotations
 
-import ctypes
-import math
+import mmap
 from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from ..errors import ArrayError, DTypeError, KVStoreError, MissingBackendError
+from ..errors import ArrayError, DTypeError, KVStoreError, MissingBackendError, ShapeError
 from ..kernels import cpu
+from . import tensors
+from .addresses import array_at, describe, extent, overlaps_itself, unusable
+from .element_types import native
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
 Array: TypeAlias = "npt.NDArray[Any]"
 
-_by_size = sorted(cpu.dtypes().items(), key=lambda item: item[1])
-FLOATS = tuple(name for name, (_, is_float) in _by_size if is_float)
-HALVES = tuple(name for name, (size, is_float) in _by_size if is_float and size == 2)
-#: Element types that the local, device, shared and dist stores take.
-DTYPES = (*FLOATS, *(name for name, _ in _by_size if name not in FLOATS))
-
 _OF_NONE = (
     ": the .grad of a parameter is None before the first backward, and where the loss does not use the "
     "parameter; leave the key out, or push zeros"
 )
 _ZERO = bytes(16)  # of any element type
-_DLPACK_HOST = (1, 3)  # kDLCPU, kDLCUDAHost (pinned)
 
 
 class RowSparse:
@@ -69,8 +64,8 @@ def readable(obj: Any, what: str = "value") -> Array:
     view = obj if type(obj) is np.ndarray else _view(obj, what)
     if cpu.is_plain(view):
         return view
-    dtype = _native(view.dtype, what)
-    if cpu.is_plain(view):  # a bfloat16 array, met for the first time
+    dtype = native(view.dtype, what)
+    if cpu.is_plain(view):  # the first bfloat16 array of this process
         return view
     return np.array(view, dtype=dtype, order="C", copy=True, subok=False)
 
@@ -92,35 +87,66 @@ def writable(obj: Any, what: str = "out") -> tuple[Array, Callable[[], None] | N
     DTypeError
         An element type outside of `DTYPES`.
     """
-    view = obj if type(obj) is np.ndarray else _view(obj, what, write=True)
+    view, deliver = (obj, None) if type(obj) is np.ndarray else _writable_view(obj, what)
     if not view.flags.writeable:
-        raise ArrayError(f"{what} is read-only: {_describe(obj)}; pass an array that may be written")
+        raise ArrayError(f"{what} is read-only: {describe(obj)}; {_place_for_outs(obj)}")
     if cpu.is_plain(view):
-        return view, None
-    buffer = np.empty(view.shape, _native(view.dtype, what))
-    if _overlaps_itself(view):
-        raise ArrayError(
-            f"{what} has several elements at one place in memory (strides {view.strides}): {_describe(obj)}; "
-            "pass an array with room for all of them, such as a copy"
-        )
+        return view, deliver
+    dtype = native(view.dtype, what)
+    if cpu.is_plain(view):  # the first bfloat16 array of this process
+        return view, deliver
+    if overlaps_itself(view.shape, view.strides, view.itemsize):
+        raise several_at_one_place(what, view.strides, obj)
+    buffer = np.empty(view.shape, dtype)
     return buffer, lambda: np.copyto(view, buffer)
 
 
-def _overlaps_itself(view: Array) -> bool:
-    """Whether a step along one axis is shorter than what lies along the finer ones, as no slice has it."""
-    reach = view.itemsize
-    for stride, count in sorted((abs(s), n) for s, n in zip(view.strides, view.shape, strict=True) if n > 1):
-        if stride < reach:
-            return view.size > 0
-        reach += stride * (count - 1)
-    return False
+def several_at_one_place(what: str, strides: object, obj: Any) -> ArrayError:
+    """Make the error for an out whose elements cannot all be written."""
+    return ArrayError(
+        f"{what} has several elements at one place in memory (strides {strides}): {describe(obj)}; "
+        "pass an array with room for all of them, such as a copy"
+    )
 
 
 def direct(obj: Any, write: bool = False) -> Array | None:
     """View the memory of `obj` itself, to be kept; None where `readable` or `writable` would have to copy."""
-    view = obj if type(obj) is np.ndarray else _view(obj, "array", write)
+    if type(obj) is np.ndarray:
+        view = obj
+    elif tensors.is_tensor_type(type(obj)):
+        seen = _tensor_memory(obj, "array")
+        if seen.negated:
+            return None
+        tensors.keep_in_place(seen.storage)
+        view = _tensor_view(seen)
+    else:
+        view = _view(obj, "array", write)
     fits = cpu.is_plain(view) and (view.flags.writeable or not write)
     return view if fits else None
+
+
+def numbers(obj: Any, what: str) -> Array:
+    """View an array, or a list of numbers, as an array of any type.
+
+    Raises
+    ------
+    ShapeError
+        A list that is not one of numbers, or lists of several lengths.
+    ArrayError, DTypeError
+        As `readable`.
+    """
+    if isinstance(obj, np.ndarray):
+        return exact(obj, what)
+    if not isinstance(obj, (list, tuple)):
+        return readable(obj, what)
+    try:
+        if any(map(tensors.is_tensor_type, {type(one) for one in obj})):
+            obj = [readable(one, what) if tensors.is_tensor_type(type(one)) else one for one in obj]
+        return np.asarray(obj)
+    except KVStoreError:
+        raise
+    except Exception as error:  # the parts of a list may be any objects
+        raise ShapeError(f"{what} are not a list of numbers: {error}") from error
 
 
 def is_array(obj: Any) -> bool:
@@ -133,85 +159,42 @@ def is_array(obj: Any) -> bool:
     return any(hasattr(obj, name) for name in names) or _has_buffer(obj)
 
 
-def same_type(a: np.dtype[Any], b: np.dtype[Any]) -> bool:
-    """Whether two element types are the same but for byte order."""
-    return a == b or a.newbyteorder("=") == b.newbyteorder("=")
-
-
-@lru_cache(maxsize=64)
-def name_of(dtype: np.dtype[Any]) -> str:
-    """Name of an element type; NumPy works it out each time, which takes microseconds."""
-    return dtype.name
-
-
 def template(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """Return zeros that take no memory and cannot be written: for their shape and type."""
     return np.ndarray(shape, dtype, _ZERO, strides=(0,) * len(shape))
 
 
-def dtype_named(name: str) -> np.dtype[Any]:
-    """Element type by its name in `DTYPES`. Raises DTypeError for any other."""
-    if name not in DTYPES:
-        raise DTypeError(f"unknown element type {name!r}; supported are {', '.join(DTYPES)}")
-    return _native(bfloat16("array"), "array") if name == "bfloat16" else np.dtype(name)
-
-
-class _NoBfloat16(DTypeError, MissingBackendError):
-    """NumPy knows bfloat16 through ml_dtypes, which is not installed."""
-
-
-def bfloat16(what: str) -> np.dtype[Any]:
-    """NumPy's name for bfloat16, which is ml_dtypes'.
-
-    Raises
-    ------
-    DTypeError
-        ml_dtypes is not installed; a MissingBackendError, too.
-    """
-    try:
-        import ml_dtypes
-    except ImportError:
-        raise _NoBfloat16(
-            f"{what} is bfloat16, which NumPy knows through ml_dtypes: pip install 'kvstore-train[bfloat16]'"
-        ) from None
-    dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-    return dtype
-
-
-def _describe(obj: Any) -> str:
-    kind = type(obj)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    shape = getattr(obj, "shape", None)
-    return name if shape is None else f"{name} of shape {tuple(shape)}"
-
-
-def _native(dtype: np.dtype[Any], what: str) -> np.dtype[Any]:
-    native = dtype.newbyteorder("=")
-    if cpu.supported(native):
-        return native
-    if native.name == "bfloat16" and native.itemsize == 2:
-        cpu.accept_bfloat16(native)
-        return native
-    raise DTypeError(f"{what} has element type {dtype}; supported are {', '.join(DTYPES)}")
+def _writable_view(obj: Any, what: str) -> tuple[Array, Callable[[], None] | None]:
+    """View an out; where its memory holds other values than it shows, a buffer and what brings that home."""
+    if not tensors.is_tensor_type(type(obj)):
+        return _view(obj, what, write=True), None
+    seen = _tensor_memory(obj, what)
+    if not seen.negated:
+        return _tensor_view(seen), None
+    if overlaps_itself(seen.shape, seen.strides, seen.dtype.itemsize):
+        raise several_at_one_place(what, seen.strides, obj)
+    buffer, deliver = tensors.room_for(obj, what)
+    return _tensor_view(_tensor_memory(buffer, what)), deliver
 
 
 def _view(obj: Any, what: str, write: bool = False) -> Array:
     """Find the protocol that `obj` speaks."""
+    kind = type(obj)
+    if tensors.is_tensor_type(kind):
+        seen = _tensor_memory(obj, what)
+        return _tensor_view(_tensor_memory(tensors.resolved(obj, what), what) if seen.negated else seen)
     if isinstance(obj, np.ndarray):
-        if isinstance(obj, np.ma.MaskedArray):
-            raise ArrayError(f"{what} is a masked array, whose mask would be lost; pass .filled(...) instead")
-        return obj.view(np.ndarray)
+        return exact(obj, what)
     refuse_what_is_no_array(obj, what)
+    if is_jax_type(kind):
+        return _jax_view(obj, what)
     if hasattr(obj, "__dlpack__"):
-        return _from_dlpack(obj, what, write)
+        return _imported(obj, what, write)
     if hasattr(obj, "__cuda_array_interface__"):
         raise _on_device(obj, what)
     if hasattr(obj, "to_dlpack_for_read"):  # MXNet's NDArray; writing through it is what `write` asks for
         return _imported(_MXNetDLPack(obj, write), what, write)
-    try:
-        return np.asarray(obj) if hasattr(obj, "__array_interface__") else np.asarray(memoryview(obj))
-    except (TypeError, ValueError, BufferError) as error:
-        raise ArrayError(f"{what} is not a usable array: {_describe(obj)} ({error})") from error
+    return _interface_view(obj, what) if hasattr(obj, "__array_interface__") else _buffer_view(obj, what)
 
 
 def refuse_what_is_no_array(obj: Any, what: str) -> None:
@@ -222,80 +205,145 @@ def refuse_what_is_no_array(obj: Any, what: str) -> None:
     if not is_array(obj):
         hint = _OF_NONE if obj is None and what.startswith("value") else ""
         raise ArrayError(
-            f"{what} must be an array (NumPy, PyTorch, JAX, CuPy, MXNet ...), not {_describe(obj)}{hint}"
+            f"{what} must be an array (NumPy, PyTorch, JAX, CuPy, MXNet ...), not {describe(obj)}{hint}"
         )
 
 
 def _refuse_foreign_sparse(obj: object, what: str) -> None:
     """Raise for SciPy, PyTorch or MXNet sparse arrays, which would lose their meaning as dense ones."""
-    kind = getattr(obj, "stype", None) or getattr(obj, "format", None) or str(getattr(obj, "layout", ""))
+    try:
+        kind = getattr(obj, "stype", None) or getattr(obj, "format", None) or str(getattr(obj, "layout", ""))
+    except Exception:  # a foreign object may raise anything, such as a released memoryview
+        return
     if kind in ("csr", "csc", "coo", "bsr", "dia", "dok", "lil", "row_sparse") or "sparse" in str(kind):
         raise ArrayError(f"{what} is a {kind} array; pass kv.RowSparseArray(data, indices, shape) instead")
 
 
 def _on_device(obj: Any, what: str) -> MissingBackendError:
     return MissingBackendError(
-        f"{what} lies on a device: {_describe(obj)}; this store takes host arrays only: "
-        "copy it to the host first, or use create('device')"
+        f"{what} lies on a device: {describe(obj)}; this store takes host arrays only: "
+        "copy it to the host first, or use create('device') if it lies on a CUDA GPU"
     )
 
 
-def _from_dlpack(obj: Any, what: str, write: bool) -> Array:
-    if getattr(obj, "requires_grad", False) and hasattr(obj, "detach"):
-        obj = obj.detach()  # a torch parameter: its memory, without its place in the graph
-    if "bfloat16" in str(getattr(obj, "dtype", "")) and hasattr(obj, "data_ptr"):
-        return _bfloat16_view(obj, what)
-    immutable = type(obj).__module__.partition(".")[0] in ("jax", "jaxlib")
-    return _imported(obj, what, write and not immutable)
+def _place_for_outs(obj: Any) -> str:
+    if is_jax_type(type(obj)):
+        return (
+            "arrays of JAX never change: pull into a NumPy array, or use kvstore.jax, which returns new ones"
+        )
+    return "pass an array that may be written"
 
 
-def _imported(obj: Any, what: str, write: bool) -> Array:
-    """Let NumPy import; whatever the producer raises, the caller gets our error."""
+# ---------------------------------------------------------------------------------- one protocol each
+
+
+def _tensor_memory(tensor: Any, what: str) -> tensors.TensorMemory:
+    seen = tensors.memory_of(tensor, what)
+    if not tensor.is_cpu:
+        raise _on_device(tensor, what)
+    return seen
+
+
+def _tensor_view(seen: tensors.TensorMemory) -> Array:
+    return array_at(seen.address, seen.shape, seen.dtype, seen.strides, seen.storage, readonly=False)
+
+
+def exact(array: Array, what: str) -> Array:
+    """View an array of a subclass of NumPy's as one of NumPy's own."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise ArrayError(f"{what} is a masked array, whose mask would be lost; pass .filled(...) instead")
+    if isinstance(array, np.memmap):
+        _check_file(array, what)
+    return array.view(np.ndarray)
+
+
+def _check_file(array: np.memmap[Any, Any], what: str) -> None:
+    """Raise for an array in a file that has become too short: a read there ends the process (SIGBUS)."""
+    mapped: Any = getattr(array, "_mmap", None)
+    if not isinstance(mapped, mmap.mmap) or not array.size:
+        return
+    start = np.frombuffer(mapped, np.uint8).__array_interface__["data"][0]
+    _, end = extent(array.shape, array.strides, array.itemsize)
+    position = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
+    needed = position + array.__array_interface__["data"][0] - start + end
+    if mapped.size() < needed:
+        raise ArrayError(
+            f"{what} lies in the file {array.filename}, which has {mapped.size()} bytes where {needed} are "
+            "needed: it was truncated after it was mapped"
+        )
+
+
+def _is_jax_type(cls: Any) -> bool:
+    """Whether a class is one of JAX's arrays."""
+    return any(base.__module__.partition(".")[0] in ("jax", "jaxlib") for base in cls.__mro__)
+
+
+is_jax_type: Callable[[Any], bool] = lru_cache(maxsize=1024)(_is_jax_type)
+
+
+def check_jax_array(obj: Any, what: str) -> None:
+    """Raise ArrayError for an array of JAX without a value: a traced, deleted or donated one."""
+    if any(base.__name__ == "Tracer" for base in type(obj).__mro__):
+        raise ArrayError(
+            f"{what} is a traced array of JAX, which has no value yet: {describe(obj)}; call the store "
+            "outside of jax.jit, grad and vmap, or use kvstore.jax"
+        )
+    if obj.is_deleted():
+        raise ArrayError(
+            f"{what} was deleted or donated to a jitted function: {describe(obj)}; pass its result"
+        )
+
+
+def _jax_view(obj: Any, what: str) -> Array:
+    """View an array of JAX by its `__array__`, which knows all of its types and copies none on the host."""
+    check_jax_array(obj, what)
     try:
-        if int(obj.__dlpack_device__()[0]) not in _DLPACK_HOST:
+        if any(device.platform != "cpu" for device in obj.devices()):
             raise _on_device(obj, what)
-        view = np.from_dlpack(obj)
-        if write and not view.flags.writeable and not _says_who_may_write(obj):
-            return np.asarray(_Writable(view))
-        return view
+        return np.asarray(obj)
     except KVStoreError:
         raise
     except Exception as error:
-        raise DTypeError(f"{what} cannot be viewed: {_describe(obj)} ({error})") from error
+        raise DTypeError(f"{what} cannot be viewed: {describe(obj)} ({error})") from error
 
 
-def _says_who_may_write(obj: Any) -> bool:
-    """Whether it was the producer who marked its memory as read-only.
+def _imported(obj: Any, what: str, write: bool) -> Array:
+    """View what DLPack shows; whatever the producer raises, the caller gets our error."""
+    from . import dlpack  # here and below: few programs need it
 
-    Since DLPack 1.0 a capsule can say so, and NumPy 2.1 listens. All other memory NumPy marks by itself.
-    """
-    if np.lib.NumpyVersion(np.__version__) < "2.1.0":
-        return False
     try:
-        return "dltensor_versioned" in repr(obj.__dlpack__(max_version=(1, 0)))
-    except TypeError:
-        return False
+        if int(obj.__dlpack_device__()[0]) not in dlpack.ON_HOST:
+            raise _on_device(obj, what)
+        lent = dlpack.Imported(dlpack.capsule_of(obj), what, dlpack.ON_HOST)
+    except KVStoreError:
+        raise
+    except Exception as error:
+        raise DTypeError(f"{what} cannot be viewed: {describe(obj)} ({error})") from error
+    readonly = lent.readonly or not (write or lent.versioned)
+    return array_at(lent.address, lent.shape, lent.dtype, lent.strides, lent, readonly)
 
 
-class _Writable:
-    """The memory of a view, marked as writable; keeps the view alive."""
+def _interface_view(obj: Any, what: str) -> Array:
+    from . import interface
 
-    def __init__(self, view: Array) -> None:
-        self._view = view
-        self.__array_interface__ = {**view.__array_interface__, "data": (view.ctypes.data, False)}
+    try:
+        given = obj.__array_interface__
+    except Exception as error:
+        raise unusable(obj, what, error) from error
+    seen = interface.read(given, obj, what)
+    try:
+        if seen.buffer is not None and 0 not in seen.shape:
+            return np.ndarray(seen.shape, seen.dtype, seen.buffer, seen.address, seen.strides)
+        return array_at(seen.address, seen.shape, seen.dtype, seen.strides, obj, seen.readonly)
+    except ValueError as error:  # too many dimensions for NumPy
+        raise unusable(obj, what, error) from error
 
 
-def _bfloat16_view(obj: Any, what: str) -> Array:
-    """Torch's bfloat16: NumPy's DLPack does not know the type, so take the address."""
-    dtype = bfloat16(what)
-    if not obj.is_contiguous():
-        raise ArrayError(f"{what} is a strided bfloat16 tensor; pass a contiguous one")
-    count = math.prod(obj.shape)
-    if count == 0:
-        return np.empty(tuple(obj.shape), dtype)
-    memory: Any = (ctypes.c_char * (count * dtype.itemsize)).from_address(obj.data_ptr())
-    memory._owner = obj  # the view keeps the memory, and that keeps the tensor
-    return np.ndarray(tuple(obj.shape), dtype, buffer=memory)
+def _buffer_view(obj: Any, what: str) -> Array:
+    try:
+        return np.asarray(memoryview(obj))
+    except (TypeError, ValueError, BufferError) as error:
+        raise unusable(obj, what, error) from error
 
 
 class _MXNetDLPack:
@@ -316,6 +364,6 @@ class _MXNetDLPack:
 def _has_buffer(obj: Any) -> bool:
     try:
         memoryview(obj).release()
-    except (TypeError, BufferError):
+    except (TypeError, ValueError, BufferError):
         return False
     return True

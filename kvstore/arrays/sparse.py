@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import DTypeError, RowIndexError, ShapeError
 from ..kernels import cpu
-from .host import RowSparse, readable
+from .host import RowSparse, numbers, readable
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -49,7 +49,7 @@ class RowSparseArray(RowSparse):
     shape: tuple[int, ...]
 
     def __init__(self, data: Any, indices: Any, shape: tuple[int, ...]) -> None:
-        rows = np.asarray(readable(data, "data"))
+        rows = readable(data, "data")
         self.shape = full = _plain_shape(shape)
         if rows.ndim != len(full) or rows.shape[1:] != full[1:]:
             raise ShapeError(f"data of shape {rows.shape} cannot be rows of a table of shape {full}")
@@ -60,7 +60,7 @@ class RowSparseArray(RowSparse):
     @classmethod
     def from_dense(cls, dense: Any) -> RowSparseArray:
         """Return a table that stores the rows of `dense` with at least one nonzero element (or NaN)."""
-        table = np.asarray(readable(dense, "dense"))
+        table = readable(dense, "dense")
         if table.ndim < 1:
             raise ShapeError("a row-sparse array needs at least one dimension")
         flat = table.reshape(table.shape[0], -1) if table.size else table.reshape(table.shape[0], 0)
@@ -144,8 +144,7 @@ def _plain_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _checked_ids(indices: Any, rows: npt.NDArray[Any], n_rows: int) -> npt.NDArray[np.int64]:
-    known = isinstance(indices, (list, tuple, np.ndarray))
-    ids = np.asarray(indices if known else readable(indices, "indices"))
+    ids = numbers(indices, "indices")
     if ids.size == 0:
         ids = ids.astype(np.int64)
     if ids.dtype.kind not in "iu":

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from ..arrays import pages
+from ..arrays.element_types import bfloat16
 from ..arrays.grouping import Key
-from ..arrays.host import bfloat16, readable
+from ..arrays.host import readable
 from ..errors import ArgumentError, KVStoreError, StateFileError
 from ..optimizer import states
 from ..optimizer.states import Content

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from ..arrays.host import dtype_named
+from ..arrays.element_types import dtype_named
 from ..factory import create_beside
 from ..store import KVStore
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..arrays.host import dtype_named
+from ..arrays.element_types import dtype_named
 from ..arrays.sparse import kind_of
 from ..errors import KVStoreError, StateFileError
 from ..optimizer import Optimizer

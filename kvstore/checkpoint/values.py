@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import tensor_file
+from ..arrays.element_types import bfloat16
 from ..arrays.grouping import Key, plain_key
-from ..arrays.host import bfloat16
 from ..arrays.sparse import RowSparseArray, kind_of
 from ..errors import KeyKindError, StateFileError
 

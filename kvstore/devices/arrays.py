@@ -12,16 +12,19 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays.host import DTYPES, bfloat16, refuse_what_is_no_array
+from ..arrays import dlpack, interface, tensors
+from ..arrays.addresses import Strides, describe, is_contiguous, overlaps_itself, unusable
+from ..arrays.element_types import DTYPES, unsupported
+from ..arrays.host import is_jax_type, refuse_what_is_no_array, several_at_one_place
 from ..arrays.sparse import RowSparseArray
-from ..errors import ArrayError, DTypeError, KVStoreError
-from . import dlpack, driver, streams
+from ..errors import ArrayError, KVStoreError
+from . import driver, streams
 from .memory import Memory, host_copy
 from .streams import Stream
 
@@ -47,6 +50,8 @@ class DeviceView:
         Where its content is written, if the array says so.
     stream : Stream or None
         On which stream to work, for a view that was made ahead of the work.
+    strides : tuple of int or None
+        In bytes; None where the protocol has none. For the check of outs that overlap themselves.
     """
 
     address: int
@@ -59,6 +64,7 @@ class DeviceView:
     readonly: bool = False
     producer: Stream | None = None
     stream: Stream | None = None
+    strides: Strides = None
 
     @property
     def nbytes(self) -> int:
@@ -172,12 +178,12 @@ def _kind_of(cls: Any) -> str:
         return "own"
     if issubclass(cls, _HOST_TYPES) or cls is type(None):
         return "host"
-    roots = {base.__module__.partition(".")[0] for base in cls.__mro__}
-    if "torch" in roots and hasattr(cls, "data_ptr"):
+    if tensors.is_tensor_type(cls):
         return "torch"
+    roots = {base.__module__.partition(".")[0] for base in cls.__mro__}
     if "cupy" in roots and hasattr(cls, "__cuda_array_interface__"):
         return "cupy"
-    return "jax" if roots & {"jax", "jaxlib"} else "any"
+    return "jax" if is_jax_type(cls) else "any"
 
 
 _kind: Callable[[Any], str] = lru_cache(maxsize=1024)(_kind_of)
@@ -215,15 +221,20 @@ def check_all_on_devices(values: Iterable[Any], key: object) -> None:
 
 
 def _device_of_any(obj: Any) -> int | None:
-    interface = getattr(obj, "__cuda_array_interface__", None)
-    if interface is not None:
-        address = interface["data"][0]
+    """Return the GPU that a protocol names.
+
+    None also for an object that fails: the host's reader explains it.
+    """
+    shown = getattr(obj, "__cuda_array_interface__", None)
+    if shown is not None:
+        address = _read(shown, obj, "an array").address
         return _place(address) if address else 0
     ask = getattr(obj, "__dlpack_device__", None)
-    if ask is None:
+    try:
+        kind, index = (0, 0) if ask is None else (int(part) for part in ask())
+    except Exception:  # a foreign object may raise anything here, such as a deleted array of JAX
         return None
-    kind, index = (int(part) for part in ask())
-    return index if kind in (dlpack.CUDA, dlpack.CUDA_MANAGED) else None
+    return index if kind in dlpack.ON_GPU else None
 
 
 def _place(address: int) -> int:
@@ -334,14 +345,16 @@ def view(obj: Any, what: str, stream: Stream, write: bool = False) -> DeviceView
     ArrayError
         Read-only or immutable where it is to be written; sparse, masked, or otherwise no plain array.
     DTypeError
-        An element type outside of `kvstore.arrays.host.DTYPES`.
+        An element type outside of `kvstore.arrays.element_types.DTYPES`.
     """
     kind = _kind(type(obj))
     made: DeviceView = obj if kind == "view" else _readers[kind](obj, what, stream)
     if not _is_supported(made.dtype):
-        raise DTypeError(f"{what} has element type {made.dtype}; supported are {', '.join(DTYPES)}")
+        raise unsupported(what, made.dtype)
     if write and made.readonly:
-        raise ArrayError(f"{what} is read-only: {_describe(obj)}; pass an array that may be written")
+        raise ArrayError(f"{what} is read-only: {describe(obj)}; pass an array that may be written")
+    if write and not made.contiguous and overlaps_itself(made.shape, made.strides, made.dtype.itemsize):
+        raise several_at_one_place(what, made.strides, obj)
     return made
 
 
@@ -350,38 +363,20 @@ def _is_supported(dtype: np.dtype[Any]) -> bool:
     return dtype.name in DTYPES and dtype.isnative
 
 
-def _describe(obj: Any) -> str:
-    return f"{type(obj).__module__}.{type(obj).__qualname__} of shape {tuple(obj.shape)}"
-
-
-@lru_cache(maxsize=64)
-def _torch_type(dtype: Any) -> np.dtype[Any] | None:
-    name = str(dtype).partition(".")[2]
-    if name == "bfloat16":
-        return bfloat16("a tensor")
-    try:
-        return np.dtype(name)
-    except TypeError:
-        return None
-
-
 def _of_torch(tensor: Any, what: str, stream: Stream) -> DeviceView:
-    if str(tensor.layout) != "torch.strided":
-        raise ArrayError(f"{what} is a tensor of layout {tensor.layout}; only dense ones can be used")
-    if tensor.is_neg():  # a view that negates when it is read
-        tensor = tensor.resolve_neg()
-    dtype = _torch_type(tensor.dtype)
-    if dtype is None:
-        raise DTypeError(f"{what} has element type {tensor.dtype}; supported are {', '.join(DTYPES)}")
+    seen = tensors.memory_of(tensor, what)
     plain = tensor.detach() if tensor.requires_grad else tensor
-    shape, device = tuple(tensor.shape), tensor.device.index
-    return DeviceView(plain.data_ptr(), dtype, shape, device, plain, "torch", tensor.is_contiguous())
+    whole = seen.strides is None and not seen.negated
+    return DeviceView(
+        seen.address, seen.dtype, seen.shape, tensor.device.index, plain, "torch", whole, strides=seen.strides
+    )
 
 
 def _of_cupy(array: Any, what: str, stream: Stream) -> DeviceView:
-    whole = bool(array.flags.c_contiguous)
+    whole, device = bool(array.flags.c_contiguous), int(array.device.id)
+    dtype, shape = np.dtype(array.dtype), tuple(array.shape)
     return DeviceView(
-        array.data.ptr, np.dtype(array.dtype), tuple(array.shape), int(array.device.id), array, "cupy", whole
+        array.data.ptr, dtype, shape, device, array, "cupy", whole, strides=tuple(array.strides)
     )
 
 
@@ -400,41 +395,42 @@ def _of_own(array: DeviceArray, what: str, stream: Stream) -> DeviceView:
 
 
 def _of_any(array: Any, what: str, stream: Stream) -> DeviceView:
-    interface = getattr(array, "__cuda_array_interface__", None)
-    if interface is None:
+    shown = getattr(array, "__cuda_array_interface__", None)
+    if shown is None:
         return _of_dlpack(array, what, stream)
-    if interface.get("mask") is not None:
-        raise ArrayError(f"{what} is a masked array, whose mask would be lost")
-    address, readonly = interface["data"]
-    dtype = _interface_type(interface["typestr"], what)
-    shape = tuple(interface["shape"])
-    whole = dlpack.is_contiguous(shape, interface.get("strides"), dtype.itemsize)
-    device = _place(address) if address else 0
-    producer = interface.get("stream")
-    if producer == 0:
+    seen = _read(shown, array, what)
+    if seen.stream == 0:
         raise ArrayError(f"{what}: a __cuda_array_interface__ with stream 0, which the protocol rules out")
-    ordered = None if producer is None else Stream(device, producer)
-    return DeviceView(address or 0, dtype, shape, device, array, "any", whole, bool(readonly), ordered)
+    device = _place(seen.address) if seen.address else 0
+    return DeviceView(
+        seen.address,
+        seen.dtype,
+        seen.shape,
+        device,
+        array,
+        "any",
+        is_contiguous(seen.shape, seen.strides, seen.dtype.itemsize),
+        seen.readonly,
+        None if seen.stream is None else Stream(device, seen.stream),
+        strides=seen.strides,
+    )
 
 
-def _interface_type(typestr: str, what: str) -> np.dtype[Any]:
-    if typestr.endswith("V2"):
-        return bfloat16(what)
-    try:
-        return np.dtype(typestr)
-    except TypeError:
-        raise DTypeError(f"{what} has the element type {typestr!r}, which NumPy does not know") from None
+def _read(shown: Any, array: Any, what: str) -> interface.Interface:
+    seen = interface.read(shown, array, what)
+    if seen.buffer is not None:
+        raise unusable(array, what, TypeError("its data is a buffer, not an address"))
+    return seen
 
 
 def _of_dlpack(array: Any, what: str, stream: Stream) -> DeviceView:
     immutable = _kind(type(array)) == "jax"
     try:
-        capsule = _capsule(array, stream.handle)
+        lent = dlpack.Imported(dlpack.capsule_of(array, stream=stream.handle), what, dlpack.ON_GPU)
     except KVStoreError:
         raise
     except Exception as error:
-        raise ArrayError(f"{what} cannot be viewed: {_describe(array)} ({error})") from error
-    lent = dlpack.Imported(capsule, what)
+        raise ArrayError(f"{what} cannot be viewed: {describe(array)} ({error})") from error
     return DeviceView(
         lent.address,
         lent.dtype,
@@ -444,14 +440,8 @@ def _of_dlpack(array: Any, what: str, stream: Stream) -> DeviceView:
         "jax" if immutable else "any",
         lent.strides is None,
         lent.readonly or immutable,
+        strides=lent.strides,
     )
-
-
-def _capsule(array: Any, stream: int) -> Any:
-    try:
-        return array.__dlpack__(stream=stream, max_version=(1, 0))
-    except TypeError:  # a producer of before DLPack 1.0
-        return array.__dlpack__(stream=stream)
 
 
 _readers: dict[str, Callable[[Any, str, Stream], DeviceView]] = {
@@ -470,7 +460,7 @@ def gathered(seen: DeviceView, what: str, stream: Stream) -> DeviceView:
     """Return a contiguous copy of a strided array, made by its own library on `stream`."""
     with work_on(stream, seen.kind):
         if seen.kind == "torch":
-            return _of_torch(seen.owner.contiguous(), what, stream)
+            return _of_torch(tensors.resolved(seen.owner, what).contiguous(), what, stream)
         if seen.kind == "cupy":
             return _of_cupy(seen.owner.copy(order="C"), what, stream)
     raise _strided(what, seen)
@@ -480,22 +470,22 @@ def room_for(seen: DeviceView, what: str, stream: Stream) -> tuple[DeviceView, C
     """Return contiguous memory in place of a strided out, and what brings its content home."""
     with work_on(stream, seen.kind):
         if seen.kind == "torch":
-            torch, out = sys.modules["torch"], seen.owner
-            buffer = torch.empty(out.shape, dtype=out.dtype, device=out.device)
-            return _of_torch(buffer, what, stream), lambda: _assign(seen, buffer, stream)
+            buffer, bring = tensors.room_for(seen.owner, what)
+            return _of_torch(buffer, what, stream), lambda: _bring(seen.kind, bring, stream)
         if seen.kind == "cupy":
-            buffer = sys.modules["cupy"].empty(seen.shape, seen.owner.dtype)
-            return _of_cupy(buffer, what, stream), lambda: _assign(seen, buffer, stream)
+            buffer, out = sys.modules["cupy"].empty(seen.shape, seen.owner.dtype), seen.owner
+            bring = partial(out.__setitem__, Ellipsis, buffer)
+            return _of_cupy(buffer, what, stream), lambda: _bring(seen.kind, bring, stream)
     raise _strided(what, seen)
 
 
-def _assign(seen: DeviceView, buffer: Any, stream: Stream) -> None:
-    with work_on(stream, seen.kind):
-        seen.owner[...] = buffer
+def _bring(kind: str, bring: Callable[[], None], stream: Stream) -> None:
+    with work_on(stream, kind):
+        bring()
 
 
 def _strided(what: str, seen: DeviceView) -> ArrayError:
     return ArrayError(
-        f"{what} is not contiguous ({_describe(seen.owner)}); strided arrays are copied for PyTorch and CuPy "
+        f"{what} is not contiguous ({describe(seen.owner)}); strided arrays are copied for PyTorch and CuPy "
         "only: pass a contiguous one"
     )

@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import kernels
 from ..arrays import pages
-from ..arrays.host import FLOATS
+from ..arrays.element_types import FLOATS
 from ..errors import ConfigError, DTypeError, ShapeError
 from .declared import Declared, keyword
 from .lr_scheduler import Schedule

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 import numpy as np
 
 from ..arrays import pages
-from ..arrays.host import HALVES
+from ..arrays.element_types import HALVES
 from ..errors import ArgumentError, ConfigError, nearest
 from . import checks
 from .checks import Settings

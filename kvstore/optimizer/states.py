@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from ..arrays import pages
-from ..arrays.host import bfloat16
+from ..arrays.element_types import bfloat16
 from ..errors import ConfigError, KVStoreError, StateFileError
 from ..files import checksum, replacing, unreadable
 from .optimizer import Array, Index, Optimizer, State

@@ -12,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arrays import pages
+from ..arrays.element_types import same_type
 from ..arrays.grouping import Key, check_text
-from ..arrays.host import readable, same_type, writable
+from ..arrays.host import numbers, readable, writable
 from ..arrays.sparse import RowSparseArray, checked
-from ..errors import ArrayError, DTypeError, DuplicateKeyError, KVStoreError, RowIndexError, ShapeError
+from ..errors import ArrayError, DTypeError, DuplicateKeyError, RowIndexError, ShapeError
 from ..kernels import cpu
 from ..observe.native._observe import Slice
 from .rows import RowTable, with_all_rows
@@ -228,12 +229,7 @@ def row_ids(entry: Keyed, ids: Any) -> Array:
 
 
 def _whole_numbers(ids: Any, what: str) -> Array:
-    try:
-        given = np.asarray(ids if isinstance(ids, (list, tuple, np.ndarray)) else readable(ids, what))
-    except ValueError as error:
-        if isinstance(error, KVStoreError):
-            raise
-        raise ShapeError(f"{what} are not a list of numbers: {error}") from error
+    given = numbers(ids, what)
     if given.size and given.dtype.kind not in "iuf":
         raise DTypeError(f"{what} must be numbers that fit 64 bits, not {given.dtype}")
     if given.dtype.kind == "f" and given.itemsize < 8:

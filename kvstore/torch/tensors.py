@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..arrays.host import FLOATS
+from ..arrays.element_types import FLOATS
 from ..arrays.means import quotient
 from ..arrays.sparse import RowSparseArray
+from ..arrays.tensors import memory_of
 from ..errors import ArgumentError, ArrayError, DTypeError, MissingBackendError
 from ..store import KVStore
 
@@ -87,6 +88,7 @@ def check(name: str, tensor: Tensor) -> None:
         raise ArrayError(f"{name!r} is {tensor.layout}; stores accept only strided parameters")
     if tensor.is_floating_point() and tensor.dtype not in _FLOATS:
         raise DTypeError(f"{name!r} is {tensor.dtype}; stores accept floats of 16, 32 or 64 bits")
+    memory_of(tensor, repr(name))
 
 
 def check_prefix(prefix: Any) -> None:
@@ -118,8 +120,10 @@ def walked(tensor: Tensor, order: Order) -> Tensor:
 
 def array(tensor: Tensor) -> Any:
     """Return NumPy's view where there is one, which stores take with fewer questions; else the tensor."""
-    if tensor.device.type == "cpu" and tensor.dtype != torch.bfloat16:
-        return tensor.numpy()
+    if tensor.device.type == "cpu" and tensor.dtype != torch.bfloat16 and not tensor.is_neg():
+        view = tensor.numpy()
+        if not (view.size and view.flags.owndata):  # NumPy gives memory of its own to a tensor without any
+            return view
     return tensor
 
 

@@ -13,25 +13,58 @@ from lazy_driver import GpuArray, LazyDriver
 
 class _Device:
     def __init__(self, index: int) -> None:
-        self.index = index
+        self.index, self.type = index, "cuda"
+
+
+class _Storage:
+    def __init__(self, nbytes: int) -> None:
+        self._nbytes = nbytes
+
+    def nbytes(self) -> int:
+        return self._nbytes
 
 
 class Tensor:
-    """A tensor; `order` transposes what its memory holds."""
+    """A tensor; its memory holds the transposed values, or the values with the other sign."""
 
     def __init__(
-        self, fake: Any, content: Any, device: int = 0, requires_grad: bool = False, transposed: bool = False
+        self,
+        fake: Any,
+        content: Any,
+        device: int = 0,
+        requires_grad: bool = False,
+        transposed: bool = False,
+        negated: bool = False,
     ) -> None:
-        array = np.asarray(content)
+        array = -np.asarray(content) if negated else np.asarray(content)
         stored = np.ascontiguousarray(array.T) if transposed else array
         self._fake, self._transposed = fake, transposed
         self._memory = GpuArray(fake.driver, stored, device, fake.current(device))
         self.device, self.is_cuda, self.requires_grad = _Device(device), True, requires_grad
-        self.shape, self.layout = array.shape, "torch.strided"
+        self.shape, self.layout, self.is_cpu = array.shape, "torch.strided", False
+        self.nbytes, self.itemsize, self.negated = array.nbytes, array.itemsize, negated
+        self.storage_bytes = array.nbytes
         self.dtype = f"torch.{array.dtype.name}"
 
     def data_ptr(self) -> int:
-        return self._memory.address
+        return self._memory.address if self.storage_bytes else 0
+
+    def untyped_storage(self) -> _Storage:
+        if self.layout != "torch.strided":
+            raise NotImplementedError("Cannot access storage")
+        return _Storage(self.storage_bytes)
+
+    def storage_offset(self) -> int:
+        return 0
+
+    def stride(self) -> tuple[int, ...]:
+        steps = np.empty(self.shape[::-1] if self._transposed else self.shape, np.int8).strides
+        return steps[::-1] if self._transposed else steps
+
+    def is_complex(self) -> bool:
+        return "complex" in self.dtype
+
+    is_quantized = is_nested = False
 
     def get_device(self) -> int:
         return self.device.index
@@ -40,13 +73,16 @@ class Tensor:
         return not self._transposed
 
     def is_neg(self) -> bool:
-        return False
+        return self.negated
 
     def detach(self) -> Tensor:
         return self
 
+    def resolve_neg(self) -> Tensor:
+        return Tensor(self._fake, self.get(), self.device.index) if self.negated else self
+
     def contiguous(self) -> Tensor:
-        return Tensor(self._fake, self.get(), self.device.index)
+        return Tensor(self._fake, self.get(), self.device.index) if self._transposed else self
 
     def __setitem__(self, where: Any, other: Tensor) -> None:
         """Copy on the current stream; here in NumPy, when the driver comes to it."""
@@ -57,6 +93,7 @@ class Tensor:
         driver.copy(buffer.ctypes.data, source.address, buffer.nbytes, stream, self.device.index)
         driver.synchronize(stream, self.device.index)
         turned = np.ascontiguousarray(buffer.T) if self._transposed else buffer
+        turned = -turned if self.negated else turned
         driver.copy(target.address, turned.ctypes.data, turned.nbytes, stream, self.device.index)
 
     def get(self) -> Any:
@@ -66,6 +103,7 @@ class Tensor:
         array = np.empty(self._memory.shape, self._memory.dtype)
         driver.copy(array.ctypes.data, self._memory.address, array.nbytes, stream, device)
         driver.synchronize(stream, device)
+        array = -array if self.negated else array
         return array.T.copy() if self._transposed else array
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import kvstore as kv
-from kvstore.arrays.host import DTYPES
+from kvstore.arrays.element_types import DTYPES
 from kvstore.devices.arrays import DeviceArray
 from kvstore.settings.options import store_config
 from kvstore.store_kinds import STORES

@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.arrays.host import DTYPES as DTYPES
-from kvstore.arrays.host import FLOATS, HALVES
+from kvstore.arrays.element_types import DTYPES as DTYPES
+from kvstore.arrays.element_types import FLOATS, HALVES
 from kvstore.kernels import cpu
 
 Array = npt.NDArray[Any]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstore import tensor_file
-from kvstore.arrays.host import dtype_named
+from kvstore.arrays.element_types import dtype_named
 from kvstore.errors import ConfigError, DTypeError, StateFileError
 
 from .models import MODELS

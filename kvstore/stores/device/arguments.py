@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...arrays.element_types import HALVES
 from ...arrays.grouping import Key
-from ...arrays.host import HALVES, readable
+from ...arrays.host import readable
 from ...arrays.sparse import RowSparseArray
 from ...devices import arrays
 from ...devices.arrays import DeviceView

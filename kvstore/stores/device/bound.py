@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...arrays.grouping import Group, Key
+from ...arrays.tensors import whole_address
 from ...devices import arrays, streams
 from ...devices.streams import Stream, StreamCursor
 from ...observe.counters import MEMORY
@@ -133,7 +134,10 @@ def _addresses_if(entry: DeviceKey, tensors: list[Any]) -> tuple[int, ...] | Non
     for tensor in tensors:
         if not arrays.is_tensor(tensor) or tensor.dtype != dtype or tensor.shape != shape:
             return None
-        if tensor.get_device() != device or not tensor.is_contiguous():
+        if tensor.get_device() != device:
             return None
-        found.append(tensor.data_ptr())
+        address = whole_address(tensor, entry.nbytes, entry.dtype.itemsize)
+        if address is None:
+            return None
+        found.append(address)
     return tuple(found)

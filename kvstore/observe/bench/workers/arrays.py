@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.arrays.host import dtype_named
+from kvstore.arrays.element_types import dtype_named
 
 from ..key_lists import BenchKey
 from . import patterns

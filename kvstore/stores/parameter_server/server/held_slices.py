@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 
-from ....arrays.host import dtype_named
+from ....arrays.element_types import dtype_named
 from ..protocol.messages import KeyEntry
 
 

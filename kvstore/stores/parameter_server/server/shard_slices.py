@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ....arrays.host import dtype_named
+from ....arrays.element_types import dtype_named
 from ....errors import KeyNotFoundError
 from ..protocol.messages import KeyEntry, Slice
 from ..transport.shared_buffers import Values

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from .... import tensor_file
-from ....arrays.host import dtype_named
+from ....arrays.element_types import dtype_named
 from ....errors import StateFileError
 from ....files import is_replaced, replacing
 from ....optimizer import Updater

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ....arrays.element_types import name_of
 from ....arrays.grouping import Group, Key
-from ....arrays.host import name_of
 from ....arrays.sparse import RowSparseArray
 from ....compression import Codec, Feedback
 from ....errors import ArrayError, CapabilityError, ConfigError

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
+from ....arrays.element_types import dtype_named, name_of
 from ....arrays.grouping import Group, Key, other_kind
-from ....arrays.host import dtype_named, name_of, template
+from ....arrays.host import template
 from ....arrays.sparse import RowSparseArray
 from ....errors import KeyKindError, KeyNotFoundError
 from ....settings.definitions import is_side

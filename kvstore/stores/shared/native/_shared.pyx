@@ -19,7 +19,7 @@ import weakref
 
 import numpy as np
 
-from ....arrays.host import dtype_named
+from ....arrays.element_types import dtype_named
 from ....errors import TimeoutError
 from ....kernels import cpu
 from ....observe.native._observe import ring

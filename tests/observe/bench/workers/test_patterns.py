@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvstore import compression
-from kvstore.arrays.host import DTYPES, dtype_named
+from kvstore.arrays.element_types import DTYPES, dtype_named
 from kvstore.observe.bench.key_lists import BenchKey
 from kvstore.observe.bench.workers import patterns
 from kvstore.observe.bench.workers.arrays import WorkerArrays

@@ -22,7 +22,7 @@ from quick_counter import Quick
 from servers import ServedJob
 
 import kvstore as kv
-from kvstore.arrays.host import dtype_named
+from kvstore.arrays.element_types import dtype_named
 from kvstore.stores.parameter_server.protocol.events import StreamLost
 from kvstore.stores.parameter_server.worker import backend
 from kvstore.stores.parameter_server.worker.quick_calls import QuickCall

@@ -19,7 +19,7 @@ from nightly import each_once, nightly_unless
 from quick_counter import Quick
 
 import kvstore as kv
-from kvstore.arrays.host import dtype_named
+from kvstore.arrays.element_types import dtype_named
 from kvstore.stores.parameter_server.worker import quick_rows
 from kvstore.stores.parameter_server.worker.quick_calls import QuickCall
 

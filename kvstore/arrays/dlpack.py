@@ -1,6 +1,8 @@
-"""DLPack capsules of GPU arrays, read and written by hand: NumPy's reader takes host memory only.
+"""DLPack capsules, read and written by hand, for the host and for GPUs.
 
-Layouts are those of dlpack.h, versions 0.8 (``dltensor``) and 1.0 (``dltensor_versioned``).
+NumPy's reader takes host memory only, does not know bfloat16, and gives memory of its own, with any content,
+to a capsule that has none. Layouts are those of dlpack.h, versions 0.8 (``dltensor``) and 1.0
+(``dltensor_versioned``).
 """
 
 from __future__ import annotations
@@ -12,10 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays.host import bfloat16
 from ..errors import ArrayError, DTypeError
+from .addresses import Strides, extent, is_contiguous, is_possible
+from .element_types import bfloat16
 
-CUDA, CUDA_MANAGED = 2, 13
+CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
+#: Kinds of devices whose memory the host, or a GPU, reads at its address.
+ON_HOST, ON_GPU = (CPU, CUDA_HOST), (CUDA, CUDA_MANAGED)
+_MOST_DIMENSIONS = 64  # of NumPy 2
 _READ_ONLY = 1
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat"}
 _CODES = {name: code for code, name in _KINDS.items()}
@@ -74,16 +80,39 @@ _LAYOUTS: dict[bytes, Any] = {b"dltensor_versioned": _Versioned, b"dltensor": _M
 _USED = {name: b"used_" + name for name in _LAYOUTS}
 
 
+def capsule_of(obj: Any, **options: Any) -> Any:
+    """Return the capsule of an object; `options` such as the stream are for its `__dlpack__`."""
+    try:
+        return obj.__dlpack__(max_version=(1, 0), **options)
+    except TypeError:  # a producer from before DLPack 1.0
+        return obj.__dlpack__(**options)
+
+
 class Imported:
-    """A tensor that another library lent; it goes back when this object is gone.
+    """A tensor that another library lent; it is given back when this object is gone.
+
+    Parameters
+    ----------
+    capsule : PyCapsule
+    what : str
+        How to call the tensor in an error.
+    kinds : tuple of int
+        On which kinds of devices it may lie.
 
     Attributes
     ----------
-    address, shape, strides, dtype, device, readonly
+    address, shape, strides, dtype, device, readonly, versioned
         Strides count bytes, and are None where the tensor is C-contiguous; `dtype` is a NumPy dtype.
+
+    Raises
+    ------
+    ArrayError
+        It is no capsule, was used before, lies elsewhere, or has no memory for its elements.
+    DTypeError
+        NumPy does not know its element type.
     """
 
-    def __init__(self, capsule: Any, what: str) -> None:
+    def __init__(self, capsule: Any, what: str, kinds: tuple[int, ...]) -> None:
         self._release: Callable[[], None] | None = None
         name = next((one for one in _LAYOUTS if _is_valid(capsule, one)), None)
         if name is None:
@@ -96,11 +125,16 @@ class Imported:
             deleter = _Deleter(managed.deleter)
             self._release = lambda: deleter(at)
         self.device_kind, self.device = tensor.device.kind, tensor.device.index
+        if self.device_kind not in kinds:
+            raise ArrayError(f"{what} gave a DLPack capsule of device {self.device_kind}, and named another")
         self.dtype = _dtype(tensor.dtype, what)
-        self.shape = tuple(tensor.shape[: tensor.ndim])
+        self.shape = _shape(tensor, what)
         self.address = (tensor.data or 0) + tensor.byte_offset
         self.strides = _strides(tensor, self.shape, self.dtype.itemsize)
-        self.readonly = name == b"dltensor_versioned" and bool(managed.flags & _READ_ONLY)
+        #: Whether the capsule can say that its memory is read-only.
+        self.versioned = name == b"dltensor_versioned"
+        self.readonly = self.versioned and bool(managed.flags & _READ_ONLY)
+        _check_memory(tensor, self.shape, self.strides, self.dtype.itemsize, what)
 
     def __del__(self) -> None:
         release, self._release = getattr(self, "_release", None), None
@@ -108,24 +142,33 @@ class Imported:
             release()
 
 
-def _strides(tensor: _Tensor, shape: tuple[int, ...], itemsize: int) -> tuple[int, ...] | None:
+def _shape(tensor: _Tensor, what: str) -> tuple[int, ...]:
+    count = tensor.ndim
+    if not 0 <= count <= _MOST_DIMENSIONS or (count and not tensor.shape):
+        raise ArrayError(f"{what} gave a DLPack capsule of {count} dimensions; pass one of at most 64")
+    shape = tuple(tensor.shape[:count])
+    if min(shape, default=0) < 0:
+        raise ArrayError(f"{what} gave a DLPack capsule of shape {shape}")
+    return shape
+
+
+def _strides(tensor: _Tensor, shape: tuple[int, ...], itemsize: int) -> Strides:
     if not tensor.strides:
         return None
     found = tuple(step * itemsize for step in tensor.strides[: tensor.ndim])
     return None if is_contiguous(shape, found, itemsize) else found
 
 
-def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...] | None, itemsize: int) -> bool:
-    """Whether strides (in bytes) are those of a C-contiguous array."""
-    if strides is None or 0 in shape:
-        return True
-    step = itemsize
-    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if size != 1:
-            if stride != step:
-                return False
-            step *= size
-    return True
+def _check_memory(
+    tensor: _Tensor, shape: tuple[int, ...], strides: Strides, itemsize: int, what: str
+) -> None:
+    """Raise unless the elements lie between address 0 and the end of addresses."""
+    begin, end = extent(shape, strides, itemsize)
+    if not is_possible(tensor.data + tensor.byte_offset if tensor.data else 0, begin, end):
+        raise ArrayError(
+            f"{what} gave a DLPack capsule of shape {shape} without memory for it (address "
+            f"{tensor.data or 0}, offset {tensor.byte_offset}); the array may have been freed"
+        )
 
 
 def _dtype(found: _Type, what: str) -> np.dtype[Any]:

@@ -1,0 +1,94 @@
+"""Memory at an address: what lies between its first and its last byte, and NumPy's view of it."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import ArrayError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Strides = tuple[int, ...] | None
+
+_LAST = 2**63  # addresses from here on are the system's own
+_FROM_HERE = ctypes.c_char * 2**62  # one type for memory of any size: ctypes is slow to make types
+
+
+def describe(obj: Any) -> str:
+    """Return type and shape of an object, for messages."""
+    kind = type(obj)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    try:
+        return f"{name} of shape {tuple(obj.shape)}"
+    except Exception:  # a foreign object may have no shape, or raise anything when it is asked for it
+        return name
+
+
+def unusable(obj: Any, what: str, error: Exception) -> ArrayError:
+    """Make the error for an object that shows an array and has none that can be used."""
+    return ArrayError(
+        f"{what} is not a usable array: {describe(obj)} ({type(error).__name__}: {error}); pass a NumPy array"
+    )
+
+
+def is_contiguous(shape: tuple[int, ...], strides: Strides, itemsize: int) -> bool:
+    """Whether strides (in bytes) are those of a C-contiguous array."""
+    if strides is None or 0 in shape:
+        return True
+    step = itemsize
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size != 1:
+            if stride != step:
+                return False
+            step *= size
+    return True
+
+
+def extent(shape: tuple[int, ...], strides: Strides, itemsize: int) -> tuple[int, int]:
+    """Return where the bytes of an array begin and end, counted from its first element."""
+    if 0 in shape:
+        return 0, 0
+    if strides is None:
+        return 0, math.prod(shape) * itemsize
+    steps = [stride * (size - 1) for stride, size in zip(strides, shape, strict=True)]
+    return sum(step for step in steps if step < 0), sum(step for step in steps if step > 0) + itemsize
+
+
+def is_possible(address: int, begin: int, end: int) -> bool:
+    """Whether a process can have memory from `begin` to `end`, counted from an address."""
+    return begin == end or (address != 0 and 0 < address + begin < address + end <= _LAST)
+
+
+def overlaps_itself(shape: tuple[int, ...], strides: Strides, itemsize: int) -> bool:
+    """Whether a step along one axis is shorter than what lies along the finer ones, as no slice has it."""
+    if strides is None or 0 in shape:
+        return False
+    reach = itemsize
+    for stride, count in sorted((abs(s), n) for s, n in zip(strides, shape, strict=True) if n > 1):
+        if stride < reach:
+            return True
+        reach += stride * (count - 1)
+    return False
+
+
+def array_at(
+    address: int, shape: tuple[int, ...], dtype: np.dtype[Any], strides: Strides, owner: Any, readonly: bool
+) -> npt.NDArray[Any]:
+    """View memory as a NumPy array; `owner` lives as long as the view.
+
+    The caller has checked that the memory is there.
+    """
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    begin = 0 if strides is None else extent(shape, strides, dtype.itemsize)[0]
+    memory: Any = _FROM_HERE.from_address(address + begin)
+    memory.owner = owner
+    view: npt.NDArray[Any] = np.ndarray(shape, dtype, memory, -begin, strides)
+    if readonly:
+        view.flags.writeable = False
+    return view
