@@ -34,6 +34,7 @@ class WorkerOptimizer:
         #: What this worker has agreed to; it goes with every push.
         self.version = 0
         self._set = 0  # how often this worker has set one
+        self._begin = 0  # this worker's clock as it set the last one
         self._keeps_states = False
 
     @property
@@ -47,7 +48,7 @@ class WorkerOptimizer:
         The schedule counts from `clock` on, what has been pushed so far.
         """
         answer = self._agree("optimizer", _described(optimizer), self._set + 1, clock)
-        self._set += 1
+        self._set, self._begin = self._set + 1, clock
         self._adopt(answer, optimizer)
 
     def unset(self) -> None:
@@ -56,10 +57,15 @@ class WorkerOptimizer:
         self._set += 1
         self.updater, self.version = None, answer.version
 
-    def change(self, change: Callable[[Optimizer], None]) -> None:
-        """Change settings, from this worker's next push of each key on."""
+    def change(self, change: Callable[[Optimizer], None], clock: int) -> None:
+        """Change settings, from this worker's next push of each key on.
+
+        `clock` counts what it has pushed; with states on the servers, their form cannot change.
+        """
         assert self.updater is not None
         own = Optimizer.from_config(**self.updater.optimizer.describe())
+        if clock > self._begin:
+            own._index_update_count = {0: clock - self._begin}
         change(own)
         self._adopt(self._agree("configure", _described(own), self._set), own)
 
