@@ -302,6 +302,10 @@ class Foreign(Optimizer):
         """The current rate of MXNet's object."""
         return float(self.theirs.learning_rate)
 
+    @learning_rate.setter
+    def learning_rate(self, lr: float) -> None:
+        self.theirs.set_learning_rate(lr)
+
     def shown(self, state: State) -> State:
         """Return a key's state, which is in MXNet's order."""
         return state

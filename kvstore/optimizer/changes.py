@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
 from . import checks
@@ -40,8 +40,6 @@ def note_change() -> None:
 class Table(dict[Any, Any]):
     """A setting by key: keys are plain, entries are checked, and each change is noted."""
 
-    #: Check of an entry.
-    check: ClassVar[checks.Check]
     #: Name of the setting, for errors; a table that a copy or a pickle makes has it at the end only.
     name = "table"
 
@@ -51,7 +49,11 @@ class Table(dict[Any, Any]):
 
     def _checked(self, key: Any, value: Any) -> tuple[Any, Any]:
         plain = checks.key(self.name, key)
-        return plain, type(self).check(f"{self.name}[{plain!r}]", value)
+        return plain, self.check(f"{self.name}[{plain!r}]", value)
+
+    def check(self, name: str, value: Any) -> Any:
+        """Return an entry as it is kept, or raise ConfigError."""
+        raise NotImplementedError
 
     def __setitem__(self, key: Any, value: Any) -> None:
         super().__setitem__(*self._checked(key, value))
@@ -66,7 +68,7 @@ class Table(dict[Any, Any]):
         super().update([self._checked(*entry) for entry in dict(*tables, **entries).items()])
         note_change()
 
-    def __ior__(self, other: Any) -> Any:  # type: ignore[override,misc]
+    def __ior__(self, other: Any) -> Any:  # type: ignore[misc]
         self.update(other)
         return self
 
@@ -84,25 +86,31 @@ class Table(dict[Any, Any]):
 
     # Those of `dict` would not call the methods above.
     clear = MutableMapping.clear
-    setdefault = MutableMapping.setdefault  # type: ignore[assignment]
+    setdefault = MutableMapping.setdefault
 
 
 class Multipliers(Table):
     """Factors by key or name."""
 
-    check = staticmethod(checks.finite)
+    def check(self, name: str, value: Any) -> Any:
+        """Return a checked entry."""
+        return checks.finite(name, value)
 
 
 class Names(Table):
     """Names of parameters by key."""
 
-    check = staticmethod(checks.text)
+    def check(self, name: str, value: Any) -> Any:
+        """Return a checked entry."""
+        return checks.text(name, value)
 
 
 class Parameters(Table):
     """Objects with the multipliers of a key."""
 
-    check = staticmethod(checks.parameter)
+    def check(self, name: str, value: Any) -> Any:
+        """Return a checked entry."""
+        return checks.parameter(name, value)
 
 
 class Followed:

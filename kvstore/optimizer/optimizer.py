@@ -191,7 +191,8 @@ class Optimizer(Registrable):
         """Set an attribute that is a setting to a checked value; an equal scalar is no change."""
         before = vars(self).get(name, _ABSENT)
         object.__setattr__(self, name, value)
-        if type(before) is not type(value) or not (value is None or isinstance(value, _SCALARS)) or before != value:
+        comparable = type(before) is type(value) and (value is None or isinstance(value, _SCALARS))
+        if not comparable or before != value:
             self._note_change()
 
     def _note_change(self) -> None:

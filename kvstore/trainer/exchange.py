@@ -108,12 +108,12 @@ class StoreExchange:
         return self.updating(optimizer)
 
     def follow_counts(self, optimizer: Optimizer, counts: Counts) -> None:
-        """Set the counts of the optimizer to those of a file; where the store updates with it, it has them."""
+        """Set the counts of the optimizer to those of a file, unless the store has done it."""
         if self._has_copy:
             Updater(optimizer).restore_counts(counts)
 
     def updating(self, optimizer: Optimizer) -> Optimizer:
-        """Return the object whose settings count: the given one, or what the store has loaded in its place."""
+        """Return the object whose settings count: the given one, or what the store loaded in its place."""
         return optimizer if self._has_copy else getattr(updater_of(self._store), "optimizer", optimizer)
 
     def pull(self, weights: dict[int, list[Any]]) -> None:

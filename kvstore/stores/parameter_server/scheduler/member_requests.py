@@ -104,9 +104,7 @@ class MemberRequests:
         servers = set(range(self._servers.count))
         setting, new = store.settings.ask(peer.rank, message, servers, store.unpaced)
         if setting is None:
-            text = (
-                f"worker {peer.rank}: {store} has another optimizer already; set the same one on all workers"
-            )
+            text = f"{store}: {store.settings.conflict(peer.rank, message)}"
             outgoing.write(peer, Answer(message.request, error=Failure("ConfigError", text)))
             return
         if new:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ....arrays.grouping import Key
 from ....errors import ConfigError
 from ....optimizer import Optimizer, Updater
+from ....optimizer.descriptions import text_of
 from ...entry import Array
 from ..protocol import messages as m
 from ..protocol.optimizer_states import join_states, needs_whole_keys, split_states
@@ -111,7 +112,7 @@ class WorkerOptimizer:
 
 def _described(optimizer: Optimizer) -> str:
     try:
-        return json.dumps(optimizer.describe(), sort_keys=True)
+        return text_of(optimizer)
     except ConfigError as error:
         raise ConfigError(
             f"{type(optimizer).__name__} cannot travel to the servers: {error}; register its class with "
