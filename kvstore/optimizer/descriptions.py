@@ -49,18 +49,24 @@ def conflict(there: str, by: int, here: str, rank: int) -> str:
     Parameters
     ----------
     there, here : str
-        Texts of `text_of`; the empty text means sums without an optimizer.
+        Texts of `text_of`; the empty text means sums without an optimizer. Other texts, which a worker of
+        another kind could send, raise nothing.
     """
-    theirs, ours = json.loads(there or "{}"), json.loads(here or "{}")
-    if theirs.get("name") != ours.get("name"):
-        what = [f"{_named(theirs)} on worker {by} and {_named(ours)} on worker {rank}"]
-    else:
-        what = list(_differences(theirs, by, ours, rank))
+    try:
+        what = _found(json.loads(there or "{}"), by, json.loads(here or "{}"), rank)
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        what = [f"worker {by} has set one, and worker {rank} another one, in a form that is not known"]
     more = f"; and {len(what) - _SHOWN} more" if len(what) > _SHOWN else ""
     return (
         f"the optimizers of two workers differ: {'; '.join(what[:_SHOWN])}{more}. Set the same optimizer on "
         "all workers; a setting can be changed after that"
     )
+
+
+def _found(theirs: Mapping[str, Any], by: int, ours: Mapping[str, Any], rank: int) -> list[str]:
+    if theirs.get("name") != ours.get("name"):
+        return [f"{_named(theirs)} on worker {by} and {_named(ours)} on worker {rank}"]
+    return list(_differences(theirs, by, ours, rank))
 
 
 def _named(described: Mapping[str, Any]) -> str:
