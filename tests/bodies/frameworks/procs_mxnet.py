@@ -325,7 +325,8 @@ def every_setting(kind: str = "local") -> None:
                 rule, param_idx2name={0: "first_weight"}, param_dict=objects, **options
             )
 
-        known = {*_COMMON, *rule_of(made()).settings, *NEW, "parameter"} - set(KEPT)
+        broken = {"momentum"} if name == "dcasgd" else set()  # 1.9.1 then never changes a weight
+        known = {*_COMMON, *rule_of(made()).settings, *NEW, "parameter"} - set(KEPT) - broken
         for setting, before in itertools.product(sorted(known), (0, 1, 2, 3, 5)):
             objects = setting == "parameter"
             stores = [mx.kv.create("local"), kv_mxnet.create(kind)]
