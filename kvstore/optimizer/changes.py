@@ -37,7 +37,7 @@ def note_change() -> None:
     REVISION.number = next(_NUMBERS)  # `+= 1` of two threads could give a number that was there before
 
 
-class Table(dict[Any, Any]):
+class SettingTable(dict[Any, Any]):
     """A setting by key: keys are plain, entries are checked, and each change is noted."""
 
     #: Name of the setting, for errors; a table that a copy or a pickle makes has it at the end only.
@@ -89,7 +89,7 @@ class Table(dict[Any, Any]):
     setdefault = MutableMapping.setdefault
 
 
-class Multipliers(Table):
+class FactorTable(SettingTable):
     """Factors by key or name."""
 
     def check(self, name: str, value: Any) -> Any:
@@ -97,7 +97,7 @@ class Multipliers(Table):
         return checks.finite(name, value)
 
 
-class Names(Table):
+class NameTable(SettingTable):
     """Names of parameters by key."""
 
     def check(self, name: str, value: Any) -> Any:
@@ -105,7 +105,7 @@ class Names(Table):
         return checks.text(name, value)
 
 
-class Parameters(Table):
+class ParameterTable(SettingTable):
     """Objects with the multipliers of a key."""
 
     def check(self, name: str, value: Any) -> Any:

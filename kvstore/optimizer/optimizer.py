@@ -13,7 +13,7 @@ from ..arrays import pages
 from ..arrays.host import HALVES
 from ..errors import ArgumentError, ConfigError, nearest
 from . import checks
-from .changes import REVISION, Multipliers, Names, Parameters, note_change
+from .changes import REVISION, FactorTable, NameTable, ParameterTable, note_change
 from .checks import Settings
 from .lr_scheduler import LRScheduler, Schedule, from_config
 from .registry import Registrable, create, register
@@ -95,14 +95,14 @@ class Optimizer(Registrable):
     #: Hyper-parameters and their checks. A subclass lists its own; those of its bases are added.
     settings: ClassVar[Settings] = {
         "rescale_grad": checks.finite,
-        "param_idx2name": Names,
+        "param_idx2name": NameTable,
         "wd": checks.finite,
         "clip_gradient": checks.optional(checks.non_negative),
         "learning_rate": checks.optional(checks.finite),
         "begin_num_update": checks.count,
         "multi_precision": checks.flag,
-        "lr_mult": Multipliers,
-        "wd_mult": Multipliers,
+        "lr_mult": FactorTable,
+        "wd_mult": FactorTable,
     }
     #: Settings that determine the form of the states; they cannot change after the first update.
     structural: ClassVar[frozenset[str]] = frozenset({"multi_precision", "begin_num_update"})
@@ -173,8 +173,8 @@ class Optimizer(Registrable):
             lr_mult=lr_mult,
             wd_mult=wd_mult,
         )
-        self.idx2name: dict[Index, str] = Names("param_idx2name", param_idx2name)
-        self.param_dict: dict[Index, Any] = Parameters("param_dict", param_dict)
+        self.idx2name: dict[Index, str] = NameTable("param_idx2name", param_idx2name)
+        self.param_dict: dict[Index, Any] = ParameterTable("param_dict", param_dict)
         self.num_update: int = self.begin_num_update
         self._index_update_count: dict[Index, int] = {}
         self._warned_of_halves = False
@@ -508,7 +508,7 @@ def _schedule(name: str, value: Any) -> Schedule | None:
 
 def _watched(kind: type[Optimizer]) -> Settings:
     """Return the check of each attribute in which an optimizer of this class keeps a setting."""
-    others = {"lr": _lr, "lr_scheduler": _schedule, "idx2name": Names, "param_dict": Parameters}
+    others = {"lr": _lr, "lr_scheduler": _schedule, "idx2name": NameTable, "param_dict": ParameterTable}
     aliased = _IGNORED | {"learning_rate", "param_idx2name"}
     return {name: kind.settings.get(name, _plain) for name in kind.keywords - aliased} | others
 

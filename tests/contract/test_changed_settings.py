@@ -292,7 +292,7 @@ def test_a_value_that_is_not_valid_is_refused_at_the_assignment(setting: str, va
     )
 )
 def test_a_table_is_a_dict_whose_changes_are_seen(steps: list[tuple[str, int]]) -> None:
-    table, plain = changes.Multipliers("lr_mult", {}), {}
+    table, plain = changes.FactorTable("lr_mult", {}), {}
     for verb, key in steps:
         before, seen = dict(plain), changes.REVISION.number
         for one in (table, plain):

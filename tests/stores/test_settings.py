@@ -25,9 +25,9 @@ def run(
         made: Job = job(2) if kind in ("shared", "local") else served(2, 1)
         if isinstance(made, ServedJob) and kind == "hosts":
             variables = {tested_store.NAME: "dist_sync"}
-            start_on_hosts(made, [0, 0], "procs_settings", function, *arguments, **variables)
+            start_on_hosts(made, [0, 0], "procs", function, *arguments, **variables)
         else:
-            made.start_all("procs_settings", function, *arguments, **{tested_store.NAME: kind})
+            made.start_all("procs", function, *arguments, **{tested_store.NAME: kind})
         return made.results()
 
     return on_workers

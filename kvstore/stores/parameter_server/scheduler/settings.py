@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterable
 
-from ....optimizer.descriptions import conflict
 from ..protocol.messages import Answer, Command, Failure, Install, Settings
 
 _OPTIMIZERS = ("optimizer", "none")
@@ -78,11 +77,11 @@ class SettingsTable:
         setting.waiting.append((rank, asked.request))
         return setting, new
 
-    def conflict(self, rank: int, asked: Settings) -> str:
-        """Return in what another optimizer that was set in the place of the asked one differs from it."""
-        setting = self._at(self._optimizers[asked.ordinal])
-        assert setting is not None
-        return conflict(setting.install.text, setting.rank, asked.text, rank)
+    def in_place_of(self, asked: Settings) -> Setting:
+        """Return the optimizer that was set where a worker asks for another one."""
+        found = self._at(self._optimizers[asked.ordinal])
+        assert found is not None
+        return found
 
     def command(self, rank: int, asked: Command, servers: set[int]) -> Setting:
         """Make a new command."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ....arrays.grouping import Key
 from ....errors import ConfigError
 from ....optimizer import Optimizer, Updater
-from ....optimizer.descriptions import text_of
+from ....optimizer.descriptions import conflict, text_of
 from ...entry import Array
 from ..protocol import messages as m
 from ..protocol.optimizer_states import join_states, needs_whole_keys, split_states
@@ -79,7 +79,14 @@ class WorkerOptimizer:
 
     def _agree(self, kind: str, text: str, ordinal: int, clock: int = 0) -> m.Answer:
         settings = partial(m.Settings, kind=kind, ordinal=ordinal, text=text, clock=clock)
-        return self._client.request(settings, f"the settings of {kind}")
+        try:
+            return self._client.request(settings, f"the settings of {kind}")
+        except ConfigError as error:
+            there = m.optimizer_there(str(error))
+            if there is None:
+                raise
+            rank, theirs = there
+            raise ConfigError(conflict(theirs, rank, text, self._client.rank)) from error
 
     def _adopt(self, answer: m.Answer, optimizer: Optimizer) -> None:
         """Keep what holds for all: somebody may have changed more than this worker has."""
