@@ -66,7 +66,8 @@ def conflict(there: str, by: int, here: str, rank: int) -> str:
 def _found(theirs: Mapping[str, Any], by: int, ours: Mapping[str, Any], rank: int) -> list[str]:
     if theirs.get("name") != ours.get("name"):
         return [f"{_named(theirs)} on worker {by} and {_named(ours)} on worker {rank}"]
-    return list(_differences(theirs, by, ours, rank))
+    rule = _named(theirs)
+    return [f"{rule} has {difference}" for difference in _differences(theirs, by, ours, rank)]
 
 
 def _named(described: Mapping[str, Any]) -> str:
@@ -78,7 +79,7 @@ def _differences(theirs: Mapping[str, Any], by: int, ours: Mapping[str, Any], ra
     for name in [*before, *(name for name in now if name not in before)]:
         one, other = before.get(name, _MISSING), now.get(name, _MISSING)
         if one != other:
-            yield f"{name} is {_short(one)} on worker {by} and {_short(other)} on worker {rank}"
+            yield f"{name} {_short(one)} on worker {by} and {_short(other)} on worker {rank}"
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
