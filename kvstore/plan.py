@@ -38,6 +38,7 @@ class Plan:
         if store._steps and (step := store._own_step(async_op=False)) is not None:
             step.push(self._groups, self._outs or self._groups)
             return
+        store._follow()
         store._do(self._groups, self._run)
         store._count("pushpull")
 

@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from threading import get_ident
 from types import TracebackType
@@ -41,6 +41,7 @@ from .observe.counters import CALLS, Seconds, Transferred, Waits, seconds_of, wa
 from .observe.native._observe import Counters
 from .observe.timeline.marks import Marks
 from .optimizer import Optimizer, Updater
+from .optimizer.changes import REVISION, Followed, differing
 from .plan import Plan
 from .step import Step, check_whole_steps, refuse_async
 from .stores.protocol import Backend, counted
@@ -123,6 +124,9 @@ class KVStore(KVStoreBase):
         self._side: KVStore | None = None  # of `_beside`
         self._has_sides = False  # of `_beside`
         self._steps: dict[int, Step] = {}  # that are open, by thread
+        #: The optimizer that was set, and the same where the store updates with a copy of it.
+        self._optimizer: Optimizer | None = None
+        self._followed: Followed | None = None
         backend.observe(self._counters)
         self._created = time.monotonic()
         recording.follow(self, _record)
@@ -193,6 +197,8 @@ class KVStore(KVStoreBase):
         if self._steps and (step := self._own_step(async_op)) is not None:
             step.push(group(key, value))
             return None
+        if (followed := self._followed) is not None and followed.seen != REVISION.number:
+            self._send_changes(followed)
         quick = backend.has_quick_push_and_pull or (type(key) is list and backend.quick_lists)
         quick = quick and type(priority) is int and not async_op
         if quick and self._quickly(key, value, None, "push"):
@@ -270,6 +276,8 @@ class KVStore(KVStoreBase):
             given = group(key, value)
             step.push(given, given if out is None else group(key, out, "out"))
             return None
+        if (followed := self._followed) is not None and followed.seen != REVISION.number:
+            self._send_changes(followed)
         if not async_op and self._quickly(key, value, out):
             return None
         groups = group(key, value)
@@ -558,6 +566,7 @@ class KVStore(KVStoreBase):
         side = KVStore.__new__(KVStore)
         side.__dict__.update(self.__dict__)
         side._backend, side._steps, side._has_sides = self._backend.side(), {}, True
+        side._optimizer = side._followed = None
         side._counters = Counters(self._type, "", self.rank, self.num_workers, shown=False)
         return side
 
@@ -566,19 +575,73 @@ class KVStore(KVStoreBase):
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Update the stored weights with `optimizer` on every later push. The states start new.
 
-        The store uses the object itself, not a copy: a change of its learning rate takes effect in the store.
+        Later changes of settings of the object take effect at the next push, in every type of store:
+        assignments such as ``optimizer.learning_rate = 0.1``, ``optimizer.lr_mult["w"] = 0`` and
+        ``optimizer.lr_scheduler = schedule``, and the methods of the optimizer. The push sends them as
+        `update_optimizer` would, and raises its errors. In a job of several workers make a change on all of
+        them, or on one.
+
+        Parameters
+        ----------
+        optimizer : Optimizer
+            Stores of one process use the object itself. Its update counts and, with a schedule, its
+            `learning_rate` are then those of the store. The other stores use copies of it.
 
         Raises
         ------
         ArgumentError
             `optimizer` is not an `Optimizer`.
+        ConfigError
+            Another worker has set an optimizer with other settings. The message names them.
         """
         if not isinstance(optimizer, Optimizer):
             raise ArgumentError(
                 f"set_optimizer takes an Optimizer such as kv.optimizer.create('sgd'), not {optimizer!r}"
             )
-        self._do_all(partial(self._backend.set_optimizer, optimizer))
+        self._do_all(partial(self._install, optimizer, partial(self._backend.set_optimizer, optimizer)))
         self._tell("optimizer of store %r: %r", self._type, optimizer)
+
+    def _install(self, optimizer: Optimizer | None, install: Callable[[], None]) -> None:
+        install()
+        self._optimizer, self._followed = optimizer, None
+        self._follow_copy()
+
+    def _follow_copy(self) -> None:
+        """Follow the caller's optimizer from now on, if the store updates with another object."""
+        updater, optimizer = self._backend.updater, self._optimizer
+        if optimizer is None or updater is None or updater.optimizer is optimizer:
+            self._followed = None
+        elif self._followed is None:
+            with suppress(ConfigError):  # it cannot be described, and what a file had took its place
+                self._followed = Followed(optimizer)
+
+    def _follow(self) -> None:
+        """Send what the caller has changed in the optimizer, if anything."""
+        if (followed := self._followed) is not None and followed.seen != REVISION.number:
+            self._send_changes(followed)
+
+    def _send_changes(self, followed: Followed) -> None:
+        changes, config, number = followed.changed()
+        if changes:
+            self._do_all(partial(self._backend.configure, changes))
+        followed.note(config, number)
+
+    def _change_settings(self, changes: dict[str, Any], change: Callable[[], None]) -> None:
+        """Change settings of the store's optimizer, and those of the caller's object with them."""
+        self._follow()
+        self._do_all(change)
+        if self._followed is not None:
+            self._followed.take(changes)
+
+    def _adopt_settings(self, adopt: Callable[[], None]) -> None:
+        """Read settings of a file, or do what may do so; the caller's object gets what has changed."""
+        before = _config_of(self._backend.updater)
+        adopt()
+        after = _config_of(self._backend.updater)
+        changes = differing(after, before) if before and after else {}
+        self._follow_copy()
+        if self._followed is not None and changes:
+            self._followed.take(changes)
 
     def update_optimizer(self, **changes: Any) -> None:
         """Change settings of the optimizer. The change takes effect at the next push of each key.
@@ -594,7 +657,7 @@ class KVStore(KVStoreBase):
             No optimizer is set, or a name or value is not valid. Nothing has changed.
         """
         self._check_updater("update_optimizer")
-        self._do_all(partial(self._backend.configure, changes))
+        self._change_settings(changes, partial(self._backend.configure, changes))
         self._tell("optimizer of store %r, changes: %r", self._type, changes)
 
     def set_learning_rate(self, lr: float) -> None:
@@ -606,7 +669,7 @@ class KVStore(KVStoreBase):
             No optimizer is set, or the optimizer has a schedule.
         """
         self._check_updater("set_learning_rate")
-        self._do_all(partial(self._backend.set_learning_rate, lr))
+        self._change_settings({"learning_rate": lr}, partial(self._backend.set_learning_rate, lr))
 
     def set_updater(self, updater: Callable[[Key, Any, Any], None] | None) -> None:
         """Call ``updater(key, merged, stored)`` for each pushed key. The updater changes `stored` in place.
@@ -622,7 +685,8 @@ class KVStore(KVStoreBase):
         """
         if updater is not None and not callable(updater):
             raise ArgumentError(f"set_updater takes a callable updater(key, merged, stored), not {updater!r}")
-        self._do_all(partial(self._backend.set_updater, updater))
+        optimizer = updater.optimizer if isinstance(updater, Updater) else None
+        self._do_all(partial(self._install, optimizer, partial(self._backend.set_updater, updater)))
         self._tell("updater of store %r: %r", self._type, updater)
 
     def set_gradient_compression(self, compression_params: dict[str, Any]) -> None:
@@ -733,7 +797,8 @@ class KVStore(KVStoreBase):
             No optimizer is set.
         """
         self._check_updater("load_optimizer_states")
-        self._do_all(partial(self._backend.load_states, name_of(fname)))
+        load = partial(self._backend.load_states, name_of(fname))
+        self._do_all(partial(self._adopt_settings, load))
 
     def save(self, path: PathLike) -> None:
         """Write the values of all keys to a safetensors file, atomically.
@@ -1270,6 +1335,7 @@ def start_pushpull(
         store._own_step(async_op=True)  # raises within a step
     groups = group(key, value)
     outs = None if out is None else group(key, out, "out")
+    store._follow()
     by = (divisor,) if divisor > 1 else ()
     return store._start("pushpull", groups, 0, groups, outs, *by, waits=waits)
 
@@ -1296,11 +1362,16 @@ def read_with(store: KVStore, run: Callable[[Backend], T]) -> T:
     return result
 
 
+def adopt_with(store: KVStore, run: Callable[[Backend], None]) -> None:
+    """Call ``run(backend)``, which takes settings of the optimizer from a file, as `read_with` does."""
+    read_with(store, lambda backend: store._adopt_settings(partial(run, backend)))
+
+
 def write_with(store: KVStore, run: Callable[[Backend], None]) -> None:
-    """Call ``run(backend)``, which overwrites values or makes keys, as `read_with` does."""
+    """Call ``run(backend)``, which overwrites values or makes keys, as `adopt_with` does."""
 
     def write(backend: Backend) -> None:
-        run(backend)
+        store._adopt_settings(partial(run, backend))
         store._counters.hold(*_sizes(backend.placement()))
 
     read_with(store, write)
@@ -1346,6 +1417,14 @@ def whereabouts(store: KVStore) -> str:
     """Name a store on the page of a process that hangs: without a lock, and without waiting."""
     state = "closed" if store._closed else "open"
     return f"store {store.type!r}: worker {store.rank} of {store.num_workers}, {state}"
+
+
+def _config_of(updater: Updater | None) -> dict[str, Any]:
+    """Return the settings of an optimizer; none where they cannot be described."""
+    try:
+        return {} if updater is None else updater.optimizer.get_config()
+    except ConfigError:
+        return {}
 
 
 def _sizes(places: dict[Key, list[tuple[str, int]]]) -> tuple[int, int]:

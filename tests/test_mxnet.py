@@ -24,7 +24,7 @@ ALONE = (
     "names", "arrays", "updaters", "local", "trainer_updates", "settings_change", "schedules", "own_rules",
     "float16", "sparse_verbs", "sparse_rules", "sparse_gluon", "compression", "resume",
     "foreign_files", "module", "batch_sizes", "errors", "every_error", "shown_states",
-    "lagging", "stale", "empty_table",
+    "lagging", "stale", "empty_table", "unfrozen", "refused_changes",
 )  # fmt: skip
 
 
@@ -56,6 +56,12 @@ def job(servers: int, *arguments: str) -> None:
 @pytest.mark.parametrize("function", ALONE)
 def test_in_one_process(function: str) -> None:
     body(function)
+
+
+@needs_mxnet
+@pytest.mark.parametrize("kind", ["local", "shared"])
+def test_every_setting_of_every_optimizer(kind: str) -> None:
+    body("every_setting", kind)
 
 
 ROLE = """

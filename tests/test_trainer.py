@@ -903,8 +903,9 @@ def bad_shape() -> tuple[list[Parameter], Trainer]:
 
 def bad_factor() -> tuple[list[Parameter], Trainer]:
     pair = two()
+    trainer = Trainer(pair, "lamb", update_on_kvstore=False)
     pair[1].lr_mult = "a"  # type: ignore[assignment]
-    return pair, Trainer(pair, "lamb", update_on_kvstore=False)
+    return pair, trainer
 
 
 def bad_rate() -> tuple[list[Parameter], Trainer]:

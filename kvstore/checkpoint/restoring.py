@@ -13,7 +13,7 @@ from ..arrays.sparse import kind_of
 from ..errors import KVStoreError, StateFileError
 from ..optimizer import Optimizer
 from ..optimizer.states import Content
-from ..store import KVStore, read_with, updater_of, write_with
+from ..store import KVStore, adopt_with, read_with, updater_of, write_with
 from . import values
 from .contents import Contents
 from .handover import Handover
@@ -143,7 +143,7 @@ def _follow(store: KVStore, workers: Handover) -> Checkpoint | KVStoreError | No
     if ended:
         return _failure(ended)
     if optimizer is not None:
-        read_with(store, partial(_follow_states, content=optimizer))
+        adopt_with(store, partial(_follow_states, content=optimizer))
     return Checkpoint(told["step"], told["extra"], arrays)
 
 

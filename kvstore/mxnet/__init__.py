@@ -141,7 +141,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
         """Update the stored weights with an optimizer of MXNet or of kvstore on every later push.
 
         If an optimizer of MXNet has the formula of an optimizer of kvstore, it is translated. Later changes
-        of its learning rate, ``wd``, ``rescale_grad`` and multipliers take effect at the next step. Otherwise
+        of its settings take effect at the next push; a changed schedule must be a new object. Otherwise
         the store calls the optimizer of MXNet itself. That is slower and works only in stores on this
         machine: ``"local"``, ``"device"`` and, if its states contain all that it remembers, ``"shared"``.
 
@@ -153,7 +153,8 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
             The argument is not an optimizer.
         ConfigError
             Its ``rescale_grad``, which Gluon computes from the batch size, is negative, infinite or NaN. If
-            it is changed later, a push raises this error.
+            it is changed later, a push raises this error. A push also raises it for a schedule of MXNet that
+            was changed in place, and a CapabilityError for a change after which the formulas differ.
         """
         if isinstance(optimizer, Optimizer):
             self.store.set_optimizer(optimizer)
@@ -184,9 +185,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
         if self._rule is not None:
             check_scale(self._rule.theirs)
         if isinstance(self._rule, Translated):
-            changes = self._rule.changes(_keys(key, values))
-            if changes:
-                self.store.update_optimizer(**changes)
+            self._rule.follow(_keys(key, values), self.store.update_optimizer)
 
     def _count(self, key: Any, values: Any) -> None:
         if isinstance(self._rule, Translated):

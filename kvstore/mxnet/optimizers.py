@@ -6,13 +6,14 @@ rule that would give other weights is not translated: MXNet's own code then upda
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from ..errors import ConfigError
+from ..errors import CapabilityError, ConfigError
 from ..optimizer import Optimizer, checks, create, lr_scheduler
 from ..optimizer.lr_scheduler import LRScheduler
 from ..optimizer.optimizer import Array, Index, State, dense
@@ -163,37 +164,75 @@ class Translated:
 
     theirs: Any
     ours: Optimizer = field(init=False)
+    _schedule: LRScheduler | None = field(init=False, default=None)
+    _progress: _Progress | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         rule = rule_of(self.theirs)
         if rule is None:
             raise ConfigError(f"{type(self.theirs).__name__}: {obstacle(self.theirs)}")
         self._rule = rule
-        self._scheduler = self.theirs.lr_scheduler
-        self._schedule = _schedule(self.theirs)
-        self._told = self._settings()
+        self._told: dict[str, Any] = {}
+        self._note(_schedule(self.theirs))
         self.ours = create(self._rule.name, **self._told)
-        self._seen: set[Index] = set()
 
-    def changes(self, keys: list[Index]) -> dict[str, Any]:
-        """Return settings that have changed, before these keys are pushed; looked at once in each step."""
-        if not self._seen.isdisjoint(keys) or not self._seen:
-            self._seen.clear()
-            changed = self._changed()
-        else:
-            changed = {}
-        self._seen.update(keys)
-        return changed
+    def follow(self, keys: list[Index], update: Callable[..., None]) -> None:
+        """Before these keys are pushed: have the store change what has been changed in MXNet's object.
 
-    def _changed(self) -> dict[str, Any]:
-        if self.theirs.lr_scheduler is not self._scheduler:
-            self._scheduler, self._schedule = self.theirs.lr_scheduler, _schedule(self.theirs)
-        now = self._settings()
+        Raises
+        ------
+        CapabilityError
+            With the changed settings MXNet's formula is another one.
+        ConfigError
+            A schedule of MXNet was changed, and not replaced.
+        """
+        if self._watched() == self._seen and self._has_same_factors(keys):
+            return
+        why = self._rule.differs(self.theirs)
+        if why:
+            raise CapabilityError(
+                f"{type(self.theirs).__name__} cannot change like this while the store updates ({why}): take "
+                "the change back, or make it before set_optimizer"
+            )
+        is_new = self.theirs.lr_scheduler is not self._seen[0]
+        schedule = _schedule(self.theirs) if is_new else self._schedule
+        changed = self._changed(schedule)
+        if changed:
+            update(**changed)
+        self._note(schedule)
+
+    def _changed(self, schedule: LRScheduler | None) -> dict[str, Any]:
+        now = self._settings(schedule)
         changed = {name: value for name, value in now.items() if value != self._told[name]}
         if "lr_scheduler" in changed:
-            changed.setdefault("learning_rate", now["learning_rate"])
-        self._told = now
+            changed["learning_rate"] = now["learning_rate"]
         return changed
+
+    def _note(self, schedule: LRScheduler | None) -> None:
+        """Note that the store has the present settings."""
+        if schedule is not self._schedule or self._progress is None:
+            self._schedule, self._progress = schedule, _Progress(self.theirs.lr_scheduler)
+        self._told, self._seen = self._settings(schedule), self._watched()
+        self._factors = self._factors_of(self.theirs.param_dict)
+
+    def _watched(self) -> tuple[Any, ...]:
+        """Return all settings but the multipliers of parameters; each push compares them."""
+        theirs, names = self.theirs, (*_COMMON, *self._rule.settings)
+        if self._progress is not None:
+            self._progress.check(theirs.lr_scheduler)
+        tables = (dict(theirs.lr_mult), dict(theirs.wd_mult), dict(theirs.idx2name))
+        return theirs.lr_scheduler, theirs.lr, *(getattr(theirs, name) for name in names), *tables
+
+    def _factors_of(self, keys: Iterable[Index]) -> dict[Index, tuple[Any, Any]]:
+        """Return the multipliers of the parameters of these keys."""
+        parameters = self.theirs.param_dict
+        found = [(key, parameters[key]) for key in keys if key in parameters]
+        return {key: (parameter.lr_mult, parameter.wd_mult) for key, parameter in found}
+
+    def _has_same_factors(self, keys: list[Index]) -> bool:
+        if not self.theirs.param_dict:
+            return True
+        return all(self._factors.get(key) == pair for key, pair in self._factors_of(keys).items())
 
     def shown(self, state: State) -> State:
         """Return a key's state in the order of MXNet's."""
@@ -207,22 +246,24 @@ class Translated:
         """Take over the settings of an optimizer that came from a file."""
         for theirs, ours in {**_same(*_COMMON), **self._rule.settings}.items():
             setattr(self.theirs, theirs, getattr(loaded, ours))
-        if loaded.lr_scheduler != self._schedule:
+        schedule = self._schedule
+        if loaded.lr_scheduler != schedule:
             self.theirs.lr_scheduler = loaded.lr_scheduler
+            schedule = _schedule(self.theirs)
         if loaded.lr_scheduler is None:
             self.theirs.lr = loaded.lr
-        self._seen.clear()
-        self._changed()
+        self._note(schedule)
         # What the file says of these is the store's; what the parameters say is told at the next step.
         self._told.update(lr_mult=loaded.lr_mult, wd_mult=loaded.wd_mult, param_idx2name=loaded.idx2name)
+        self._factors.clear()
 
-    def _settings(self) -> dict[str, Any]:
+    def _settings(self, schedule: LRScheduler | None) -> dict[str, Any]:
         theirs, rule = self.theirs, self._rule
         settings = {name: getattr(theirs, name) for name in _COMMON}
         settings.update({ours: getattr(theirs, name) for name, ours in rule.settings.items()})
         settings.update(rule.fixed)
-        settings["lr_scheduler"] = self._schedule
-        settings["learning_rate"] = None if self._schedule else theirs.lr
+        settings["lr_scheduler"] = schedule
+        settings["learning_rate"] = theirs.lr if schedule is None else None
         settings["param_idx2name"] = dict(theirs.idx2name)
         settings["lr_mult"], settings["wd_mult"] = _factors(theirs, "lr_mult"), _factors(theirs, "wd_mult")
         return settings
@@ -268,6 +309,36 @@ def _schedule(optimizer: Any) -> LRScheduler | None:
     return made
 
 
+class _Progress:
+    """A copy of a schedule of MXNet, which finds out whether a program has changed the schedule.
+
+    The schedules change themselves with each call, so a change of theirs is no news.
+    """
+
+    def __init__(self, schedule: Any) -> None:
+        self._copy = copy.copy(schedule)
+
+    def check(self, schedule: Any) -> None:
+        """Raise ConfigError if more than calls has changed the schedule."""
+        if type(schedule) is not type(self._copy) or schedule is None or isinstance(schedule, LRScheduler):
+            return
+        if getattr(schedule, "count", 0) > getattr(self._copy, "count", 0):
+            self._copy(schedule.count + 1)
+        before, now = _settings_of(self._copy), _settings_of(schedule)
+        changed = [name for name, value in now.items() if value != before[name]]
+        if changed:
+            raise ConfigError(
+                f"{changed[0]} of the schedule {type(schedule).__name__} was changed, and the store updates "
+                "with a translation of it: assign a new schedule to lr_scheduler of the optimizer"
+            )
+
+
+def _settings_of(schedule: Any) -> dict[str, Any]:
+    """Return the attributes of a schedule of MXNet, without a rate that each call computes anew."""
+    computed = {"base_lr"} if hasattr(schedule, "base_lr_orig") else set()
+    return {name: value for name, value in vars(schedule).items() if name not in computed}
+
+
 # ------------------------------------------------------------------------------------- MXNet's own code
 
 
@@ -301,6 +372,10 @@ class Foreign(Optimizer):
     def learning_rate(self) -> float:
         """The current rate of MXNet's object."""
         return float(self.theirs.learning_rate)
+
+    @learning_rate.setter
+    def learning_rate(self, lr: float) -> None:
+        self.theirs.set_learning_rate(lr)
 
     def shown(self, state: State) -> State:
         """Return a key's state, which is in MXNet's order."""

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ConfigError
+from ..arrays.grouping import plain_key
+from ..errors import ConfigError, KeyKindError
 
 Check = Callable[[str, Any], Any]
 Settings = Mapping[str, Check]
@@ -76,28 +77,33 @@ def optional(check: Check) -> Check:
     return checked
 
 
-def multipliers(name: str, value: Any) -> dict[int | str, float]:
-    """Return a dict from key or name to multiplier; pairs are taken too, since JSON has no int keys."""
-    return {key: finite(f"{name}[{key!r}]", factor) for key, factor in pairs(name, value).items()}
+def text(name: str, value: Any) -> str:
+    """Return `value` as a plain str."""
+    if not isinstance(value, str):
+        raise ConfigError(f"{name} must be a string, got {value!r}")
+    return str.__str__(value)
 
 
-def names(name: str, value: Any) -> dict[int | str, str]:
-    """Return a dict from key to the parameter's name; pairs are taken too."""
-    table = pairs(name, value)
-    if not all(isinstance(text, str) for text in table.values()):
-        raise ConfigError(f"{name} must map keys to names, got {value!r}")
-    return table
+def key(name: str, value: Any) -> int | str:
+    """Return a key, or the name of a parameter, as a plain int or str; NumPy's integers are taken too."""
+    try:
+        return plain_key(value)
+    except KeyKindError as error:
+        raise ConfigError(f"{name}: {error}") from error
 
 
-def parameters(name: str, value: Any) -> dict[int | str, Any]:
-    """Return a dict from key to an object with the key's multipliers."""
-    table = pairs(name, value)
-    for key, parameter in table.items():
-        for factor in ("lr_mult", "wd_mult"):
-            if not hasattr(parameter, factor):
-                raise ConfigError(f"{name}[{key!r}] must be an object with {factor}, got {parameter!r}")
-            finite(f"{name}[{key!r}].{factor}", getattr(parameter, factor))
-    return table
+def parameter(name: str, value: Any) -> Any:
+    """Return an object with the multipliers of a key."""
+    for factor in ("lr_mult", "wd_mult"):
+        if not hasattr(value, factor):
+            raise ConfigError(f"{name} must be an object with {factor}, got {value!r}")
+        finite(f"{name}.{factor}", getattr(value, factor))
+    return value
+
+
+def plain(value: Any) -> Any:
+    """Return a scalar of NumPy as Python's number or string, and other values as they are."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def pairs(name: str, value: Any) -> dict[Any, Any]:

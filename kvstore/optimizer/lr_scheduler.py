@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar, Union
 
 from ..errors import ConfigError, nearest
-from .checks import count, finite
+from .changes import note_change
+from .checks import count, finite, plain
 
 Schedule = Union["LRScheduler", Callable[[int], float]]
 Klass = TypeVar("Klass", bound="type[LRScheduler]")
@@ -84,6 +85,11 @@ class LRScheduler:
             raise ConfigError(f"warmup_begin_lr {warmup_begin_lr} must not exceed base_lr {base_lr}")
         if warmup_mode not in ("linear", "constant"):
             raise ConfigError(f"warmup_mode is 'linear' or 'constant', not {warmup_mode!r}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Keep scalars of NumPy as Python's, and have stores look for what has changed."""
+        object.__setattr__(self, name, plain(value))
+        note_change()
 
     @property
     def warmup_final_lr(self) -> float:

@@ -13,6 +13,7 @@ from ..arrays import pages
 from ..arrays.element_types import HALVES
 from ..errors import ArgumentError, ConfigError, nearest
 from . import checks
+from .changes import REVISION, FactorTable, NameTable, ParameterTable, note_change
 from .checks import Settings
 from .lr_scheduler import LRScheduler, Schedule, from_config
 from .registry import Registrable, create, register
@@ -38,6 +39,7 @@ _SYNONYMS = {
 }
 _NOT_SHOWN = _IGNORED | {"learning_rate", "param_idx2name"}
 _ABSENT = object()
+_SCALARS = (bool, int, float, str)
 
 
 class _ScheduleConflict(ConfigError, UserWarning):
@@ -93,14 +95,14 @@ class Optimizer(Registrable):
     #: Hyper-parameters and their checks. A subclass lists its own; those of its bases are added.
     settings: ClassVar[Settings] = {
         "rescale_grad": checks.finite,
-        "param_idx2name": checks.names,
+        "param_idx2name": NameTable,
         "wd": checks.finite,
         "clip_gradient": checks.optional(checks.non_negative),
         "learning_rate": checks.optional(checks.finite),
         "begin_num_update": checks.count,
         "multi_precision": checks.flag,
-        "lr_mult": checks.multipliers,
-        "wd_mult": checks.multipliers,
+        "lr_mult": FactorTable,
+        "wd_mult": FactorTable,
     }
     #: Settings that determine the form of the states; they cannot change after the first update.
     structural: ClassVar[frozenset[str]] = frozenset({"multi_precision", "begin_num_update"})
@@ -112,6 +114,8 @@ class Optimizer(Registrable):
     defaults: ClassVar[Mapping[str, Any]]
     #: New names of renamed keywords, by old name.
     renamed: ClassVar[Mapping[str, str]] = {}
+    #: Check of each attribute that is a setting.
+    _watched: ClassVar[Settings]
 
     rescale_grad: float
     wd: float
@@ -120,6 +124,11 @@ class Optimizer(Registrable):
     multi_precision: bool
     lr_mult: dict[Index, float]
     wd_mult: dict[Index, float]
+    lr: float
+    lr_scheduler: Schedule | None
+    # The schedule's value, and what it is for: the update, and the number of `REVISION`.
+    _rate: float = 0.0
+    _rate_at: tuple[int, int] | None = None
 
     register = staticmethod(register)  # both are here in MXNet too
     create_optimizer = staticmethod(create)
@@ -134,6 +143,7 @@ class Optimizer(Registrable):
             first_wins |= {k: v for k, v in _own_defaults(base).items() if k not in first_wins}
         cls.defaults = first_wins
         cls.keywords = frozenset(cls.defaults)
+        cls._watched = _watched(cls)
 
     def __init__(
         self,
@@ -163,14 +173,31 @@ class Optimizer(Registrable):
             lr_mult=lr_mult,
             wd_mult=wd_mult,
         )
-        self.idx2name: dict[Index, str] = checks.names("param_idx2name", param_idx2name)
-        self.param_dict: dict[Index, Any] = checks.parameters("param_dict", param_dict)
+        self.idx2name: dict[Index, str] = NameTable("param_idx2name", param_idx2name)
+        self.param_dict: dict[Index, Any] = ParameterTable("param_dict", param_dict)
         self.num_update: int = self.begin_num_update
         self._index_update_count: dict[Index, int] = {}
         self._warned_of_halves = False
-        # The schedule's value, and the update that it is for.
-        self._rate, self._rate_at = 0.0, -1
         self._keep_rate(learning_rate, lr_scheduler)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        check = self._watched.get(name)
+        if check is None:
+            object.__setattr__(self, name, value)
+        else:
+            self._assign(name, check(name, value))
+
+    def _assign(self, name: str, value: Any) -> None:
+        """Set an attribute that is a setting to a checked value; an equal scalar is no change."""
+        before = vars(self).get(name, _ABSENT)
+        object.__setattr__(self, name, value)
+        comparable = type(before) is type(value) and (value is None or isinstance(value, _SCALARS))
+        if not comparable or before != value:
+            self._note_change()
+
+    def _note_change(self) -> None:
+        """Note that a setting has changed. A rule that keeps what it has computed of settings forgets it."""
+        note_change()
 
     # ------------------------------------------------------------------ what a rule of your own overrides
 
@@ -259,8 +286,12 @@ class Optimizer(Registrable):
 
     @property
     def learning_rate(self) -> float:
-        """Current learning rate, without multipliers."""
+        """Current learning rate, without multipliers. To assign it is to call `set_learning_rate`."""
         return self.lr if self.lr_scheduler is None else self.lr_scheduler(self.num_update)
+
+    @learning_rate.setter
+    def learning_rate(self, lr: float) -> None:
+        self.set_learning_rate(lr)
 
     def set_learning_rate(self, lr: float) -> None:
         """Set the learning rate.
@@ -292,7 +323,7 @@ class Optimizer(Registrable):
         counts = self._index_update_count
         t = counts[index] = counts.get(index, self.begin_num_update) + 1
         if t > self.num_update:
-            self.num_update = t
+            vars(self)["num_update"] = t  # no setting, and this is quicker
         return t
 
     def _get_lr(self, index: Index) -> float:
@@ -320,9 +351,10 @@ class Optimizer(Registrable):
 
     def _scheduled(self) -> float:
         # All keys of a step ask for the same update: compute the curve once.
-        if self._rate_at != self.num_update:
+        if self._rate_at != (self.num_update, REVISION.number):
             assert self.lr_scheduler is not None
-            self._rate, self._rate_at = float(self.lr_scheduler(self.num_update)), self.num_update
+            vars(self)["_rate"] = float(self.lr_scheduler(self.num_update))
+            vars(self)["_rate_at"] = self.num_update, REVISION.number
         return self._rate
 
     # -------------------------------------------------------------------------------- configuration
@@ -364,7 +396,8 @@ class Optimizer(Registrable):
             self._change_rate(changes, checked)
         if "param_idx2name" in checked:
             self.idx2name = checked.pop("param_idx2name")
-        vars(self).update(checked)
+        for name, value in checked.items():
+            self._assign(name, value)
         if not self._index_update_count:
             self.num_update = self.begin_num_update
 
@@ -375,8 +408,7 @@ class Optimizer(Registrable):
             raise ConfigError(f"{type(self).__name__} has no setting {name!r}{hint}")
         if name == "lr_scheduler":
             return as_schedule(value)
-        check = self.settings.get(name)
-        return value if check is None else check(name, value)
+        return self.settings.get(name, _plain)(name, value)
 
     def _refuse_new_structure(self, checked: Mapping[str, Any]) -> None:
         if not self._index_update_count:
@@ -405,9 +437,8 @@ class Optimizer(Registrable):
 
     def _keep_rate(self, learning_rate: float | None, schedule: Any) -> None:
         rate = self.settings["learning_rate"]("learning_rate", learning_rate)
-        self.lr_scheduler: Schedule | None = _with_rate(as_schedule(schedule), rate)
-        self.lr: float = self.default_learning_rate if rate is None else rate
-        self._rate, self._rate_at = 0.0, -1
+        self._assign("lr_scheduler", _with_rate(as_schedule(schedule), rate))
+        self._assign("lr", self.default_learning_rate if rate is None else rate)
 
     def _keep(self, **values: Any) -> None:
         """Check settings and keep them as attributes."""
@@ -422,8 +453,7 @@ class Optimizer(Registrable):
         if name == "param_idx2name":
             return None
         try:
-            value = getattr(self, name)
-            return value.item() if isinstance(value, np.generic) else value
+            return checks.plain(getattr(self, name))
         except AttributeError:
             raise ConfigError(
                 f"{type(self).__name__} does not keep its argument {name!r} as an attribute; keep it, or "
@@ -464,8 +494,28 @@ def _refuse_unknown(kind: type[Optimizer], unknown: Mapping[str, Any]) -> None:
         raise ArgumentError(f"{kind.__name__} has no keyword {name!r}{hint}; it takes {known}")
 
 
+def _plain(name: str, value: Any) -> Any:
+    return checks.plain(value)
+
+
+def _lr(name: str, value: Any) -> float:
+    return checks.finite("learning_rate", value)
+
+
+def _schedule(name: str, value: Any) -> Schedule | None:
+    return as_schedule(value)
+
+
+def _watched(kind: type[Optimizer]) -> Settings:
+    """Return the check of each attribute in which an optimizer of this class keeps a setting."""
+    others = {"lr": _lr, "lr_scheduler": _schedule, "idx2name": NameTable, "param_dict": ParameterTable}
+    aliased = _IGNORED | {"learning_rate", "param_idx2name"}
+    return {name: kind.settings.get(name, _plain) for name in kind.keywords - aliased} | others
+
+
 Optimizer.defaults = _own_defaults(Optimizer)
 Optimizer.keywords = frozenset(Optimizer.defaults)
+Optimizer._watched = _watched(Optimizer)
 
 
 def as_schedule(value: Any) -> Schedule | None:

@@ -23,6 +23,7 @@ from ..arrays import pages
 from ..arrays.element_types import bfloat16
 from ..errors import ConfigError, KVStoreError, StateFileError
 from ..files import checksum, replacing, unreadable
+from .descriptions import text_of
 from .optimizer import Array, Index, Optimizer, State
 
 _FORMAT = "kvstore.optimizer_states"
@@ -75,7 +76,7 @@ def describe(
             "counts": [[_key(key), n] for key, n in counts.items()],
             "num_update": optimizer.num_update,
             "rule": type(optimizer).__name__.lower(),
-            "optimizer": optimizer.describe() if dump_optimizer else None,
+            "optimizer": json.loads(text_of(optimizer)) if dump_optimizer else None,
         }
     )
     return content, tensors

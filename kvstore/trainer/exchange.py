@@ -25,10 +25,10 @@ class StoreExchange:
         self._marks = Marks(counters_of(choice.store))
         #: One of ours takes all keys in one call; others get one call for each, as Gluon makes them.
         self._together = isinstance(choice.store, KVStore)
-        #: Settings of the optimizer as the store has them; None unless it works with a copy.
-        self._sent = optimizer.get_config() if self._has_copy(optimizer) else None
+        #: Whether the store updates with a copy of the optimizer. It follows the settings, and counts alone.
+        self._has_copy = self._is_copied(optimizer)
 
-    def _has_copy(self, optimizer: Optimizer) -> bool:
+    def _is_copied(self, optimizer: Optimizer) -> bool:
         if not (self._updates and self._together):
             return False
         updater = updater_of(self._store)
@@ -52,7 +52,6 @@ class StoreExchange:
         if self._store is None:
             return
         begin = self._marks.begin()
-        self._send_settings(optimizer)
         dense = [one for one in gradients if not one.is_sparse()]
         sparse = [one for one in gradients if one.is_sparse()]
         with whole_step(self._store):
@@ -64,19 +63,10 @@ class StoreExchange:
                 self._store.push(one.key, one.pushed(), priority=-one.key)
         for one in sparse:
             self._receive_rows(one)
-        if self._sent is not None:
+        if self._has_copy:
             for one in gradients:
                 optimizer._update_count(one.key)
         self._marks.step(begin)
-
-    def _send_settings(self, optimizer: Optimizer) -> None:
-        if self._sent is None:
-            return
-        now = optimizer.get_config()
-        changes = {name: value for name, value in now.items() if value != self._sent[name]}
-        if changes:
-            self._store.update_optimizer(**changes)
-            self._sent = now
 
     def _sum_together(self, gradients: list[StepGradients]) -> None:
         """All keys in one call, which our own stores do in one pass, or in one exchange."""
@@ -112,20 +102,19 @@ class StoreExchange:
     def load_states(self, fname: str | os.PathLike[str], optimizer: Optimizer) -> Optimizer:
         """Let the store read a file of states, and return the optimizer as it came from there."""
         self._store.load_optimizer_states(fname)
-        if self._sent is None:
-            return getattr(updater_of(self._store), "optimizer", optimizer)
-        content = states.read(fname)
-        return self.follow_optimizer((content.counts, content.num_update))
+        if self._has_copy:
+            content = states.read(fname)
+            self.follow_counts(optimizer, (content.counts, content.num_update))
+        return self.updating(optimizer)
 
-    def follow_optimizer(self, counts: Counts) -> Optimizer:
-        """Return the optimizer that the store has loaded; where it has a copy, one with these counts."""
-        theirs: Optimizer = updater_of(self._store).optimizer
-        if self._sent is None:
-            return theirs
-        self._sent = theirs.get_config()
-        own = Updater(Optimizer.from_config(**theirs.describe()))
-        own.restore_counts(counts)
-        return own.optimizer
+    def follow_counts(self, optimizer: Optimizer, counts: Counts) -> None:
+        """Set the counts of the optimizer to those of a file, unless the store has done it."""
+        if self._has_copy:
+            Updater(optimizer).restore_counts(counts)
+
+    def updating(self, optimizer: Optimizer) -> Optimizer:
+        """Return the object whose settings count: the given one, or what the store loaded in its place."""
+        return optimizer if self._has_copy else getattr(updater_of(self._store), "optimizer", optimizer)
 
     def pull(self, weights: dict[int, list[Any]]) -> None:
         """Bring values of the store into all replicas; sparse ones get rows when these are needed."""

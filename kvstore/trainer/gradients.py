@@ -65,6 +65,11 @@ def mark_stale(gradients: Sequence[StepGradients]) -> None:
 def _freshness(param: Trainable) -> list[bool]:
     """Say of each gradient whether it was written since the last step."""
     grads = param.list_grad()
+    if not grads and param.list_data():
+        raise ArrayError(
+            f"parameter {param.name!r} has data and no gradient, and its grad_req is {param.grad_req!r}: "
+            "give it a gradient, or set its grad_req to 'null'"
+        )
     if not grads:
         raise ArrayError(f"parameter {param.name!r} has no data yet; give it some before the first step")
     fresh = getattr(param, "fresh", None)

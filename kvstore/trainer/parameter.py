@@ -97,7 +97,8 @@ class Parameter:
     def _zeros(self, array: Any) -> Any:
         if not isinstance(array, np.ndarray):
             raise ArgumentError(
-                f"parameter {self.name!r} holds a {type(array).__name__}: pass `grad`, or grad_req='null'"
+                f"parameter {self.name!r} holds a {type(array).__name__}: pass `grad`, call set_grad, or use "
+                "grad_req='null'"
             )
         return np.zeros_like(array)
 
@@ -122,13 +123,19 @@ class Parameter:
     def list_grad(self) -> list[Any]:
         """Return the gradient of each replica.
 
+        If `grad_req` was ``"null"`` before, the gradients of NumPy arrays are new arrays of zeros.
+
         Raises
         ------
         ConfigError
             `grad_req` is ``"null"``.
+        ArgumentError
+            It was ``"null"`` before, and the replicas are not NumPy arrays: call `set_grad` first.
         """
         if self.grad_req == "null":
             raise ConfigError(f"parameter {self.name!r} has no gradient: its grad_req is 'null'")
+        if self._data and not self._grad:
+            self._grad = [self._zeros(array) for array in self._data]
         return list(self._grad)
 
     def data(self, replica: int = 0) -> Any:

@@ -401,7 +401,8 @@ class Trainer:
         if found is None:
             return None
         if updates:
-            self._optimizer = self._exchange.follow_optimizer(checkpoints.counts_of(found))
+            self._exchange.follow_counts(self._optimizer, checkpoints.counts_of(found))
+            self._optimizer = self._exchange.updating(self._optimizer)
             self._exchange.pull({key: param.list_data() for key, param in enumerate(self._params)})
         else:
             read = partial(states.unpack, checkpoints.states_of(found))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from ..builtin import Elementwise
 from ..checks import finite, setting
@@ -40,15 +39,11 @@ class Nadam(TwoMoments, Elementwise):
     rule_name = "nadam"
     schedule_decay: float = setting(finite, default=0.004)
 
-    def __post_init__(self) -> None:
-        """Begin with no products."""
+    def _note_change(self) -> None:
+        """Forget the products, which follow from the settings."""
+        super()._note_change()
         # The last count of each key, and its product, from which the next follows by one multiplication.
         self._products: dict[Index, tuple[int, float]] = {}
-
-    def configure(self, **changes: Any) -> None:
-        """Change settings while training; see `Optimizer.configure`."""
-        super().configure(**changes)
-        self._products.clear()
 
     def parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
         """Return the parameters of update number `t`."""

@@ -13,7 +13,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from ...errors import ConfigError, UpdaterError
 from ...observe.counters import SUMMING, UPDATING
 from ...optimizer import Optimizer, Updater
 from ...optimizer.builtin import arrays_of
+from ...optimizer.descriptions import conflict, text_of
 from ...optimizer.optimizer import Array, State
 from ..update import check_floating
 from .gpu_access import GpuAccess
@@ -35,6 +36,25 @@ if TYPE_CHECKING:
 Handle = shm.Handle
 
 _MISSING: Any = object()
+
+
+class _Settings(NamedTuple):
+    """The description of the optimizer in the region; for all methods the caller holds `Lock`."""
+
+    now: str
+    #: Before any change, and the worker that has set it.
+    installed: str
+    rank: int
+
+    @classmethod
+    def of(cls, job: shm.Job) -> _Settings:
+        """Read it; it is empty without an optimizer."""
+        text = shm.settings(job).decode()
+        return cls(*json.loads(text)) if text else cls("", "", 0)
+
+    def put(self, job: shm.Job) -> None:
+        """Write it."""
+        shm.set_settings(job, json.dumps(self).encode())
 
 
 class JobUpdater:
@@ -85,24 +105,22 @@ class JobUpdater:
         text = _described(optimizer)
         mode = 2 * (self._set + 1) + 1
         with shm.Lock(self._job):
-            now, there = shm.mode(self._job), shm.settings(self._job)
-            if now < mode:
-                shm.set_settings(self._job, text)
-                shm.set_installed(self._job, text)
+            there = _Settings.of(self._job)
+            if shm.mode(self._job) < mode:
+                there = _Settings(text, text, self._rank)
+                there.put(self._job)
                 shm.set_num_update(self._job, optimizer.begin_num_update)
                 shm.set_mode(self._job, mode)
-            elif now == mode and not shm.is_installed(self._job, text):
-                raise ConfigError(
-                    f"another worker has set the optimizer {there.decode()}, this one wants {text.decode()}"
-                )
-            elif now == mode:
-                text = there  # somebody may have changed the settings by now
+            elif shm.mode(self._job) == mode and there.installed != text:
+                raise ConfigError(conflict(there.installed, there.rank, text, self._rank))
+            elif shm.mode(self._job) == mode:
+                text = there.now  # another worker may have changed the settings by now
             version = shm.settings_version(self._job)
         self._set += 1
         self._adopt(optimizer, text, version)
         shm.note_mode(self._job, mode, True)
 
-    def _adopt(self, optimizer: Optimizer, text: bytes, version: int) -> None:
+    def _adopt(self, optimizer: Optimizer, text: str, version: int) -> None:
         own = _built(text)  # the caller's object may be changed by the caller, in this process only
         self.updater, self._call = Updater(own if own is not None else optimizer), None
         self._version = version
@@ -111,7 +129,7 @@ class JobUpdater:
     def adopt_mode(self) -> None:
         """Build the optimizer that another worker has set; if that cannot be, leave rounds to others."""
         with shm.Lock(self._job):
-            mode, text = shm.mode(self._job), shm.settings(self._job)
+            mode, text = shm.mode(self._job), _Settings.of(self._job).now
             version = shm.settings_version(self._job)
         optimizer = _built(text) if mode & 1 else None
         if optimizer is not None:
@@ -143,8 +161,9 @@ class JobUpdater:
         assert self.updater is not None
         text = _described(self.updater.optimizer)
         with shm.Lock(self._job):
-            if text != shm.settings(self._job):
-                shm.set_settings(self._job, text)
+            there = _Settings.of(self._job)
+            if text != there.now:
+                there._replace(now=text).put(self._job)
             self._version = shm.settings_version(self._job)
 
     def _refresh(self) -> None:
@@ -152,7 +171,7 @@ class JobUpdater:
         if self.updater is None or shm.settings_version(self._job) == self._version:
             return
         with shm.Lock(self._job):
-            text, self._version = shm.settings(self._job), shm.settings_version(self._job)
+            text, self._version = _Settings.of(self._job).now, shm.settings_version(self._job)
         optimizer = _built(text)
         if optimizer is not None:
             states = self.updater.states
@@ -363,14 +382,14 @@ class JobUpdater:
             self.updater.follow(handle.key, weight)
 
 
-def _described(optimizer: Optimizer) -> bytes:
+def _described(optimizer: Optimizer) -> str:
     try:
-        return json.dumps(optimizer.describe(), sort_keys=True).encode()
+        return text_of(optimizer)
     except ConfigError:  # a rule or schedule that is not registered: every worker must set its own
-        return json.dumps({"name": type(optimizer).__qualname__, "config": None}).encode()
+        return json.dumps({"name": type(optimizer).__qualname__, "config": None})
 
 
-def _built(text: bytes) -> Optimizer | None:
+def _built(text: str) -> Optimizer | None:
     if not text:  # plain sums, or a callable
         return None
     made = json.loads(text)

@@ -104,9 +104,8 @@ class MemberRequests:
         servers = set(range(self._servers.count))
         setting, new = store.settings.ask(peer.rank, message, servers, store.unpaced)
         if setting is None:
-            text = (
-                f"worker {peer.rank}: {store} has another optimizer already; set the same one on all workers"
-            )
+            there = store.settings.in_place_of(message)
+            text = m.another_optimizer(f"worker {peer.rank}: {store}", there.rank, there.install.text)
             outgoing.write(peer, Answer(message.request, error=Failure("ConfigError", text)))
             return
         if new:

@@ -14,8 +14,9 @@ _KEPT = 1024  # of the newest; servers keep as many, for rounds that are under w
 class Setting:
     """One setting, or one command, on its way to the servers or installed there."""
 
-    def __init__(self, install: Install, servers: set[int]) -> None:
+    def __init__(self, install: Install, servers: set[int], rank: int) -> None:
         self.install = install
+        self.rank = rank  # of the worker that was the first to ask
         self.pending = servers
         self.error: Failure | None = None
         self.waiting: list[tuple[int, int]] = []  # rank and request
@@ -70,15 +71,21 @@ class SettingsTable:
                 return setting, False
         new = setting is None
         if setting is None:
-            setting = self._make(asked.kind, asked.text, servers, clock=asked.clock)
+            setting = self._make(asked.kind, asked.text, servers, rank, clock=asked.clock)
             self._add(setting, asked, unpaced)
         self._positions[rank] = max(self._positions.get(rank, 0), setting.install.version + 1)
         setting.waiting.append((rank, asked.request))
         return setting, new
 
+    def in_place_of(self, asked: Settings) -> Setting:
+        """Return the optimizer that was set where a worker asks for another one."""
+        found = self._at(self._optimizers[asked.ordinal])
+        assert found is not None
+        return found
+
     def command(self, rank: int, asked: Command, servers: set[int]) -> Setting:
         """Make a new command."""
-        setting = self._make("command", asked.body, servers, asked.head)
+        setting = self._make("command", asked.body, servers, rank, asked.head)
         setting.waiting.append((rank, asked.request))
         self._commands[setting.install.version] = setting
         return setting
@@ -159,9 +166,11 @@ class SettingsTable:
         self.history[:old] = kept
         self._most = 2 * len(self.history)
 
-    def _make(self, kind: str, text: str, servers: set[int], head: int = 0, clock: int = 0) -> Setting:
+    def _make(
+        self, kind: str, text: str, servers: set[int], rank: int, head: int = 0, clock: int = 0
+    ) -> Setting:
         self._versions += 1
-        return Setting(Install(self.store, self._versions, kind, text, head, clock), set(servers))
+        return Setting(Install(self.store, self._versions, kind, text, head, clock), set(servers), rank)
 
 
 def _is_same(setting: Setting, asked: Settings) -> bool:

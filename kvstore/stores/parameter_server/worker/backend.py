@@ -293,11 +293,11 @@ class DistBackend(Backend):
 
     def configure(self, changes: dict[str, Any]) -> None:
         """Change settings of the optimizer, from this worker's next push of each key on."""
-        self._optimizer.change(lambda optimizer: optimizer.configure(**changes))
+        self._optimizer.change(lambda optimizer: optimizer.configure(**changes), self._pushes.clock)
 
     def set_learning_rate(self, lr: float) -> None:
         """Change the rate; see `configure`."""
-        self._optimizer.change(lambda optimizer: optimizer.set_learning_rate(lr))
+        self._optimizer.change(lambda optimizer: optimizer.set_learning_rate(lr), self._pushes.clock)
 
     def gather_states(self) -> Updater:
         """Bring the optimizer's states from the servers."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ....arrays.grouping import Key
 from ....errors import ConfigError
 from ....optimizer import Optimizer, Updater
+from ....optimizer.descriptions import conflict, text_of
 from ...entry import Array
 from ..protocol import messages as m
 from ..protocol.optimizer_states import join_states, needs_whole_keys, split_states
@@ -34,6 +35,7 @@ class WorkerOptimizer:
         #: What this worker has agreed to; it goes with every push.
         self.version = 0
         self._set = 0  # how often this worker has set one
+        self._begin = 0  # this worker's clock as it set the last one
         self._keeps_states = False
 
     @property
@@ -47,7 +49,7 @@ class WorkerOptimizer:
         The schedule counts from `clock` on, what has been pushed so far.
         """
         answer = self._agree("optimizer", _described(optimizer), self._set + 1, clock)
-        self._set += 1
+        self._set, self._begin = self._set + 1, clock
         self._adopt(answer, optimizer)
 
     def unset(self) -> None:
@@ -56,10 +58,15 @@ class WorkerOptimizer:
         self._set += 1
         self.updater, self.version = None, answer.version
 
-    def change(self, change: Callable[[Optimizer], None]) -> None:
-        """Change settings, from this worker's next push of each key on."""
+    def change(self, change: Callable[[Optimizer], None], clock: int) -> None:
+        """Change settings, from this worker's next push of each key on.
+
+        `clock` counts what it has pushed; with states on the servers, their form cannot change.
+        """
         assert self.updater is not None
         own = Optimizer.from_config(**self.updater.optimizer.describe())
+        if clock > self._begin:
+            own._index_update_count = {0: clock - self._begin}
         change(own)
         self._adopt(self._agree("configure", _described(own), self._set), own)
 
@@ -72,7 +79,14 @@ class WorkerOptimizer:
 
     def _agree(self, kind: str, text: str, ordinal: int, clock: int = 0) -> m.Answer:
         settings = partial(m.Settings, kind=kind, ordinal=ordinal, text=text, clock=clock)
-        return self._client.request(settings, f"the settings of {kind}")
+        try:
+            return self._client.request(settings, f"the settings of {kind}")
+        except ConfigError as error:
+            there = m.optimizer_there(str(error))
+            if there is None:
+                raise
+            rank, theirs = there
+            raise ConfigError(conflict(theirs, rank, text, self._client.rank)) from error
 
     def _adopt(self, answer: m.Answer, optimizer: Optimizer) -> None:
         """Keep what holds for all: somebody may have changed more than this worker has."""
@@ -105,7 +119,7 @@ class WorkerOptimizer:
 
 def _described(optimizer: Optimizer) -> str:
     try:
-        return json.dumps(optimizer.describe(), sort_keys=True)
+        return text_of(optimizer)
     except ConfigError as error:
         raise ConfigError(
             f"{type(optimizer).__name__} cannot travel to the servers: {error}; register its class with "

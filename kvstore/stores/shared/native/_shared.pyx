@@ -97,7 +97,7 @@ cdef extern from "region.h" nogil:
         uint64_t why[KV_FAILURES]
     ctypedef struct kv_header:
         uint64_t n_workers, members, lost, first_lost, epoch, no_peer_reads, mode, go_on, lock
-        uint64_t settings, settings_version, installed, num_update, text_keys, top, reserved, n_keys
+        uint64_t settings, settings_version, num_update, text_keys, top, reserved, n_keys
         kv_worker *worker
     enum:
         KV_MOVING

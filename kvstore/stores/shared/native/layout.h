@@ -116,7 +116,6 @@ typedef struct {
     _Atomic uint64_t no_peer_reads; /* process_vm_readv does not work between some two workers */
     _Atomic uint64_t mode;     /* what a round does to the value: see round.h */
     _Atomic uint64_t settings, settings_version;
-    _Atomic uint64_t installed; /* hash of the settings as they were set, before any change */
     _Atomic uint64_t num_update;
     _Atomic uint64_t text_keys; /* 0: no key yet, 1: int keys, 2: str keys */
     _Atomic uint64_t top, reserved; /* used and reserved bytes of the region */

@@ -588,16 +588,6 @@ def set_settings(Job job, bytes text):
         raise no_memory(len(text))
 
 
-def set_installed(Job job, bytes text):
-    """Note with which description the optimizer was set; the caller holds `Lock`."""
-    kv_put(&job.me.head.installed, kv_hash(<char *>text, len(text), 0))
-
-
-def is_installed(Job job, bytes text):
-    """Whether the optimizer was set with this description, whatever has been changed since."""
-    return kv_get(&job.me.head.installed) == kv_hash(<char *>text, len(text), 0)
-
-
 def num_update(Job job):
     """The largest count of updates over all keys."""
     return kv_get(&job.me.head.num_update)

@@ -90,7 +90,10 @@ def test_one_optimizer_for_all() -> None:
     job.say("s0.1", m.Installed(0, 1))
     assert [job.last(peer, m.Answer).version for peer in ("w0", "w1")] == [1, 1]
     job.say("w1", m.Settings(2, 0, "optimizer", 1, "adam"))
-    assert job.last("w1", m.Answer).error.error == "ConfigError"
+    error = job.last("w1", m.Answer).error
+    assert error.error == "ConfigError"
+    assert m.optimizer_there(error.text) == (0, "sgd")
+    assert m.optimizer_there("another error\nof two lines") is None
     assert [type(body) for body in job.sent["s0.1"]].count(m.Install) == 1
 
 

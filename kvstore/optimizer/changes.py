@@ -1,0 +1,157 @@
+"""Changes of settings: what a store that works with a copy of the caller's optimizer has to send.
+
+Each assignment of a setting changes one number of the process. A push compares it with the number that it has
+seen last, and only if they differ does it look for what has changed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError
+from . import checks
+
+if TYPE_CHECKING:
+    from .optimizer import Optimizer
+
+
+class Revision:
+    """A number that is another one after each change of a setting in this process."""
+
+    __slots__ = ("number",)
+
+    def __init__(self) -> None:
+        self.number = 0
+
+
+REVISION = Revision()
+_NUMBERS = itertools.count(1)
+#: No number of `REVISION`.
+_NEVER = -1
+
+
+def note_change() -> None:
+    """Have stores look for what has changed."""
+    REVISION.number = next(_NUMBERS)  # `+= 1` of two threads could give a number that was there before
+
+
+class SettingTable(dict[Any, Any]):
+    """A setting by key: keys are plain, entries are checked, and each change is noted."""
+
+    #: Name of the setting, for errors; a table that a copy or a pickle makes has it at the end only.
+    name = "table"
+
+    def __init__(self, name: str, value: Any) -> None:
+        self.name = name
+        self.update(checks.pairs(name, value))
+
+    def _checked(self, key: Any, value: Any) -> tuple[Any, Any]:
+        plain = checks.key(self.name, key)
+        return plain, self.check(f"{self.name}[{plain!r}]", value)
+
+    def check(self, name: str, value: Any) -> Any:
+        """Return an entry as it is kept, or raise ConfigError."""
+        raise NotImplementedError
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(*self._checked(key, value))
+        note_change()
+
+    def __delitem__(self, key: Any) -> None:
+        super().__delitem__(key)
+        note_change()
+
+    def update(self, *tables: Any, **entries: Any) -> None:
+        """Set entries. If one of them is not valid, none changes."""
+        super().update([self._checked(*entry) for entry in dict(*tables, **entries).items()])
+        note_change()
+
+    def __ior__(self, other: Any) -> Any:  # type: ignore[misc]
+        self.update(other)
+        return self
+
+    def pop(self, key: Any, *default: Any) -> Any:
+        """Remove an entry and return it."""
+        found = super().pop(key, *default)
+        note_change()
+        return found
+
+    def popitem(self) -> tuple[Any, Any]:
+        """Remove the last entry and return it."""
+        found = super().popitem()
+        note_change()
+        return found
+
+    # Those of `dict` would not call the methods above.
+    clear = MutableMapping.clear
+    setdefault = MutableMapping.setdefault
+
+
+class FactorTable(SettingTable):
+    """Factors by key or name."""
+
+    def check(self, name: str, value: Any) -> Any:
+        """Return a checked entry."""
+        return checks.finite(name, value)
+
+
+class NameTable(SettingTable):
+    """Names of parameters by key."""
+
+    def check(self, name: str, value: Any) -> Any:
+        """Return a checked entry."""
+        return checks.text(name, value)
+
+
+class ParameterTable(SettingTable):
+    """Objects with the multipliers of a key."""
+
+    def check(self, name: str, value: Any) -> Any:
+        """Return a checked entry."""
+        return checks.parameter(name, value)
+
+
+class Followed:
+    """The caller's optimizer, of which a store has a copy.
+
+    Attributes
+    ----------
+    optimizer : Optimizer
+        The caller's object.
+    seen : int
+        The number of `REVISION` up to which there is nothing to send.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self.note(optimizer.get_config(), _NEVER)
+
+    def changed(self) -> tuple[dict[str, Any], dict[str, Any], int]:
+        """Return what has changed, as `Optimizer.configure` takes it, and the arguments of `note`."""
+        number = REVISION.number  # first: a change that another thread makes meanwhile is seen later
+        config = self.optimizer.get_config()
+        return differing(config, self._sent), config, number
+
+    def note(self, config: Mapping[str, Any], number: int) -> None:
+        """Note that the store has this configuration."""
+        self._sent = config
+        # Objects of the caller have multipliers that are changed without a word.
+        self.seen = _NEVER if self.optimizer.param_dict else number
+
+    def take(self, changes: Mapping[str, Any]) -> None:
+        """Make changes to the caller's object that the store has made already."""
+        try:
+            self.optimizer.configure(**changes)
+        except ConfigError:  # another worker has replaced the schedule that this object still has
+            self.optimizer.configure(**{"lr_scheduler": None, **changes})
+        self.note(self.optimizer.get_config(), _NEVER)
+
+
+def differing(config: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a configuration that differ from another one of the same class."""
+    changes = {name: value for name, value in config.items() if value != before[name]}
+    if "lr_scheduler" in changes:  # they are one setting: `configure` takes a rate without a schedule only
+        changes["learning_rate"] = config["learning_rate"]
+    return changes

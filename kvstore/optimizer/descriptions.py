@@ -1,0 +1,101 @@
+"""Optimizers as text, as they travel to other processes; and in what two of them differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError
+
+if TYPE_CHECKING:
+    from .registry import Registrable
+
+_SHOWN = 3  # differences in an error
+_LONGEST = 80  # characters of a value in an error
+_TABLES = ("lr_mult", "wd_mult", "param_idx2name")
+_MISSING: Any = object()
+
+
+def text_of(optimizer: Registrable) -> str:
+    """Return the name and the settings of an optimizer as JSON; equal optimizers have equal texts.
+
+    Raises
+    ------
+    ConfigError
+        The optimizer cannot be described, or JSON cannot represent a setting. The message names it.
+    """
+    described = optimizer.describe()
+    odd = next((entry for entry in described["config"].items() if not _is_json(entry[1])), None)
+    if odd is not None:
+        raise ConfigError(
+            f"{type(optimizer).__name__} cannot be saved or sent: its setting {odd[0]} is {_short(odd[1])}, "
+            "which JSON cannot represent; use numbers, strings, lists and dicts"
+        )
+    return json.dumps(described, sort_keys=True)
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def conflict(there: str, by: int, here: str, rank: int) -> str:
+    """Return in what the optimizer that worker `by` has set differs from that of worker `rank`.
+
+    Parameters
+    ----------
+    there, here : str
+        Texts of `text_of`; the empty text means sums without an optimizer. Other texts, which a worker of
+        another kind could send, raise nothing.
+    """
+    try:
+        what = _found(json.loads(there or "{}"), by, json.loads(here or "{}"), rank)
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        what = [f"worker {by} has set one, and worker {rank} another one, in a form that is not known"]
+    more = f"; and {len(what) - _SHOWN} more" if len(what) > _SHOWN else ""
+    return (
+        f"the optimizers of two workers differ: {'; '.join(what[:_SHOWN])}{more}. Set the same optimizer on "
+        "all workers; a setting can be changed after that"
+    )
+
+
+def _found(theirs: Mapping[str, Any], by: int, ours: Mapping[str, Any], rank: int) -> list[str]:
+    if theirs.get("name") != ours.get("name"):
+        return [f"{_named(theirs)} on worker {by} and {_named(ours)} on worker {rank}"]
+    rule = _named(theirs)
+    return [f"{rule} has {difference}" for difference in _differences(theirs, by, ours, rank)]
+
+
+def _named(described: Mapping[str, Any]) -> str:
+    return repr(described["name"]) if described else "no optimizer"
+
+
+def _differences(theirs: Mapping[str, Any], by: int, ours: Mapping[str, Any], rank: int) -> Iterator[str]:
+    before, now = _flat(theirs["config"] or {}), _flat(ours["config"] or {})
+    for name in [*before, *(name for name in now if name not in before)]:
+        one, other = before.get(name, _MISSING), now.get(name, _MISSING)
+        if one != other:
+            yield f"{name} {_short(one)} on worker {by} and {_short(other)} on worker {rank}"
+
+
+def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration with an entry for each entry of a table, and of a schedule."""
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        if name in _TABLES and value:
+            flat |= {f"{name}[{key!r}]": entry for key, entry in value}
+        elif name == "lr_scheduler" and value:
+            flat[name] = value["name"]
+            flat |= {f"{name}.{option}": entry for option, entry in value["config"].items()}
+        elif name not in _TABLES:
+            flat[name] = value
+    return flat
+
+
+def _short(value: Any) -> str:
+    text = "not set" if value is _MISSING else repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
