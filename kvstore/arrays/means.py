@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DTypeError
-from .host import HALVES, name_of
+from .element_types import HALVES, name_of
 
 Array = npt.NDArray[Any]
 

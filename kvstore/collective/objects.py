@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays.host import DTYPES, dtype_named, is_array, readable
+from ..arrays.element_types import DTYPES, dtype_named
+from ..arrays.host import is_array, readable
 from ..errors import ArgumentError, KVStoreError
 
 Array = npt.NDArray[Any]

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays.element_types import HALVES
-from ..arrays.host import name_of
+from ..arrays.element_types import HALVES, name_of
 from ..arrays.means import check_mean, quotient
 from ..errors import PeerLostError
 from .meeting import ALL_REDUCE, REDUCED, AllSaid, Meetings, Said, check_same, heard_end

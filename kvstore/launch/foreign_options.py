@@ -65,9 +65,11 @@ class Command(click.Command):
 
 def _written(error: click.NoSuchOption | click.BadParameter, given: Sequence[str]) -> str:
     """Return the option as it was written: click reads -np as -n p, and -ppn as -p -p -n."""
-    names: tuple[str, ...] = tuple(error.param.opts) if error.param else ()
+    names: tuple[str, ...]
     if isinstance(error, click.NoSuchOption):
         names = (error.option_name,)
+    else:
+        names = tuple(error.param.opts) if error.param else ()
     for word in given:
         option = word.partition("=")[0]
         if option in names or word.startswith(tuple(name for name in names if len(name) == 2)):

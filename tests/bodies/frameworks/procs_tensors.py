@@ -94,8 +94,8 @@ def _signs(store: kv.KVStore, prefix: str, dtype: torch.dtype) -> int:
         check(np.asarray(store.attach(key, strided), np.float64), values)
     _rows(store, f"{key}.rows", dtype, check)
     for words in ("storage of 0 bytes", "storage of 8 bytes", "device meta", "a tensor with memory"):
-        for use in (partial(store.push, f"{key}.0"), lambda tensor: store.pull(f"{key}.0", out=tensor)):
-            wrong.append(words not in _error(use, hopeless(dtype)[words]()))
+        uses = (partial(store.push, f"{key}.0"), lambda tensor: store.pull(f"{key}.0", out=tensor))
+        wrong.extend(words not in _error(use, hopeless(dtype)[words]()) for use in uses)
     check(shown(store, f"{key}.0", ()), 7)
     return sum(wrong)
 
