@@ -15,7 +15,7 @@ import click
 from kvstore.errors import KVStoreError
 from kvstore.settings.definitions import DEFAULTS
 
-from .foreign_options import Command
+from .foreign_options import HintingCommand
 
 #: What the system says where output cannot be written.
 _UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -27,7 +27,7 @@ class _Commands(click.Group):
     So they do if what they print cannot be written.
     """
 
-    command_class = Command
+    command_class = HintingCommand
 
     def invoke(self, ctx: click.Context) -> Any:
         _open_standard_streams()

@@ -35,7 +35,7 @@ _OF = {name: option for option, names in _SAME.items() for name in names.split()
 _HINTS = {name: hint for names, hint in _NEEDLESS.items() for name in names.split()}
 
 
-class Command(click.Command):
+class HintingCommand(click.Command):
     """A command that answers an option of another launcher with its own."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

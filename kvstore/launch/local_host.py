@@ -9,6 +9,7 @@ from typing import Any
 
 from kvstore.settings.keys import Keys
 from kvstore.settings.roles import LOOPBACK
+from kvstore.settings.torch_variables import MasterPort
 from kvstore.settings.variables import process_variables
 
 from .certificates import written
@@ -17,7 +18,6 @@ from .orphan_reaper import OrphanReaper
 from .output import Writes
 from .output_relay import OutputRelay
 from .process import HostLoss
-from .torch_variables import MasterPort
 
 _MOST = 1 << 10  # bytes of an address
 

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from kvstore.errors import ConfigError
 from kvstore.observe.log import start as start_log
+from kvstore.settings.torch_variables import left_behind, torch_variables
 
 from .causes import Causes
 from .child_process import ChildProcess, ProcessRole
@@ -34,7 +35,6 @@ from .output_relay import OutputRelay
 from .process import DESERTED, adopt_orphans, exit_code, new_job, signal_name, variables
 from .service import Cast, Service
 from .signals import ASKING, ENDING
-from .torch_variables import left_behind, torch_variables
 
 log = logging.getLogger("kvstore.launch")
 

@@ -19,13 +19,13 @@ from typing import Any
 
 from kvstore.errors import ArgumentError, ConfigError, TimeoutError, WorkerError
 from kvstore.settings.roles import LOOPBACK
+from kvstore.settings.torch_variables import MasterPort, left_behind, torch_variables
 from kvstore.settings.variables import changed_variables, process_variables
 
 from .causes import Causes
 from .child_process import ProcessRole
 from .process import grace, new_job, stopped, tied_to, told, variables
 from .signals import deferred
-from .torch_variables import MasterPort, left_behind, torch_variables
 
 _LONGEST = 32_000  # bytes of a traceback: less than a pipe holds, so that a worker never waits to tell
 _LOOK = 0.05  # seconds between two looks at a process that is about to end

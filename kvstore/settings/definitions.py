@@ -261,6 +261,8 @@ DEVELOPMENT: Final = (
     SettingRow("sim_seed", "KVSTORE_SIM_SEED", int, None, (TESTS,),
         "seed of the simulated job to repeat"),
     SettingRow("fuzz_seed", "KVSTORE_FUZZ_SEED", int, None, (TESTS,), "seed of the random frames to repeat"),
+    SettingRow("test_repeats", "KVSTORE_TEST_REPEATS", int, 1, (TESTS,),
+        "number of times that tests of the PyTorch module repeat a program"),
     SettingRow("bench_all", "KVSTORE_BENCH_ALL", bool, False, (BENCH,),
         "1: all cases, also those without a goal"),
     *(SettingRow(name.removeprefix("KVSTORE_").lower(), name, str, None,

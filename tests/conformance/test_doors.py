@@ -14,11 +14,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import crews
 import jobs
 import numpy as np
 import pytest
-from conformance import jax_door, torch_door, trainer_door
+from conformance import crews, jax_door, torch_door, trainer_door
 from conformance.outcomes import Door, Refused, Right, Unnoticed
 
 DOORS = {"torch": torch_door.DOOR, "jax": jax_door.DOOR, "trainer": trainer_door.DOOR}

@@ -9,9 +9,9 @@ import contextlib
 import socket
 from collections.abc import Mapping
 
-from kvstore.errors import ConfigError
-from kvstore.settings.ports import bound_in_range, port_range
-from kvstore.settings.variables import text_of
+from ..errors import ConfigError
+from .ports import bound_in_range, port_range
+from .variables import text_of
 
 #: What a torchrun that has started the launcher leaves behind: workers would look for its store.
 _LEFT_BEHIND = "TORCHELASTIC_"

@@ -14,7 +14,7 @@ import pytest
 from launched import Job
 
 from kvstore.errors import ConfigError
-from kvstore.launch.torch_variables import MasterPort
+from kvstore.settings.torch_variables import MasterPort
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 SHOW = f"""
