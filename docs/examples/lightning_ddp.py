@@ -43,30 +43,38 @@ class Classifier(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.5, momentum=0.9)
 
 
-def train(options):
+class AveragedByStore(DDPStrategy):
+    """DDP whose gradients a store averages; DDPStrategy(ddp_comm_hook=...) does nothing on processors."""
+
+    def __init__(self, store):
+        super().__init__()
+        self.store = store
+
+    def configure_ddp(self):
+        """Register the hook with the DDP model, on any device."""
+        super().configure_ddp()
+        self.model.register_comm_hook(HookState(self.store), allreduce_hook)
+
+
+def train(options, store):
     """Train, and print what came of it."""
-    rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    lightning.seed_everything(0, verbose=False)
+    torch.manual_seed(0)
     model = Classifier(options.width)
-    torch.manual_seed(1 + rank)
+    torch.manual_seed(1 + store.rank)
     images = torch.randn(options.images, 16)
     labels = (images.sum(dim=1, keepdim=True) > 0).float()
     batches = torch.utils.data.DataLoader(
         torch.utils.data.TensorDataset(images, labels), batch_size=options.images
     )
-    with kv.create("shared") as store:
-        strategy = DDPStrategy(ddp_comm_state=HookState(store), ddp_comm_hook=allreduce_hook)
-        trainer = lightning.Trainer(
-            strategy=strategy, accelerator="cpu", devices=int(os.environ["LOCAL_WORLD_SIZE"]),
-            max_steps=options.steps, use_distributed_sampler=False,  # each worker has images of its own
-            logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-        )  # fmt: skip
-        trainer.fit(model, batches)
+    trainer = lightning.Trainer(
+        strategy=AveragedByStore(store), accelerator="cpu", devices=int(os.environ["LOCAL_WORLD_SIZE"]),
+        max_steps=options.steps, use_distributed_sampler=False,  # each worker has images of its own
+        logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(model, batches)
     total = sum(parameter.detach().double().abs().sum().item() for parameter in model.parameters())
-    losses = model.losses
-    print(
-        f"worker {rank} of {size}: loss {losses[0]:.2f} -> {losses[-1]:.2f}, weights {total:.4f}", flush=True
-    )
+    name, losses = f"worker {store.rank} of {store.num_workers}", model.losses
+    print(f"{name}: loss {losses[0]:.2f} -> {losses[-1]:.2f}, weights {total:.4f}", flush=True)
 
 
 def main():
@@ -78,9 +86,8 @@ def main():
     options = parser.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", module="lightning")
-    torch.distributed.init_process_group("gloo")  # before HookState, which compares the numbers of workers
-    train(options)
-    torch.distributed.destroy_process_group()
+    with kv.create("shared") as store:
+        train(options, store)
 
 
 if __name__ == "__main__":
