@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import types
 from pathlib import Path
@@ -14,7 +13,7 @@ import kvstore as kv
 from kvstore.averaging import check_size
 from kvstore.settings import launchers
 
-RECIPE = Path(__file__).parents[1] / "docs" / "how-to" / "pytorch.md"
+RECIPE = Path(__file__).parents[1] / "docs" / "how-to" / "programs" / "pytorch_spawn.py"
 
 
 def test_a_store_of_all_processes_is_right() -> None:
@@ -44,10 +43,9 @@ def test_processes_of_a_launcher_are_told_of_the_store_of_all(monkeypatch: pytes
 
 
 def test_the_variables_of_the_recipe_make_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    (text,) = re.findall(r'Path\("spawn.py"\)\.write_text\("""\n(.*?)"""\)', RECIPE.read_text(), re.DOTALL)
     monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
     script: dict[str, Any] = {"__name__": "spawn"}
-    exec(text, script)
+    exec(RECIPE.read_text(), script)
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "")  # so that what the recipe sets is taken back
     script["place"](1, 2, 29500)

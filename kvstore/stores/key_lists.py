@@ -51,21 +51,18 @@ class Columns(Generic[T]):
 
 
 class KeyLists(Generic[T]):
-    """What `make` has made of lists of keys. Equal lists share it, until the keys change.
+    """Results for lists of keys. Equal lists share a result, until the keys change."""
 
-    Parameters
-    ----------
-    make : callable
-        Takes a list of keys, and returns what calls with it need; None: they need the usual way.
-    """
-
-    def __init__(self, make: Callable[[list[Key]], T | None]) -> None:
-        self._make = make
+    def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], tuple[list[Key], T | None]] = {}
         self._listed = 0
 
-    def find(self, names: list[Any]) -> T | None:
-        """Return what was made of a list; None: these keys need the usual way."""
+    def find(self, names: list[Any], make: Callable[[list[Key]], T | None]) -> T | None:
+        """Return the result of `make` for a list of keys; None: these keys need the usual way.
+
+        `make` is not kept: a method of the owner would be a cycle, and the owner's memory would be given back
+        late, and in any order.
+        """
         if not names or not {int, str}.issuperset(map(type, names)):
             return None
         ends = (len(names), names[0], names[-1])
@@ -74,7 +71,7 @@ class KeyLists(Generic[T]):
             if len(self._known) >= _LISTS and self._listed + len(names) > _LISTED:
                 self.clear()
             own = list(names)  # another thread may change the caller's
-            found = self._make(own)
+            found = make(own)
             self._known[ends] = own, found
             self._listed += len(own)
         return found

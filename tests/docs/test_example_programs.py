@@ -212,6 +212,11 @@ def test_gluon_trainer(place: Place, words: list[str]) -> None:
     weights(place.says(*kvstore_run(python, *words, *program("gluon_trainer.py", store=kind, **SMALL))), 2)
 
 
+def test_files_of_mxnet(place: Place) -> None:
+    said = place.says(python_with("KVSTORE_TEST_MXNET", "mxnet"), *program("mxnet_files.py"))
+    assert "the weights of both runs differ by 0.00e+00" in said
+
+
 def test_ray_train(place: Place) -> None:
     python = python_with("KVSTORE_TEST_RAY", "ray")
     options = {"workers": 2, "servers": 1, "steps": 50, "points": 500}

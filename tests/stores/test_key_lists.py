@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -206,8 +206,11 @@ def test_equal_lists_share_what_was_made_of_them_and_few_are_kept() -> None:
         made.append(names)
         return len(made)
 
-    lists = KeyLists(make)
-    find: Callable[[list[Any]], Any] = lists.find
+    lists: KeyLists[int] = KeyLists()
+
+    def find(names: list[Any]) -> int | None:
+        return lists.find(names, make)
+
     assert find([1, 2]) == find([1, 2]) == 1
     assert find([1, 3, 2]) == 2  # other keys within the same ends
     assert find([1, 4, 2]) == 3

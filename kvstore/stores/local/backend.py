@@ -64,7 +64,7 @@ class LocalBackend(Backend):
         self._apply = apply_with(None)
         self._entries: dict[Key, Entry] = {}
         self._quick = self._entries  # empty while times are taken
-        self._lists = KeyLists(self._columns)
+        self._lists: KeyLists[Columns[Entry]] = KeyLists()
         self._told: set[Key] = set()
         if config.threads:
             cpu.set_threads(config.threads)
@@ -211,7 +211,7 @@ class LocalBackend(Backend):
 
     def quick_pull(self, key: Any, out: Any) -> bool | Callable[[], None]:
         """Do the same for a `pull`; of lists only."""
-        columns = self._lists.find(key) if type(key) is list else None
+        columns = self._lists.find(key, self._columns) if type(key) is list else None
         found = None if columns is None else columns.found(out, write=True)
         if columns is None or found is None:
             return False
@@ -222,7 +222,7 @@ class LocalBackend(Backend):
 
     def _push_columns(self, names: list[Any], value: Any, out: Any) -> bool:
         """Push, and fill the outs if there are any; False: nothing has happened."""
-        columns = self._lists.find(names)
+        columns = self._lists.find(names, self._columns)
         if columns is None or not self.may_push(columns):
             return False
         values = columns.found(value, write=out is value)

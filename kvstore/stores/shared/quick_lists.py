@@ -30,7 +30,7 @@ class QuickLists:
     ) -> None:
         self._job, self._updater, self._undelivered = job, updater, undelivered
         self._waiter, self._pusher = waiter, pusher
-        self._lists = KeyLists(self._columns)
+        self._lists = KeyLists[Columns[Handle]]()
         self._known = 0  # keys of this process as the lists were made
 
     def push(self, names: list[Any], value: Any, out: Any, receives: bool) -> bool | Finish:
@@ -63,7 +63,7 @@ class QuickLists:
         if self._known != len(self._job.handles):
             self._known = len(self._job.handles)
             self._lists.clear()
-        return self._lists.find(names)
+        return self._lists.find(names, self._columns)
 
     def _columns(self, names: list[Key]) -> Columns[Handle] | None:
         """Return what calls with these keys have in common, if all are dense, small, and there once."""

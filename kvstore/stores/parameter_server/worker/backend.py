@@ -94,7 +94,7 @@ class DistBackend(Backend):
         """Serve these keys, which no optimizer and no codec has been set for."""
         client, config = self._client, self.config
         self._keys, self._optimizer = keys, WorkerOptimizer(client)
-        slices = RequestBuilder(self._memory)
+        self._slices = slices = RequestBuilder(self._memory)
         self._pushes = Pushes(client, keys, slices, self._optimizer, self._gpus)
         reads = ConsistentReads(client, keys, self._pushes.calls, config.timeout)
         self._pulls = Pulls(client, keys, self._memory, self._gpus, reads if self.synchronous else None)

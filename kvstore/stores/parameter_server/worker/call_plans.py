@@ -107,7 +107,7 @@ class CallPlans:
     def __init__(self, kind: Kind, client: Client, keys: KeyDirectory, tables: bool = False) -> None:
         self._kind, self._client, self._directory, self._tables = kind, client, keys, tables
         self._single: dict[Key, CallPlan] = {}
-        self._lists = KeyLists(self._made)
+        self._lists: KeyLists[CallPlan] = KeyLists()
         self._changes = -1
 
     def find(self, names: Any) -> CallPlan | None:
@@ -117,7 +117,7 @@ class CallPlans:
             self._lists.clear()
             self._changes = self._directory.changes
         if type(names) is list:
-            return self._lists.find(names)
+            return self._lists.find(names, self._made)
         single = self._single.get(names) or self._made([names])
         if single is not None:
             self._single[names] = single
