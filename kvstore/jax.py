@@ -12,11 +12,13 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from .arrays.host import check_jax_array
-from .averaging import (
+from .averaging.agreement import StepAgreement, make_agreement
+from .averaging.checks import (
     check_made,
     check_not_late,
     check_rounds,
@@ -37,6 +39,12 @@ except ImportError as _error:
 
 Tree = Any
 Array = Any
+
+#: An operation on it is traced where JAX traces.
+_ZERO = np.float32(0)
+
+#: By store and prefix of keys.
+_agreements: WeakKeyDictionary[KVStore, dict[str, StepAgreement | None]] = WeakKeyDictionary()
 
 
 class GradientTransformation(NamedTuple):
@@ -195,7 +203,28 @@ def _through(
     store: KVStore, tree: Tree, prefix: str, check: Callable[[], None], average: bool, priority: int = 0
 ) -> Tree:
     keys, leaves, form = _flat(tree, prefix)
-    return _called(partial(_exchange, store, keys, check, average, priority), keys, leaves, form)
+    call = partial(_exchange, store, keys, check, average, priority)
+    return _called(partial(_compared, store, prefix, call), keys, leaves, form)
+
+
+def _compared(store: KVStore, prefix: str, call: Callable[..., list[Any]], *values: Array) -> list[Any]:
+    """Call an exchange, and raise KVStoreError if a worker has closed its store: it has no part in sums."""
+    agreement = _agreement_of(store, prefix)
+    if agreement is None:
+        return call(*values)
+    agreement.begin(0)
+    outs = call(*values)
+    agreement.wait()
+    agreement.compare()
+    return outs
+
+
+def _agreement_of(store: KVStore, prefix: str) -> StepAgreement | None:
+    """Return the comparison of the workers that exchange keys with this prefix."""
+    known = _agreements.setdefault(store, {})
+    if prefix not in known:
+        known[prefix] = make_agreement(store, f"jax/{prefix}", 0, restarts=True)
+    return known[prefix]
 
 
 def _called(call: Callable[..., list[Any]], keys: list[str], leaves: list[Any], form: Any) -> Tree:
@@ -326,7 +355,8 @@ def _is_sparse(leaf: Any) -> bool:
 
 
 def _traced(leaves: list[Any]) -> bool:
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+    """Return whether JAX traces this call; all leaves can be constants, as in a branch of ``lax.cond``."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in (*leaves, jax.lax.neg(_ZERO)))
 
 
 def _value(key: str, leaf: Any) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -1055,6 +1056,24 @@ def test_workers_agree(job: Callable[..., Job], function: str, tmp_path: Path) -
     made.start_all("procs_trainer", function, "shared", str(tmp_path))
     first, second = made.results()
     assert first == second
+
+
+@pytest.mark.parametrize(
+    ("what", "steps", "named"), [("rate", 0, "learning_rate"), ("batch", 2, "rescale_grad")]
+)
+def test_other_settings_on_a_worker_are_refused_by_all(
+    job: Callable[..., Job], what: str, steps: int, named: str
+) -> None:
+    made = job(2)
+    made.start_all("procs_trainer", "other_settings", what, 100)
+    for text in made.results():
+        assert re.match(rf"after {steps}: worker \d: the optimizer of worker 1 has other .*{named}", text)
+
+
+def test_settings_that_differ_on_purpose(job: Callable[..., Job]) -> None:
+    made = job(2)
+    made.start_all("procs_trainer", "other_settings", "rate", 0)
+    assert made.results() == ["after 4"] * 2
 
 
 def test_workers_agree_by_the_name_of_a_store_of_one_process(job: Callable[..., Job], tmp_path: Path) -> None:

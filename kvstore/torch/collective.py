@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..averaging import check_made
+from ..averaging.checks import check_made
 from ..collective.objects import ArrayKind
 from ..engine import Work
 from ..errors import ArgumentError

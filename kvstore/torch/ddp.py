@@ -9,12 +9,12 @@ from typing import Any, NoReturn, SupportsIndex
 
 import torch
 
-from ..averaging import check_size, check_store, check_sums
+from ..averaging.agreement import StepAgreement
+from ..averaging.checks import check_size, check_store, check_sums
 from ..engine import Work, ended_at
 from ..errors import ArgumentError
 from ..observe.timeline.marks import Marks
 from ..store import KVStore, counters_of, divides, start_pushpull
-from .agreement import StepAgreement
 from .overlap import overlaps
 from .tensors import Tensor, array, check, check_prefix, divided, kind, no_rows, rows_of, sparse_tensor
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ..arrays.sparse import RowSparseArray
-from ..averaging import check_sums
+from ..averaging.checks import check_sums
 from ..engine import Work
 from ..errors import CapabilityError, ConfigError
 from ..optimizer import Optimizer

@@ -13,15 +13,15 @@ from typing import Any, NoReturn, SupportsIndex
 
 import torch
 
-from ..averaging import check_not_late, check_store
+from ..averaging.agreement import make_agreement
+from ..averaging.checks import check_not_late, check_store
 from ..errors import ArgumentError, ClosedError, ConfigError, KVStoreError
 from ..observe.timeline.marks import Marks
 from ..optimizer import Optimizer
-from ..store import KVStore, counters_of, is_bound_by_processors, outlives_workers
-from ..store_kinds import is_synchronous
-from .agreement import StepAgreement
+from ..store import KVStore, counters_of, is_bound_by_processors
 from .buckets import Buckets
 from .exchange import Gradients, OnStore, Weights
+from .fingerprints import describe_settings, sum_bits
 from .overlap import overlaps
 from .passes import BackwardPasses
 from .slots import Slot, agree, slots
@@ -166,7 +166,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._is_paused = False
         self._error: KVStoreError | None = None
         self._begin_step()
-        self._agreement = self._make_agreement(prefix, check_every)
+        self._agreement = make_agreement(store, prefix, check_every, restarts=self._updates)
         self._begin_agreement()
         self._complete_agreement()
         self._passes = BackwardPasses(self._slots, self._notice, self._end_pass)
@@ -181,12 +181,6 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         check_not_late(store)
         agree(store, self._slots, prefix)
         return Gradients(store, self._slots, divisor, whole, at_once)
-
-    def _make_agreement(self, prefix: str, every: int) -> StepAgreement | None:
-        """Return the comparison of the workers; None without rounds, or if restarted workers take part."""
-        if not is_synchronous(self.store) or (self._updates and outlives_workers(self.store)):
-            return None
-        return StepAgreement(self.store, every, prefix)
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the wrapped optimizer, such as ``param_groups`` or ``state``."""
@@ -461,8 +455,12 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     def _begin_agreement(self) -> None:
         if self._agreement is not None:
             ours = [slot for slot in self._slots if slot in self._ours]
-            taking_part = [slot for slot in ours if slot.parameter.requires_grad]
-            self._agreement.begin(self._steps, taking_part, self._optimizer.param_groups, ours)
+            self._agreement.begin(
+                self._steps,
+                [slot.number for slot in ours if slot.parameter.requires_grad],
+                lambda: describe_settings(self._optimizer.param_groups),
+                lambda: sum_bits(ours),
+            )
 
     def _complete_agreement(self) -> None:
         """Raise an error, now and in all later calls, if the steps, settings or weights of workers differ."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -9,8 +10,11 @@ from typing import Any
 import numpy as np
 
 from ..arrays.sparse import RowSparseArray
+from ..averaging.agreement import make_agreement
+from ..errors import ConfigError
 from ..observe.timeline.marks import Marks
 from ..optimizer import Optimizer, Updater, states
+from ..optimizer.descriptions import text_of
 from ..optimizer.updater import Counts
 from ..store import KVStore, counters_of, updater_of, whole_step
 from .choice import Choice
@@ -20,8 +24,10 @@ from .gradients import StepGradients
 class StoreExchange:
     """Values, gradients and settings on their way to a store and back; where there is none, nothing."""
 
-    def __init__(self, choice: Choice, optimizer: Optimizer) -> None:
+    def __init__(self, choice: Choice, optimizer: Optimizer, check_every: int) -> None:
         self._store, self._updates = choice.store, choice.updates
+        self._check_every, self._sums = check_every, 0
+        self._agreement = make_agreement(choice.store, "trainer", 1, restarts=choice.updates)
         self._marks = Marks(counters_of(choice.store))
         #: One of ours takes all keys in one call; others get one call for each, as Gluon makes them.
         self._together = isinstance(choice.store, KVStore)
@@ -52,6 +58,7 @@ class StoreExchange:
         if self._store is None:
             return
         begin = self._marks.begin()
+        self._begin_agreement(optimizer)
         dense = [one for one in gradients if not one.is_sparse()]
         sparse = [one for one in gradients if one.is_sparse()]
         with whole_step(self._store):
@@ -66,7 +73,28 @@ class StoreExchange:
         if self._has_copy:
             for one in gradients:
                 optimizer._update_count(one.key)
+        self._complete_agreement()
         self._marks.step(begin)
+
+    def _begin_agreement(self, optimizer: Optimizer) -> None:
+        if self._agreement is not None:
+            self._agreement.begin(self._sums, settings=lambda: self._describe(optimizer))
+
+    def _complete_agreement(self) -> None:
+        if self._agreement is not None:
+            self._agreement.wait()
+            self._agreement.compare()
+            self._sums += 1
+
+    def _describe(self, optimizer: Optimizer) -> str:
+        """Return the settings that the workers compare: all of them in some steps, the usual ones in each."""
+        if self._updates or not self._check_every:
+            return ""  # a store compares the settings of its own optimizer
+        if self._sums % self._check_every == 0:
+            with contextlib.suppress(ConfigError):  # a rule of the program that has no text
+                return text_of(optimizer)
+        rate, decay, scale = optimizer.learning_rate, optimizer.wd, optimizer.rescale_grad
+        return f"{type(optimizer).__name__}: learning_rate={rate}, wd={decay}, rescale_grad={scale}"
 
     def _sum_together(self, gradients: list[StepGradients]) -> None:
         """All keys in one call, which our own stores do in one pass, or in one exchange."""

@@ -57,6 +57,9 @@ class Trainer:
         Whether the store updates the weights. With None, the store does if it can, except in these cases:
         MXNET_UPDATE_ON_KVSTORE is 0; gradients of dense weights are row-sparse and there is one worker;
         `kvstore` is ``"local"`` and a parameter has more than 2**24 elements.
+    check_every : int
+        Where the trainer updates, the workers compare the learning rate, the weight decay and the batch size
+        in each step, and all settings of the optimizer in one of this many steps. With 0 they compare none.
 
     Raises
     ------
@@ -88,6 +91,7 @@ class Trainer:
         kvstore: Any = "device",
         compression_params: dict[str, Any] | None = None,
         update_on_kvstore: bool | None = None,
+        check_every: int = 100,
     ) -> None:
         self._params = in_order(params)
         self._keys = {id(param): key for key, param in enumerate(self._params)}
@@ -96,6 +100,7 @@ class Trainer:
         self._scale = self._optimizer.rescale_grad
         self._wanted = kvstore, checks.optional(checks.flag)("update_on_kvstore", update_on_kvstore)
         self._compression = compression_params
+        self._check_every = checks.count("check_every", check_every)
         count_replicas(self._params)
         for param in self._params:
             if isinstance(param, Parameter):
@@ -108,7 +113,7 @@ class Trainer:
     def _forget_store(self) -> None:
         self._choice: Choice = _UNDECIDED
         self._decided = False
-        self._exchange = StoreExchange(_UNDECIDED, self._optimizer)
+        self._exchange = StoreExchange(_UNDECIDED, self._optimizer, self._check_every)
         self._updaters = ReplicaUpdaters(self._optimizer, 0)
         self._new = list(range(len(self._params)))  # keys that the store does not have yet
 
@@ -243,7 +248,7 @@ class Trainer:
             choice.close()
             raise
         self._choice, self._decided = choice, True
-        self._exchange = StoreExchange(choice, self._optimizer)
+        self._exchange = StoreExchange(choice, self._optimizer, self._check_every)
         self._updaters = ReplicaUpdaters(self._optimizer, replicas)
 
     def _init(self, keys: list[int]) -> list[int]:

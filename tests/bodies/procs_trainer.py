@@ -208,3 +208,23 @@ def rows(name: str, folder: str) -> list[Any]:
 def one_after_the_other(name: str, folder: str) -> list[Any]:
     """All of these in one job, with a store for each."""
     return [body(name, folder) for body in (settings, stale, resume, rows)]
+
+
+def other_settings(what: str, check_every: int) -> str:
+    """Worker 1 has another rate from the start, or another batch size in the third step."""
+    with kv.create("shared") as store:
+        differs = store.rank == 1
+        params = made(1)
+        rate = 0.2 if differs and what == "rate" else 0.1
+        options: dict[str, Any] = {"update_on_kvstore": False, "check_every": check_every}
+        trainer = Trainer(params, "sgd", {"learning_rate": rate}, kvstore=store, **options)
+        steps = 0
+        try:
+            for step in range(4):
+                feed(params, step, [0], store.rank)
+                trainer.step(3 if differs and what == "batch" and step == 2 else 4)
+                steps += 1
+        except kv.ConfigError as error:
+            store.barrier()
+            return f"after {steps}: {error}"
+        return f"after {steps}"

@@ -84,7 +84,7 @@ def test_no_cycles_of_modules() -> None:
 
 
 # Front doors that are one file, and yet rooms of their own.
-DOORS = {"kvstore.averaging", "kvstore.jax", "kvstore.ray"}
+DOORS = {"kvstore.jax", "kvstore.ray"}
 # Names with an underscore that another package may use.
 USED_BY_OTHERS = {
     "_get_lr": "MXNet's: rules of users call it, so it is no secret",

@@ -260,12 +260,22 @@ def bfloat16(play: Play) -> Any:
 
 
 def float16_means(play: Play) -> Any:
-    """Gradients whose sum float16 cannot hold, and whose mean it can; and integers of 8 bits."""
-    import jax
+    """The gradients have a sum that float16 cannot represent, and a mean that it can."""
     import jax.numpy as jnp
 
+    return _reduced(play, {"f": jnp.full(3, 40000, jnp.float16)})
+
+
+def integer_means(play: Play) -> Any:
+    import jax.numpy as jnp
+
+    return _reduced(play, {"i": jnp.full(3, 100, jnp.int8)})
+
+
+def _reduced(play: Play, tree: Any) -> Any:
+    import jax
+
     transformation = play.reduce()
-    tree = {"f": jnp.full(3, 40000, jnp.float16), "i": jnp.full(3, 100, jnp.int8)}
     call = play.compiled(lambda tree: transformation.update(tree, transformation.init(tree))[0])
     return numbers(jax.block_until_ready(call(tree)))
 
@@ -387,13 +397,9 @@ def complex_numbers(play: Play) -> Any:
 
 def trees_differ(play: Play) -> Any:
     """A gradient has another shape on one worker."""
-    import jax
     import jax.numpy as jnp
 
-    transformation = play.reduce()
-    tree = {"w": jnp.ones(3 + play.rank)}
-    call = play.compiled(lambda tree: transformation.update(tree, transformation.init(tree))[0])
-    return numbers(jax.block_until_ready(call(tree)))
+    return _reduced(play, {"w": jnp.ones(3 + play.rank)})
 
 
 def skipped_by_all(play: Play) -> Any:
@@ -416,8 +422,8 @@ PROGRAMS = {
     for program in (
         sgd, adamw_and_schedule, clip_after, clip_before, multi_steps, multi_steps_around, not_finite_on_one,
         not_finite_on_one_around, not_finite_on_all_around, masked, masked_exchange, bfloat16, float16_means,
-        by_hand, scanned, donated, two_models, in_the_store, complex_numbers, trees_differ, skipped_by_all,
-        skipped_by_one,
+        integer_means, by_hand, scanned, donated, two_models, in_the_store, complex_numbers, trees_differ,
+        skipped_by_all, skipped_by_one,
     )
 }  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .outcomes import Door, Outcome, Unnoticed
+from .outcomes import Door, Outcome, Refused
 
 ROWS = {
     "Chains of optax": {
@@ -21,7 +21,8 @@ ROWS = {
     },
     "Types and trees": {
         "bfloat16": "bfloat16 parameters",
-        "float16_means": "means in float16 and int8 whose sums overflow",
+        "float16_means": "means in float16 whose sums overflow",
+        "integer_means": "means of integers",
         "complex_numbers": "complex gradients",
         "trees_differ": "a gradient of another shape on each worker",
     },
@@ -44,13 +45,17 @@ WAYS = {
     for how in ("outside", "inside")
 }
 COLUMNS = {"shared": "shared/*", "dist_sync": "dist_sync/*", "dist_sync, by hosts": "hosts/*"}
-_OWN = Unnoticed(
-    "the worker skips the exchange by its own gradient, and the rounds of the others pair with its next "
-    "step: all_reduce belongs outside, before `apply_if_finite`"
-)
-_ALONE = Unnoticed("a worker that has closed its store counts as one that has joined, with gradients of zero")
+_LEFT = "has closed its store and takes no part in the exchange"
+_SKIPPED = Refused(_LEFT, by_all=False)
 EXCEPTIONS: dict[str, dict[str, Outcome]] = {
-    "not_finite_on_one_around": {"*": _OWN},
-    "skipped_by_one": {"*": _ALONE},
+    "not_finite_on_one_around": {"*": _SKIPPED},
+    "integer_means": {"*": Refused("the mean of integers is no integer")},
+    "complex_numbers": {"*": Refused("has element type complex64")},
+    "trees_differ": {
+        "*": Refused(
+            "has shape (3,) ... and (4,) on worker 1", "has shape (4,), the key has (3,)", by_all=False
+        )
+    },
+    "skipped_by_one": {"*": _SKIPPED},
 }
 DOOR = Door("JAX", "conformance.jax_crew", WAYS, COLUMNS, ROWS, EXCEPTIONS)

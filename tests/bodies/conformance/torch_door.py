@@ -242,9 +242,7 @@ _EXCEPTIONS: dict[str, dict[str, Outcome]] = {
     "passes_without_a_word": {"*/store": Refused(_TWICE)},
     "passes_per_step_and_more": {"*/store": Refused(_TWICE)},
     "sums_of_two_passes": {
-        _AVERAGES: Refused(
-            "already is a sum over the workers, and would be summed again: with average=False"
-        ),
+        _AVERAGES: Refused("is a sum over the workers, and would be summed again: with average=False"),
         "*/store": Refused(_TWICE),
     },
     "whole_steps": {"hosts/*": _NO_WHOLE_STEPS},
@@ -309,7 +307,7 @@ _EXCEPTIONS: dict[str, dict[str, Outcome]] = {
     },
     "rate_differs": {
         _AVERAGES: Refused("has other settings than that of worker ..., so their weights would differ"),
-        "*/store": Refused("another worker has set the optimizer", "has another optimizer already", _LEFT),
+        "*/store": Refused("the optimizers of two workers differ", _LEFT),
         _DDP: _NOT_SEEN,
     },
     "rate_differs_later": {

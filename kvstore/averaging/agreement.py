@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-import torch
 
 from ..engine import Work
 from ..errors import ConfigError, KVStoreError
 from ..settings.definitions import SIDE
 from ..store import KVStore, call_before_join, outlives_workers, side_store, start_pushpull
-from .slots import Slot
-from .tensors import Tensor, walked
+from ..store_kinds import is_synchronous
 
 #: Columns of the table, which has a row for each worker.
 _STEPS, _PARAMETERS, _SETTINGS, _WEIGHTS = range(4)
 
 #: In the first column: the worker has called `KVStore.join`.
 _JOINED = -1
-
-#: Settings of a group that say how a step is computed, not what it computes.
-_HOW = frozenset({"params", "param_names", "foreach", "fused", "capturable", "differentiable"})
-
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class StepAgreement:
@@ -61,9 +54,9 @@ class StepAgreement:
     def begin(
         self,
         steps: int,
-        parameters: Iterable[Slot] = (),
-        groups: Sequence[dict[str, Any]] = (),
-        weights: Iterable[Slot] = (),
+        parameters: Iterable[int] = (),
+        settings: Callable[[], str] = str,
+        weights: Callable[[], int] = int,
     ) -> None:
         """Start to send the row of this worker.
 
@@ -71,19 +64,19 @@ class StepAgreement:
         ----------
         steps : int
             Number of steps that the worker has completed.
-        parameters : iterable of Slot
-            The parameters whose gradients are exchanged.
-        groups : list of dict
-            Parameter groups of the optimizer.
-        weights : iterable of Slot
-            The parameters whose values must be equal on all workers.
+        parameters : iterable of int
+            Numbers of the parameters whose gradients are exchanged.
+        settings : callable
+            Return the settings of the optimizer as a text.
+        weights : callable
+            Return a hash of the weights, at least 0 and less than 2**63.
         """
         if self._side is None or self._work is not None:
             return
         row = [steps + 1, _hash_numbers(parameters), 0, 0]
         if self._every and steps % self._every == 0:
-            self._settings = describe_settings(groups)
-            row[_SETTINGS:] = [zlib.crc32(self._settings.encode()), sum_bits(weights)]
+            self._settings = settings()
+            row[_SETTINGS:] = [zlib.crc32(self._settings.encode()), weights()]
         self._write_row(row)
         self._work = start_pushpull(self._side, self._key, self._table)
 
@@ -130,8 +123,8 @@ class StepAgreement:
         if closed and not self._continues:
             raise KVStoreError(
                 f"worker {self._rank}: worker {min(closed)} has closed its store and takes no part in the "
-                "exchange, so the gradients are not averages over all workers. It may have an error of its "
-                "own; a worker without further batches calls store.join() before it closes its store"
+                "exchange, so the results lack its gradients. It may have an error of its own; a worker "
+                "without further batches calls store.join() before it closes its store"
             )
 
     def _compare_steps(self, steps: dict[int, int]) -> None:
@@ -172,37 +165,33 @@ class StepAgreement:
             )
 
 
+def make_agreement(store: Any, prefix: str, every: int, restarts: bool) -> StepAgreement | None:
+    """Return the comparison of the workers of a store.
+
+    Parameters
+    ----------
+    store : KVStore, KVStoreBase or None
+    every, prefix
+        See `StepAgreement`.
+    restarts : bool
+        Whether restarted workers take part in a store that outlives its workers.
+
+    Returns
+    -------
+    StepAgreement or None
+        None where the workers cannot be compared: the store is of another class, it has no rounds, or
+        restarted workers take part, which count their steps from 0.
+    """
+    if not isinstance(store, KVStore) or not is_synchronous(store) or (restarts and outlives_workers(store)):
+        return None
+    return StepAgreement(store, every, prefix)
+
+
 def _find_other(values: dict[int, int]) -> tuple[int, int] | None:
     """Return the first rank and the first rank that has another value; None if all have the same."""
     first = min(values)
     return next(((first, rank) for rank, value in values.items() if value != values[first]), None)
 
 
-def _hash_numbers(slots: Iterable[Slot]) -> int:
-    return zlib.crc32(np.array([slot.number for slot in slots], np.int64).tobytes())
-
-
-def describe_settings(groups: Iterable[dict[str, Any]]) -> str:
-    """Return the settings of all parameter groups as a text."""
-    return "; ".join(
-        ", ".join(
-            [f"{len(group['params'])} parameters"]
-            + [f"{name}={_plain(group[name])!r}" for name in sorted(group) if name not in _HOW]
-        )
-        for group in groups
-    )
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, torch.Tensor) else value
-
-
-def sum_bits(slots: Iterable[Slot]) -> int:
-    """Return a sum over the bits of all weights, as an integer of 63 bits."""
-    sums = [_sum_integers(walked(slot.parameter, slot.order)) for slot in slots]
-    total = sum((2 * place + 1) * value.item() for place, value in enumerate(sums))
-    return int(total % 2**63)
-
-
-def _sum_integers(weight: Tensor) -> Tensor:
-    return weight.contiguous().view(_INTEGERS[weight.element_size()]).sum(dtype=torch.int64)
+def _hash_numbers(numbers: Iterable[int]) -> int:
+    return zlib.crc32(np.array(list(numbers), np.int64).tobytes())

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from .arrays.means import check_mean, quotient
-from .errors import ArgumentError, CapabilityError, ConfigError
-from .settings import launchers
-from .settings.variables import text_of
-from .store import KVStore, outlives_workers, updater_of
-from .store_kinds import is_synchronous
+from ..arrays.means import check_mean, quotient
+from ..errors import ArgumentError, CapabilityError, ConfigError
+from ..settings import launchers
+from ..settings.variables import text_of
+from ..store import KVStore, outlives_workers, updater_of
+from ..store_kinds import is_synchronous
 
 
 def check_store(store: Any, sums: bool = True) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import kvstore as kv
-from kvstore.averaging import check_size
+from kvstore.averaging.checks import check_size
 from kvstore.settings import launchers
 
-RECIPE = Path(__file__).parents[1] / "docs" / "how-to" / "programs" / "pytorch_spawn.py"
+RECIPE = Path(__file__).parents[2] / "docs" / "how-to" / "programs" / "pytorch_spawn.py"
 
 
 def test_a_store_of_all_processes_is_right() -> None:
