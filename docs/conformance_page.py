@@ -10,7 +10,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "bodies"))
 
 from conformance import jax_door, torch_door, trainer_door
-from conformance.outcomes import Door, Inapplicable, Outcome, Refused, Right, Unnoticed
+from conformance.outcomes import Door, Inapplicable, Outcome, Refused, Right, Unnoticed, Warned
 
 _HEAD = """# Conformance
 
@@ -23,6 +23,8 @@ that computes the batches of both workers.
 - **right**: the weights are those of the reference within rounding, and the same bits on all workers.
 - **refused**: an error on each worker; the note has its words. If only some workers raise it, the note says
   so.
+- **warned**: the weights are others than those of the reference, and a warning on each worker says so; the
+  note has its words.
 - **not noticed**: the workers do something else than one process, and no error says so; the note has the
   reason why this way cannot notice it.
 - **-**: the program cannot be written in this way; the note has the reason.
@@ -100,6 +102,8 @@ def _say(outcome: Outcome, notes: Notes) -> str:
         quoted = ", or ".join(f"“{words}”" for words in outcome.words)
         some = "" if outcome.by_all else ", on some workers"
         return "refused " + notes.mark(quoted + some)
+    if isinstance(outcome, Warned):
+        return "warned " + notes.mark(f"“{outcome.words}”")
     if isinstance(outcome, Unnoticed):
         return "not noticed " + notes.mark(outcome.why)
     assert isinstance(outcome, Inapplicable)

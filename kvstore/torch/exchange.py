@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -18,6 +19,12 @@ from ..optimizer import Optimizer
 from ..store import KVStore, divides, start_pushpull
 from .slots import Slot
 from .tensors import Tensor, array, divided, no_rows, rows_of, sparse_tensor, walked
+
+_ABSENT = (
+    "worker {rank}: parameter {name!r} has no gradient in this step, so this worker pushes zeros. If no "
+    "worker has a gradient, the store updates the weight with zeros: weight decay and momentum change it. "
+    "Set requires_grad to False, or leave update_on_kvstore out"
+)
 
 
 class Gradients:
@@ -92,6 +99,7 @@ class Weights:
         self, store: KVStore, optimizer: OnStore, divisor: int, whole: bool = False, at_once: bool = False
     ) -> None:
         self._store, self._optimizer, self._whole = store, optimizer, whole
+        self._warned = False
         self._at_once = at_once  # no backward pass reads the weights while they come
         rule = copy.deepcopy(optimizer.rule)  # the caller's stays as it is, for other stores
         rule.rescale_grad = rule.rescale_grad / divisor
@@ -119,6 +127,9 @@ class Weights:
         if slot.sparse:
             return _pushed_rows(slot)
         absent = slot.parameter.grad is None
+        if absent and not self._warned:
+            self._warned = True
+            warnings.warn(_ABSENT.format(rank=self._store.rank, name=slot.name), stacklevel=2)
         slot.gradient = torch.zeros_like(slot.parameter) if absent else _something(slot)
         return array(walked(slot.gradient, slot.order))
 

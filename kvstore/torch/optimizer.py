@@ -98,7 +98,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     All workers must make the same passes and steps. If a parameter has no gradient on this worker, this
     worker contributes zeros. If it has no gradient on any worker, it gets none; but with gradient compression
-    it gets zeros, and with `update_on_kvstore` it is updated with zeros.
+    it gets zeros, and with `update_on_kvstore` it is updated with zeros (a UserWarning says so once).
 
     With `update_on_kvstore` the store has the gradients when ``backward`` returns, so reading or changing
     `.grad` raises KVStoreError, and each pass (or group of `backward_passes_per_step` passes) needs a `step`.

@@ -18,7 +18,7 @@ import jobs
 import numpy as np
 import pytest
 from conformance import crews, jax_door, torch_door, trainer_door
-from conformance.outcomes import Door, Refused, Right, Unnoticed
+from conformance.outcomes import Door, Refused, Right, Unnoticed, Warned
 
 DOORS = {"torch": torch_door.DOOR, "jax": jax_door.DOOR, "trainer": trainer_door.DOOR}
 NEEDS = {"torch": ("torch",), "jax": ("jax", "optax"), "trainer": ("torch",)}
@@ -146,10 +146,12 @@ def matches(words: str, error: str) -> bool:
 def check_right(found: list[Any], expected: Any, wanted: Any) -> None:
     errors = [one["error"] for one in found if "error" in one]
     assert not errors, errors
-    if isinstance(wanted, Unnoticed):
+    if isinstance(wanted, Warned):
+        assert all(any(wanted.words in text for text in one["warned"]) for one in found), found
+    if isinstance(wanted, Unnoticed | Warned):
         assert not all(is_close(one, expected, 1e-4) for one in found), "it is right: change the table"
         return
-    assert all(one == found[0] for one in found), "workers have other weights"
+    assert all(one["found"] == found[0]["found"] for one in found), "workers have other weights"
     assert is_close(found[0], expected, wanted.tolerance), (found[0], expected)
 
 

@@ -36,7 +36,6 @@ _warm_up()
 def play_all(way: Way, size: int, folder: str) -> str:
     """Play the programs that the test names, until it says that there are no more."""
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore")  # programs do what torch warns of
     while (name := jobs.hear(3600)) != "end":
         jobs.tell(f"{name} " + json.dumps(_attempt(name, way, size, folder)))
     return "ended"
@@ -50,7 +49,10 @@ def _attempt(name: str, way: Way, size: int, folder: str) -> Any:
     try:
         with played(way, size, name, folder) as play:
             try:
-                return {"found": PROGRAMS[name](play)}
+                with warnings.catch_warnings(record=True) as caught:
+                    warnings.simplefilter("always")
+                    numbers = PROGRAMS[name](play)
+                return {"found": numbers, "warned": sorted({str(one.message) for one in caught})}
             except Exception as error:
                 if os.environ.get("CONFORMANCE_TRACES"):
                     traceback.print_exc()

@@ -35,6 +35,13 @@ class Refused:
 
 
 @dataclass(frozen=True)
+class Warned:
+    """The weights differ from those of one process, and a warning on each worker has these words."""
+
+    words: str
+
+
+@dataclass(frozen=True)
 class Unnoticed:
     """Workers or weights differ from one process, and no error says so: the reason why none can."""
 
@@ -48,7 +55,7 @@ class Inapplicable:
     why: str
 
 
-Outcome = Right | Refused | Unnoticed | Inapplicable
+Outcome = Right | Refused | Warned | Unnoticed | Inapplicable
 RIGHT = Right()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .outcomes import Door, Inapplicable, Outcome, Refused, Right, Unnoticed
+from .outcomes import Door, Inapplicable, Outcome, Refused, Right, Unnoticed, Warned
 
 _OVERLAPS = {"default": None, "on": True, "off": False}
 
@@ -190,8 +190,9 @@ _ONE_RULE = Refused("store already has an optimizer, which would use gradients a
 _OF_THE_STORE = Inapplicable(
     "the store has one optimizer for all parameters, of those in `kvstore.optimizer`"
 )
-_ZEROS = Unnoticed(
-    "a parameter that has no gradient on any worker is updated with zeros: weight decay and momentum move it"
+_ZEROS = Warned(
+    "If no worker has a gradient, the store updates the weight with zeros: weight decay and momentum "
+    "change it"
 )
 _CLOSED = ("Connection closed by peer", "reset by peer")
 _NOT_SEEN = Unnoticed(
