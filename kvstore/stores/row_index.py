@@ -1,4 +1,4 @@
-"""Where the rows of a table lie, by their ids: a large sorted list, and a small one of those that came last.
+"""Where the rows of a table lie, by their ids: a large sorted list, and a small one of the latest.
 
 To put a few new ids into a sorted list of millions means to copy it; so new ones gather in a list of their
 own until that is worth the copy.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ....kernels import cpu
-from ...rows import Ids
+from ..kernels import cpu
+from .rows import Ids
 
 _SHARE = 8  # the small list has at most such a part of the large one ...
 _LEAST = 4096  # ... or so many ids
