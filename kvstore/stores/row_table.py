@@ -67,8 +67,21 @@ class RowTable:
         """Memory of the rows and their ids, in bytes."""
         return int(self.held.nbytes) + (0 if self.index is None else self.index.nbytes)
 
+    # What a store has to know or to decide of; here nothing is.
+
     def hide(self) -> None:
         """Leave reads and updates to this class; called before anything changes."""
+
+    def _note_changes(self, rows: Ids | None, arrays: list[Array]) -> None:
+        """Note that an update is about to change arrays, or the rows of them at the places `rows`."""
+
+    def _new_rows(self, like: Array, count: int) -> Array:
+        """Return memory for `count` rows such as those of `like`, or for more."""
+        return _room(like, count)
+
+    def _new_whole(self, like: Array) -> Array:
+        """Return memory for all rows."""
+        return pages.empty((self.shape[0], *like.shape[1:]), like.dtype)
 
     # --------------------------------------------------------------------------------------------- values
 
@@ -146,11 +159,12 @@ class RowTable:
 
     def _fill(self, order: Pair) -> None:
         before, tree = self.held, self.tree()
-        block = spread(before, self.blank, order, self.shape[0])
+        block = spread(before, self.blank, order, self._new_whole(before))
         if tree is not None:
             self._blank_for(self.updater)
-            tree = _mapped(lambda a, blank: spread(a, blank, order, self.shape[0]), tree, self.blank_tree)
-            self._set_tree(tree)
+            self._set_tree(
+                _mapped(lambda a, blank: spread(a, blank, order, self._new_whole(a)), tree, self.blank_tree)
+            )
         self._block, self.index, self.count = block, None, self.shape[0]
         self._rooms = []
 
@@ -170,7 +184,8 @@ class RowTable:
 
     def _gather(self, ids: Ids, rows: Array) -> None:
         positions = self._positions(ids)
-        cpu.reduce_rows([self.held], [positions], rows)
+        every = self.index is None and len(ids) == self.count
+        cpu.reduce_rows([self.held], [None if every else positions], rows)
         if self.index is not None and self.blank.view(np.uint8).any():
             rows[positions < 0] = self.blank[0]
 
@@ -215,7 +230,7 @@ class RowTable:
     def _grown(self, room: Array, rows: Array, blank: Array, count: int) -> Array:
         """Memory that begins with `rows` and has copies of a blank one behind them, at least to `count`."""
         if len(room) < count:
-            room = _room(rows, count)
+            room = self._new_rows(rows, count)
             room[: len(rows)] = rows
         room[len(rows) : count] = blank
         return room
@@ -291,7 +306,7 @@ class RowTable:
         if len(room) < len(ids) or any(np.may_share_memory(room, source.data) for source in sources):
             room = pages.empty((len(ids), *self.shape[1:]), self.dtype)
         cpu.reduce_rows(datas, maps, room[: len(ids)])
-        self._take_over(ids.copy(), room)
+        self._take_over(ids if len(ids) == self.shape[0] else ids.copy(), room)
         self.updater = self._blank_of = self.blank_tree = None
 
     def update(self, parts: Merged, lent: Lent, before: Array | None = None) -> Plan:
@@ -304,7 +319,9 @@ class RowTable:
         with self._unless_it_fails(), lent as updater:
             positions = self._hold(ids)
             plan = kind, params, master, states = self._plan(updater)
-            cpu.update_rows(kind, params, datas, maps, positions, self.held, master, states, before)
+            where = None if self.index is None and len(ids) == self.count else positions
+            self._note_changes(positions, [self.held, *states, *([] if master is None else [master])])
+            cpu.update_rows(kind, params, datas, maps, where, self.held, master, states, before)
         self._settle()
         return plan
 
@@ -318,6 +335,10 @@ class RowTable:
             items: list[cpu.UpdateItem] = [(kind, params, [whole], self.held, master, states, [])]
             if self.index is not None:
                 items.append(self._blank_item(updater.optimizer, kind, params))
+            changes = [self.held, *arrays_of(self.tree())]
+            if self.index is not None:
+                changes += [self.blank, *arrays_of(self.blank_tree)]
+            self._note_changes(None, changes)
             cpu.update(items)
         self._settle()
 
@@ -354,7 +375,9 @@ class RowTable:
             if self.index is not None:
                 self._blank_for(updater)
             changes = [self.held, *arrays_of(self.tree())]
-            with undone(changes, rows if works_by_rows(updater.optimizer) else None):
+            some = rows if works_by_rows(updater.optimizer) else None
+            self._note_changes(some, changes)
+            with undone(changes, some):
                 updater(self.key, gradient, self.held)
         self._settle()
 
@@ -400,13 +423,14 @@ def undone(arrays: list[Array], rows: Ids | None = None) -> Iterator[None]:
 
 def spread_tree(tree: Tree, blank: Tree, order: Pair, n: int) -> Tree:
     """Return the state of all `n` rows: that of `order`, and copies of the blank one elsewhere."""
-    return _mapped(lambda rows, one: spread(rows, one, order, n), tree, blank)
+    return _mapped(
+        lambda rows, one: spread(rows, one, order, pages.empty((n, *rows.shape[1:]), rows.dtype)), tree, blank
+    )
 
 
-def spread(rows: Array, blank: Array, order: Pair, n: int) -> Array:
-    """Return a table with every row: `rows[where]` at `ids`, copies of the blank row elsewhere."""
+def spread(rows: Array, blank: Array, order: Pair, table: Array) -> Array:
+    """Fill a table with every row: `rows[where]` at `ids`, copies of the blank row elsewhere."""
     ids, where = order
-    table = pages.empty((n, *rows.shape[1:]), rows.dtype)
     table[...] = blank
     table[ids] = rows[where]
     return table

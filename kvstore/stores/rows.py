@@ -14,21 +14,21 @@ Array = npt.NDArray[Any]
 Ids = npt.NDArray[np.int64]
 
 
-#: Ascending ids of rows, where each source has each of them (-1: it has not), and the rows of each source.
-Merged = tuple[Ids, list[Ids], list[Array]]
+#: Ascending ids of rows; where each source has each of them (-1: the row is absent; None: the source has
+#: all of them, in this order); the rows of each source.
+Merged = tuple[Ids, list[Ids | None], list[Array]]
 
 
 def merge(sources: list[RowSparseArray]) -> Merged:
-    """Union of the sources' row ids, each source's map into it, and the rows of each source.
+    """Return the union of the sources' rows, with their places in each source; one source is not copied.
 
     Sources without rows are left out.
     """
     some = [source for source in sources if len(source.indices)]
     if len(some) == 1:
-        ids = some[0].indices.copy()
-        return ids, [np.arange(len(ids), dtype=np.int64)], [some[0].data]
+        return some[0].indices, [None], [some[0].data]
     rows, maps = cpu.merge_ids([source.indices for source in some])
-    return rows, maps, [source.data for source in some]
+    return rows, [*maps], [source.data for source in some]
 
 
 def merged(sources: list[RowSparseArray]) -> RowSparseArray:
@@ -36,7 +36,7 @@ def merged(sources: list[RowSparseArray]) -> RowSparseArray:
     rows, maps, datas = merge(sources)
     data = np.empty((len(rows), *sources[0].shape[1:]), sources[0].dtype)
     cpu.reduce_rows(datas, maps, data)
-    return trusted_rows(data, rows, sources[0].shape)
+    return trusted_rows(data, rows.copy() if maps == [None] else rows, sources[0].shape)
 
 
 def with_all_rows(table: Array) -> RowSparseArray:

@@ -7,6 +7,7 @@ returns a digest of what did, which the test compares between processes.
 from __future__ import annotations
 
 import hashlib
+import resource
 import sys
 import warnings
 from collections.abc import Iterator
@@ -587,6 +588,89 @@ def rows() -> str:
                     check_rows(store, local, key, shape, digest)
             store.barrier()
     return digest.hex()
+
+
+HUGE_RULES: list[Any] = [
+    None,
+    ("sgd", {"momentum": 0.9, "lazy_update": True}),
+    ("adam", {"wd": 0.01}),
+    ("groupadagrad", {}),
+]
+
+
+def huge_rows() -> str:
+    """A table that no machine could hold, of which each push touches other rows."""
+    digest, shape = Digest(), (10**13, 4)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for rule in HUGE_RULES:
+        with create() as store, kv.create("local", processes=1) as local:
+            for made in (store, local):
+                made.init("rows", kv.RowSparseArray.zeros(shape))
+                if rule is not None:
+                    made.set_optimizer(kv.optimizer.create(rule[0], **rule[1]))
+            for i in range(6):
+                parts = [huge_part(shape, 10 * i + w) for w in range(store.num_workers)]
+                local.push("rows", parts)
+                store.push("rows", parts[store.rank])
+                pair = [kv.RowSparseArray.zeros(shape) for _ in range(2)]
+                for made, out in zip((store, local), pair, strict=True):
+                    made.row_sparse_pull("rows", out=out, row_ids=[0, *parts[0].indices, shape[0] - 1])
+                same_rows(*pair)
+                same_rows(store.view("rows"), local.view("rows"))
+                digest.add(pair[0].data)
+            assert store.placement()["rows"][0][1] < 2**20
+            store.barrier()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**16  # KB
+    return digest.hex()
+
+
+def huge_part(shape: tuple[int, ...], seed: int) -> kv.RowSparseArray:
+    rng = np.random.default_rng(seed)
+    ids = np.unique(np.concatenate([np.arange(10), rng.integers(0, shape[0], 300 * (1 + seed % 5))]))
+    return table(ids, rng.standard_normal((len(ids), shape[1])).astype(F), shape)
+
+
+ASSIGNED_RULES: list[Any] = [
+    ("sgd", {"momentum": 0.9, "lazy_update": True, "multi_precision": True}),
+    ("adam", {"multi_precision": True}),
+]
+
+
+def assigned_rows(folder: str) -> str:
+    """Values and states are loaded between pushes; those of 16 bits have float32 copies."""
+    digest, shape = Digest(), (40, 3)
+    for rule in ASSIGNED_RULES:
+        with create() as store, kv.create("local", processes=1) as local:
+            for made in (store, local):
+                made.init("rows", random_rows(shape, 3, "float16"))
+                made.set_optimizer(kv.optimizer.create(rule[0], **rule[1]))
+            for i in range(8):
+                if i in (2, 3, 6):  # values of another order of rows, twice in turn
+                    new = random_rows(shape, 900 + i, "float16")
+                    local._backend.assign([("rows", [new])])
+                    store.barrier()
+                    if store.rank == 0:
+                        store._backend.assign([("rows", [new])])
+                    store.barrier()
+                if i == 4:
+                    there = f"{folder}/{rule[0]}-{store.rank}"
+                    store.save_optimizer_states(there)
+                    local.load_optimizer_states(there)
+                    store.load_optimizer_states(there)
+                push_rows16(store, local, shape, 50 * i)
+                pair = [np.empty(shape, np.float16) for _ in range(2)]
+                for made, out in zip((store, local), pair, strict=True):
+                    made.pull("rows", out=out)
+                check("rows", iter([(pair[0], pair[1])]))
+                digest.add(pair[0])
+            store.barrier()
+    return digest.hex()
+
+
+def push_rows16(store: Any, local: Any, shape: tuple[int, ...], seed: int) -> None:
+    parts = [random_rows(shape, seed + w, "float16") for w in range(store.num_workers)]
+    local.push("rows", parts)
+    store.push("rows", parts[store.rank])
 
 
 def push_rows(store: Any, local: Any, key: str, shape: tuple[int, ...], seed: int) -> None:

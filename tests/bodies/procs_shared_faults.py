@@ -235,6 +235,40 @@ def rows_until_lost(seed: int) -> dict[str, Any]:
     return {"seen": seen, "t": t, "last": float(view[0, 0])}
 
 
+def growing_rows_until_lost(seed: int) -> dict[str, Any]:
+    """Row-sparse updates of some rows again and again, and of new ones each time, until a peer dies."""
+    shape, old, more = (10**12, 20), 50, 400
+    store = kv.create("shared")
+    store.init("w", kv.RowSparseArray.zeros(shape))
+    store.set_optimizer(kv.optimizer.SGD(learning_rate=RATE, momentum=MOMENTUM, lazy_update=True))
+    n, t = store.num_workers, 0
+    tell("ready")
+    with pytest.raises(kv.PeerLostError):
+        while True:
+            t += 1
+            ids = np.concatenate([np.arange(old), np.arange(more) * 10**9 + 1000 * t])
+            rows = np.full((len(ids), shape[1]), t * (store.rank + 1), F)
+            store.push("w", kv.RowSparseArray(rows, ids, shape))
+            store.view("w")
+    view = store.view("w")
+    again = kv.RowSparseArray.zeros(shape)
+    store.pull("w", out=again, ignore_sparse=False)
+    assert np.array_equal(again.data, view.data)
+    assert np.array_equal(again.indices, view.indices)
+    traffic = Traffic.__new__(Traffic)
+    traffic.n = n
+    last = (len(view.indices) - old) // more
+    assert last in (t - 1, t), (last, t)
+    assert np.unique(view.data[:old]).tolist() == [list(traffic.trajectory(t))[last]]
+    for step in range(1, last + 1):
+        ids = np.arange(more) * 10**9 + 1000 * step
+        rows = view.data[np.searchsorted(view.indices, ids)]
+        gradient = F(step * n * (n + 1) // 2)
+        assert np.unique(rows).tolist() == [float(F(-RATE) * gradient)], step
+    store.close()
+    return {"seen": last, "t": t}
+
+
 def provoke(store: Any) -> None:
     """Have the store say that a peer is lost."""
     with pytest.raises(kv.PeerLostError):

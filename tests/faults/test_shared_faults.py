@@ -52,10 +52,10 @@ def test_a_killed_worker(job: MakeJob, tmp_path: Path, seed: int) -> None:
     kill_one(job, tmp_path, seed)
 
 
-def kill_one_among_rows(job: MakeJob, seed: int) -> None:
+def kill_one_among_rows(job: MakeJob, seed: int, body: str = "rows_until_lost") -> None:
     draw = random.Random(seed)
     made = job(draw.choice([2, 3]))
-    workers = made.start_all(BODIES, "rows_until_lost", seed)
+    workers = made.start_all(BODIES, body, seed)
     for worker in workers:
         worker.expect("ready")
     time.sleep(draw.random() * 0.06)  # the instant
@@ -69,6 +69,11 @@ def kill_one_among_rows(job: MakeJob, seed: int) -> None:
 @pytest.mark.parametrize("seed", nightly_unless(lambda seed: seed < 2, range(5)))
 def test_a_worker_killed_in_an_update_of_rows(job: MakeJob, seed: int) -> None:
     kill_one_among_rows(job, seed)
+
+
+@pytest.mark.parametrize("seed", nightly_unless(lambda seed: seed < 4, range(20)))
+def test_a_worker_killed_while_a_table_grows(job: MakeJob, seed: int) -> None:
+    kill_one_among_rows(job, seed, "growing_rows_until_lost")
 
 
 @pytest.mark.nightly

@@ -61,7 +61,7 @@ class Table(RowTable, TableRows):
         self._maps_room: Ids = np.empty((0, 0), np.int64)  # and where they are in each part
 
     @property
-    def updater(self) -> Updater | None:  # type: ignore[override] # the state has it
+    def updater(self) -> Updater | None:
         """Has the optimizer's state of the rows held."""
         return self.state.updater
 
@@ -240,7 +240,7 @@ class Table(RowTable, TableRows):
             self._keep(ids)  # nothing has changed
             raise
         if before is not None:
-            self._before = _Kept(self._keeps, ids, before, None)
+            self._before = _Kept(self._keeps, ids.copy(), before, None)
         if master is None:
             self._show(sources, settings, version, (kind, params, states))
 
