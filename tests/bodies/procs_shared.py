@@ -6,6 +6,7 @@ returns a digest of what did, which the test compares between processes.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import resource
 import sys
@@ -621,6 +622,44 @@ def huge_rows() -> str:
             assert store.placement()["rows"][0][1] < 2**20
             store.barrier()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**16  # KB
+    return digest.hex()
+
+
+class Refuses(kv.optimizer.Optimizer):
+    """Adds the gradient to the weight, and raises in two of three rounds."""
+
+    calls = 0
+
+    def update(self, index: Any, weight: Array, grad: Any, state: Any) -> None:
+        self._update_count(index)
+        weight += np.asarray(grad)
+        Refuses.calls += 1
+        if Refuses.calls % 3:
+            raise RuntimeError("not this one")
+
+
+def rows_that_fail() -> str:
+    """Rounds of rows come to nothing, with a schedule, an own rule and a function: nothing stays of them."""
+    digest, shape = Digest(), (60_000, 8)
+    with create() as store:
+        store.init("rows", kv.RowSparseArray.zeros(shape))
+        store.set_optimizer(kv.optimizer.SGD(learning_rate=1, momentum=0.5, lazy_update=True))
+        part = table(np.arange(10), np.ones((10, 8), F), shape)
+        store.push("rows", part)
+        before = store.view("rows")
+        if store.num_workers == 1:
+            store.set_optimizer(Refuses())
+            sizes, outcomes = [], []
+            for i in range(12):
+                with contextlib.suppress(kv.UpdaterError):
+                    store.push("rows", table(np.arange(20) + 30 * i, np.ones((20, 8), F), shape))
+                    store.wait()
+                sizes.append(store._backend._job.reserved)
+                outcomes.append(float(store.view("rows").todense().sum()))
+            assert sizes[-1] == sizes[5], sizes
+            assert outcomes[:6] == [outcomes[0]] * 2 + [outcomes[2]] * 3 + [outcomes[5]], outcomes
+            assert outcomes[2] == outcomes[0] + 160
+        digest.add(before.data, before.indices)
     return digest.hex()
 
 

@@ -69,7 +69,7 @@ class RegionTables:
 
 
 class RegionTable(RowTable):
-    """A row-sparse key as one process of a job sees it. `lock` is held by who looks at it, or works on it."""
+    """A row-sparse key as one process of a job sees it. A thread holds `lock` while it reads or updates."""
 
     def __init__(self, job: shm.Job, handle: Handle) -> None:
         super().__init__(handle.key, handle.shape, handle.dtype)
@@ -78,9 +78,10 @@ class RegionTable(RowTable):
         self._words: Ids = handle.table_words()
         self._lying: Ids = np.empty(0, np.int64)
         self._lineage, self._known, self._tail = -1, 0, np.empty(0, np.int64)
-        self._record: bytes = b""
+        # Memory that the round at work has outgrown, and has taken; memory that failed rounds had taken.
         self._outgrown: list[Array] = []
-        self._numbers = 0
+        self._taken: list[Array] = []
+        self._unused: list[Array] = []
 
     # --------------------------------------------------------------------------------------------- looking
 
@@ -117,13 +118,16 @@ class RegionTable(RowTable):
 
     def forget(self) -> None:
         """Look at everything anew the next time."""
-        self._lineage, self._record = -1, b""
+        self._lineage = -1
         self.updater = self._blank_of = None
 
     def show_all(self) -> None:
         """Show every row if an absent one is something else than zeros: in own memory, for a read."""
         if self.index is not None and self.blank.astype(bool).any():
-            own = pages.empty(self.shape, self.dtype)
+            try:
+                own = pages.empty(self.shape, self.dtype)
+            except (MemoryError, OverflowError) as error:
+                raise KVStoreError(self._too_large()) from error
             self._block = spread(self.held, self.blank, self.index.all(), own)
             self.index, self.count, self._lineage = None, self.shape[0], -1
 
@@ -135,8 +139,8 @@ class RegionTable(RowTable):
     # --------------------------------------------------------------------------------------------- memory
 
     def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        self._numbers += 1
-        return self._handle.new_state(shape, dtype, self._numbers % 8)[1]
+        self._taken.append(self._handle.new_state(shape, dtype, len(self._taken) % 8)[1])
+        return self._taken[-1]
 
     def _new_rows(self, like: Array, count: int) -> Array:
         return self._empty((max(count, int(_GROWTH * len(like)), _LEAST), *like.shape[1:]), like.dtype)
@@ -162,11 +166,32 @@ class RegionTable(RowTable):
         """Leave it to `lend`: numbers and states do not change once they were noted."""
 
     def _give_back(self) -> None:
-        """Give memory back that was outgrown, now that the round is complete."""
-        for array in self._outgrown:
+        """Give memory back that was outgrown, unless another worker has undone the round meanwhile."""
+        own = self._job.offset_of(self._block), self._job.offset_of(self._lying)
+        if (int(self._words[_ROWS]), int(self._words[_IDS])) == own:
+            self._give(self._outgrown)
+        self._outgrown.clear()
+        self._taken.clear()
+
+    def _give(self, arrays: list[Array]) -> None:
+        for array in arrays:
             if offset := self._job.offset_of(array):
                 self._handle.give(offset, array.nbytes)
+        arrays.clear()
+
+    def _note_failure(self) -> None:
+        """Note memory for the next round to give back, since this one is about to be undone.
+
+        States that are described already stay. So does everything where the round is complete, or is another
+        worker's: its numbers may name this memory.
+        """
+        if self._handle.is_opened:
+            _, text = self._handle.record()
+            named = set(_offsets(json.loads(text))) if text else set()
+            self._unused += [array for array in self._taken if self._job.offset_of(array) not in named]
         self._outgrown.clear()
+        self._taken.clear()
+        self.forget()
 
     # --------------------------------------------------------------------------------------------- rounds
 
@@ -175,11 +200,11 @@ class RegionTable(RowTable):
         """Work on the rows in use, in the round that this worker has opened; the body completes it."""
         with self.lock:
             try:
+                self._give(self._unused)
                 yield self.look()
                 self._give_back()
             except BaseException:
-                self._outgrown.clear()  # who undoes it may put the old memory in use
-                self.forget()
+                self._note_failure()
                 raise
 
     def lend(self, updates: JobUpdater) -> Lent:
@@ -245,6 +270,8 @@ class RegionTable(RowTable):
             try:
                 self._assign_beside(value, updates)
             finally:
+                self._outgrown.clear()
+                self._taken.clear()
                 self.forget()
 
     def _assign_beside(self, value: RowSparseArray, updates: JobUpdater) -> None:
@@ -261,26 +288,28 @@ class RegionTable(RowTable):
         """Have the other place hold rows of `ids`; return memory for these."""
         words = self._handle.table_words(other=True)
         words[_HELD] = 0
-        rows = self._reserve(words, _ROOM, _ROWS, self._block, len(ids))
-        lying = self._reserve(words, _IDS_ROOM, _IDS, self._lying, len(ids))
+        rows = self._reserve(words, _ROOM, _ROWS, (len(ids), *self.shape[1:]), self.dtype)
+        lying = self._reserve(words, _IDS_ROOM, _IDS, (len(ids),), _INT64)
+        self._taken.clear()  # the numbers of the other place name it
         lying[: len(ids)] = ids
         self._handle.blank_row(other=True)[...] = 0
         words[_LINEAGE] = self._next_lineage()
         words[_HELD] = -1 if len(ids) == self.shape[0] else len(ids)
         return rows
 
-    def _reserve(self, words: Ids, room: int, at: int, like: Array, count: int) -> Array:
-        """Return memory of the other place for `count` rows; larger one if need be."""
-        shape, offset, old = like.shape[1:], int(words[at]), int(words[room])
-        if not offset or old < count:
-            made = self._empty((max(count, 1), *shape), like.dtype)
-            words[room] = 0  # a death in between leaves no number that is too large
-            words[at] = self._job.offset_of(made)
-            words[room] = len(made)
-            if offset:
-                self._handle.give(offset, old * (like.nbytes // max(len(like), 1)))
-            return made
-        return self._handle.table_array(offset, (old, *shape), like.dtype)
+    def _reserve(self, words: Ids, room: int, at: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Return memory of the other place for rows of that shape: that of before, if it is large enough."""
+        count, offset, old = shape[0], int(words[at]), int(words[room])
+        before = self._handle.table_array(offset, (old, *shape[1:]), dtype)
+        if offset and old >= count:
+            return before
+        made = self._empty((max(count, 1), *shape[1:]), dtype)
+        words[room] = 0  # a death in between leaves no number that is too large
+        words[at] = self._job.offset_of(made)
+        words[room] = len(made)
+        if offset:
+            self._handle.give(offset, before.nbytes)
+        return made
 
     def _assign_in_order(self, value: RowSparseArray) -> None:
         """Put `value` beside, with rows in the order of the states."""
@@ -295,6 +324,7 @@ class RegionTable(RowTable):
         self._put_words(words, self._block, self._lying)
         if self.dtype.itemsize == 2:
             self.follow()
+        self._words = words
         self._give_back()
 
     def _assign_whole(self, value: RowSparseArray, updates: JobUpdater) -> None:
@@ -415,6 +445,15 @@ class RegionTable(RowTable):
         if isinstance(tree, tuple):
             return [self._outlined(part) for part in tree]
         return {"at": self._job.offset_of(tree), "shape": list(tree.shape), "dtype": tree.dtype.name}
+
+
+def _offsets(outline: Any) -> Iterator[int]:
+    """Yield where the arrays of a description lie."""
+    parts = outline.values() if isinstance(outline, dict) else outline if isinstance(outline, list) else ()
+    if isinstance(outline, dict) and "at" in outline:
+        yield outline["at"]
+    for part in parts:
+        yield from _offsets(part)
 
 
 def wrapped(handle: Handle, outline: Any) -> Tree:

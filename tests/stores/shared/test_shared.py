@@ -99,6 +99,10 @@ def test_a_huge_table_costs_the_rows_that_are_touched(job: MakeJob, size: int) -
     same(job(size), "huge_rows")
 
 
+def test_rounds_of_rows_that_fail_leave_nothing(job: MakeJob) -> None:
+    same(job(1), "rows_that_fail")
+
+
 def test_values_and_states_of_tables_that_are_loaded(job: MakeJob, tmp_path: Path) -> None:
     same(job(2), "assigned_rows", str(tmp_path))
 
