@@ -257,9 +257,10 @@ def growing_rows_until_lost(seed: int) -> dict[str, Any]:
     assert np.array_equal(again.indices, view.indices)
     traffic = Traffic.__new__(Traffic)
     traffic.n = n
-    last = (len(view.indices) - old) // more
+    last, rest = divmod(max(0, len(view.indices) - old), more)
     assert last in (t - 1, t), (last, t)
-    assert np.unique(view.data[:old]).tolist() == [list(traffic.trajectory(t))[last]]
+    assert rest == 0
+    assert np.unique(view.data[:old]).tolist() == ([list(traffic.trajectory(t))[last]] if last else [])
     for step in range(1, last + 1):
         ids = np.arange(more) * 10**9 + 1000 * step
         rows = view.data[np.searchsorted(view.indices, ids)]

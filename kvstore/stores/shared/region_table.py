@@ -32,7 +32,7 @@ from ...optimizer import Updater
 from ...optimizer.builtin import arrays_of, mapped
 from ...optimizer.optimizer import State as Tree
 from ..entry import Array
-from ..row_index import NONE, RowIndex
+from ..row_index import NONE, Pair, RowIndex
 from ..row_table import Lent, RowTable, needs_all_rows, spread, spread_tree
 from ..rows import Ids, merge
 from .native import _shared as shm
@@ -146,8 +146,12 @@ class RegionTable(RowTable):
         return self._empty((max(count, int(_GROWTH * len(like)), _LEAST), *like.shape[1:]), like.dtype)
 
     def _new_whole(self, like: Array) -> Array:
-        self._outgrown.append(like)
         return self._empty((self.shape[0], *like.shape[1:]), like.dtype)
+
+    def _fill(self, order: Pair) -> None:
+        before = [self._block, *self._rooms]
+        super()._fill(order)
+        self._outgrown += before
 
     def _grown(self, room: Array, rows: Array, blank: Array, count: int) -> Array:
         grown = super()._grown(room, rows, blank, count)
@@ -220,7 +224,7 @@ class RegionTable(RowTable):
 
     def lend_all(self) -> Array:
         """Return all rows, for code of the user that has its states elsewhere."""
-        self.updater = self._blank_of = None
+        self.updater, self._blank_of, self._rooms = None, None, []
         weight = self.fill()
         self._note_changes(None, [weight])
         return weight.view()
@@ -390,8 +394,8 @@ class RegionTable(RowTable):
         tree = wrapped(self._handle, record["state"])
         if "blank" not in record:  # of all rows
             updater.states.pop(self.key, None)
-            self.fill()
             self._rooms = []
+            self.fill()
         else:
             self.blank_tree, self._blank_of = wrapped(self._handle, record["blank"]), updater
             self._rooms = list(arrays_of(tree))
