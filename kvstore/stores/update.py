@@ -66,8 +66,8 @@ def emit(batch: Batch) -> None:
     """Fill the outs of each key with what is stored."""
     cpu.reduce([([entry.value], None, outs) for entry, _, outs in batch if outs and entry.table is None])
     for entry, _, outs in batch:
-        if entry.table is not None:
-            for out in outs:
+        if entry.table is not None and outs is not None:
+            for out in outs if isinstance(outs, list) else [outs]:
                 entry.table.copy_dense(out)
 
 
