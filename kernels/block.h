@@ -348,7 +348,7 @@ static ptrdiff_t LV(rows_together)(const kv_rows *job, ptrdiff_t u, ptrdiff_t to
     ptrdiff_t n = job->cols < KV_BLOCK ? to - u : 1;
     if (job->dst_row)
         n = LV(run)(job->dst_row + u, n, 1);
-    for (int j = 0; j < job->k; j++)
+    for (int j = 0; j < job->k && n > 1; j++)
         if (job->map[j])
             n = job->map[j][u] >= 0 ? LV(run)(job->map[j] + u, n, 1) : LV(run)(job->map[j] + u, n, 0);
     return n;

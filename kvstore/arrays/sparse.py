@@ -145,8 +145,8 @@ def _plain_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
         )
     if math.prod(max(n, 1) for n in full) >= _ELEMENTS:
         raise ShapeError(
-            f"a table of shape {full} has 2**60 elements or more, which no array can have; take row ids modulo "
-            "a smaller number of rows"
+            f"a table of shape {full} has 2**60 elements or more, which no array can have; take row ids "
+            "modulo a smaller number of rows"
         )
     return full
 

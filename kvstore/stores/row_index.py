@@ -26,6 +26,7 @@ class RowIndex:
     def __init__(self, ids: Ids, where: Ids) -> None:
         self._old: Pair = ids, where
         self._new: Pair = NONE
+        self._last: Pair = NONE  # ids that were asked for last: a push is often of the rows that were pulled
 
     @property
     def nbytes(self) -> int:
@@ -34,14 +35,18 @@ class RowIndex:
 
     def positions(self, ids: Ids) -> Ids:
         """Where rows of ascending ids lie; -1 for those that are not there."""
+        last_ids, last_found = self._last
+        if len(ids) == len(last_ids) and np.array_equal(ids, last_ids):
+            return last_found.copy()
         found = _located(self._old, ids)
         if len(self._new[0]) and (missing := np.flatnonzero(found < 0)).size:
             found[missing] = _located(self._new, ids[missing])
+        self._last = ids.copy(), found.copy()
         return found
 
     def add(self, ids: Ids, where: Ids) -> None:
         """Take in rows that are not there, by ascending ids."""
-        self._new = _inserted(self._new, ids, where)
+        self._new, self._last = _inserted(self._new, ids, where), NONE
         if len(self._new[0]) > max(_LEAST, len(self._old[0]) // _SHARE):
             self.all()
 
@@ -57,7 +62,7 @@ class RowIndex:
 
     def go_back(self, mark: tuple[Pair, Pair]) -> None:
         """Be as at a mark."""
-        self._old, self._new = mark
+        (self._old, self._new), self._last = mark, NONE
 
 
 def _located(pair: Pair, ids: Ids) -> Ids:

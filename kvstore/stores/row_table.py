@@ -320,7 +320,7 @@ class RowTable:
             positions = self._hold(ids)
             plan = kind, params, master, states = self._plan(updater)
             where = None if self.index is None and len(ids) == self.count else positions
-            self._note_changes(positions, [self.held, *states, *([] if master is None else [master])])
+            self._note_changes(where, [self.held, *states, *([] if master is None else [master])])
             cpu.update_rows(kind, params, datas, maps, where, self.held, master, states, before)
         self._settle()
         return plan

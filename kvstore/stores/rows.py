@@ -20,15 +20,22 @@ Merged = tuple[Ids, list[Ids | None], list[Array]]
 
 
 def merge(sources: list[RowSparseArray]) -> Merged:
-    """Return the union of the sources' rows, with their places in each source; one source is not copied.
+    """Return the union of the sources' rows, with their places in each source; ids that all have are no copy.
 
     Sources without rows are left out.
     """
     some = [source for source in sources if len(source.indices)]
-    if len(some) == 1:
-        return some[0].indices, [None], [some[0].data]
+    if some and all(_have_same_rows(some[0], source) for source in some[1:]):
+        return some[0].indices, [None] * len(some), [source.data for source in some]
     rows, maps = cpu.merge_ids([source.indices for source in some])
     return rows, [*maps], [source.data for source in some]
+
+
+def _have_same_rows(one: RowSparseArray, other: RowSparseArray) -> bool:
+    mine, others = one.indices, other.indices
+    if len(mine) != len(others):
+        return False
+    return len(mine) == one.shape[0] or (mine[-1] == others[-1] and np.array_equal(mine, others))
 
 
 def merged(sources: list[RowSparseArray]) -> RowSparseArray:
@@ -36,7 +43,8 @@ def merged(sources: list[RowSparseArray]) -> RowSparseArray:
     rows, maps, datas = merge(sources)
     data = np.empty((len(rows), *sources[0].shape[1:]), sources[0].dtype)
     cpu.reduce_rows(datas, maps, data)
-    return trusted_rows(data, rows.copy() if maps == [None] else rows, sources[0].shape)
+    is_shared = any(rows is source.indices for source in sources)
+    return trusted_rows(data, rows.copy() if is_shared else rows, sources[0].shape)
 
 
 def with_all_rows(table: Array) -> RowSparseArray:

@@ -16,6 +16,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import pytest
 from references import Array, assert_same_bits, draw, dtype_of, knobs, total
 from tested_store import by_hosts, create, held
 
@@ -654,13 +655,51 @@ def rows_that_fail() -> str:
                 with contextlib.suppress(kv.UpdaterError):
                     store.push("rows", table(np.arange(20) + 30 * i, np.ones((20, 8), F), shape))
                     store.wait()
-                sizes.append(store._backend._job.reserved)
+                sizes.append(store._backend._job.reserved())
                 outcomes.append(float(store.view("rows").todense().sum()))
             assert sizes[-1] == sizes[5], sizes
             assert outcomes[:6] == [outcomes[0]] * 2 + [outcomes[2]] * 3 + [outcomes[5]], outcomes
             assert outcomes[2] == outcomes[0] + 160
         digest.add(before.data, before.indices)
     return digest.hex()
+
+
+def huge_files(folder: str) -> str:
+    """Values of a huge table are saved and loaded; what needs all rows is refused, and changes nothing."""
+    digest, shape = Digest(), (10**13, 4)
+    for loads in (False, True):
+        with create() as store, kv.create("local", processes=1) as local:
+            for made in (store, local):
+                made.init("rows", kv.RowSparseArray.zeros(shape))
+                if loads:
+                    made.load(f"{folder}/values-{store.rank}")
+                made.set_optimizer(kv.optimizer.SGD(learning_rate=0.5, momentum=0.5, lazy_update=True))
+            push_huge(store, local, shape, 7 + loads)
+            with pytest.raises(kv.KVStoreError, match="states of table 'rows' with all its"):
+                store.save_optimizer_states(f"{folder}/states-{store.rank}")
+            store.barrier()  # what one worker sets holds for all
+            store.set_optimizer(kv.optimizer.LAMB())
+            with pytest.raises(
+                kv.UpdaterError, match=r"holds \d+ of 10000000000000 rows.* needs all of them"
+            ):
+                store.push("rows", huge_part(shape, 3))
+                store.view("rows")
+            same_rows(store.view("rows"), local.view("rows"))
+            store.save(f"{folder}/values-{store.rank}")
+            store.barrier()
+            for made in (store, local):
+                made.set_optimizer(kv.optimizer.Adam(lazy_update=True))
+            push_huge(store, local, shape, 20)
+            digest.add(store.view("rows").data, store.view("rows").indices)
+            store.barrier()
+    return digest.hex()
+
+
+def push_huge(store: Any, local: Any, shape: tuple[int, ...], seed: int) -> None:
+    parts = [huge_part(shape, seed + w) for w in range(store.num_workers)]
+    local.push("rows", parts)
+    store.push("rows", parts[store.rank])
+    same_rows(store.view("rows"), local.view("rows"))
 
 
 def huge_part(shape: tuple[int, ...], seed: int) -> kv.RowSparseArray:

@@ -38,6 +38,12 @@ def test_locate(have: set[int], wanted: set[int]) -> None:
     assert positions.tolist() == [sorted(have).index(i) if i in have else -1 for i in sorted(wanted)]
 
 
+@given(st.integers(0, 3000), st.sampled_from([1, 2, 7]), st.sets(st.integers(0, 10_000)))
+def test_locate_far_apart(n: int, step: int, wanted: set[int]) -> None:
+    positions = cpu.locate_ids(np.arange(n) * step, ascending(wanted))
+    assert positions.tolist() == [-1 if i % step or i >= n * step else i // step for i in sorted(wanted)]
+
+
 @given(st.lists(st.integers(0, 2**63 - 2)) | st.lists(st.integers(0, 5)), st.integers(0, 300))
 def test_unique(ids: list[int], beyond: int) -> None:
     """Few rows are marked in a map, a huge table's ids are sorted: the same result either way."""

@@ -99,6 +99,13 @@ def test_a_huge_table_costs_the_rows_that_are_touched(job: MakeJob, size: int) -
     same(job(size), "huge_rows")
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_files_of_a_huge_table_have_the_rows_that_are_touched(
+    job: MakeJob, tmp_path: Path, size: int
+) -> None:
+    same(job(size), "huge_files", str(tmp_path))
+
+
 def test_rounds_of_rows_that_fail_leave_nothing(job: MakeJob) -> None:
     same(job(1), "rows_that_fail")
 
