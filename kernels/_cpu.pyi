@@ -1,5 +1,6 @@
 """Types of the compiled CPU kernels; what each does is said in `_cpu.pyx`."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -92,13 +93,13 @@ class Coded:
 
 def sumsq(a: Array) -> float: ...
 def lamb_norms(weight: Array, m: Array, v: Array, params: tuple[float, ...]) -> tuple[float, float]: ...
-def reduce_rows(srcs: list[Array], maps: list[Ids], dst: Array) -> None: ...
+def reduce_rows(srcs: Sequence[Array], maps: Sequence[Ids | None], dst: Array) -> None: ...
 def update_rows(
     rule: int,
     params: tuple[float, ...],
     srcs: list[Array],
-    maps: list[Ids],
-    rows: Ids,
+    maps: Sequence[Ids | None],
+    rows: Ids | None,
     weight: Array,
     master: Array | None,
     states: tuple[Array, ...],

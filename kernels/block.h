@@ -318,6 +318,42 @@ static void LV(item_span)(const kv_item *it, ptrdiff_t from, ptrdiff_t to)
         free(src);
 }
 
+static inline ptrdiff_t LV(source_row)(const kv_rows *job, int j, ptrdiff_t u)
+{
+    return job->map[j] ? (ptrdiff_t)job->map[j][u] : u;
+}
+
+/* How many of n ids are like the first: each one more than the id before it, or, where `step` is 0, the same. */
+KV_INLINE ptrdiff_t LV(run)(const int64_t *ids, ptrdiff_t n, int64_t step)
+{
+    ptrdiff_t i = 1;
+    if (n < 2 || ids[1] != ids[0] + step)
+        return 1;
+    for (; i + KV_RUN_IDS <= n; i += KV_RUN_IDS) { /* so many at a time, without branches */
+        int64_t wrong = 0, first = ids[0] + i * step;
+        for (int64_t j = 0; j < KV_RUN_IDS; j++)
+            wrong |= ids[i + j] ^ (first + (j & -step));
+        if (wrong)
+            break;
+    }
+    while (i < n && ids[i] == ids[0] + i * step)
+        i++;
+    return i;
+}
+
+/* How many rows from u on, before `to`, lie behind each other in the table and in each source that has them: these are
+ * worked on as one row. */
+static ptrdiff_t LV(rows_together)(const kv_rows *job, ptrdiff_t u, ptrdiff_t to)
+{
+    ptrdiff_t n = job->cols < KV_BLOCK ? to - u : 1;
+    if (job->dst_row)
+        n = LV(run)(job->dst_row + u, n, 1);
+    for (int j = 0; j < job->k && n > 1; j++)
+        if (job->map[j])
+            n = job->map[j][u] >= 0 ? LV(run)(job->map[j] + u, n, 1) : LV(run)(job->map[j] + u, n, 0);
+    return n;
+}
+
 /* One row, or a piece of a long one: sources that do not have the row are left out of the sum. */
 static void LV(row_piece)(const kv_rows *job, ptrdiff_t u, ptrdiff_t col, ptrdiff_t n, const char **have)
 {
@@ -326,8 +362,8 @@ static void LV(row_piece)(const kv_rows *job, ptrdiff_t u, ptrdiff_t col, ptrdif
     char *states[KV_MAX_STATES], *w = job->dst + at * size;
     int k = 0;
     for (int j = 0; j < job->k; j++)
-        if (job->map[j][u] >= 0)
-            have[k++] = job->src[j] + (job->map[j][u] * job->cols + col) * size;
+        if (LV(source_row)(job, j, u) >= 0)
+            have[k++] = job->src[j] + (LV(source_row)(job, j, u) * job->cols + col) * size;
     if (job->rule < 0) {
         if (k == 0)
             memset(w, 0, (size_t)(n * size));
@@ -357,27 +393,29 @@ static void LV(prefetch_rows)(const kv_rows *job, ptrdiff_t u)
 {
     ptrdiff_t bytes = job->cols * kv_itemsize[job->dtype];
     for (int j = 0; j < job->k; j++)
-        if (job->map[j][u] >= 0)
-            LV(prefetch_row)(job->src[j], job->map[j][u], bytes);
+        if (LV(source_row)(job, j, u) >= 0)
+            LV(prefetch_row)(job->src[j], LV(source_row)(job, j, u), bytes);
     if (job->rule < 0)
         return;
-    ptrdiff_t wide = job->master ? job->cols * (ptrdiff_t)sizeof(float) : bytes;
-    LV(prefetch_row)(job->dst, job->dst_row[u], bytes);
+    ptrdiff_t wide = job->master ? job->cols * (ptrdiff_t)sizeof(float) : bytes, row = job->dst_row ? job->dst_row[u] : u;
+    LV(prefetch_row)(job->dst, row, bytes);
     if (job->master)
-        LV(prefetch_row)(job->master, job->dst_row[u], wide);
+        LV(prefetch_row)(job->master, row, wide);
     for (int j = 0; j < job->n_states; j++)
-        LV(prefetch_row)(job->states[j], job->dst_row[u], wide);
+        LV(prefetch_row)(job->states[j], row, wide);
 }
 
 static void LV(rows_span)(const kv_rows *job, ptrdiff_t from, ptrdiff_t to)
 {
     const char *few[16];
     const char **have = job->k <= 16 ? few : (const char **)malloc((size_t)job->k * sizeof(char *));
-    for (ptrdiff_t u = from; u < to; u++) {
-        if (u + KV_AHEAD_ROWS < to)
-            LV(prefetch_rows)(job, u + KV_AHEAD_ROWS);
-        for (ptrdiff_t col = 0; col < job->cols; col += KV_BLOCK)
-            LV(row_piece)(job, u, col, job->cols - col < KV_BLOCK ? job->cols - col : KV_BLOCK, have);
+    ptrdiff_t asked = from; /* rows before it were asked for, or are worked on */
+    for (ptrdiff_t u = from, n; u < to; u += n) {
+        n = LV(rows_together)(job, u, to);
+        for (asked = asked < u + n ? u + n : asked; asked < to && asked <= u + n - 1 + KV_AHEAD_ROWS; asked++)
+            LV(prefetch_rows)(job, asked);
+        for (ptrdiff_t col = 0; col < n * job->cols; col += KV_BLOCK)
+            LV(row_piece)(job, u, col, n * job->cols - col < KV_BLOCK ? n * job->cols - col : KV_BLOCK, have);
     }
     if (have != few)
         free(have);

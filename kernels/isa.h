@@ -60,6 +60,8 @@ enum {
     KV_MAX_STATES = 4,
     KV_MAX_PARAMS = 16,
     KV_LINE = 64,        /* bytes of a cache line */
+    KV_RUN_IDS = 64,     /* row ids that are compared at a time */
+    KV_NEAR_IDS = 32,    /* row ids that are looked at one by one */
     KV_AHEAD_ROWS = 6,   /* rows of a table that are asked for before their turn */
     KV_AHEAD_BYTES = 1024
 };

@@ -44,7 +44,8 @@ typedef struct {
     ptrdiff_t first_chunk;
 } kv_item;
 
-/* Rows of a table: row u of the job is the sum of row map[s][u] of each source s that has it (-1: it has not). */
+/* Rows of a table: row u of the job is the sum of row map[s][u] of each source s that has it (-1: it has not). A map
+ * that is NULL stands for row u itself. */
 typedef struct {
     int dtype, rule, k, n_states;
     ptrdiff_t cols, n_rows;

@@ -58,13 +58,15 @@ static ptrdiff_t kv_merge(const int64_t *const *ids, const ptrdiff_t *n, int k, 
     }
 }
 
-/* Positions of sorted `wanted` ids in sorted `have`, -1 where absent. The next one is near the last: it is looked for in
- * steps that double, then between the last two. */
+/* Positions of sorted `wanted` ids in sorted `have`, -1 where absent. The next one is near the last: it is looked for
+ * one by one, whose branches are foreseen; then in steps that double, and between the last two. */
 static void kv_locate(const int64_t *have, ptrdiff_t n_have, const int64_t *wanted, ptrdiff_t n, int64_t *position)
 {
     ptrdiff_t low = 0; /* all ids before it are smaller */
     for (ptrdiff_t i = 0; i < n; i++) {
-        ptrdiff_t step = 1, high;
+        ptrdiff_t step = 1, high, near = low + KV_NEAR_IDS < n_have ? low + KV_NEAR_IDS : n_have;
+        while (low < near && have[low] < wanted[i])
+            low++;
         for (; step <= n_have - low && have[low + step - 1] < wanted[i]; step *= 2)
             low += step;
         high = step <= n_have - low ? low + step - 1 : n_have;

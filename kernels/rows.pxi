@@ -38,6 +38,11 @@ cdef int take_sources(Arena arena, kv_rows *job, list srcs, list maps) except -1
         if rows > 0 and cols != job.cols:
             raise ValueError(f"rows of {cols} elements do not fit a table with {job.cols}")
         job.src[i] = pointer(srcs[i], job.dtype, rows * cols, False)
+        if maps[i] is None:
+            if rows < job.n_rows:
+                raise IndexError(f"a source of {rows} rows lacks some of {job.n_rows}")
+            job.map[i] = NULL
+            continue
         if cnp.PyArray_SIZE(<cnp.ndarray?>maps[i]) != job.n_rows:
             raise ValueError("a map needs one entry for each row")
         job.map[i] = ids_of(maps[i])
@@ -48,7 +53,7 @@ cdef int take_sources(Arena arena, kv_rows *job, list srcs, list maps) except -1
 def reduce_rows(list srcs, list maps, dst):
     """``dst[u] = sum over s of srcs[s][maps[s][u]]``, left to right; -1 in a map means that source has no such row.
 
-    Rows that no source has become zero. With one source this is a gather.
+    Rows that no source has become zero. With one source this is a gather. A map that is None stands for row u itself.
     """
     cdef Arena arena = Arena()
     cdef kv_rows job
@@ -76,8 +81,8 @@ def update_rows(int rule, tuple params, list srcs, list maps, rows, weight, mast
         As in `update`; `master` and `states` have the size of `weight`.
     srcs, maps
         As in `reduce_rows`; each row has at least one source.
-    rows : int64 array
-        Unique row ids of `weight`, one for each entry of the maps.
+    rows : int64 array or None
+        Unique row ids of `weight`, one for each entry of the maps; None: all, in their order.
     weight : array of shape (n_rows, ...)
     before : array of shape (len(rows), ...), optional
         Takes the rows as they were.
@@ -91,9 +96,11 @@ def update_rows(int rule, tuple params, list srcs, list maps, rows, weight, mast
     check_rule_dtype(job.dtype, master)
     job.rule = rule
     job.cols = columns(weight, &table_rows)
-    job.n_rows = cnp.PyArray_SIZE(<cnp.ndarray?>rows)
-    job.dst_row = ids_of(rows)
-    check_ids(job.dst_row, job.n_rows, 0, table_rows)
+    job.n_rows, job.dst_row = table_rows, NULL
+    if rows is not None:
+        job.n_rows = cnp.PyArray_SIZE(<cnp.ndarray?>rows)
+        job.dst_row = ids_of(rows)
+        check_ids(job.dst_row, job.n_rows, 0, table_rows)
     job.dst = pointer(weight, job.dtype, table_rows * job.cols, True)
     job.master = NULL
     if master is not None:

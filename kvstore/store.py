@@ -930,7 +930,7 @@ class KVStore(KVStoreBase):
         -------
         numpy.ndarray or RowSparseArray
             For a key on a GPU a `kvstore.devices.arrays.DeviceArray`, which PyTorch, CuPy and Numba can use
-            without a copy.
+            without a copy. A row-sparse key shows the rows that were touched, as a copy unless all rows were.
         """
         name = plain_key(key)
         return self._wait_in([(name, [])], self._backend.view, name)

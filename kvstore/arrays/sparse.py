@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ from .host import RowSparse, numbers, readable
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+_ELEMENTS = 2**60  # of up to 8 bytes each: sizes in bytes fit 64 bits, with a sign
 
 
 class RowSparseArray(RowSparse):
@@ -27,7 +30,7 @@ class RowSparseArray(RowSparse):
         Row id of each stored row, of shape ``(n,)``. Unsorted ids are sorted. The rows of a repeated id are
         summed in the given order.
     shape : tuple of int
-        Shape of the whole table; ``shape[1:] == data.shape[1:]``.
+        Shape of the whole table; ``shape[1:] == data.shape[1:]``. It has fewer than 2**60 elements.
 
     Raises
     ------
@@ -139,6 +142,11 @@ def _plain_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     if not full or min(full) < 0 or max(full) >= 2**63:
         raise ShapeError(
             f"a row-sparse shape has at least one dimension, each from 0 to 2**63 - 1, not {full}"
+        )
+    if math.prod(max(n, 1) for n in full) >= _ELEMENTS:
+        raise ShapeError(
+            f"a table of shape {full} has 2**60 elements or more, which no array can have; take row ids "
+            "modulo a smaller number of rows"
         )
     return full
 

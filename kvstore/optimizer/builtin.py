@@ -137,8 +137,7 @@ class Elementwise(BuiltIn):
         if isinstance(grad, np.ndarray) or self.sparse_mode(False) == "dense":
             kernels.cpu.update([(rule, params, [contiguous(grad)], weight, master, states, [])])
             return
-        rows = np.arange(len(grad.indices), dtype=np.int64)
-        kernels.cpu.update_rows(rule, params, [grad.data], [rows], grad.indices, weight, master, states)
+        kernels.cpu.update_rows(rule, params, [grad.data], [None], grad.indices, weight, master, states)
 
 
 class WholeTensor(BuiltIn):

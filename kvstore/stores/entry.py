@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,7 +20,8 @@ from ..arrays.sparse import RowSparseArray, checked
 from ..errors import ArrayError, DTypeError, DuplicateKeyError, RowIndexError, ShapeError
 from ..kernels import cpu
 from ..observe.native._observe import Slice
-from .rows import RowTable, with_all_rows
+from .rows import with_all_rows
+from .store_table import StoreTable
 
 Array = npt.NDArray[Any]
 Deliver = Callable[[], None]
@@ -53,7 +55,7 @@ class Entry:
         self.shape, self.dtype = value.shape, value.dtype
         #: The key in counters and events.
         self.slice = Slice(self.number, math.prod(value.shape) * value.dtype.itemsize)
-        self.table = RowTable(value) if isinstance(value, RowSparseArray) else None
+        self.table = StoreTable(key, value) if isinstance(value, RowSparseArray) else None
         self.value: Array = np.empty(0) if isinstance(value, RowSparseArray) else pages.copy(value)
         #: Memory for a merged gradient or for a weight to go back to; made when first needed.
         self._spare: dict[str, Array] = {}
@@ -64,8 +66,9 @@ class Entry:
 
     def assign(self, value: Array | RowSparseArray) -> None:
         """Overwrite with a value of the same shape, type and storage."""
-        if isinstance(value, RowSparseArray):
-            self.table = RowTable(value)
+        if self.table is not None:
+            assert isinstance(value, RowSparseArray)
+            self.table.assign(value)
         else:
             np.copyto(self.value, value)
 
@@ -206,13 +209,21 @@ def copy_into(home: Array, array: Any, key: Key) -> None:
 
 
 def dense_of(entry: Entry) -> Array:
-    """Return what is stored as a dense array; live memory where that is what it is."""
+    """Return what is stored as a dense array: live memory, but for a table that lacks rows."""
     return entry.value if entry.table is None else entry.table.dense()
 
 
 def conversion(entry: Entry, out: Array) -> Deliver:
     """Make the function that converts what is stored then to the type of `out`."""
-    return lambda: np.copyto(out, dense_of(entry), casting="unsafe")
+    return partial(copy_out, entry, out)
+
+
+def copy_out(entry: Entry, out: Array) -> None:
+    """Copy what is stored to an array of the key's shape, of any type."""
+    if entry.table is not None:
+        entry.table.copy_dense(out)
+    else:
+        np.copyto(out, entry.value, casting="unsafe")
 
 
 def row_ids(entry: Keyed, ids: Any) -> Array:

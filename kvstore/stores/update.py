@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, NoReturn
 
 import numpy as np
@@ -16,8 +16,10 @@ from ..kernels import cpu
 from ..observe.counters import SUMMING, UPDATING
 from ..optimizer import Updater
 from ..optimizer.updater import Counts
-from .entry import Array, Entry, Keyed, dense_of
+from .entry import Array, Entry, Keyed
+from .row_table import is_lazy
 from .rows import merge, merged
+from .store_table import StoreTable
 
 #: What is summed for a key: arrays, one array without a list, or arrays that count as what they decode to.
 Sources = list[Array] | Array | Pushed
@@ -62,7 +64,11 @@ def apply_with(updater: UserUpdater | None) -> WeightUpdate:
 
 def emit(batch: Batch) -> None:
     """Fill the outs of each key with what is stored."""
-    cpu.reduce([([dense_of(entry)], None, outs) for entry, _, outs in batch if outs])
+    cpu.reduce([([entry.value], None, outs) for entry, _, outs in batch if outs and entry.table is None])
+    for entry, _, outs in batch:
+        if entry.table is not None and outs is not None:
+            for out in outs if isinstance(outs, list) else [outs]:
+                entry.table.copy_dense(out)
 
 
 def summands(srcs: Sources) -> cpu.Sources:
@@ -121,7 +127,7 @@ class AssignUpdate(WeightUpdate):
     def rows(self, entry: Entry, sources: list[RowSparseArray]) -> None:
         """Keep the union of the rows; a dense key gets zeros elsewhere."""
         if entry.table is not None:
-            entry.table.replace_by_sum(sources)
+            entry.table.replace(sources, merge(sources))
             return
         gradient = merged(sources)
         entry.value[...] = 0
@@ -148,6 +154,8 @@ class FusedUpdate(WeightUpdate):
             items: list[cpu.UpdateItem] = []
             for entry, srcs, outs in batch:
                 weight = entry.weight()
+                if entry.table is not None:
+                    entry.table.attach(self._updater)
                 rule, params, master, states = plan(entry.key, weight)
                 items.append((rule, params, summands(srcs), weight, master, states, outs))
             cpu.update(items)
@@ -157,17 +165,26 @@ class FusedUpdate(WeightUpdate):
 
     def rows(self, entry: Entry, sources: list[RowSparseArray]) -> None:
         """Only the rows that were pushed, or all of them where absent ones feel decay and momentum too."""
-        weight = entry.weight()
-        if self._updater.optimizer.sparse_mode(entry.table is not None) == "dense":
+        if entry.table is None and self._updater.optimizer.sparse_mode(False) == "dense":
             self.dense([(entry, [merged(sources).todense()], [])])
             return
         counts = self._updater.snapshot_counts()
         try:
-            rule, params, master, states = self._updater.plan(entry.key, weight)
+            if entry.table is not None:
+                self._update_table(entry.table, sources)
+                return
+            rule, params, master, states = self._updater.plan(entry.key, entry.value)
             rows, maps, datas = merge(sources)
-            cpu.update_rows(rule, params, datas, maps, rows, weight, master, states)
+            cpu.update_rows(rule, params, datas, maps, rows, entry.value, master, states)
         except BaseException as error:
             give_up(self._updater, counts, error)
+
+    def _update_table(self, table: StoreTable, sources: list[RowSparseArray]) -> None:
+        lent = table.lend(self._updater)
+        if is_lazy(self._updater.optimizer):
+            table.update(merge(sources), lent)
+        else:
+            table.update_all(merged(sources), lent)
 
 
 class CallbackUpdate(WeightUpdate):
@@ -185,6 +202,7 @@ class CallbackUpdate(WeightUpdate):
         """Sum and call, key by key in their order; then fill the outs."""
         for entry, srcs, _ in batch:
             with entry.scratch("merged") as total, guarded(srcs):
+                entry.weight()  # with all its rows
                 cpu.reduce([(summands(srcs), total, [])])
                 self._call(entry, total)
         emit(batch)
@@ -194,15 +212,27 @@ class CallbackUpdate(WeightUpdate):
         self._call(entry, merged(sources))
 
     def _call(self, entry: Entry, gradient: Array | RowSparseArray) -> None:
+        if entry.table is not None and isinstance(self._updater, Updater):
+            lent = entry.table.lend(self._updater)
+            with _told(entry.key):
+                entry.table.call(gradient, lent)
+            return
         weight = entry.weight()
-        with entry.scratch("before") as before:
+        # Views: an updater may change the attributes of its arrays as it likes.
+        shown = gradient if isinstance(gradient, RowSparseArray) else gradient.view()
+        with entry.scratch("before") as before, _told(entry.key):
             np.copyto(before, weight)
             try:
-                # Views: an updater may change the attributes of its arrays as it likes.
-                shown = gradient if isinstance(gradient, RowSparseArray) else gradient.view()
                 self._updater(entry.key, shown, weight.view())
-            except BaseException as error:
+            except BaseException:
                 np.copyto(weight, before)
-                if not isinstance(error, Exception):  # Ctrl-C stays what it is
-                    raise
-                raise updater_error(error, entry.key) from error
+                raise
+
+
+@contextmanager
+def _told(key: Key) -> Iterator[None]:
+    """Make an exception of the user's code an error of the updater; Ctrl-C stays what it is."""
+    try:
+        yield
+    except Exception as error:
+        raise updater_error(error, key) from error

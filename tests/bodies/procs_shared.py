@@ -6,7 +6,9 @@ returns a digest of what did, which the test compares between processes.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import resource
 import sys
 import warnings
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import pytest
 from references import Array, assert_same_bits, draw, dtype_of, knobs, total
 from tested_store import by_hosts, create, held
 
@@ -587,6 +590,165 @@ def rows() -> str:
                     check_rows(store, local, key, shape, digest)
             store.barrier()
     return digest.hex()
+
+
+HUGE_RULES: list[Any] = [
+    None,
+    ("sgd", {"momentum": 0.9, "lazy_update": True}),
+    ("adam", {"wd": 0.01}),
+    ("groupadagrad", {}),
+]
+
+
+def huge_rows() -> str:
+    """A table that no machine could hold, of which each push touches other rows."""
+    digest, shape = Digest(), (10**13, 4)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for rule in HUGE_RULES:
+        with create() as store, kv.create("local", processes=1) as local:
+            for made in (store, local):
+                made.init("rows", kv.RowSparseArray.zeros(shape))
+                if rule is not None:
+                    made.set_optimizer(kv.optimizer.create(rule[0], **rule[1]))
+            for i in range(6):
+                parts = [huge_part(shape, 10 * i + w) for w in range(store.num_workers)]
+                local.push("rows", parts)
+                store.push("rows", parts[store.rank])
+                pair = [kv.RowSparseArray.zeros(shape) for _ in range(2)]
+                for made, out in zip((store, local), pair, strict=True):
+                    made.row_sparse_pull("rows", out=out, row_ids=[0, *parts[0].indices, shape[0] - 1])
+                same_rows(*pair)
+                same_rows(store.view("rows"), local.view("rows"))
+                digest.add(pair[0].data)
+            assert store.placement()["rows"][0][1] < 2**20
+            store.barrier()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**16  # KB
+    return digest.hex()
+
+
+class Refuses(kv.optimizer.Optimizer):
+    """Adds the gradient to the weight, and raises in two of three rounds."""
+
+    calls = 0
+
+    def update(self, index: Any, weight: Array, grad: Any, state: Any) -> None:
+        self._update_count(index)
+        weight += np.asarray(grad)
+        Refuses.calls += 1
+        if Refuses.calls % 3:
+            raise RuntimeError("not this one")
+
+
+def rows_that_fail() -> str:
+    """Rounds of rows come to nothing, with a schedule, an own rule and a function: nothing stays of them."""
+    digest, shape = Digest(), (60_000, 8)
+    with create() as store:
+        store.init("rows", kv.RowSparseArray.zeros(shape))
+        store.set_optimizer(kv.optimizer.SGD(learning_rate=1, momentum=0.5, lazy_update=True))
+        part = table(np.arange(10), np.ones((10, 8), F), shape)
+        store.push("rows", part)
+        before = store.view("rows")
+        if store.num_workers == 1:
+            store.set_optimizer(Refuses())
+            sizes, outcomes = [], []
+            for i in range(12):
+                with contextlib.suppress(kv.UpdaterError):
+                    store.push("rows", table(np.arange(20) + 30 * i, np.ones((20, 8), F), shape))
+                    store.wait()
+                sizes.append(store._backend._job.reserved())
+                outcomes.append(float(store.view("rows").todense().sum()))
+            assert sizes[-1] == sizes[5], sizes
+            assert outcomes[:6] == [outcomes[0]] * 2 + [outcomes[2]] * 3 + [outcomes[5]], outcomes
+            assert outcomes[2] == outcomes[0] + 160
+        digest.add(before.data, before.indices)
+    return digest.hex()
+
+
+def huge_files(folder: str) -> str:
+    """Values of a huge table are saved and loaded; what needs all rows is refused, and changes nothing."""
+    digest, shape = Digest(), (10**13, 4)
+    for loads in (False, True):
+        with create() as store, kv.create("local", processes=1) as local:
+            for made in (store, local):
+                made.init("rows", kv.RowSparseArray.zeros(shape))
+                if loads:
+                    made.load(f"{folder}/values-{store.rank}")
+                made.set_optimizer(kv.optimizer.SGD(learning_rate=0.5, momentum=0.5, lazy_update=True))
+            push_huge(store, local, shape, 7 + loads)
+            with pytest.raises(kv.KVStoreError, match="states of table 'rows' with all its"):
+                store.save_optimizer_states(f"{folder}/states-{store.rank}")
+            store.barrier()  # what one worker sets holds for all
+            store.set_optimizer(kv.optimizer.LAMB())
+            with pytest.raises(
+                kv.UpdaterError, match=r"holds \d+ of 10000000000000 rows.* needs all of them"
+            ):
+                store.push("rows", huge_part(shape, 3))
+                store.view("rows")
+            same_rows(store.view("rows"), local.view("rows"))
+            store.save(f"{folder}/values-{store.rank}")
+            store.barrier()
+            for made in (store, local):
+                made.set_optimizer(kv.optimizer.Adam(lazy_update=True))
+            push_huge(store, local, shape, 20)
+            digest.add(store.view("rows").data, store.view("rows").indices)
+            store.barrier()
+    return digest.hex()
+
+
+def push_huge(store: Any, local: Any, shape: tuple[int, ...], seed: int) -> None:
+    parts = [huge_part(shape, seed + w) for w in range(store.num_workers)]
+    local.push("rows", parts)
+    store.push("rows", parts[store.rank])
+    same_rows(store.view("rows"), local.view("rows"))
+
+
+def huge_part(shape: tuple[int, ...], seed: int) -> kv.RowSparseArray:
+    rng = np.random.default_rng(seed)
+    ids = np.unique(np.concatenate([np.arange(10), rng.integers(0, shape[0], 300 * (1 + seed % 5))]))
+    return table(ids, rng.standard_normal((len(ids), shape[1])).astype(F), shape)
+
+
+ASSIGNED_RULES: list[Any] = [
+    ("sgd", {"momentum": 0.9, "lazy_update": True, "multi_precision": True}),
+    ("adam", {"multi_precision": True}),
+]
+
+
+def assigned_rows(folder: str) -> str:
+    """Values and states are loaded between pushes; those of 16 bits have float32 copies."""
+    digest, shape = Digest(), (40, 3)
+    for rule in ASSIGNED_RULES:
+        with create() as store, kv.create("local", processes=1) as local:
+            for made in (store, local):
+                made.init("rows", random_rows(shape, 3, "float16"))
+                made.set_optimizer(kv.optimizer.create(rule[0], **rule[1]))
+            for i in range(8):
+                if i in (2, 3, 6):  # values of another order of rows, twice in turn
+                    new = random_rows(shape, 900 + i, "float16")
+                    local._backend.assign([("rows", [new])])
+                    store.barrier()
+                    if store.rank == 0:
+                        store._backend.assign([("rows", [new])])
+                    store.barrier()
+                if i == 4:
+                    there = f"{folder}/{rule[0]}-{store.rank}"
+                    store.save_optimizer_states(there)
+                    local.load_optimizer_states(there)
+                    store.load_optimizer_states(there)
+                push_rows16(store, local, shape, 50 * i)
+                pair = [np.empty(shape, np.float16) for _ in range(2)]
+                for made, out in zip((store, local), pair, strict=True):
+                    made.pull("rows", out=out)
+                check("rows", iter([(pair[0], pair[1])]))
+                digest.add(pair[0])
+            store.barrier()
+    return digest.hex()
+
+
+def push_rows16(store: Any, local: Any, shape: tuple[int, ...], seed: int) -> None:
+    parts = [random_rows(shape, seed + w, "float16") for w in range(store.num_workers)]
+    local.push("rows", parts)
+    store.push("rows", parts[store.rank])
 
 
 def push_rows(store: Any, local: Any, key: str, shape: tuple[int, ...], seed: int) -> None:

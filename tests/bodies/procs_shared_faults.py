@@ -235,6 +235,79 @@ def rows_until_lost(seed: int) -> dict[str, Any]:
     return {"seen": seen, "t": t, "last": float(view[0, 0])}
 
 
+def growing_rows_until_lost(seed: int) -> dict[str, Any]:
+    """Row-sparse updates of some rows again and again, and of new ones each time, until a peer dies."""
+    shape, old, more = (10**12, 20), 50, 400
+    store = kv.create("shared")
+    store.init("w", kv.RowSparseArray.zeros(shape))
+    store.set_optimizer(kv.optimizer.SGD(learning_rate=RATE, momentum=MOMENTUM, lazy_update=True))
+    n, t = store.num_workers, 0
+    tell("ready")
+    with pytest.raises(kv.PeerLostError):
+        while True:
+            t += 1
+            ids = np.concatenate([np.arange(old), np.arange(more) * 10**9 + 1000 * t])
+            rows = np.full((len(ids), shape[1]), t * (store.rank + 1), F)
+            store.push("w", kv.RowSparseArray(rows, ids, shape))
+            store.view("w")
+    view = store.view("w")
+    again = kv.RowSparseArray.zeros(shape)
+    store.pull("w", out=again, ignore_sparse=False)
+    assert np.array_equal(again.data, view.data)
+    assert np.array_equal(again.indices, view.indices)
+    traffic = Traffic.__new__(Traffic)
+    traffic.n = n
+    last, rest = divmod(max(0, len(view.indices) - old), more)
+    assert last in (t - 1, t), (last, t)
+    assert rest == 0
+    assert np.unique(view.data[:old]).tolist() == ([list(traffic.trajectory(t))[last]] if last else [])
+    for step in range(1, last + 1):
+        ids = np.arange(more) * 10**9 + 1000 * step
+        rows = view.data[np.searchsorted(view.indices, ids)]
+        gradient = F(step * n * (n + 1) // 2)
+        assert np.unique(rows).tolist() == [float(F(-RATE) * gradient)], step
+    store.close()
+    return {"seen": last, "t": t}
+
+
+def growing_rows_going_on() -> str:
+    """As `going_on`, with a table to which each worker adds rows of its own in each round."""
+    shape, some = (10**13, 12), 50
+    store = kv.create("shared", on_peer_loss="continue")
+    n, rank, t = store.num_workers, store.rank, 0
+    store.init("stop", np.zeros(1, F))
+    store.init("w", kv.RowSparseArray.zeros(shape))
+    store.set_optimizer(kv.optimizer.SGD(learning_rate=-1, momentum=MOMENTUM, lazy_update=True))
+    tell("ready")
+    while True:
+        t += 1
+        ids = np.concatenate([np.arange(10), 10**9 * t + 10**6 * rank + np.arange(some)])
+        store.push("w", kv.RowSparseArray(np.full((len(ids), shape[1]), 10**rank, F), ids, shape))
+        stop = np.array([rank == 0 and heard()], F)
+        store.pushpull("stop", stop)
+        check_added(store.view("w"), n, some)
+        if t == 1:
+            tell("working")
+        if stop[0] > 0:
+            break
+    view = store.view("w")
+    store.barrier()
+    store.close()
+    return hashlib.sha256(view.data.tobytes() + view.indices.tobytes()).hexdigest()
+
+
+def check_added(rows: kv.RowSparseArray, n: int, some: int) -> None:
+    """Check that each part of a round is there as a whole: once, or twice if the worker was started again."""
+    assert rows.indices[:10].tolist() == list(range(10))
+    assert (rows.data[:10] == rows.data[0, 0]).all()
+    ids, values = rows.indices[10:].reshape(-1, some), rows.data[10:].reshape(len(rows.data[10:]) // some, -1)
+    assert (ids - ids[:, :1] == np.arange(some)).all()
+    assert (values == values[:, :1]).all()
+    whose = ids[:, 0] // 10**6 % 1000
+    assert set(whose.tolist()) <= set(range(n))
+    assert np.isin(values[:, 0] / 10.0**whose, [1, 2 + MOMENTUM]).all()
+
+
 def provoke(store: Any) -> None:
     """Have the store say that a peer is lost."""
     with pytest.raises(kv.PeerLostError):
@@ -500,6 +573,39 @@ def starved(limit: str) -> str:
     store.barrier()
     store.close()
     return caught
+
+
+def starved_rows() -> list[int]:
+    """A table grows until nothing is left for it: that round comes to nothing, and others do not."""
+    shape, more = (10**13, 4), 4000
+    store = kv.create("shared")
+    store.init("w", kv.RowSparseArray.zeros(shape))
+    store.set_optimizer(kv.optimizer.SGD(learning_rate=-1, momentum=MOMENTUM, lazy_update=True))
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    store.barrier()
+    most = store._backend._job.reserved() + (16 << 20)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    store.barrier()
+    t = 0
+    with pytest.raises(kv.UpdaterError, match="no memory for"):
+        for t in range(1000):
+            push_more_rows(store, shape, more, t)
+            store.view("w")
+    view = store.view("w")
+    assert len(view.indices) == t * more
+    assert np.unique(view.data).tolist() == [store.num_workers]
+    push_more_rows(store, shape, more, 0)
+    after = store.view("w").data
+    assert np.unique(after[:more]).tolist() == [store.num_workers * (2 + MOMENTUM)]
+    assert np.array_equal(after[more:], view.data[more:])
+    store.barrier()
+    store.close()
+    return [t]
+
+
+def push_more_rows(store: Any, shape: tuple[int, ...], more: int, t: int) -> None:
+    ids = np.arange(t * more, (t + 1) * more) * 10**6
+    store.push("w", kv.RowSparseArray(np.ones((more, shape[1]), F), ids, shape))
 
 
 def one_can_address_less(rank: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,6 +65,52 @@ def _view(store: Any, shape: tuple[int, int], folder: Path) -> list[Any]:
     return [seen.data if isinstance(seen, kv.RowSparseArray) else seen]
 
 
+_CALLS = itertools.count(1)
+_GROWING = 10**12
+
+
+def _no_rows(shape: tuple[int, int], value: float) -> kv.RowSparseArray:
+    return kv.RowSparseArray.zeros((_GROWING, shape[1]))
+
+
+def _more_rows(shape: tuple[int, int], value: float) -> kv.RowSparseArray:
+    """Return rows 0 to 9 again and ten new ones; none where the value is zero."""
+    if not value:
+        return _no_rows(shape, value)
+    ids = np.concatenate([np.arange(10), 1000 * next(_CALLS) + np.arange(10)])
+    return kv.RowSparseArray(np.ones((20, shape[1]), F), ids, (_GROWING, shape[1]))
+
+
+def _so_many_rows(shape: tuple[int, int], value: float) -> kv.RowSparseArray:
+    """Return rows of which each is their number."""
+    n = int(value) % 300
+    rows = np.full((n, shape[1]), n, F)
+    return kv.RowSparseArray(rows, np.arange(n) * 10**6 + n, (_GROWING, shape[1]))
+
+
+def _growing_rows(store: Any, shape: tuple[int, int], folder: Path) -> list[Any]:
+    """Each round subtracts one from the first rows, and adds ten rows: two ways to count the rounds."""
+    out = _no_rows(shape, 0)
+    store.pull("w", out=out, ignore_sparse=False)
+    assert (out.data[10:] == -1).all()
+    return [-out.data[:10], np.asarray((len(out.indices) - 10) / 10)] if len(out.data) else [np.zeros(1)]
+
+
+def _pull_of_some(store: Any, shape: tuple[int, int], folder: Path) -> list[Any]:
+    """As `_growing_rows`, by rows that are asked for, of which later ones are absent."""
+    asked = np.concatenate([np.arange(10), 1000 * np.arange(1, 50_000)])
+    out = _no_rows(shape, 0)
+    store.row_sparse_pull("w", out=out, row_ids=asked)
+    return [-out.data[:10], np.asarray((out.data[10:] == -1).all(axis=1).sum())]
+
+
+def _rows_that_say_how_many(store: Any, shape: tuple[int, int], folder: Path) -> list[Any]:
+    seen = store.view("w")
+    ids = np.arange(len(seen.indices)) * 10**6 + len(seen.indices)
+    assert (seen.indices == ids).all()
+    return [seen.data, np.asarray(len(seen.indices))]
+
+
 def _save(store: Any, shape: tuple[int, int], folder: Path) -> list[Any]:
     store.save(folder / "values")
     (value,) = values._read(str(folder / "values")).values()
@@ -84,6 +131,7 @@ class Way(NamedTuple):
     gradient: Callable[[tuple[int, int], float], Any]
     read: Read
     updates: bool = True
+    rule: Callable[..., kv.optimizer.Optimizer] = kv.optimizer.AdaGrad
 
 
 WAYS = {
@@ -96,6 +144,9 @@ WAYS = {
     "pull": Way(_dense, _dense, _pull),
     "view": Way(_dense, _dense, _view),
     "view of a table": Way(_table, _table, _view),
+    "pull of growing rows": Way(_no_rows, _more_rows, _growing_rows, rule=kv.optimizer.SGD),
+    "row_sparse_pull of growing rows": Way(_no_rows, _more_rows, _pull_of_some, rule=kv.optimizer.SGD),
+    "view of changing rows": Way(_no_rows, _so_many_rows, _rows_that_say_how_many, False),
     "save": Way(_dense, _table, _save),
     "save of a table": Way(_table, _table, _save),
     "save of states": Way(_dense, _dense, _save_states),
@@ -107,7 +158,7 @@ def _opened(way: Way, shape: tuple[int, int], how: str) -> Any:
     store = kv.create("shared", on_peer_loss="continue" if how == "comes back" else "raise")
     store.init("w", way.first(shape, 0))
     if way.updates:
-        store.set_optimizer(kv.optimizer.AdaGrad(learning_rate=1.0))
+        store.set_optimizer(way.rule(learning_rate=1.0))
     return store
 
 

@@ -50,7 +50,7 @@ def step(store: kv.KVStore, times: int = 1) -> None:
 
 def bits(store: kv.KVStore) -> list[bytes]:
     views = [store.view(key) for key in store.keys()]  # noqa: SIM118 - a store is no dict
-    return [(v.data if isinstance(v, kv.RowSparseArray) else v).tobytes() for v in views]
+    return [(v.todense() if isinstance(v, kv.RowSparseArray) else v).tobytes() for v in views]
 
 
 def saved(folder: Path, *steps: int, keep: int | None = None) -> kv.CheckpointManager:

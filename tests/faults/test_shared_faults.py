@@ -52,10 +52,10 @@ def test_a_killed_worker(job: MakeJob, tmp_path: Path, seed: int) -> None:
     kill_one(job, tmp_path, seed)
 
 
-def kill_one_among_rows(job: MakeJob, seed: int) -> None:
+def kill_one_among_rows(job: MakeJob, seed: int, body: str = "rows_until_lost") -> None:
     draw = random.Random(seed)
     made = job(draw.choice([2, 3]))
-    workers = made.start_all(BODIES, "rows_until_lost", seed)
+    workers = made.start_all(BODIES, body, seed)
     for worker in workers:
         worker.expect("ready")
     time.sleep(draw.random() * 0.06)  # the instant
@@ -69,6 +69,11 @@ def kill_one_among_rows(job: MakeJob, seed: int) -> None:
 @pytest.mark.parametrize("seed", nightly_unless(lambda seed: seed < 2, range(5)))
 def test_a_worker_killed_in_an_update_of_rows(job: MakeJob, seed: int) -> None:
     kill_one_among_rows(job, seed)
+
+
+@pytest.mark.parametrize("seed", nightly_unless(lambda seed: seed < 4, range(20)))
+def test_a_worker_killed_while_a_table_grows(job: MakeJob, seed: int) -> None:
+    kill_one_among_rows(job, seed, "growing_rows_until_lost")
 
 
 @pytest.mark.nightly
@@ -220,6 +225,26 @@ def test_a_worker_that_is_started_again_joins_in(job: MakeJob, seed: int) -> Non
     assert set(results[0]["last"].values()) == {int("1" * made.size)}
 
 
+@pytest.mark.parametrize(("back", "seed"), [(b, s) for b in (False, True) for s in range(3)])
+def test_a_table_grows_on_without_the_dead_and_with_them_again(job: MakeJob, back: bool, seed: int) -> None:
+    draw = random.Random(200 + seed)
+    made = job(draw.choice([2, 3]))
+    workers = made.start_all(BODIES, "growing_rows_going_on")
+    for worker in workers:
+        worker.expect("working")
+    rank = draw.randrange(1, made.size)
+    time.sleep(draw.random() * 0.05)  # the instant
+    victim = workers.pop(rank)
+    victim.signal(signal.SIGKILL)
+    if back:
+        workers.append(made.start(BODIES, "growing_rows_going_on", rank=rank))
+        workers[-1].expect("working")
+    time.sleep(0.1)
+    workers[0].say("stop")
+    made.finish(30)
+    assert len({worker.result() for worker in workers}) == 1
+
+
 @pytest.mark.parametrize("told", [[], [0], [0, 1]])
 def test_nobody_takes_the_place_of_the_lost_where_a_loss_is_an_error(job: MakeJob, told: list[int]) -> None:
     made = job(3)
@@ -314,6 +339,14 @@ def test_a_key_that_does_not_fit_is_an_error_and_nothing_else(job: MakeJob, limi
     made = job(2)
     made.start_all(BODIES, "starved", limit)
     assert made.results()[0] == "MemoryError"
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_table_that_outgrows_the_machine_is_as_it_was(job: MakeJob, size: int) -> None:
+    made = job(size)
+    made.start_all(BODIES, "starved_rows")
+    (rounds,) = {t for (t,) in made.results()}
+    assert rounds > 10
 
 
 @pytest.mark.parametrize("rank", [0, 1])

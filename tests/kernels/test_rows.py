@@ -38,6 +38,12 @@ def test_locate(have: set[int], wanted: set[int]) -> None:
     assert positions.tolist() == [sorted(have).index(i) if i in have else -1 for i in sorted(wanted)]
 
 
+@given(st.integers(0, 3000), st.sampled_from([1, 2, 7]), st.sets(st.integers(0, 10_000)))
+def test_locate_far_apart(n: int, step: int, wanted: set[int]) -> None:
+    positions = cpu.locate_ids(np.arange(n) * step, ascending(wanted))
+    assert positions.tolist() == [-1 if i % step or i >= n * step else i // step for i in sorted(wanted)]
+
+
 @given(st.lists(st.integers(0, 2**63 - 2)) | st.lists(st.integers(0, 5)), st.integers(0, 300))
 def test_unique(ids: list[int], beyond: int) -> None:
     """Few rows are marked in a map, a huge table's ids are sorted: the same result either way."""
@@ -176,3 +182,60 @@ def test_no_update_leaves_its_table(rows: list[int]) -> None:
             (0.5, 0.0, 1.0, np.inf, 1e-5), np.ones((1, 2)), weight, np.zeros((4, 1)), np.array(rows, np.int64)
         )
     assert (weight == 1).all()
+
+
+@st.composite
+def in_runs(draw: st.DrawFn, most: int = 400) -> Array:
+    """Ids of rows in any order, in which there are long runs."""
+    firsts = draw(st.lists(st.tuples(st.integers(0, most - 1), st.integers(1, 200)), max_size=6))
+    ids = [i for first, n in firsts for i in range(first, min(first + n, most))]
+    return np.array(list(dict.fromkeys(ids)), np.int64)
+
+
+@given(
+    rows=in_runs(),
+    have=st.lists(st.tuples(in_runs(), st.booleans()), min_size=1, max_size=3),
+    cols=st.sampled_from([1, 2, 5, 511, 512]),
+    level=st.sampled_from(cpu.levels()),
+    name=st.sampled_from(["float32", "float16", "float64"]),
+)
+def test_runs_of_rows_are_the_rows_one_by_one(
+    rows: Array, have: list[tuple[Array, bool]], cols: int, level: str, name: str
+) -> None:
+    """Rows that follow each other are worked on at once; None stands for all rows, in their order."""
+    rule, params, n = cpu.rule_id("sgd_momentum"), (0.05, 0.03, 0.25, 0.3, 0.8), len(rows)
+    tables = [draw(name, 400 * cols, i).reshape(400, cols) for i in range(2)]
+    sources, maps = [draw(name, 400 * cols, 7).reshape(400, cols)[:n]], [np.arange(n, dtype=np.int64)]
+    for seed, (ids, all_there) in enumerate(have):
+        where = np.full(n, -1, np.int64)
+        where[: min(n, len(ids))] = ids[:n]
+        sources.append(draw(name, 400 * cols, 10 + seed).reshape(400, cols))
+        maps.append(np.arange(n, dtype=np.int64) if all_there else where)
+    mine, wanted = [t.copy() for t in tables], [t.copy() for t in tables]
+    shorter = [None if np.array_equal(m, np.arange(n)) else m for m in maps]
+    before = np.empty((n, cols), mine[0].dtype)
+    with knobs(level=level):
+        cpu.update_rows(rule, params, sources, shorter, rows, mine[0], None, (mine[1],), before)
+        for u in range(n):
+            one = [source[m[u : u + 1]] for source, m in zip(sources, maps, strict=True) if m[u] >= 0]
+            where = [np.zeros(1, np.int64)] * len(one)
+            cpu.update_rows(rule, params, one, where, rows[u : u + 1], wanted[0], None, (wanted[1],))
+        sums = [np.empty((n, cols), mine[0].dtype) for _ in range(2)]
+        cpu.reduce_rows(sources, shorter, sums[0])
+        for u in range(n):
+            one = [source[m[u : u + 1]] for source, m in zip(sources, maps, strict=True) if m[u] >= 0]
+            cpu.reduce_rows(one, [np.zeros(1, np.int64)] * len(one), sums[1][u : u + 1])
+    for got, want in (*zip(mine, wanted, strict=True), (before, tables[0][rows]), (sums[0], sums[1])):
+        assert_same_bits(got, want)
+
+
+def test_all_rows_need_no_ids() -> None:
+    rule, params = cpu.rule_id("sgd"), (0.5, 0.0, 1.0, np.inf)
+    gradient, weight = draw("float32", 3000, 1), draw("float32", 3000, 2)
+    wanted = weight.copy()
+    cpu.update_rows(rule, params, [gradient], [None], None, weight, None, ())
+    cpu.update([(rule, params, [gradient], wanted, None, (), [])])
+    assert_same_bits(weight, wanted)
+    with pytest.raises(IndexError, match="lacks some of 3000"):
+        cpu.update_rows(rule, params, [gradient[:2999]], [None], None, weight, None, ())
+    assert_same_bits(weight, wanted)

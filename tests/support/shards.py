@@ -152,8 +152,9 @@ class Beside:
         )
 
     def check(self, key: int | str) -> None:
-        value = self.local.view(key)
-        dense = value.todense() if isinstance(value, kv.RowSparseArray) else value
+        view = self.local.view(key)
+        dense = np.empty(view.shape, view.dtype)
+        self.local.pull(key, out=dense)
         ours = self.shards.pull(key)
         np.testing.assert_array_equal(ours, dense)
         assert ours.tobytes() == np.ascontiguousarray(dense).tobytes()

@@ -294,7 +294,8 @@ class DeviceBackend(HostAndGpuBackend):
         """Return the optimizer with its states, wherever they lie."""
         updater = self._updater_set()
         gathered = Updater(updater.optimizer)
-        gathered.states = {**updater.states, **self._states_on_gpus(updater)}
+        elsewhere = {**self._states_of_tables(updater), **self._states_on_gpus(updater)}
+        gathered.states = {**updater.states, **elsewhere}
         return gathered
 
     def _states_on_gpus(self, updater: Updater) -> dict[Key, Any]:

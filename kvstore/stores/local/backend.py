@@ -35,7 +35,7 @@ from ..entry import (
 )
 from ..key_lists import Columns, KeyLists
 from ..protocol import Backend, Kind, counted
-from ..rows import RowTable
+from ..store_table import StoreTable
 from ..update import UserUpdater, Work, apply_with, emit
 from .bound import Bound, bind, columns_of
 
@@ -95,7 +95,14 @@ class LocalBackend(Backend):
             entry = self._entries[key]
             entry.assign(value)
             if self.updater is not None and entry.dtype.itemsize == 2:
-                self.updater.follow(key, entry.weight())
+                self._follow(self.updater, entry)
+
+    def _follow(self, updater: Updater, entry: Entry) -> None:
+        """Bring the float32 copy of a 16-bit weight in line with a value that was set from outside."""
+        if entry.table is None:
+            updater.follow(entry.key, entry.value)
+        else:
+            entry.table.follow_by(updater)
 
     def discard(self, keys: list[Key]) -> None:
         """Undo the `init` of keys."""
@@ -127,7 +134,7 @@ class LocalBackend(Backend):
             return
         later: list[Deliver] = []
         batch: list[Work] = []
-        tables: list[tuple[RowTable, RowSparseArray]] = []
+        tables: list[tuple[StoreTable, RowSparseArray]] = []
         for entry, outs in self._by_number(groups):
             dense = [out for out in outs if not isinstance(out, RowSparseArray)]
             if len(dense) < len(outs):
@@ -137,7 +144,7 @@ class LocalBackend(Backend):
         begin = self._counters.begin()
         emit(batch)
         for table, out in tables:
-            table.copy_to(out)
+            table.copy_rows(out, None)
             self._counters.move(MEMORY, 0, out.data.nbytes)
         for deliver in later:
             deliver()
@@ -309,7 +316,7 @@ class LocalBackend(Backend):
 
     def row_sparse_pull(self, wanted: list[tuple[Key, list[tuple[RowSparseArray, Any]]]]) -> None:
         """Copy the requested rows to the outputs."""
-        jobs: list[tuple[RowTable, Array, RowSparseArray]] = []
+        jobs: list[tuple[StoreTable, Array, RowSparseArray]] = []
         for key, pairs in wanted:
             entry = self._entry(key)
             if entry.table is None:
@@ -319,7 +326,7 @@ class LocalBackend(Backend):
                 jobs.append((entry.table, row_ids(entry, ids), out))
         for table, rows, out in jobs:
             begin = self._counters.begin()
-            table.gather(rows, out)
+            table.copy_rows(out, rows)
             self._counters.passed(MOVING, begin, MEMORY, 0, out.data.nbytes)
 
     def set_updater(self, updater: UserUpdater | None) -> None:
@@ -359,8 +366,22 @@ class LocalBackend(Backend):
         self._updater_set().optimizer.set_learning_rate(lr)
 
     def gather_states(self) -> Updater:
-        """Return the optimizer with its states, which are live."""
-        return self._updater_set()
+        """Return the optimizer with its states: live, but for those of tables that lack rows."""
+        updater = self._updater_set()
+        tables = self._states_of_tables(updater)
+        if not tables:
+            return updater
+        gathered = Updater(updater.optimizer)
+        gathered.states = {**updater.states, **tables}
+        return gathered
+
+    def _states_of_tables(self, updater: Updater) -> dict[Key, Any]:
+        """Return the states of all rows of the tables that lack some."""
+        return {
+            key: entry.table.whole_tree()
+            for key, entry in self._entries.items()
+            if entry.table is not None and entry.table.has_own_state(updater)
+        }
 
     def adopt_states(self, content: Content) -> None:
         """Take over states of the optimizer."""
@@ -516,6 +537,6 @@ class LocalBackend(Backend):
 
     def _sparse_outs(
         self, entry: Entry, outs: list[Any], ignore_sparse: bool
-    ) -> list[tuple[RowTable, RowSparseArray]]:
+    ) -> list[tuple[StoreTable, RowSparseArray]]:
         wanted = sparse_outs(entry, entry.table is not None, outs, ignore_sparse, self._told, log)
         return [(entry.table, out) for out in wanted if entry.table is not None]

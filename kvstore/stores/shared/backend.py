@@ -391,7 +391,7 @@ class SharedBackend(Backend):
 
     def placement(self) -> dict[Key, list[tuple[str, int]]]:
         """Everything lies in the memory that the workers share."""
-        return {handle.key: [("shared memory", handle.nbytes)] for handle in self._keys.all()}
+        return {handle.key: [("shared memory", self._values.nbytes(handle))] for handle in self._keys.all()}
 
     def num_dead_nodes(self, timeout: float) -> int:
         """Count the workers that are lost, or were not heard of for so long."""

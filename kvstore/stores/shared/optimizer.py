@@ -28,6 +28,7 @@ from ...optimizer.optimizer import Array, State
 from ..update import check_floating
 from .gpu_access import GpuAccess
 from .native import _shared as shm
+from .region_table import RegionTables, wrapped
 
 if TYPE_CHECKING:
     from .reading import ValueReader
@@ -66,6 +67,7 @@ class JobUpdater:
     def __init__(self, job: shm.Job, keys: shm.Keys, gpus: GpuAccess, rank: int) -> None:
         self._job, self._keys, self._gpus, self._rank = job, keys, gpus, rank
         self.updater: Updater | None = None
+        self.tables = RegionTables(job)
         self._call: Callable[..., None] | None = None
         self._set = 0  # how often this process has set one
         self._version = 0
@@ -299,7 +301,7 @@ class JobUpdater:
                 handle.updates = 0
                 optimizer._index_update_count.pop(handle.key, None)
         else:
-            self.updater.states[handle.key] = _wrapped(handle, record["state"])
+            self.updater.states[handle.key] = wrapped(handle, record["state"])
             self._records[handle.key] = offset
 
     def _put_state(self, handle: Handle, state: State) -> None:
@@ -333,7 +335,7 @@ class JobUpdater:
         assert self.updater is not None
         for handle in self._keys.all():
             _, text = handle.record()
-            if text and json.loads(text)["mode"] == shm.mode(self._job):
+            if text and not handle.sparse and json.loads(text)["mode"] == shm.mode(self._job):
                 self.bring_state(handle, handle.like)
         self._load_counts()
 
@@ -354,11 +356,16 @@ class JobUpdater:
 
     def _read_state(self, handle: Handle) -> tuple[Any, int]:
         """Return the state in the region, live where it stays, or `_MISSING`; and the count of updates."""
+        if handle.sparse:
+            table = self.tables.of(handle)
+            with table.lock:
+                is_there, state = table.look().whole_tree(shm.mode(self._job))
+            return state if is_there else _MISSING, handle.updates
         _, text = handle.record()
         record = json.loads(text) if text else None
         if record is None or record["mode"] != shm.mode(self._job):
             return _MISSING, handle.updates
-        state = _wrapped(handle, record["state"])
+        state = wrapped(handle, record["state"])
         return state if handle.stays else _copied(state), handle.updates
 
     def spread(self) -> None:
@@ -417,12 +424,3 @@ def _copied(state: State) -> State:
     if isinstance(state, tuple):
         return tuple(_copied(part) for part in state)
     return None if state is None else state.copy()
-
-
-def _wrapped(handle: Handle, outline: Any) -> State:
-    if outline is None:
-        return None
-    if isinstance(outline, list):
-        return tuple(_wrapped(handle, part) for part in outline)
-    dtype = handle.dtype if outline["dtype"] == handle.dtype.name else np.dtype(outline["dtype"])
-    return handle.state_array(outline["at"], tuple(outline["shape"]), dtype)

@@ -1,7 +1,7 @@
-"""Row-sparse keys of the shared store: tables in the region, rounds done by the one worker that opens them.
+"""Rounds of rows in the shared store: done by the one worker that opens them.
 
-A table has two places, as every value has, and beside each the number of rows that it holds (-1: all of them)
-and their ids. Sums go to the place that is not in use; updates of rows work in place.
+What rows become of a row-sparse key, `region_table.py` says; those that are pushed to a dense key are worked
+into its value.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from ...arrays.sparse import RowSparseArray, trusted_rows
 from ...kernels import cpu
 from ...observe.counters import MOVING
 from ..entry import Array
-from ..rows import Ids, RowTable, merge, merged, with_all_rows
+from ..row_table import is_lazy
+from ..rows import Ids, merge, merged, with_all_rows
 from .native import _shared as shm
+from .region_table import RegionTable
 
 if TYPE_CHECKING:
+    from ...optimizer import Optimizer
     from .optimizer import JobUpdater
 
 Handle = shm.Handle
@@ -37,28 +40,34 @@ class SparseKeys:
 
     # ------------------------------------------------------------------------------------------ reading
 
-    def table(self, handle: Handle) -> RowTable:
-        """Look at the rows in use."""
-        n, ids = handle.rows()
-        table = RowTable.__new__(RowTable)
-        table.shape, table.dtype = handle.shape, handle.dtype
-        table._block = handle.value()
-        table.data = table._block if n < 0 else table._block[:n]
-        table.ids = None if n < 0 else ids[:n]
-        return table
+    def _looking(self, handle: Handle) -> RegionTable:
+        """Look at the rows in use; the caller holds the table's lock."""
+        return self._job_updater.tables.of(handle).look()
+
+    def nbytes(self, handle: Handle) -> int:
+        """Return the bytes of the rows in use."""
+        with self._job_updater.tables.of(handle).lock:
+            return self._looking(handle).nbytes
 
     def view(self, handle: Handle) -> RowSparseArray:
         """Show the rows in use; a copy where they may change."""
-        view = self.table(handle).view()
+        with self._job_updater.tables.of(handle).lock:
+            view = self._looking(handle).view()
         return view if handle.stays else trusted_rows(view.data.copy(), view.indices.copy(), view.shape)
+
+    def gather(self, handle: Handle, ids: Ids | None, out: RowSparseArray) -> None:
+        """Fill `out` with rows; None: all that are held."""
+        with self._job_updater.tables.of(handle).lock:
+            self._looking(handle).copy_rows(out, ids)
 
     def copy_to(self, handle: Handle, out: Any) -> None:
         """Fill `out`, row-sparse or dense, with all rows."""
         if isinstance(out, RowSparseArray):
-            self.table(handle).copy_to(out)
+            self.gather(handle, None, out)
             return
         array, deliver = writable(out, f"out of key {handle.key!r}")
-        np.copyto(array, self.table(handle).dense(), casting="unsafe")
+        with self._job_updater.tables.of(handle).lock:
+            self._looking(handle).copy_dense(array)
         if deliver is not None:
             deliver()
 
@@ -100,10 +109,10 @@ class SparseKeys:
     def carry_out(self, handle: Handle) -> None:
         """Do the work of the round that this worker has opened."""
         sources = [self._source(handle, source) for source in shm.opened_sources(handle)]
-        if shm.mode(self._job) & 1:
+        if handle.sparse:
+            self._carry_out_table(self._job_updater.tables.of(handle), handle, sources)
+        elif shm.mode(self._job) & 1:
             self._update(handle, sources)
-        elif handle.sparse:
-            self._replace(handle, sources)
         else:
             total = merged(sources)
             value = handle.value(other=True)
@@ -111,19 +120,39 @@ class SparseKeys:
             value[total.indices] = total.data
             shm.close_opened(handle, True)
 
-    def _replace(self, handle: Handle, sources: list[RowSparseArray]) -> None:
-        rows, maps, datas = merge(sources)
-        cpu.reduce_rows(datas, maps, handle.value(other=True)[: len(rows)])
-        self._note_rows(handle, rows)
-        shm.close_opened(handle, True)
+    def _carry_out_table(self, table: RegionTable, handle: Handle, sources: list[RowSparseArray]) -> None:
+        updates = self._job_updater
+        if not shm.mode(self._job) & 1:
+            table.replace_beside(sources)
+            shm.close_opened(handle, True)
+            return
+        with table.working():
+            if updates.updater is None:
+                weight = table.lend_all()
+                updates.apply(handle, merged(sources), weight)
+                shm.close_opened(handle, False)
+                return
+            with updates.counting(handle) as count:
+                self._update_table(table, sources, updates.updater.optimizer)
+                shm.close_opened(handle, False, count())
+
+    def _update_table(self, table: RegionTable, sources: list[RowSparseArray], optimizer: Optimizer) -> None:
+        lent = table.lend(self._job_updater)
+        if not optimizer.fused:
+            table.call(merged(sources), lent)
+            table.complete()
+        elif is_lazy(optimizer):
+            table.update(merge(sources), lent)
+        else:
+            table.update_all(merged(sources), lent)
 
     def _update(self, handle: Handle, sources: list[RowSparseArray]) -> None:
-        weight, filled = self._weight(handle)
-        updates = self._job_updater
+        """Update a dense key."""
+        updates, weight = self._job_updater, handle.value()
         if updates.updater is None:
             handle.note_undo([(weight, None)])
             updates.apply(handle, merged(sources), weight)
-            shm.close_opened(handle, filled)
+            shm.close_opened(handle, False)
             return
         with updates.counting(handle) as count:
             updates.bring_state(handle, weight)
@@ -133,14 +162,14 @@ class SparseKeys:
                 handle.note_undo([(array, None) for array in (weight, *updates.state_arrays(handle))])
                 updates.apply(handle, merged(sources), weight)
             updates.note_state(handle)
-            shm.close_opened(handle, filled, count())
+            shm.close_opened(handle, False, count())
 
     def _fused(self, handle: Handle, sources: list[RowSparseArray], weight: Array) -> None:
         updater = self._job_updater.updater
         assert updater is not None
         rule, params, master, states = updater.plan(handle.key, weight)
         changed = (weight, *states) if master is None else (weight, master, *states)
-        if updater.optimizer.sparse_mode(handle.sparse) == "dense":
+        if updater.optimizer.sparse_mode(False) == "dense":
             handle.note_undo([(array, None) for array in changed])
             cpu.update([(rule, params, [merged(sources).todense()], weight, master, states, [])])
             return
@@ -148,25 +177,9 @@ class SparseKeys:
         handle.note_undo([(array, rows) for array in changed])
         cpu.update_rows(rule, params, datas, maps, rows, weight, master, states)
 
-    def _weight(self, handle: Handle) -> tuple[Array, bool]:
-        """Return the dense weight, and whether it lies at the place not in use: absent rows were filled."""
-        if not handle.sparse or handle.rows()[0] < 0:
-            return handle.value(), False
-        table, full = self.table(handle), handle.value(other=True)
-        full[...] = 0
-        full[table.ids] = table.data
-        handle.set_rows(True, -1)
-        return full, True
-
-    def _note_rows(self, handle: Handle, rows: Ids) -> None:
-        _, ids = handle.rows(other=True)
-        ids[: len(rows)] = rows
-        handle.set_rows(True, -1 if len(rows) == handle.shape[0] else len(rows))
-
     def overwrite(self, handle: Handle, value: RowSparseArray) -> None:
         """Put the rows of `value` at the place that is not in use."""
-        handle.value(other=True)[: len(value.indices)] = value.data
-        self._note_rows(handle, value.indices)
+        self._job_updater.tables.of(handle).assign_beside(value, self._job_updater)
 
 
 def rows_at(handle: Handle, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> RowSparseArray:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from ...arrays import pages
 from ...arrays.grouping import Group, Key
 from ...arrays.sparse import RowSparseArray
 from ...errors import ArrayError
@@ -58,9 +57,7 @@ class StoredValues:
         if not isinstance(value, RowSparseArray):
             self._keys.add(key, value, side=is_side(key))
             return
-        table = pages.zeros(value.shape, value.dtype)
-        table[: len(value.indices)] = value.data
-        self._keys.add(key, table, value.indices)
+        self._keys.add(key, value.data, value.indices, value.shape)
 
     def _await_key(self, key: Key) -> None:
         """Wait until a key is there, or this worker is to make it."""
@@ -143,7 +140,13 @@ class StoredValues:
 
     def _gather(self, handle: Handle, ids: Ids, out: RowSparseArray) -> None:
         with shm.Phase(self._job, MOVING, handle, handle.arrived, handle.nbytes):
-            self._rows.table(handle).gather(ids, out)
+            self._rows.gather(handle, ids, out)
+
+    def nbytes(self, handle: Handle) -> int:
+        """Return the bytes that a value takes."""
+        if not handle.sparse:
+            return handle.nbytes
+        return self._reader.read(handle, partial(self._rows.nbytes, handle))
 
     def empty(self, key: Key) -> Array:
         """Return a new array of the key's shape and type that lives in the region."""

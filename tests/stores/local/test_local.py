@@ -78,13 +78,16 @@ def test_loading_keeps_the_bits_of_the_float32_copy_where_it_is_the_weight(tmp_p
         assert (one != 1).all()
 
 
-def test_a_row_sparse_weight_gets_all_its_rows_with_an_optimizer() -> None:
+def test_a_row_sparse_weight_holds_the_rows_that_were_touched() -> None:
     with kv.create() as store:
         store.init("t", kv.RowSparseArray(np.ones((1, 2), np.float32), [1], (4, 2)))
         store.set_optimizer(kv.optimizer.SGD(learning_rate=1))
         store.push("t", kv.RowSparseArray(np.ones((1, 2), np.float32), [3], (4, 2)))
-        assert store.view("t").indices.tolist() == [0, 1, 2, 3]
-        assert store.view("t").data[:, 0].tolist() == [0, 1, 0, -1]
+        assert store.view("t").indices.tolist() == [1, 3]
+        assert store.view("t").data[:, 0].tolist() == [1, -1]
+        out = np.ones((4, 2), np.float32)
+        store.pull("t", out=out)
+        assert out[:, 0].tolist() == [0, 1, 0, -1]
 
 
 def test_lazy_updates_leave_the_other_rows_alone() -> None:

@@ -94,6 +94,26 @@ def test_rows_are_those_of_local(job: MakeJob, size: int) -> None:
     same(job(size), "rows")
 
 
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_huge_table_costs_the_rows_that_are_touched(job: MakeJob, size: int) -> None:
+    same(job(size), "huge_rows")
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_files_of_a_huge_table_have_the_rows_that_are_touched(
+    job: MakeJob, tmp_path: Path, size: int
+) -> None:
+    same(job(size), "huge_files", str(tmp_path))
+
+
+def test_rounds_of_rows_that_fail_leave_nothing(job: MakeJob) -> None:
+    same(job(1), "rows_that_fail")
+
+
+def test_values_and_states_of_tables_that_are_loaded(job: MakeJob, tmp_path: Path) -> None:
+    same(job(2), "assigned_rows", str(tmp_path))
+
+
 @pytest.mark.parametrize(("size", "function"), each_once([2, 4], ["golden_sums", "golden_rows"]))
 def test_recorded_sums_of_mxnet(job: MakeJob, size: int, function: str) -> None:
     same(job(size), function, str(TESTS / "data" / "aggregate.npz"))

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ....arrays import pages
 from ....arrays.grouping import Key
 from ....errors import KVStoreError, StateFileError
-from ....optimizer import GroupAdaGrad, Optimizer, Updater, states
-from ....optimizer.builtin import BuiltIn, arrays_of, mapped
+from ....optimizer import Optimizer, Updater, states
+from ....optimizer.builtin import arrays_of, mapped
 from ....optimizer.optimizer import State as Tree
 from ...entry import Array
+from ...row_table import spread_tree, works_by_rows
 from ...rows import Ids
 from .messages import KeyEntry, Slice
 
@@ -45,11 +45,6 @@ def needs_whole_keys(optimizer: Optimizer | None, sparse: bool = False) -> bool:
     if optimizer is None or optimizer.fused:
         return False
     return not (sparse and works_by_rows(optimizer))
-
-
-def works_by_rows(optimizer: Optimizer | None) -> bool:
-    """Whether a rule that is not element-wise needs no more of a table than single rows."""
-    return isinstance(optimizer, GroupAdaGrad) and type(optimizer).update is BuiltIn.update
 
 
 # ---------------------------------------------------------------------------------------------- one slice
@@ -126,7 +121,7 @@ def _joined(entry: KeyEntry, parts: list[PartState], optimizer: Optimizer) -> Tr
         try:
             whole = [_all_rows(piece, part) for piece, part in zip(entry.slices, parts, strict=True)]
             return _combined(whole, None)
-        except MemoryError as error:
+        except (MemoryError, OverflowError) as error:
             raise KVStoreError(
                 f"the states of table {spec.key!r} with all its {spec.shape[0]} rows do not fit the memory "
                 "of this process"
@@ -136,21 +131,10 @@ def _joined(entry: KeyEntry, parts: list[PartState], optimizer: Optimizer) -> Tr
 
 def _all_rows(piece: Slice, part: PartState) -> Tree:
     """State of every row of a slice."""
-    ids = part.ids
-    if ids is None:
+    if part.ids is None:
         return part.tree
-    n = piece.stop - piece.start
-    made = iter(
-        [_spread(a, b, ids, n) for a, b in zip(arrays_of(part.tree), arrays_of(part.blank), strict=True)]
-    )
-    return _rebuilt(part.tree, made)
-
-
-def _spread(rows: Array, blank: Array, ids: Ids, n: int) -> Array:
-    table = pages.empty((n, *rows.shape[1:]), rows.dtype)
-    table[...] = blank
-    table[ids] = rows
-    return table
+    order = part.ids, np.arange(len(part.ids), dtype=np.int64)
+    return spread_tree(part.tree, part.blank, order, piece.stop - piece.start)
 
 
 def _combined(trees: list[Tree], shape: tuple[int, ...] | None) -> Tree:

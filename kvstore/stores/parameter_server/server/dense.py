@@ -17,6 +17,7 @@ from ....kernels import cpu
 from ....optimizer import SGLD, Updater
 from ....optimizer.builtin import Elementwise, arrays_of, mapped
 from ...entry import Array
+from ...row_table import undone
 from ...rows import merge, merged
 from ..native._native import SliceValue
 from ..protocol.optimizer_states import NOTHING, PartState, needs_whole_keys
@@ -24,7 +25,6 @@ from ..protocol.payloads import SHARED_BYTES
 from ..transport.shared_buffers import Block, Values
 from .optimizer import OptimizerVersion, State, check_form, refuse_parts
 from .payload import Payload, SliceUpdate, not_kept, plain, some_rows, summands, usual_summands
-from .sparse import undone
 
 
 class DenseKey:

@@ -264,7 +264,11 @@ class ServerLoop:
     def _define(self, action: events.Define) -> None:
         self._storage.define(action)
         self._held.define(self._machine.rank, action.store, action.keys)
-        self.counters.hold(self._held.keys, self._held.nbytes)
+        self._count_held()
+
+    def _count_held(self) -> None:
+        """Bring the counters to the keys held; tables count with all their rows, so the sum may be huge."""
+        self.counters.hold(self._held.keys, min(self._held.nbytes, 2**64 - 1))
 
     def _apply(self, action: events.Apply) -> events.Applied | None:
         phase = UPDATING if any(job.version for job in action.jobs) else SUMMING
@@ -285,7 +289,7 @@ class ServerLoop:
     def _forget(self, action: events.Forget) -> None:
         self._storage.forget(action)
         self._held.forget(action.store, action.slices)
-        self.counters.hold(self._held.keys, self._held.nbytes)
+        self._count_held()
         if action.slices is None:
             self._memory = {key: one for key, one in self._memory.items() if key[0] != action.store}
             for worker in {key for key in self._attaching.values() if key[0] == action.store}:

@@ -156,6 +156,8 @@ class StoreShard:
         held = self._slices.find(slice)
         if not isinstance(held, Table):
             raise DTypeError(f"key {held.of.key!r} is dense; it has no rows to read")
+        if ids is None:
+            held.show_all()
         found, rows = held.read(None if ids is None else self._within(held, ids))
         return found + held.start, rows.reshape(len(found), math.prod(rows.shape[1:]))
 

@@ -3,6 +3,8 @@
 cdef list dtype_names = list(cpu.dtypes())
 cdef object INT64 = np.dtype(np.int64)
 cdef object BYTES = np.dtype(np.uint8)
+cdef enum:
+    TABLE_WORDS = 8
 
 
 cdef class Handle:
@@ -124,19 +126,28 @@ cdef class Handle:
             self.arrays[i] = self.job.array(self.e.value[i], self.shape, self.dtype, None)
         return self.arrays[i]
 
-    def rows(self, other=False):
-        """Row-sparse: how many rows the value holds (-1: all), and memory for their ids."""
-        cdef uint64_t at = self.rows_at(other)
-        ids = self.job.array(at + 8, (self.shape[0],), INT64, None)
-        return (<int64_t *>(self.job.me.base + at))[0], ids
+    def table_words(self, other=False):
+        """What the region has of a table, in use or the other one: `TABLE_WORDS` numbers, which region_table.py names."""
+        return self.job.array(self.table_at(other), (TABLE_WORDS,), INT64, None)
 
-    def set_rows(self, other, int64_t n):
-        """Note how many rows the value holds."""
-        (<int64_t *>(self.job.me.base + self.rows_at(other)))[0] = n
+    def blank_row(self, other=False):
+        """What an absent row of a table is."""
+        return self.job.array(self.table_at(other) + 8 * TABLE_WORDS, (1,) + self.shape[1:], self.dtype, None)
 
-    cdef uint64_t rows_at(self, other):
+    cdef uint64_t table_at(self, other):
         cdef uint64_t i = kv_current_of(kv_get(&self.e.phase)) ^ <uint64_t>bool(other)
-        return self.e.rows_of + i * (8 + 8 * <uint64_t>self.shape[0])
+        return self.e.rows_of + i * table_bytes(row_bytes(self.shape, self.dtype))
+
+    def table_array(self, offset, shape, dtype):
+        """An array of a table; MemoryError: numbers that were read while they changed name no memory of the region."""
+        end = offset + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if offset < 0 or end > <object>kv_get(&self.job.me.head.reserved):
+            raise no_memory(end)
+        return self.job.array(offset, shape, dtype, None)
+
+    def give(self, uint64_t offset, uint64_t nbytes):
+        """Give memory back that `new_state` has taken."""
+        self.job.give(offset, max(nbytes, 1))
 
     def take_plan(self):
         """Begin to carry out the round that this worker has opened: `put_out`, `close_opened` and `undo` touch no other.
@@ -442,11 +453,11 @@ cdef class Keys:
         """0: no key yet, 1: int keys, 2: str keys."""
         return kv_get(&self.job.me.head.text_keys)
 
-    def add(self, key, cnp.ndarray value, cnp.ndarray ids=None, bint side=False):
+    def add(self, key, cnp.ndarray value, cnp.ndarray ids=None, tuple shape=None, bint side=False):
         """Make a key with a copy of `value`; None if it is there already.
 
-        With `ids`, it is row-sparse: `value` is the whole table, and its first rows are those of `ids`. A `side` key is
-        of no kind: the others may be int or str.
+        With `ids`, it is row-sparse and of that `shape`: `value` has the rows of `ids`, and no others are there yet. A
+        `side` key is of no kind: the others may be int or str.
         """
         cdef bytes text = text_of(key)
         cdef int dtype = dtype_names.index(value.dtype.name)
@@ -457,7 +468,7 @@ cdef class Keys:
             if look_up(self.job, key, text):
                 return None
             e = kv_new_entry(self.job.me)
-            if e == NULL or self.fill(e, text, 0 if text is not None else key, value, dtype, ids):
+            if e == NULL or self.fill(e, text, 0 if text is not None else key, value, dtype, ids, shape or (<object>value).shape):
                 raise no_memory(value.nbytes)
             e.is_side = side
             if not side:
@@ -468,7 +479,7 @@ cdef class Keys:
             kv_unlock_region(self.job.me)
         return self.handle(number)
 
-    cdef int fill(self, kv_entry *e, bytes text, int64_t int_key, cnp.ndarray value, int dtype, cnp.ndarray ids):
+    cdef int fill(self, kv_entry *e, bytes text, int64_t int_key, cnp.ndarray value, int dtype, cnp.ndarray ids, tuple shape):
         cdef kv_self *me = self.job.me
         cdef uint64_t size, i, per
         e.is_text = text is not None
@@ -476,31 +487,63 @@ cdef class Keys:
         e.name_bytes = len(text) if text is not None else 0
         e.hash = kv_hash(<char *>text, e.name_bytes, 0) if text is not None else kv_hash(NULL, 0, int_key)
         e.dtype, e.sparse = dtype, ids is not None
-        e.n, e.nbytes, e.ndim = value.size, value.nbytes, value.ndim
+        e.n, e.ndim = math.prod(shape), len(shape)
+        e.nbytes = e.n * <uint64_t>kv_itemsize[dtype]
         per = KV_SHARE_BYTES // kv_itemsize[dtype]
-        e.chunks = max(<uint64_t>1, (e.n + per - 1) // per)
+        e.chunks = max(<uint64_t>1, (e.n + per - 1) // per) if ids is None else 1
         size = 8 * e.ndim + e.name_bytes
         e.shape = kv_take_locked(me, size + 8)
         e.parts = kv_take_locked(me, me.size * sizeof(kv_part))
         e.map = kv_take_locked(me, 8 * e.chunks)
-        e.value[0] = kv_take_locked(me, max(<uint64_t>1, e.nbytes))
-        if e.nbytes <= KV_SMALL_KEY:
-            e.value[1] = kv_take_coloured(me, max(<uint64_t>1, e.nbytes), KV_VALUE_COLOUR + 1)
-        if not (e.shape and e.parts and e.map and e.value[0] and (e.value[1] or e.nbytes > KV_SMALL_KEY)):
+        if not (e.shape and e.parts and e.map):
             return -1
-        if ids is not None:
-            e.rows_of = kv_take_locked(me, 2 * (8 + 8 * <uint64_t>value.shape[0]))
-            if not e.rows_of:
-                return -1
-            (<int64_t *>(me.base + e.rows_of))[0] = -1 if ids.size == value.shape[0] else ids.size
-            memcpy(me.base + e.rows_of + 8, cnp.PyArray_DATA(ids), ids.nbytes)
+        if (self.fill_value(e, value) if ids is None else self.fill_table(e, value, ids, shape[0])) < 0:
+            return -1
         e.of[1] = KV_NO_ROUND
         e.name = e.shape + 8 * e.ndim
         for i in range(e.ndim):
-            (<int64_t *>(me.base + e.shape))[i] = value.shape[i]
+            (<int64_t *>(me.base + e.shape))[i] = shape[i]
         if text is not None:
             memcpy(me.base + e.name, <char *>text, e.name_bytes)
         memset(me.base + e.parts, 0, me.size * sizeof(kv_part))
         memset(me.base + e.map, 0, 8 * e.chunks)
+        return 0
+
+    cdef int fill_value(self, kv_entry *e, cnp.ndarray value):
+        cdef kv_self *me = self.job.me
+        e.value[0] = kv_take_locked(me, max(<uint64_t>1, e.nbytes))
+        if e.nbytes <= KV_SMALL_KEY:
+            e.value[1] = kv_take_coloured(me, max(<uint64_t>1, e.nbytes), KV_VALUE_COLOUR + 1)
+        if not (e.value[0] and (e.value[1] or e.nbytes > KV_SMALL_KEY)):
+            return -1
         memcpy(me.base + e.value[0], cnp.PyArray_DATA(value), e.nbytes)
         return 0
+
+    cdef int fill_table(self, kv_entry *e, cnp.ndarray rows, cnp.ndarray ids, n_rows):
+        """Rows and their ids, as region_table.py names them; see `table_words`."""
+        cdef kv_self *me = self.job.me
+        cdef uint64_t size = table_bytes(row_bytes((<object>rows).shape, rows.dtype)), at_rows, at_ids
+        cdef int64_t *words
+        e.rows_of = kv_take_locked(me, 2 * size)
+        at_rows = kv_take_locked(me, max(<uint64_t>1, <uint64_t>rows.nbytes))
+        at_ids = kv_take_locked(me, max(<uint64_t>1, <uint64_t>ids.nbytes))
+        if not (e.rows_of and at_rows and at_ids):
+            return -1
+        memset(me.base + e.rows_of, 0, 2 * size)
+        memcpy(me.base + at_rows, cnp.PyArray_DATA(rows), rows.nbytes)
+        memcpy(me.base + at_ids, cnp.PyArray_DATA(ids), ids.nbytes)
+        words = <int64_t *>(me.base + e.rows_of)
+        words[0] = -1 if ids.size == n_rows else ids.size
+        words[1], words[2] = rows.shape[0], at_rows
+        words[3], words[4] = ids.size, at_ids
+        words[5] = 1
+        return 0
+
+
+cdef uint64_t row_bytes(tuple shape, object dtype):
+    return math.prod(shape[1:]) * dtype.itemsize
+
+
+cdef uint64_t table_bytes(uint64_t row):
+    """Bytes of what the region has of a table beside its rows: the numbers, and what an absent row is."""
+    return 8 * TABLE_WORDS + ((row + 63) & ~63ull)

@@ -14,7 +14,7 @@
 #include "job.h"
 
 enum {
-    KV_LAYOUT_VERSION = 10,
+    KV_LAYOUT_VERSION = 11,
     KV_MAX_WORKERS = 64,
     KV_BLOCK_KEYS = 1024,      /* entries are made in blocks of so many */
     KV_MAX_KEY_BLOCKS = 16384,
@@ -97,7 +97,8 @@ typedef struct {
     _Atomic uint64_t updates[2]; /* of the optimizer, by parity of the round that they are complete with */
     _Atomic uint64_t record;   /* description of the states: see texts.h */
     _Atomic uint64_t undo;     /* offset of what an update by one worker is about to change; 0: nothing. See kv_undo */
-    uint64_t rows_of;          /* row-sparse: for each value, the number of its rows (-1: all) and their ids */
+    uint64_t rows_of;          /* row-sparse: for each value, where its rows lie and what an absent one is; it has no
+                                * `value`, and Python does its rounds */
     _Atomic uint64_t gpu_table; /* offset of what the workers say of the key's memory on GPUs; 0: nothing yet */
     _Atomic uint64_t failed[KV_FAILURES]; /* rounds that came to nothing, each in the place of its remainder */
     _Atomic uint64_t why[KV_FAILURES];    /* offsets of the texts for those: see texts.h */

@@ -18,9 +18,8 @@ import kvstore as kv
 from kvstore.kernels import cpu
 from kvstore.optimizer import Optimizer, create, registry
 from kvstore.stores.parameter_server.protocol.optimizer_states import needs_whole_keys
-from kvstore.stores.parameter_server.server import round_updates, row_index
+from kvstore.stores.parameter_server.server import round_updates
 from kvstore.stores.parameter_server.server.payload import Payload, SliceUpdate, SliceValueWrite
-from kvstore.stores.parameter_server.server.row_index import NONE, RowIndex
 from kvstore.stores.parameter_server.transport.shared_buffers import PeerBuffers, Values
 
 Array = npt.NDArray[Any]
@@ -350,26 +349,6 @@ def test_a_huge_table_costs_the_rows_that_are_touched() -> None:
     assert len(ids) == held // 2
     assert ids[0] >= piece.start
     assert rows.shape == (held // 2, 8)
-
-
-def test_an_index_of_rows_that_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_index, "_LEAST", 10)
-    rng = np.random.default_rng(0)
-    index, known = RowIndex(*NONE), {}
-    for step in range(300):
-        asked = np.unique(rng.integers(0, 2000, rng.integers(0, 30)))
-        found = index.positions(asked)
-        assert found.tolist() == [known.get(i, -1) for i in asked.tolist()]
-        mark, new = index.mark(), asked[found < 0]
-        index.add(new, np.arange(len(known), len(known) + len(new)))
-        if step % 3:
-            known.update({i: len(known) + n for n, i in enumerate(new.tolist())})
-        else:
-            index.go_back(mark)
-    ids, where = index.all()
-    assert dict(zip(ids.tolist(), where.tolist(), strict=True)) == known
-    assert (np.diff(ids) > 0).all()
-    assert index.nbytes == 16 * len(known)
 
 
 @pytest.mark.parametrize("lazy", [True, False])

@@ -1,4 +1,4 @@
-"""Where the rows of a table lie, by their ids: a large sorted list, and a small one of those that came last.
+"""Where the rows of a table lie, by their ids: a large sorted list, and a small one of the latest.
 
 To put a few new ids into a sorted list of millions means to copy it; so new ones gather in a list of their
 own until that is worth the copy.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ....kernels import cpu
-from ...rows import Ids
+from ..kernels import cpu
+from .rows import Ids
 
 _SHARE = 8  # the small list has at most such a part of the large one ...
 _LEAST = 4096  # ... or so many ids
@@ -26,6 +26,7 @@ class RowIndex:
     def __init__(self, ids: Ids, where: Ids) -> None:
         self._old: Pair = ids, where
         self._new: Pair = NONE
+        self._last: Pair = NONE  # ids that were asked for last: a push is often of the rows that were pulled
 
     @property
     def nbytes(self) -> int:
@@ -34,14 +35,18 @@ class RowIndex:
 
     def positions(self, ids: Ids) -> Ids:
         """Where rows of ascending ids lie; -1 for those that are not there."""
+        last_ids, last_found = self._last
+        if len(ids) == len(last_ids) and np.array_equal(ids, last_ids):
+            return last_found.copy()
         found = _located(self._old, ids)
         if len(self._new[0]) and (missing := np.flatnonzero(found < 0)).size:
             found[missing] = _located(self._new, ids[missing])
+        self._last = ids.copy(), found.copy()
         return found
 
     def add(self, ids: Ids, where: Ids) -> None:
         """Take in rows that are not there, by ascending ids."""
-        self._new = _inserted(self._new, ids, where)
+        self._new, self._last = _inserted(self._new, ids, where), NONE
         if len(self._new[0]) > max(_LEAST, len(self._old[0]) // _SHARE):
             self.all()
 
@@ -57,7 +62,7 @@ class RowIndex:
 
     def go_back(self, mark: tuple[Pair, Pair]) -> None:
         """Be as at a mark."""
-        self._old, self._new = mark
+        (self._old, self._new), self._last = mark, NONE
 
 
 def _located(pair: Pair, ids: Ids) -> Ids:

@@ -1,0 +1,463 @@
+"""Rows of a row-sparse key: only those that were touched take memory, whatever the store.
+
+Rows lie in the order in which they were first touched, beside them in the same order the rows of the
+optimizer's states. All others are one blank row, of which weight and states have a part in every update that
+touches absent rows: so a table gives the numbers of one that is all there, whatever the rule does to rows
+without a gradient.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any
+
+import numpy as np
+
+from ..arrays import pages
+from ..arrays.grouping import Key
+from ..arrays.sparse import RowSparseArray, reserve_rows, trusted_rows
+from ..errors import KVStoreError
+from ..kernels import cpu
+from ..optimizer import SGLD, GroupAdaGrad, Optimizer, Updater
+from ..optimizer.builtin import BuiltIn, arrays_of
+from ..optimizer.optimizer import State as Tree
+from ..optimizer.updater import Plan
+from .row_index import NONE, Pair, RowIndex
+from .rows import Array, Ids, Merged
+
+#: The updater for one update.
+Lent = AbstractContextManager[Updater]
+
+_ROOM = 1.25  # memory for so many times the rows that are there
+_LARGE = 2 * 1024 * 1024  # from so many bytes on,
+_ADDRESSES = 16  # addresses for so many times the rows
+_MAP_NORESERVE = 0x4000  # in mmap since some Python only
+
+
+class RowTable:
+    """Rows of a key, or of a slice that begins with row `start` of the key; `shape` is the slice's.
+
+    Row ids count from the slice's first row.
+    """
+
+    def __init__(self, key: Key, shape: tuple[int, ...], dtype: np.dtype[Any], start: int = 0) -> None:
+        self.key, self.start, self.shape, self.dtype = key, start, shape, dtype
+        #: Has the optimizer's state of the rows held.
+        self.updater: Updater | None = None
+        #: Where the rows that are held lie; None: all, in their order.
+        self.index: RowIndex | None = RowIndex(*NONE)
+        self.count = 0
+        #: What an absent row is.
+        self.blank: Array = np.zeros((1, *shape[1:]), dtype)
+        self.blank_tree: Tree = None
+        self._blank_of: Updater | None = None  # that `blank_tree` belongs to
+        self._block: Array = np.empty((0, *shape[1:]), dtype)
+        self._rooms: list[Array] = []
+
+    @property
+    def held(self) -> Array:
+        """Rows in the order in which they lie."""
+        return self._block[: self.count]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the rows and their ids, in bytes."""
+        return int(self.held.nbytes) + (0 if self.index is None else self.index.nbytes)
+
+    # What a store has to know or to decide of; here nothing is.
+
+    def hide(self) -> None:
+        """Leave reads and updates to this class; called before anything changes."""
+
+    def _note_changes(self, rows: Ids | None, arrays: list[Array]) -> None:
+        """Note that an update is about to change arrays, or the rows of them at the places `rows`."""
+
+    def _new_rows(self, like: Array, count: int) -> Array:
+        """Return memory for `count` rows such as those of `like`, or for more."""
+        return _room(like, count)
+
+    def _new_whole(self, like: Array) -> Array:
+        """Return memory for all rows."""
+        return pages.empty((self.shape[0], *like.shape[1:]), like.dtype)
+
+    # --------------------------------------------------------------------------------------------- values
+
+    def assign(self, value: RowSparseArray) -> None:
+        """Become `value`; states of rows stay."""
+        self.hide()
+        if self.tree() is None:
+            self._take_over(value.indices.copy(), pages.copy(value.data))
+            return
+        self.blank[...] = 0
+        self.held[...] = 0
+        positions = self._hold(value.indices)
+        self.held[positions] = value.data
+
+    def assign_all(self, rows: Array) -> None:
+        """Become a table with all rows."""
+        self.fill()
+        np.copyto(self.held, rows.reshape(self.shape))
+
+    def read(self, ids: Ids | None) -> tuple[Ids, Array]:
+        """Return rows, of which ids ascend, as new arrays; None: all that are held."""
+        if ids is None:
+            ids = self._all_ids()
+        rows = np.empty((len(ids), *self.shape[1:]), self.dtype)
+        self._gather(ids, rows)
+        return ids, rows
+
+    def copy_rows(self, out: RowSparseArray, ids: Ids | None) -> None:
+        """Fill `out` with rows of ascending ids; None: all that are not zero for being absent."""
+        if ids is None:
+            self.show_all()
+            ids = self._all_ids()
+        block = reserve_rows(out, len(ids))
+        if block.dtype == self.dtype:
+            self._gather(ids, block)
+        else:
+            np.copyto(block, self.read(ids)[1], casting="unsafe")
+        out.data, out.indices = block, ids
+
+    def copy_dense(self, out: Array) -> None:
+        """Fill an array of the table's shape, of any type."""
+        with np.errstate(all="ignore"):
+            if self.index is None:
+                np.copyto(out, self.held, casting="unsafe")
+                return
+            ids, where = self.index.all()
+            np.copyto(out, self.blank, casting="unsafe")
+            out[ids] = self.held[where].astype(out.dtype, copy=False)
+
+    def view(self) -> RowSparseArray:
+        """Return the rows held, read-only: live where all of them are, else as copies."""
+        self.show_all()
+        ids, data = (self._all_ids(), self.held.view()) if self.index is None else self.read(None)
+        data.flags.writeable = ids.flags.writeable = False
+        return trusted_rows(data, ids, self.shape)
+
+    def show_all(self) -> None:
+        """Hold every row if an absent one is something else than zeros."""
+        if self.index is not None and self.blank.astype(bool).any():
+            self.fill()
+
+    def fill(self) -> Array:
+        """Hold every row, in their order, and return the table.
+
+        KVStoreError: there is no memory for that.
+        """
+        self.hide()
+        if self.index is None:
+            return self.held
+        try:
+            self._fill(self.index.all())
+        except (MemoryError, OverflowError) as error:
+            raise KVStoreError(self._too_large()) from error
+        return self.held
+
+    def _fill(self, order: Pair) -> None:
+        before, tree = self.held, self.tree()
+        block = spread(before, self.blank, order, self._new_whole(before))
+        if tree is not None:
+            self._blank_for(self.updater)
+            self._set_tree(
+                _mapped(lambda a, blank: spread(a, blank, order, self._new_whole(a)), tree, self.blank_tree)
+            )
+        self._block, self.index, self.count = block, None, self.shape[0]
+        self._rooms = []
+
+    def _too_large(self) -> str:
+        nbytes = self.dtype.itemsize * math.prod(self.shape)
+        return (
+            f"key {self.key!r} holds {self.count} of {self.shape[0]} rows, and this needs all of them: "
+            f"{nbytes:.3g} bytes, for which there is no memory. Push row-sparse gradients, read with "
+            "row_sparse_pull, and use an optimizer that updates single rows (see the page on sparse tables)"
+        )
+
+    def _all_ids(self) -> Ids:
+        """Return the ids of the rows held, ascending, as a new array."""
+        if self.index is None:
+            return np.arange(self.shape[0], dtype=np.int64)
+        return self.index.all()[0].copy()
+
+    def _gather(self, ids: Ids, rows: Array) -> None:
+        positions = self._positions(ids)
+        every = self.index is None and len(ids) == self.count
+        cpu.reduce_rows([self.held], [None if every else positions], rows)
+        if self.index is not None and self.blank.view(np.uint8).any():
+            rows[positions < 0] = self.blank[0]
+
+    def _take_over(self, ids: Ids, rows: Array) -> None:
+        self._block, self.count = rows, len(ids)
+        full = len(ids) == self.shape[0]
+        self.index = None if full else RowIndex(ids, np.arange(len(ids), dtype=np.int64))
+        self.blank[...] = 0
+
+    def _positions(self, ids: Ids) -> Ids:
+        """Where rows lie; -1 for absent ones."""
+        return ids if self.index is None else self.index.positions(ids)
+
+    def _hold(self, ids: Ids) -> Ids:
+        """Where rows of ascending ids lie, now that absent ones are copies of the blank one."""
+        positions = self._positions(ids)
+        if self.index is not None and (new := positions < 0).any():
+            positions[new] = np.arange(self.count, self.count + int(new.sum()))
+            self._add(ids[new], positions[new])
+        return positions
+
+    def _add(self, ids: Ids, positions: Ids) -> None:
+        assert self.index is not None
+        before, tree = self.held, self.tree()
+        count = before.shape[0] + len(ids)
+        self._block = self._grown(self._block, before, self.blank, count)
+        if tree is not None:
+            rooms = iter(self._rooms)
+
+            def grow(leaf: Array, blank: Array) -> Array:
+                room = next(rooms, leaf)
+                if room.ctypes.data != leaf.ctypes.data:  # another state by now
+                    room = leaf
+                return self._grown(room, leaf, blank, count)
+
+            grown = _mapped(grow, tree, self.blank_tree)
+            self._rooms = list(arrays_of(grown))
+            self._set_tree(_mapped(lambda a, _: a[:count], grown, grown))
+        self.index.add(ids, positions)
+        self.count = count
+
+    def _grown(self, room: Array, rows: Array, blank: Array, count: int) -> Array:
+        """Memory that begins with `rows` and has copies of a blank one behind them, at least to `count`."""
+        if len(room) < count:
+            room = self._new_rows(rows, count)
+            room[: len(rows)] = rows
+        room[len(rows) : count] = blank
+        return room
+
+    @contextmanager
+    def _unless_it_fails(self) -> Iterator[None]:
+        """Hold no more rows than before if the body raises."""
+        index, count = self.index, self.count
+        mark = None if index is None else index.mark()
+        updater, tree = self.updater, self.tree()
+        try:
+            yield
+        except BaseException:
+            self.index, self.count = index, count
+            if index is not None and mark is not None:
+                index.go_back(mark)
+            if tree is not None and self.updater is updater:
+                self._set_tree(tree)
+            elif self.updater is not None:  # made by the update that failed
+                self.updater.states.pop(self.key, None)
+            raise
+
+    # --------------------------------------------------------------------------------------------- states
+
+    def tree(self) -> Tree:
+        """Return the optimizer's state of the rows held; None also where there is none yet."""
+        return None if self.updater is None else self.updater.states.get(self.key)
+
+    def _set_tree(self, tree: Tree) -> None:
+        assert self.updater is not None
+        self.updater.states[self.key] = tree
+
+    def ids_as_they_lie(self) -> Ids:
+        """Return the ids of the rows held, in the order in which they lie."""
+        assert self.index is not None
+        ids, where = self.index.all()
+        lying = np.empty(self.count, np.int64)
+        lying[where] = ids
+        return lying
+
+    def follow(self) -> None:
+        """Bring float32 copies of 16-bit rows in line with rows that were set from outside."""
+        updater, tree = self.updater, self.tree()
+        if updater is None or tree is None:
+            return
+        updater.follow(self.key, self.held)
+        if self.index is not None:
+            blank = Updater(updater.optimizer)
+            blank.states[self.key] = self.blank_tree
+            blank.follow(self.key, self.blank)
+
+    def _blank_for(self, updater: Updater | None) -> None:
+        """See that absent rows have a state."""
+        if updater is not None and self._blank_of is not updater:
+            self.blank_tree = updater.optimizer.create_state_multi_precision(self.key, self.blank)
+            self._blank_of = updater
+
+    def _plan(self, updater: Updater) -> Plan:
+        """Plan an update of the rows held."""
+        self._blank_for(updater)
+        kind, params, master, states = updater.plan(self.key, self.held)
+        if isinstance(updater.optimizer, SGLD):
+            params = (*params, self.start * math.prod(self.shape[1:]))
+        return kind, params, master, states
+
+    # ------------------------------------------------------------------------------------------ updates
+
+    def replace(self, sources: list[RowSparseArray], parts: Merged) -> None:
+        """Become the sum of `sources`, of which `parts` are the rows; rows that none of them has are gone."""
+        self.hide()
+        ids, maps, datas = parts
+        room = self._block
+        if len(room) < len(ids) or any(np.may_share_memory(room, source.data) for source in sources):
+            room = pages.empty((len(ids), *self.shape[1:]), self.dtype)
+        cpu.reduce_rows(datas, maps, room[: len(ids)])
+        self._take_over(ids if len(ids) == self.shape[0] else ids.copy(), room)
+        self.updater = self._blank_of = self.blank_tree = None
+
+    def update(self, parts: Merged, lent: Lent, before: Array | None = None) -> Plan:
+        """Update the rows of `parts`; `before` takes them as they were. If it fails, nothing changes.
+
+        Returns the plan that it was done by.
+        """
+        self.hide()
+        ids, maps, datas = parts
+        with self._unless_it_fails(), lent as updater:
+            positions = self._hold(ids)
+            plan = kind, params, master, states = self._plan(updater)
+            where = None if self.index is None and len(ids) == self.count else positions
+            self._note_changes(where, [self.held, *states, *([] if master is None else [master])])
+            cpu.update_rows(kind, params, datas, maps, where, self.held, master, states, before)
+        self._settle()
+        return plan
+
+    def update_all(self, gradient: RowSparseArray, lent: Lent) -> None:
+        """Update every row: where `gradient` has none, it is zero."""
+        self.hide()
+        with self._unless_it_fails(), lent as updater:
+            positions = self._hold(gradient.indices)
+            whole = self._spread_gradient(gradient, positions)
+            kind, params, master, states = self._plan(updater)
+            items: list[cpu.UpdateItem] = [(kind, params, [whole], self.held, master, states, [])]
+            if self.index is not None:
+                items.append(self._blank_item(updater.optimizer, kind, params))
+            changes = [self.held, *arrays_of(self.tree())]
+            if self.index is not None:
+                changes += [self.blank, *arrays_of(self.blank_tree)]
+            self._note_changes(None, changes)
+            cpu.update(items)
+        self._settle()
+
+    def _spread_gradient(self, gradient: RowSparseArray, positions: Ids) -> Array:
+        if self.index is None and len(positions) == self.count:
+            return gradient.data
+        whole = np.zeros(self.held.shape, self.dtype)
+        whole[positions] = gradient.data
+        return whole
+
+    def _blank_item(self, optimizer: Optimizer, kind: int, params: tuple[float, ...]) -> Any:
+        keeps = optimizer.keeps_master(self.blank)
+        master, inner = self.blank_tree if keeps else (None, self.blank_tree)  # type: ignore[misc]
+        nothing = np.zeros_like(self.blank)
+        return kind, params, [nothing], self.blank, master, arrays_of(inner), []
+
+    def update_dense(self, sources: list[Array], lent: Lent) -> None:
+        """Update every row, which are all held, by dense gradients."""
+        with lent as updater:
+            kind, params, master, states = self._plan(updater)
+            cpu.update([(kind, params, sources, self.held, master, states, [])])
+
+    def call(self, gradient: Array | RowSparseArray, lent: Lent) -> None:
+        """Let a rule in Python work on the rows held, which are all where it needs them.
+
+        If it raises, rows and states are as before.
+        """
+        self.hide()
+        with self._unless_it_fails(), lent as updater:
+            rows = None
+            if isinstance(gradient, RowSparseArray):
+                rows = self._hold(gradient.indices)
+                gradient = trusted_rows(gradient.data, rows, self.held.shape)
+            if self.index is not None:
+                self._blank_for(updater)
+            changes = [self.held, *arrays_of(self.tree())]
+            some = rows if works_by_rows(updater.optimizer) else None
+            self._note_changes(some, changes)
+            with undone(changes, some):
+                updater(self.key, gradient, self.held)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Have all rows lie in their order once all are held: no look-ups any more."""
+        if self.index is not None and self.count == self.shape[0]:
+            with suppress(KVStoreError):
+                self.fill()
+
+
+# ---------------------------------------------------------------------------------------------------- rules
+
+
+def is_lazy(optimizer: Optimizer) -> bool:
+    """Whether an update changes no other rows than those that have a gradient."""
+    return optimizer.sparse_mode(True) != "dense"
+
+
+def works_by_rows(optimizer: Optimizer | None) -> bool:
+    """Whether a rule that is not element-wise needs no more of a table than single rows."""
+    return isinstance(optimizer, GroupAdaGrad) and type(optimizer).update is BuiltIn.update
+
+
+def needs_all_rows(optimizer: Optimizer) -> bool:
+    """Whether an update needs all rows: each has noise of its own, or the rule looks at the whole table."""
+    return isinstance(optimizer, SGLD) if optimizer.fused else not works_by_rows(optimizer)
+
+
+# --------------------------------------------------------------------------------------------------- memory
+
+
+@contextmanager
+def undone(arrays: list[Array], rows: Ids | None = None) -> Iterator[None]:
+    """Put arrays, or these rows of them, back if the body raises."""
+    before = [array.copy() if rows is None else array[rows] for array in arrays]
+    try:
+        yield
+    except BaseException:
+        for array, old in zip(arrays, before, strict=True):
+            array[... if rows is None else rows] = old
+        raise
+
+
+def spread_tree(tree: Tree, blank: Tree, order: Pair, n: int) -> Tree:
+    """Return the state of all `n` rows: that of `order`, and copies of the blank one elsewhere."""
+    return _mapped(
+        lambda rows, one: spread(rows, one, order, pages.empty((n, *rows.shape[1:]), rows.dtype)), tree, blank
+    )
+
+
+def spread(rows: Array, blank: Array, order: Pair, table: Array) -> Array:
+    """Fill a table with every row: `rows[where]` at `ids`, copies of the blank row elsewhere."""
+    ids, where = order
+    table[...] = blank
+    table[ids] = rows[where]
+    return table
+
+
+def _mapped(change: Callable[[Array, Array], Array], tree: Tree, beside: Tree) -> Tree:
+    """Return a state of other arrays: `change` makes each of the array, and of the one beside it."""
+    if isinstance(tree, tuple):
+        assert isinstance(beside, tuple)
+        return tuple(_mapped(change, part, other) for part, other in zip(tree, beside, strict=True))
+    if tree is None:
+        return None
+    assert isinstance(beside, np.ndarray)
+    return change(tree, beside)
+
+
+def _room(rows: Array, count: int) -> Array:
+    """Memory for more rows: addresses for many, of which only pages that are touched take memory.
+
+    So a table that grows is seldom copied.
+    """
+    row_bytes = rows.dtype.itemsize * math.prod(rows.shape[1:])
+    if count * row_bytes >= _LARGE:
+        n = _ADDRESSES * count
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+        with suppress(OSError, ValueError, OverflowError):  # a limit on addresses
+            memory = mmap.mmap(-1, n * row_bytes, flags=flags)
+            memory.madvise(mmap.MADV_HUGEPAGE)
+            return np.ndarray((n, *rows.shape[1:]), rows.dtype, buffer=memory)
+    return pages.empty((max(count, int(_ROOM * len(rows))), *rows.shape[1:]), rows.dtype)

@@ -1,0 +1,470 @@
+"""A row-sparse key in the region: the rows that were touched, and their states, in memory that grows.
+
+The region has two places for the rows, as every value has two. Beside each place lie some numbers (below)
+and the row that stands for all absent ones. Without an optimizer, a sum is put to the place that is not
+in use. An update works in place, with rows and numbers behind the record of `note_undo`: until the round
+is complete, the numbers name as many rows as before, and memory behind these rows belongs to no reader.
+Rows and states that outgrow their memory are copied to larger memory first; the old memory is given back
+once the round is complete. So a death at any moment leaves a table of one round, and at worst memory that
+is not used again.
+
+The ids lie in the order in which rows were first touched. Each process has an index of its own, to which
+it adds the ids that were added since its last look. The last ids that it knows are compared first: they
+may be those of a round that came to nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...arrays import pages
+from ...arrays.grouping import Key
+from ...arrays.sparse import RowSparseArray
+from ...errors import KVStoreError
+from ...kernels import cpu
+from ...optimizer import Updater
+from ...optimizer.builtin import arrays_of, mapped
+from ...optimizer.optimizer import State as Tree
+from ..entry import Array
+from ..row_index import NONE, Pair, RowIndex
+from ..row_table import Lent, RowTable, needs_all_rows, spread, spread_tree
+from ..rows import Ids, merge
+from .native import _shared as shm
+
+if TYPE_CHECKING:
+    from .optimizer import JobUpdater
+
+Handle = shm.Handle
+
+#: The numbers of a place: rows held (-1: all, in their order); rows that fit the memory, and its offset;
+#: ids that fit theirs, and its offset; a number that is another one whenever the rows held lie in another
+#: order.
+_HELD, _ROOM, _ROWS, _IDS_ROOM, _IDS, _LINEAGE = range(6)
+
+_GROWTH = 1.5  # memory for so many times the rows that are there
+_LEAST = 16  # or so many
+_INT64 = np.dtype(np.int64)
+
+
+class RegionTables:
+    """The row-sparse keys of a job, as one process sees them."""
+
+    def __init__(self, job: shm.Job) -> None:
+        self._job = job
+        self._tables: dict[Key, RegionTable] = {}
+        self._lock = threading.Lock()
+
+    def of(self, handle: Handle) -> RegionTable:
+        """Return the table of a key."""
+        with self._lock:
+            if handle.key not in self._tables:
+                self._tables[handle.key] = RegionTable(self._job, handle)
+            return self._tables[handle.key]
+
+
+class RegionTable(RowTable):
+    """A row-sparse key as one process of a job sees it. A thread holds `lock` while it reads or updates."""
+
+    def __init__(self, job: shm.Job, handle: Handle) -> None:
+        super().__init__(handle.key, handle.shape, handle.dtype)
+        self._job, self._handle = job, handle
+        self.lock = threading.RLock()
+        self._words: Ids = handle.table_words()
+        self._lying: Ids = np.empty(0, np.int64)
+        self._lineage, self._known, self._tail = -1, 0, np.empty(0, np.int64)
+        # Memory that the round at work has outgrown, and has taken; memory that failed rounds had taken.
+        self._outgrown: list[Array] = []
+        self._taken: list[Array] = []
+        self._unused: list[Array] = []
+
+    # --------------------------------------------------------------------------------------------- looking
+
+    def look(self) -> RegionTable:
+        """See the rows in use as the last round has left them."""
+        self._words = self._handle.table_words()
+        held, room, at, ids_room, ids_at, lineage = (int(n) for n in self._words[:6])
+        count = self.shape[0] if held < 0 else held
+        if count > room or held > ids_room:
+            raise KVStoreError(f"the rows of key {self.key!r} changed while they were looked at; read again")
+        self.blank = self._handle.blank_row()
+        self._block = self._handle.table_array(at, (room, *self.shape[1:]), self.dtype)
+        self._lying = self._handle.table_array(ids_at, (ids_room,), _INT64)
+        if held < 0:
+            self.index, self._lineage = None, -1
+        else:
+            self._follow_ids(held, lineage)
+        self.count = count
+        return self
+
+    def _follow_ids(self, count: int, lineage: int) -> None:
+        """Bring the index to the ids that lie there."""
+        known, tail = self._known, self._tail
+        same = self.index is not None and lineage == self._lineage and count >= known
+        if not same or not np.array_equal(self._lying[known - len(tail) : known], tail):
+            self.index, known = RowIndex(*NONE), 0
+        self._lineage = -1  # if this fails, all is looked at anew
+        if count > known or not same:
+            self._tail = self._lying[known:count].copy()
+            order = np.argsort(self._tail)
+            assert self.index is not None
+            self.index.add(self._tail[order], order + known)
+        self._known, self._lineage = count, lineage
+
+    def forget(self) -> None:
+        """Look at everything anew the next time."""
+        self._lineage = -1
+        self.updater = self._blank_of = None
+
+    def show_all(self) -> None:
+        """Show every row if an absent one is something else than zeros: in own memory, for a read."""
+        if self.index is not None and self.blank.astype(bool).any():
+            try:
+                own = pages.empty(self.shape, self.dtype)
+            except (MemoryError, OverflowError) as error:
+                raise KVStoreError(self._too_large()) from error
+            self._block = spread(self.held, self.blank, self.index.all(), own)
+            self.index, self.count, self._lineage = None, self.shape[0], -1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows held and their ids."""
+        return int(self.held.nbytes) + (0 if self.index is None else 8 * self.count)
+
+    # --------------------------------------------------------------------------------------------- memory
+
+    def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        self._taken.append(self._handle.new_state(shape, dtype, len(self._taken) % 8)[1])
+        return self._taken[-1]
+
+    def _new_rows(self, like: Array, count: int) -> Array:
+        return self._empty((max(count, int(_GROWTH * len(like)), _LEAST), *like.shape[1:]), like.dtype)
+
+    def _new_whole(self, like: Array) -> Array:
+        return self._empty((self.shape[0], *like.shape[1:]), like.dtype)
+
+    def _fill(self, order: Pair) -> None:
+        before = [self._block, *self._rooms]
+        super()._fill(order)
+        self._outgrown += before
+
+    def _grown(self, room: Array, rows: Array, blank: Array, count: int) -> Array:
+        grown = super()._grown(room, rows, blank, count)
+        if grown is not room:
+            self._outgrown.append(room)
+        return grown
+
+    def _add(self, ids: Ids, positions: Ids) -> None:
+        before = self.count
+        super()._add(ids, positions)
+        self._lying = self._grown(self._lying, self._lying[:before], np.zeros(1, np.int64), self.count)
+        self._lying[before : self.count] = ids
+        self._known, self._tail = self.count, ids.copy()  # as the index; a round that fails forgets it
+
+    def _settle(self) -> None:
+        """Leave it to `lend`: numbers and states do not change once they were noted."""
+
+    def _give_back(self) -> None:
+        """Give memory back that was outgrown, unless another worker has undone the round meanwhile."""
+        own = self._job.offset_of(self._block), self._job.offset_of(self._lying)
+        if (int(self._words[_ROWS]), int(self._words[_IDS])) == own:
+            self._give(self._outgrown)
+        self._outgrown.clear()
+        self._taken.clear()
+
+    def _give(self, arrays: list[Array]) -> None:
+        for array in arrays:
+            if offset := self._job.offset_of(array):
+                self._handle.give(offset, array.nbytes)
+        arrays.clear()
+
+    def _note_failure(self) -> None:
+        """Note memory for the next round to give back, since this one is about to be undone.
+
+        States that are described already stay. So does everything where the round is complete, or is another
+        worker's: its numbers may name this memory.
+        """
+        if self._handle.is_opened:
+            _, text = self._handle.record()
+            named = set(_offsets(json.loads(text))) if text else set()
+            self._unused += [array for array in self._taken if self._job.offset_of(array) not in named]
+        self._outgrown.clear()
+        self._taken.clear()
+        self.forget()
+
+    # --------------------------------------------------------------------------------------------- rounds
+
+    @contextmanager
+    def working(self) -> Iterator[RegionTable]:
+        """Work on the rows in use, in the round that this worker has opened; the body completes it."""
+        with self.lock:
+            try:
+                self._give(self._unused)
+                yield self.look()
+                self._give_back()
+            except BaseException:
+                self._note_failure()
+                raise
+
+    def lend(self, updates: JobUpdater) -> Lent:
+        """Hold the rows that the rule needs, with their states, and return the updater for an update."""
+        updater = self._attach(updates)
+        if needs_all_rows(updater.optimizer):
+            self.fill()
+        elif self.index is not None and self.count == self.shape[0]:
+            with suppress(KVStoreError):
+                self.fill()  # no look-ups any more
+        self._make_states(updater)
+        return nullcontext(updater)
+
+    def lend_all(self) -> Array:
+        """Return all rows, for code of the user that has its states elsewhere."""
+        self.updater, self._blank_of, self._rooms = None, None, []
+        weight = self.fill()
+        self._note_changes(None, [weight])
+        return weight.view()
+
+    def _note_changes(self, rows: Ids | None, arrays: list[Array]) -> None:
+        self._put_record()
+        held = int(self._words[_HELD])
+        before = self.shape[0] if held < 0 else held
+        some = None if rows is None else rows[rows < before]
+        pieces: list[tuple[Array, Array | None]] = [(self._words, None)]
+        pieces += [(array, some) for array in arrays if array.ndim and array.size]
+        self._handle.note_undo(pieces)
+        self._put_words(self._words, self._block, self._lying)
+
+    def _put_words(self, words: Ids, rows: Array, lying: Ids) -> None:
+        held = -1 if self.index is None else self.count
+        if held < 0 <= words[_HELD]:
+            words[_LINEAGE] = self._next_lineage()
+        words[_HELD] = 0  # nobody sees the new number with the old memory
+        words[_ROWS], words[_ROOM] = self._job.offset_of(rows), len(rows)
+        words[_IDS], words[_IDS_ROOM] = self._job.offset_of(lying), len(lying)
+        words[_HELD] = held
+
+    def _next_lineage(self) -> int:
+        return 1 + max(int(self._handle.table_words(other)[_LINEAGE]) for other in (False, True))
+
+    def complete(self) -> None:
+        """Bring states into the region that a rule has replaced by others."""
+        tree = self.tree()
+        if any(not self._job.offset_of(array) for array in arrays_of(tree) if array.size):
+            self._set_tree(mapped(tree, self._brought))
+            self._put_record()
+
+    # ------------------------------------------------------------------------------------ the other place
+
+    def replace_beside(self, sources: list[RowSparseArray]) -> None:
+        """Put the sum of `sources` to the place that is not in use."""
+        with self.lock:
+            ids, maps, datas = merge(sources)
+            rows = self._room_beside(ids)
+            cpu.reduce_rows(datas, maps, rows[: len(ids)])
+
+    def assign_beside(self, value: RowSparseArray, updates: JobUpdater) -> None:
+        """Put `value` to the place that is not in use; where rows have states, they keep their order."""
+        with self.lock:
+            self.look()
+            try:
+                self._assign_beside(value, updates)
+            finally:
+                self._outgrown.clear()
+                self._taken.clear()
+                self.forget()
+
+    def _assign_beside(self, value: RowSparseArray, updates: JobUpdater) -> None:
+        record = None if updates.updater is None else self._found(shm.mode(self._job))
+        if record is None:
+            self._room_beside(value.indices)[: len(value.indices)] = value.data
+        elif "blank" in record:
+            self._attach(updates)
+            self._assign_in_order(value)
+        else:  # all rows have states
+            self._assign_whole(value, updates)
+
+    def _room_beside(self, ids: Ids) -> Array:
+        """Have the other place hold rows of `ids`; return memory for these."""
+        words = self._handle.table_words(other=True)
+        words[_HELD] = 0
+        rows = self._reserve(words, _ROOM, _ROWS, (len(ids), *self.shape[1:]), self.dtype)
+        lying = self._reserve(words, _IDS_ROOM, _IDS, (len(ids),), _INT64)
+        self._taken.clear()  # the numbers of the other place name it
+        lying[: len(ids)] = ids
+        self._handle.blank_row(other=True)[...] = 0
+        words[_LINEAGE] = self._next_lineage()
+        words[_HELD] = -1 if len(ids) == self.shape[0] else len(ids)
+        return rows
+
+    def _reserve(self, words: Ids, room: int, at: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Return memory of the other place for rows of that shape: that of before, if it is large enough."""
+        count, offset, old = shape[0], int(words[at]), int(words[room])
+        before = self._handle.table_array(offset, (old, *shape[1:]), dtype)
+        if offset and old >= count:
+            return before
+        made = self._empty((max(count, 1), *shape[1:]), dtype)
+        words[room] = 0  # a death in between leaves no number that is too large
+        words[at] = self._job.offset_of(made)
+        words[room] = len(made)
+        if offset:
+            self._handle.give(offset, before.nbytes)
+        return made
+
+    def _assign_in_order(self, value: RowSparseArray) -> None:
+        """Put `value` beside, with rows in the order of the states."""
+        assert self.index is not None
+        rows = self._room_beside(self._lying[: self.count])
+        words = self._handle.table_words(other=True)
+        lying = self._handle.table_array(int(words[_IDS]), (int(words[_IDS_ROOM]),), _INT64)
+        rows[: self.count] = 0
+        self._block, self._lying, self.blank = rows, lying, self._handle.blank_row(other=True)
+        self.held[self._hold(value.indices)] = value.data
+        self._put_record()
+        self._put_words(words, self._block, self._lying)
+        if self.dtype.itemsize == 2:
+            self.follow()
+        self._words = words
+        self._give_back()
+
+    def _assign_whole(self, value: RowSparseArray, updates: JobUpdater) -> None:
+        """Put `value` beside, with all rows."""
+        rows = self._room_beside(np.arange(self.shape[0], dtype=np.int64))
+        rows[...] = 0
+        rows[value.indices] = value.data
+        self._block, self.index, self.count = rows, None, self.shape[0]
+        self._attach(updates)
+        if self.dtype.itemsize == 2:
+            self.follow()
+
+    # --------------------------------------------------------------------------------------------- states
+
+    def whole_tree(self, mode: int) -> tuple[bool, Tree]:
+        """Return whether there is a state, and the state of all rows, in new arrays."""
+        record = self._found(mode)
+        if record is None:
+            return False, None
+        tree = mapped(wrapped(self._handle, record["state"]), np.copy)
+        if "blank" not in record:
+            return True, tree
+        assert self.index is not None
+        held = mapped(tree, lambda array: array[: self.count])
+        blank = wrapped(self._handle, record["blank"])
+        try:
+            return True, spread_tree(held, blank, self.index.all(), self.shape[0])
+        except (MemoryError, OverflowError) as error:
+            raise KVStoreError(
+                f"the states of table {self.key!r} with all its {self.shape[0]} rows do not fit the memory "
+                "of this process"
+            ) from error
+
+    def _found(self, mode: int) -> dict[str, Any] | None:
+        """Return the description of the states in the region; None: there are none of this optimizer."""
+        _, text = self._handle.record()
+        record = json.loads(text) if text else None
+        return record if record is not None and record["mode"] == mode else None
+
+    def _attach(self, updates: JobUpdater) -> Updater:
+        """Return the updater that has the table's states, as they lie in the region."""
+        assert updates.updater is not None
+        optimizer = updates.updater.optimizer
+        if self.updater is None:
+            self.updater = Updater(optimizer)
+        self.updater.optimizer = optimizer
+        self._mode = shm.mode(self._job)
+        record = self._found(self._mode)
+        if record is None:
+            self._begin_anew(self.updater)
+        else:
+            self._take_states(self.updater, record)
+        return self.updater
+
+    def _begin_anew(self, updater: Updater) -> None:
+        updater.states.pop(self.key, None)
+        self._blank_of, self._rooms = None, []
+        if self._handle.record_at:  # of an optimizer that was there before
+            self._handle.updates = 0
+            updater.optimizer._index_update_count.pop(self.key, None)
+
+    def _take_states(self, updater: Updater, record: dict[str, Any]) -> None:
+        tree = wrapped(self._handle, record["state"])
+        if "blank" not in record:  # of all rows
+            updater.states.pop(self.key, None)
+            self._rooms = []
+            self.fill()
+        else:
+            self.blank_tree, self._blank_of = wrapped(self._handle, record["blank"]), updater
+            self._rooms = list(arrays_of(tree))
+            tree = mapped(tree, lambda array: array[: self.count])
+        self._set_tree(tree)
+
+    def _make_states(self, updater: Updater) -> None:
+        """Make states in the region where there are none yet."""
+        if self.key in updater.states:
+            return
+        optimizer = updater.optimizer
+        tree = optimizer.create_state_multi_precision(self.key, self.held)
+        if self.index is None:
+            self._set_tree(mapped(tree, self._brought))
+            return
+        self.blank_tree = mapped(optimizer.create_state_multi_precision(self.key, self.blank), self._brought)
+        self._blank_of = updater
+        self._rooms = [self._in_room(array) for array in arrays_of(tree)]
+        rooms = iter(self._rooms)
+        self._set_tree(mapped(tree, lambda _: next(rooms)[: self.count]))
+
+    def _in_room(self, rows: Array) -> Array:
+        room = self._new_rows(rows, max(len(self._block), 1))
+        room[: len(rows)] = rows
+        return room
+
+    def _brought(self, array: Array) -> Array:
+        """Return an array in the region: itself, or a copy."""
+        if self._job.offset_of(array) or not array.size:
+            return array
+        there = self._empty(array.shape, array.dtype)
+        np.copyto(there, array)
+        return there
+
+    def _put_record(self) -> None:
+        """Describe the states in the region, if the description there is of others."""
+        if self.updater is None or self.key not in self.updater.states:
+            return
+        rooms = iter(self._rooms)
+        tree = self.tree() if self.index is None else mapped(self.tree(), lambda _: next(rooms))
+        record = {"mode": self._mode, "state": self._outlined(tree)}
+        if self.index is not None:
+            record["blank"] = self._outlined(self.blank_tree)
+        text = json.dumps(record).encode()
+        if text != self._handle.record()[1]:
+            self._handle.set_record(text)
+
+    def _outlined(self, tree: Tree) -> Any:
+        if tree is None:
+            return None
+        if isinstance(tree, tuple):
+            return [self._outlined(part) for part in tree]
+        return {"at": self._job.offset_of(tree), "shape": list(tree.shape), "dtype": tree.dtype.name}
+
+
+def _offsets(outline: Any) -> Iterator[int]:
+    """Yield where the arrays of a description lie."""
+    parts = outline.values() if isinstance(outline, dict) else outline if isinstance(outline, list) else ()
+    if isinstance(outline, dict) and "at" in outline:
+        yield outline["at"]
+    for part in parts:
+        yield from _offsets(part)
+
+
+def wrapped(handle: Handle, outline: Any) -> Tree:
+    """Return a state in the region, by its description."""
+    if outline is None:
+        return None
+    if isinstance(outline, list):
+        return tuple(wrapped(handle, part) for part in outline)
+    dtype = handle.dtype if outline["dtype"] == handle.dtype.name else np.dtype(outline["dtype"])
+    return handle.state_array(outline["at"], tuple(outline["shape"]), dtype)

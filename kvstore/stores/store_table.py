@@ -1,0 +1,101 @@
+"""A row-sparse key of a store of one process, where one updater serves all keys."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+from ..arrays import pages
+from ..arrays.grouping import Key
+from ..arrays.sparse import RowSparseArray
+from ..errors import KVStoreError
+from ..optimizer import Updater
+from ..optimizer.optimizer import State as Tree
+from .row_table import Lent, RowTable, needs_all_rows, spread_tree
+from .rows import Array
+
+_MISSING: Any = object()
+
+
+class StoreTable(RowTable):
+    """A table with states beside those that the store's updater has: as long as some rows are absent.
+
+    Once all are held, their states are the updater's, as those of a dense key are.
+    """
+
+    def __init__(self, key: Key, value: RowSparseArray) -> None:
+        super().__init__(key, value.shape, value.dtype)
+        self._of: dict[Any, Tree] | None = None  # the updater's states, to which the table's belong
+        self.assign(value)
+
+    def dense(self) -> Array:
+        """Return the table as a dense array: the live one where all rows are held.
+
+        KVStoreError: there is no memory for that.
+        """
+        if self.index is None:
+            return self.held
+        try:
+            whole = pages.empty(self.shape, self.dtype)
+        except (MemoryError, OverflowError) as error:
+            raise KVStoreError(self._too_large()) from error
+        self.copy_dense(whole)
+        return whole
+
+    # -------------------------------------------------------------------------------------------- states
+
+    def lend(self, main: Updater) -> Lent:
+        """Hold the rows that the rule needs, and return the updater for an update with it.
+
+        KVStoreError: there is no memory for these rows.
+        """
+        if needs_all_rows(main.optimizer):
+            self.fill()
+        return nullcontext(self.attach(main))
+
+    def attach(self, main: Updater) -> Updater:
+        """Return the updater that has the table's states, with the settings of the store's."""
+        given = main.states.get(self.key, _MISSING)
+        if self.updater is None or self._of is not main.states:  # another optimizer, or states of a file
+            self.updater, self._of = Updater(main.optimizer), main.states
+        if given is not _MISSING and given is not self.updater.states.get(self.key, _MISSING):
+            self.fill()  # states from outside are those of all rows
+            self.updater.states[self.key] = given
+        self._move_states(self.updater, main)
+        self.updater.optimizer = main.optimizer
+        return self.updater
+
+    def _move_states(self, own: Updater, main: Updater) -> None:
+        """Have the store's updater keep states of all rows, and this table those of some."""
+        if self.index is not None:
+            self.updater = Updater(main.optimizer) if own is main else own
+        elif own is not main:
+            if self.key in own.states:
+                main.states[self.key] = own.states[self.key]
+            self.updater = main
+
+    def has_own_state(self, main: Updater) -> bool:
+        """Whether there is a state, be it None, that the store's updater does not have."""
+        own = self.updater
+        return own is not None and own is not main and self._of is main.states and self.key in own.states
+
+    def whole_tree(self) -> Tree:
+        """Return the state of all rows, in new arrays.
+
+        KVStoreError: there is no memory for that.
+        """
+        if self.index is None:
+            return self.tree()
+        self._blank_for(self.updater)
+        try:
+            return spread_tree(self.tree(), self.blank_tree, self.index.all(), self.shape[0])
+        except (MemoryError, OverflowError) as error:
+            raise KVStoreError(
+                f"the states of table {self.key!r} with all its {self.shape[0]} rows do not fit the memory "
+                "of this process"
+            ) from error
+
+    def follow_by(self, main: Updater) -> None:
+        """Bring float32 copies of 16-bit rows in line with rows that were set from outside."""
+        self.attach(main)
+        self.follow()
