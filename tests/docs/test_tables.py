@@ -87,6 +87,15 @@ def test_every_method_is_in_the_table() -> None:
     assert documented - public - {"with"} == set()
 
 
+def test_a_cell_of_the_stores_is_short() -> None:
+    """What takes more than some sentences is a section of its own."""
+    cells = [
+        cell for line in STORES.read_text().splitlines() if line.startswith("|") for cell in line.split(" | ")
+    ]
+    assert len(cells) > 100
+    assert [cell for cell in cells if len(cell) > 300] == []
+
+
 def test_every_error_is_in_the_table_with_its_builtin() -> None:
     table = {name: set(code(row[1])) for row in rows(STORES, "Errors") for name in code(row[0])}
     real = {
