@@ -1,6 +1,7 @@
-"""Extension modules only; everything else about the package is in pyproject.toml."""
+"""Extension modules, and the README for a package index; everything else is in pyproject.toml."""
 
 import os
+import re
 import shutil
 import sys
 import sysconfig
@@ -41,6 +42,21 @@ MISSING = """kvstore's kernels are C, and {what}. Install what is missing, then 
     conda:           conda install -c conda-forge c-compiler
 
 Wheels need no compiler: pip install --only-binary kvstore-train kvstore-train"""
+
+
+LINK = re.compile(r"\[([^\]]*)\]\((?!https?://|#)([^)\s]+)\)")  # relative: dead on a package index
+# The runner that builds a release sets these variables; the third is the tag.
+REPOSITORY = ("GITHUB_SERVER_URL", "GITHUB_REPOSITORY", "GITHUB_REF_NAME")
+
+
+def readme():
+    """Return the README with links to the repository, or with its paths as text if it is not known."""
+    with open("README.md", encoding="utf-8") as file:
+        text = file.read()
+    server, repository, tag = map(os.environ.get, REPOSITORY)
+    if not (server and repository and tag):
+        return LINK.sub(r"\1 (`\2`)", text)
+    return LINK.sub(rf"[\1]({server}/{repository}/blob/{tag}/\2)", text)
 
 
 def parts(folder):
@@ -89,6 +105,8 @@ if sys.platform != "linux":
     raise SystemExit(ELSEWHERE.format(platform=sys.platform))
 
 setup(
+    long_description=readme(),
+    long_description_content_type="text/markdown",
     cmdclass={"build_ext": Build},
     ext_modules=[
         native("kvstore.kernels._cpu", "kernels/_cpu.pyx", "kernels", optimize="-O3"),

@@ -1,10 +1,11 @@
-"""``python docs/settings_page.py docs/reference/settings.md``: writes the table of settings as a page."""
+"""``python docs/settings_page.py docs/reference/settings.md``: writes the settings as a page."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from kvstore.settings import definitions
@@ -12,88 +13,79 @@ from kvstore.settings.definitions import Alias, LauncherRow, SettingRow
 
 _HEAD = """# Settings
 
-`python docs/settings_page.py docs/reference/settings.md` generates this page from
-`kvstore/settings/definitions.py`.
+A setting is an option, which is a keyword of `kvstore.create`, or an environment variable, or both:
+`kvstore.create("shared", timeout=60)`, or `KVSTORE_TIMEOUT=60`. The option takes precedence over the
+variable, and the variable over the default. `kvstore env` prints the settings that kvstore finds in a
+process, and which variable is missing.
 
-An argument takes precedence over the variable, and the variable over the default. The column *also* lists
-other variables for the same setting; the first one that is set counts. For the role, the numbers of processes
-and the scheduler, all variables that are set must have the same value. An empty variable counts as not set.
-kvstore reads no variable at import. `kvstore env` prints what kvstore finds in a process, and which variable
-is missing.
+- kvstore reads no variable at import. An empty variable counts as not set.
+- *Also* introduces other variables for the same setting; the first one that is set counts. For the role, the
+  numbers of processes and the scheduler, all variables that are set must have the same value.
+- *Read by* lists the roles and tools that read the variable: set it in the environment of these processes.
 """
 _LAUNCHERS = """
 ## Launchers
 
 kvstore reads these variables only to find the rank of a process and the size of its job. If the variables of
-several launchers are set, the first launcher in the table counts. Without a launcher the process is the only
+several launchers are set, the first launcher in the list counts. Without a launcher the process is the only
 worker of its job. If `KVSTORE_JOB` is set together with the variables of another launcher, it names the job.
 """
-_COLUMNS = ("variable", "option", "also", "type", "default", "read by", "meaning")
+_MADE = """
+## How this page is made
+
+`python docs/settings_page.py docs/reference/settings.md` generates this page from
+`kvstore/settings/definitions.py`.
+"""
 
 
 def page() -> str:
-    """Make the text of the page."""
+    """Make the text of the page: lists, as a table with a column for each field is too wide for a phone."""
     ignored = {**definitions.IGNORED, **definitions.IGNORED_ON_SERVERS}
     return "\n".join(
         [
             _HEAD,
-            "## Stores\n\nAn option is a keyword of `kvstore.create`.\n",
-            *_settings(definitions.STORES),
+            "## Stores\n",
+            *map(_setting, definitions.STORES),
             "\n## Parameter servers\n",
-            *_settings(definitions.SERVERS),
+            *map(_setting, definitions.SERVERS),
             "\n## Who takes part, and where\n",
-            *_settings(definitions.PLACE),
+            *map(_setting, definitions.PLACE),
             _LAUNCHERS,
-            *_launchers(definitions.LAUNCHERS),
+            *map(_launcher, itertools.count(1), definitions.LAUNCHERS),
             "\n## Without effect\n\nkvstore logs a warning if one of these variables is set.\n",
-            *_table(("variable", "why"), [(_code(variable), why) for variable, why in ignored.items()]),
+            *(f"- {_code(variable)}: {why}" for variable, why in ignored.items()),
             "\n## Tests and benchmarks\n",
-            *_settings(definitions.DEVELOPMENT),
-            "",
+            *map(_setting, definitions.DEVELOPMENT),
+            _MADE,
         ]
     )
 
 
-def _settings(rows: Iterable[SettingRow]) -> list[str]:
-    return _table(
-        _COLUMNS,
-        [
-            (
-                _code(row.variable),
-                _code(row.name if row.keyword else ""),
-                ", ".join(map(_alias, row.aliases)),
-                row.kind.__name__,
-                "" if row.default is None else _code(_literal(row.default)),
-                ", ".join(row.readers),
-                row.meaning,
-            )
-            for row in rows
-        ],
-    )
+def _setting(row: SettingRow) -> str:
+    """Lay a setting out as an item of three lines: its names, its meaning, and what else is known of it."""
+    names = [f"**{_code(row.variable)}**"] * bool(row.variable) + [
+        f"option **{_code(row.name)}**"
+    ] * row.keyword
+    default = "no default" if row.default is None else f"default {_code(_literal(row.default))}"
+    also = ["also " + ", ".join(map(_alias, row.aliases))] if row.aliases else []
+    notes = [row.kind.__name__, default, *also, f"read by {', '.join(row.readers)}"]
+    return _item("- ", ", ".join(names), row.meaning, "; ".join(notes))
 
 
-def _launchers(rows: Iterable[LauncherRow]) -> list[str]:
-    return _table(
-        ("launcher", "rank, size", "on its machine", "variables that name the job", "how", "also read"),
-        [
-            (
-                row.title,
-                f"{_codes(row.rank)}; {_codes(row.size)}",
-                f"{_codes(row.local_rank)}; {_codes(row.local_size)}",
-                _codes(row.job),
-                row.naming,
-                _codes(row.more),
-            )
-            for row in rows
-        ],
-    )
+def _launcher(number: int, row: LauncherRow) -> str:
+    """Lay a launcher out as an item: its name, and its variables by their meaning."""
+    lines = [
+        f"rank {_codes(row.rank)}; size {_codes(row.size)}",
+        f"on its machine: rank {_codes(row.local_rank)}; size {_codes(row.local_size)}",
+        f"name of the job from {_codes(row.job)}: {row.naming}",
+    ]
+    lines += [f"also read: {_codes(row.more)}"] * bool(row.more)
+    return _item(f"{number}. ", f"**{row.title}**", *lines)
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lay a table out, without the columns in which nothing stands."""
-    kept = [n for n in range(len(heads)) if any(row[n] for row in rows)]
-    lines = [[heads[n] for n in kept], ["---"] * len(kept), *([row[n] or "-" for n in kept] for row in rows)]
-    return ["| " + " | ".join(line) + " |" for line in lines]
+def _item(mark: str, *lines: str) -> str:
+    """Join lines with the line breaks of Markdown, so that they stay lines of one item."""
+    return mark + ("\\\n" + " " * len(mark)).join(lines)
 
 
 def _alias(alias: Alias) -> str:

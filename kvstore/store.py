@@ -391,7 +391,7 @@ class KVStore(KVStoreBase):
 
         If a worker dies, its last step is in the values and in the optimizer's states of all keys, or in none
         of them. After a `PeerLostError` all other workers read, and `save`, what one and the same step has
-        left, if all of them make all their pushes in steps. See the table *One meaning in every store* for
+        left, if all of them make all their pushes in steps. The section *Steps* of `docs/stores.md` lists the
         exceptions.
 
         A `save`, `save_optimizer_states` or `CheckpointManager.save` between two steps of this worker is a

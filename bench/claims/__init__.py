@@ -9,7 +9,7 @@ from bench.runner.claim import Claim
 #: What ``python -m bench`` measures.
 NAMES = (
     *("local", "shared", "compression", "convergence"),
-    *("dist", "dist-keys", "dist-workers", "dist-hosts", "hosts"),
+    *("many-keys", "dist", "dist-keys", "dist-workers", "dist-hosts", "hosts"),
     *("device", "training", "observe", "scale"),
 )
 

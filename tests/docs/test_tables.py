@@ -87,6 +87,15 @@ def test_every_method_is_in_the_table() -> None:
     assert documented - public - {"with"} == set()
 
 
+def test_a_cell_of_the_stores_is_short() -> None:
+    """What takes more than some sentences is a section of its own."""
+    cells = [
+        cell for line in STORES.read_text().splitlines() if line.startswith("|") for cell in line.split(" | ")
+    ]
+    assert len(cells) > 100
+    assert [cell for cell in cells if len(cell) > 300] == []
+
+
 def test_every_error_is_in_the_table_with_its_builtin() -> None:
     table = {name: set(code(row[1])) for row in rows(STORES, "Errors") for name in code(row[0])}
     real = {
@@ -132,15 +141,21 @@ def test_the_methods_that_mxnet_has_are_here() -> None:
 
 def test_the_options_are_those_of_create() -> None:
     defaults = {field.name: field.default for field in fields(options.StoreConfig)}
-    told = [row for row in rows(SETTINGS, "Stores") if row[1] != "-"]
-    table = {code(row[1])[0]: ast.literal_eval(row[4].strip("`")) for row in told}
-    assert table == defaults
+    (text,) = re.findall(r"^## Stores\n(.*?)^## ", SETTINGS.read_text(), re.DOTALL | re.MULTILINE)
+    told = re.findall(r"option \*\*`(\w+)`\*\*\\\n.*\\\n.*?default `([^`]+)`", text)
+    assert {name: ast.literal_eval(default) for name, default in told} == defaults
 
 
-def test_the_page_of_settings_is_made_from_the_table() -> None:
+def test_the_page_of_settings_is_made_from_the_definitions() -> None:
     made = runpy.run_path(str(ROOT / "docs/settings_page.py"))["page"]()
     again = f"python docs/settings_page.py {SETTINGS.relative_to(ROOT)}"
     assert SETTINGS.read_text() == made, again
+
+
+def test_the_page_of_settings_begins_with_its_use_and_fits_a_phone() -> None:
+    lines = SETTINGS.read_text().splitlines()
+    assert "settings_page.py" not in "".join(lines[: lines.index("## Tests and benchmarks")])
+    assert [line for line in lines if line.startswith("|")] == []
 
 
 def test_every_variable_that_is_read_is_documented() -> None:
