@@ -209,13 +209,10 @@ def _through(
 
 def _compared(store: KVStore, prefix: str, call: Callable[..., list[Any]], *values: Array) -> list[Any]:
     """Call an exchange, and raise KVStoreError if a worker has closed its store: it has no part in sums."""
-    agreement = _agreement_of(store, prefix)
-    if agreement is None:
-        return call(*values)
-    agreement.begin(0)
     outs = call(*values)
-    agreement.wait()
-    agreement.compare()
+    agreement = _agreement_of(store, prefix)
+    if agreement is not None:
+        agreement.compare(0)
     return outs
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..engine import Work
 from ..errors import ConfigError, KVStoreError
 from ..settings.definitions import SIDE
-from ..store import KVStore, call_before_join, outlives_workers, side_store, start_pushpull
+from ..store import KVStore, call_before_join, outlives_workers, side_store
 from ..store_kinds import is_synchronous
 
 #: Columns of the table, which has a row for each worker.
@@ -46,59 +45,66 @@ class StepAgreement:
         self._table = np.zeros((store.num_workers, 4), np.int64)
         self._joined: set[int] = set()
         self._settings = ""
-        self._work: Work | None = None
+        self._numbers: list[int] | None = None
+        self._hash = 0
+        self._is_unknown = False
         if self._side is not None:
             self._side.init(self._key, self._table)
             call_before_join(store, self._announce_join)
 
-    def begin(
+    def compare(
         self,
         steps: int,
-        parameters: Iterable[int] = (),
+        parameters: Sequence[int] = (),
         settings: Callable[[], str] = str,
         weights: Callable[[], int] = int,
     ) -> None:
-        """Start to send the row of this worker.
+        """Exchange the rows of all workers, and compare them. All workers call it in each exchange.
 
         Parameters
         ----------
         steps : int
             Number of steps that the worker has completed.
-        parameters : iterable of int
+        parameters : sequence of int
             Numbers of the parameters whose gradients are exchanged.
         settings : callable
             Return the settings of the optimizer as a text.
         weights : callable
             Return a hash of the weights, at least 0 and less than 2**63.
-        """
-        if self._side is None or self._work is not None:
-            return
-        row = [steps + 1, _hash_numbers(parameters), 0, 0]
-        if self._every and steps % self._every == 0:
-            self._settings = settings()
-            row[_SETTINGS:] = [zlib.crc32(self._settings.encode()), weights()]
-        self._write_row(row)
-        self._work = start_pushpull(self._side, self._key, self._table)
-
-    def wait(self) -> None:
-        """Wait for the rows of all workers."""
-        if self._work is not None:
-            self._work.wait()
-            self._work = None
-
-    def compare(self) -> None:
-        """Compare the rows of all workers.
 
         Raises
         ------
         KVStoreError
             The workers have completed different numbers of steps, one has closed its store, or their weights
-            differ.
+            differ; or an error of the store.
         ConfigError
             The settings of their optimizers differ, or the parameters that take part.
         """
         if self._side is None:
             return
+        if parameters != self._numbers:
+            self._numbers, self._hash = list(parameters), zlib.crc32(np.array(parameters, np.int64).tobytes())
+        row = [steps + 1, self._hash, 0, 0]
+        if self._every and steps % self._every == 0:
+            self._settings = settings()
+            row[_SETTINGS:] = [zlib.crc32(self._settings.encode()), weights()]
+        self._exchange(self._side, row)
+        if self._table.tobytes() != self._table[self._rank].tobytes() * len(self._table):
+            self._find_difference()
+
+    def _exchange(self, side: KVStore, row: list[int]) -> None:
+        if self._is_unknown:
+            raise KVStoreError(
+                f"worker {self._rank}: an exception, such as a TimeoutError, has ended the comparison of the "
+                "workers before, and whether this worker had a part in it is unknown: start the job again "
+                "from its last checkpoint"
+            )
+        self._is_unknown = True
+        self._write_row(row)
+        side.pushpull(self._key, self._table, out=self._table)
+        self._is_unknown = False
+
+    def _find_difference(self) -> None:
         rows = self._table.tolist()
         self._joined.update(rank for rank, row in enumerate(rows) if row[_STEPS] == _JOINED)
         present = {rank: row for rank, row in enumerate(rows) if row[_STEPS] > 0}
@@ -142,7 +148,8 @@ class StepAgreement:
         if other is not None:
             raise ConfigError(
                 f"worker {self._rank}: worker {other[1]} exchanges the gradients of other parameters than "
-                f"worker {other[0]}: freeze and unfreeze (requires_grad) the same ones on all workers"
+                f"worker {other[0]}: freeze and unfreeze (requires_grad, grad_req) the same ones on all "
+                "workers"
             )
 
     def _compare_settings(self, settings: dict[int, int]) -> None:
@@ -191,7 +198,3 @@ def _find_other(values: dict[int, int]) -> tuple[int, int] | None:
     """Return the first rank and the first rank that has another value; None if all have the same."""
     first = min(values)
     return next(((first, rank) for rank, value in values.items() if value != values[first]), None)
-
-
-def _hash_numbers(numbers: Iterable[int]) -> int:
-    return zlib.crc32(np.array(list(numbers), np.int64).tobytes())

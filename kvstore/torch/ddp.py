@@ -129,9 +129,7 @@ class HookState:
     def _compare_workers(self) -> None:
         """Raise KVStoreError if a worker has closed its store: the sums are without its gradients."""
         self._passes += 1
-        self._agreement.begin(self._passes)
-        self._agreement.wait()
-        self._agreement.compare()
+        self._agreement.compare(self._passes)
 
     def _check_new(self, parameters: list[Tensor]) -> None:
         new = [parameter for parameter in parameters if parameter not in self._keys]

@@ -28,6 +28,16 @@ from .slots import Slot, agree, slots
 from .tensors import Tensor, check_prefix, kind
 from .unreadable import hide, reveal
 
+#: Attributes of the object itself; all others are of the wrapped optimizer.
+_OWN = frozenset(
+    {
+        *("store", "_optimizer", "_closed", "_marks", "_passes_per_step", "_slots", "_ours", "_counts"),
+        *("_overlap", "_is_sent_in_step", "_exchange", "_buckets", "_agreement", "_passes", "_sums"),
+        *("_updates", "_has_gradients", "_has_local_passes", "_is_paused", "_is_exchanged"),
+        *("_passes_ended", "_steps", "_error"),
+    }
+)
+
 
 class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     """An optimizer whose gradients are averaged over all workers of a store, while the backward pass runs.
@@ -106,16 +116,6 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     Attributes of the wrapped optimizer can be read and set here.
     """
 
-    #: Attributes of this object. All others are those of the wrapped optimizer.
-    _OWN = frozenset(
-        {
-            *("store", "_optimizer", "_closed", "_marks", "_passes_per_step", "_slots", "_ours", "_counts"),
-            *("_overlap", "_is_sent_in_step", "_exchange", "_buckets", "_agreement", "_passes", "_sums"),
-            *("_updates", "_has_gradients", "_has_local_passes", "_is_paused", "_is_exchanged"),
-            *("_passes_ended", "_steps", "_error"),
-        }
-    )
-
     def __init__(
         self,
         optimizer: Any,
@@ -163,12 +163,12 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         order = None if store.is_capable("optimizer") else self._slots[::-1]
         self._buckets = Buckets(self._exchange, self._marks, full, order)
         self._steps = 0
+        self._has_gradients = self._is_exchanged = False
         self._is_paused = False
         self._error: KVStoreError | None = None
         self._begin_step()
         self._agreement = make_agreement(store, prefix, check_every, restarts=self._updates)
-        self._begin_agreement()
-        self._complete_agreement()
+        self._compare_workers()
         self._passes = BackwardPasses(self._slots, self._notice, self._end_pass)
         _living.add(self)
 
@@ -184,13 +184,13 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the wrapped optimizer, such as ``param_groups`` or ``state``."""
-        if name in type(self)._OWN:
+        if name in _OWN:
             raise AttributeError(name)
         return getattr(self._optimizer, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute of the wrapped optimizer: ``GradScaler`` sets those that its `step` reads."""
-        if self._is_own(name):
+        if name in _OWN or self._is_own(name):
             object.__setattr__(self, name, value)
         else:
             setattr(self._optimizer, name, value)
@@ -205,7 +205,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     @classmethod
     def _is_own(cls, name: str) -> bool:
         """Return whether an attribute is of this object; schedules of torch replace its `step`."""
-        return name in cls._OWN or hasattr(cls, name)
+        return name in _OWN or hasattr(cls, name)
 
     # ------------------------------------------------------------------------------------------ verbs
 
@@ -332,7 +332,8 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if slot not in self._ours:
             return
         self._check_gradient(slot)
-        self._has_gradients, self._is_exchanged = True, False
+        if self._is_exchanged or not self._has_gradients:
+            self._has_gradients, self._is_exchanged = True, False
         if self._is_accumulating() or self._is_sent_in_step:
             return
         slot.ready = True
@@ -439,9 +440,8 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         taking_part = [slot for slot in self._slots if self._takes_part(slot)]
         for slot in taking_part:
             self._check_total(slot)
-        self._begin_agreement()  # first, because the store may write weights from `add_rest` on
+        self._compare_workers()  # first: if other parameters take part elsewhere, the exchange does not end
         self._buckets.add_rest(self._slots, self._takes_part)
-        self._complete_agreement()
         self._exchange.finish(taking_part)
         self._buckets.record_step(begin)
         self._is_exchanged = True  # first: what has been reset would be sent again
@@ -452,23 +452,17 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if self._updates:
             self._hide_pushed()
 
-    def _begin_agreement(self) -> None:
-        if self._agreement is not None:
-            ours = [slot for slot in self._slots if slot in self._ours]
-            self._agreement.begin(
-                self._steps,
-                [slot.number for slot in ours if slot.parameter.requires_grad],
-                lambda: describe_settings(self._optimizer.param_groups),
-                lambda: sum_bits(ours),
-            )
-
-    def _complete_agreement(self) -> None:
+    def _compare_workers(self) -> None:
         """Raise an error, now and in all later calls, if the steps, settings or weights of workers differ."""
         if self._agreement is None:
             return
-        self._agreement.wait()
         try:
-            self._agreement.compare()
+            self._agreement.compare(
+                self._steps,
+                [slot.number for slot in self._ours if slot.parameter.requires_grad],
+                lambda: describe_settings(self._optimizer.param_groups),
+                lambda: sum_bits(self._ours),
+            )
         except KVStoreError as error:
             self._error = error
             raise
@@ -510,8 +504,8 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             reveal(slot.parameter)
             slot.hidden = None
 
-    def _find_ours(self) -> set[Slot]:
-        """Return the slots of the optimizer's parameters; only these take part."""
+    def _find_ours(self) -> dict[Slot, None]:
+        """Return the slots of the optimizer's parameters, in the order of the model; only these take part."""
         known = {slot.parameter: slot for slot in self._slots}
         parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
         for parameter in parameters:
@@ -522,7 +516,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
                 )
         ours = {known[parameter] for parameter in parameters}
         _refuse_taken(self, ours)
-        return ours
+        return {slot: None for slot in self._slots if slot in ours}
 
     def _takes_part(self, slot: Slot) -> bool:
         return slot.queued or (slot in self._ours and slot.parameter.requires_grad)

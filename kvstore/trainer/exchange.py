@@ -58,7 +58,7 @@ class StoreExchange:
         if self._store is None:
             return
         begin = self._marks.begin()
-        self._begin_agreement(optimizer)
+        self._compare_workers(gradients, optimizer)
         dense = [one for one in gradients if not one.is_sparse()]
         sparse = [one for one in gradients if one.is_sparse()]
         with whole_step(self._store):
@@ -73,17 +73,13 @@ class StoreExchange:
         if self._has_copy:
             for one in gradients:
                 optimizer._update_count(one.key)
-        self._complete_agreement()
         self._marks.step(begin)
 
-    def _begin_agreement(self, optimizer: Optimizer) -> None:
+    def _compare_workers(self, gradients: Sequence[StepGradients], optimizer: Optimizer) -> None:
+        """Raise an error before the exchange if workers differ; see `StepAgreement`."""
         if self._agreement is not None:
-            self._agreement.begin(self._sums, settings=lambda: self._describe(optimizer))
-
-    def _complete_agreement(self) -> None:
-        if self._agreement is not None:
-            self._agreement.wait()
-            self._agreement.compare()
+            keys = [one.key for one in gradients]
+            self._agreement.compare(self._sums, keys, lambda: self._describe(optimizer))
             self._sums += 1
 
     def _describe(self, optimizer: Optimizer) -> str:
