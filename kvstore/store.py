@@ -479,7 +479,7 @@ class KVStore(KVStoreBase):
         KVStoreError
             A server was restarted, and the part of a worker was lost with its memory.
         PeerLostError
-            A worker was lost. With ``on_peer_loss="continue"`` the call goes on with the others; but in the
+            A worker was lost. With ``on_peer_loss="continue"`` the call continues with the others; but in the
             midst of more than some hundred bytes it ends with this error, and can be made again.
 
         Notes
@@ -494,7 +494,7 @@ class KVStore(KVStoreBase):
         Up to some hundred bytes (between 200 and 900, by the number of workers) take one round, as a
         `pushpull` of 4 KB. More take a round to compare what the workers pass, and then rounds of up to 8 MB.
         The memory for these is kept until the store is closed, up to 16 MB for each element type. If a server
-        is restarted meanwhile, such a sum can be without the parts of others, as that of a `pushpull` can.
+        is restarted in the call, such a sum can be without the parts of others, as that of a `pushpull` can.
 
         Examples
         --------
@@ -562,7 +562,7 @@ class KVStore(KVStoreBase):
         return SideKeys(*place, self._engine, side.init, side.pushpull, side._start, expects)
 
     def _beside(self) -> KVStore:
-        """Return this store for side keys, with the same engine, and counters that nobody looks at."""
+        """Return this store for side keys, with the same engine, and counters that are not shown."""
         side = KVStore.__new__(KVStore)
         side.__dict__.update(self.__dict__)
         side._backend, side._steps, side._has_sides = self._backend.side(), {}, True
@@ -1168,7 +1168,7 @@ class KVStore(KVStoreBase):
         if turns.waiting and (several or turns.wanted((key,))):
             return False
         lock, done, me, enters = engine.exclusive, None, get_ident(), False
-        keys = list(key) if several and backend.takes_turns else ()  # the caller's list may change meanwhile
+        keys = list(key) if several and backend.takes_turns else ()  # the caller may change its list
         taken = turns.taken
         try:
             try:
@@ -1303,7 +1303,7 @@ class KVStore(KVStoreBase):
 def _end_and(
     then: Callable[[], None], end: Callable[[Callable[[], Any]], Any], run: Callable[[], Any]
 ) -> None:
-    """End an operation, and do what comes after it."""
+    """End an operation, and call `then`."""
     end(run)
     then()
 

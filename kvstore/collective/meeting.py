@@ -1,4 +1,4 @@
-"""Meetings: all workers say something, and each hears what all have said, by rank.
+"""Meetings: each worker sends a message, and receives the messages of all workers, by rank.
 
 A meeting is one round of a side key that has a slot of bytes for each worker, where the others push zeros:
 so the sum has all slots. It is the same in all stores that sum, its order is that of the calls, and a worker
@@ -42,7 +42,7 @@ _SMALLEST, _LARGEST = 1 << 10, 1 << 20
 
 
 class SideKeys(NamedTuple):
-    """The side keys of a store, as `KVStore` hands them to what is built on them."""
+    """The side keys of a store, for the modules that are built on them."""
 
     rank: int
     num_workers: int
@@ -122,7 +122,7 @@ class Meetings:
         self._gone: set[int] = set()  # ranks that take no part any more
 
     def fits(self, said: Said) -> bool:
-        """Whether the content goes into a slot."""
+        """Whether the content fits a slot."""
         return _begin(said.description) + said.nbytes <= self.slot
 
     def meet(self, said: Said, content: Sequence[Array] = ()) -> AllSaid:

@@ -130,7 +130,7 @@ class Followed:
 
     def changed(self) -> tuple[dict[str, Any], dict[str, Any], int]:
         """Return what has changed, as `Optimizer.configure` takes it, and the arguments of `note`."""
-        number = REVISION.number  # first: a change that another thread makes meanwhile is seen later
+        number = REVISION.number  # first: a change by another thread at this moment is seen later
         config = self.optimizer.get_config()
         return differing(config, self._sent), config, number
 

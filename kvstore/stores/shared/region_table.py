@@ -170,7 +170,7 @@ class RegionTable(RowTable):
         """Leave it to `lend`: numbers and states do not change once they were noted."""
 
     def _give_back(self) -> None:
-        """Give memory back that was outgrown, unless another worker has undone the round meanwhile."""
+        """Give memory back that was outgrown, unless another worker has undone the round."""
         own = self._job.offset_of(self._block), self._job.offset_of(self._lying)
         if (int(self._words[_ROWS]), int(self._words[_IDS])) == own:
             self._give(self._outgrown)
@@ -243,7 +243,7 @@ class RegionTable(RowTable):
         held = -1 if self.index is None else self.count
         if held < 0 <= words[_HELD]:
             words[_LINEAGE] = self._next_lineage()
-        words[_HELD] = 0  # nobody sees the new number with the old memory
+        words[_HELD] = 0  # no process reads the new number with the old memory
         words[_ROWS], words[_ROOM] = self._job.offset_of(rows), len(rows)
         words[_IDS], words[_IDS_ROOM] = self._job.offset_of(lying), len(lying)
         words[_HELD] = held

@@ -135,7 +135,7 @@ cdef class Calls:
         return at
 
     def late(self, Py_ssize_t at):
-        """The call of the key that `finish` or `help` has returned: it goes on from there."""
+        """The call of the key that `finish` or `help` has returned: it continues from there."""
         cdef Call call = Call(self.handles[at], [] if self.outs is None else [self.outs[at]], False, self.outs is not None)
         if self.outcome != KV_TICK:
             call.pending = self.outcome  # to open a round is to have to plan it
