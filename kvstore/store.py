@@ -121,6 +121,7 @@ class KVStore(KVStoreBase):
         self._closed = False
         self._before_join: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._collective: CollectiveCalls | None = None
+        self._making_collective = threading.Lock()
         self._side: KVStore | None = None  # of `_beside`
         self._has_sides = False  # of `_beside`
         self._steps: dict[int, Step] = {}  # that are open, by thread
@@ -549,8 +550,10 @@ class KVStore(KVStoreBase):
         if self._collective is None:
             from .collective import CollectiveCalls
 
-            sides = self._side_keys() if self.num_workers > 1 else None
-            self._collective = CollectiveCalls(self._engine, sides, outlives_workers(self))
+            with self._making_collective:
+                if self._collective is None:
+                    sides = self._side_keys() if self.num_workers > 1 else None
+                    self._collective = CollectiveCalls(self._engine, sides, outlives_workers(self))
         return self._collective
 
     def _side_keys(self) -> SideKeys:

@@ -134,7 +134,7 @@ def pair_rows(key: Any, out: Any, row_ids: Any) -> list[tuple[Key, list[tuple[Ro
     if out is None or row_ids is None:
         raise ArrayError("row_sparse_pull needs both `out` and `row_ids`")
     wanted = []
-    for (name, outs), (_, ids) in zip(group(key, out, "out"), group(key, row_ids, "row_ids"), strict=True):
+    for (name, outs), (_, ids) in zip(group(key, out, "out"), group(key, row_ids, "row_id"), strict=True):
         if all(isinstance(one, (int, float, np.number)) for one in ids):
             ids = [ids]  # plain numbers are one list of ids, not as many arrays
         for one in outs:

@@ -119,6 +119,7 @@ class Meetings:
         self.slot = min(_MANY, max(_FEW, _USUAL // self.size // 64 * 64))
         self._free: list[_Buffers] = []
         self._made: set[str] = set()
+        self._making = threading.Lock()
         self._gone: set[int] = set()  # ranks that take no part any more
 
     def fits(self, said: Said) -> bool:
@@ -220,9 +221,12 @@ class Meetings:
 
     def _make(self, key: str, size: int, dtype: np.dtype[Any]) -> None:
         """See to it that the workers have a side key."""
-        if key not in self._made:
-            self._sides.init(key, np.zeros(size, dtype))
-            self._made.add(key)
+        if key in self._made:
+            return
+        with self._making:
+            if key not in self._made:
+                self._sides.init(key, np.zeros(size, dtype))
+                self._made.add(key)
 
 
 def _buffers(words: int) -> _Buffers:

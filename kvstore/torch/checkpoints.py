@@ -89,6 +89,7 @@ def restore_checkpoint(
             f"the checkpoint of step {found.step} has no model: it is not of save_checkpoint"
         )
     model.load_state_dict(_unpacked(found.extra[_MODEL], found.arrays))
+    optimizer.note_weights()
     states = _unpacked(found.extra[_OPTIMIZER], found.arrays)
     if (states is None) != _is_on_store(optimizer):
         raise StateFileError(

@@ -16,6 +16,7 @@ from ..averaging.checks import check_sums
 from ..engine import Work
 from ..errors import CapabilityError, ConfigError
 from ..optimizer import Optimizer
+from ..optimizer.changes import REVISION, Followed
 from ..store import KVStore, divides, start_pushpull
 from .slots import Slot
 from .tensors import Tensor, array, divided, no_rows, rows_of, sparse_tensor, walked
@@ -101,12 +102,16 @@ class Weights:
         self._store, self._optimizer, self._whole = store, optimizer, whole
         self._warned = False
         self._at_once = at_once  # no backward pass reads the weights while they come
-        rule = copy.deepcopy(optimizer.rule)  # the caller's stays as it is, for other stores
-        rule.rescale_grad = rule.rescale_grad / divisor
-        store.set_optimizer(rule)
+        self._divisor = divisor
+        self._followed = Followed(optimizer.rule)
+        self._rule = copy.deepcopy(optimizer.rule)  # the caller's stays as it is, for other stores
+        self._rule.rescale_grad = self._rule.rescale_grad / divisor
+        store.set_optimizer(self._rule)
 
     def start(self, batch: list[Slot]) -> None:
         """Push what there is, in one call."""
+        if self._followed.seen != REVISION.number:
+            self._follow()
         self._optimizer.tell_rate(self._store)
         keys = [slot.key for slot in batch]
         values = [self._value(slot) for slot in batch]
@@ -122,6 +127,16 @@ class Weights:
             work = self._store.push(keys, values, async_op=True)
         for slot in batch:
             slot.work = work
+
+    def _follow(self) -> None:
+        """Change the store's optimizer as the program has changed its own."""
+        changes, config, number = self._followed.changed()
+        if "rescale_grad" in changes:
+            changes["rescale_grad"] /= self._divisor
+        if "learning_rate" in changes:
+            self._optimizer.param_groups[0]["lr"] = changes["learning_rate"]
+        self._rule.configure(**changes)
+        self._followed.note(config, number)
 
     def _value(self, slot: Slot) -> Any:
         if slot.sparse:

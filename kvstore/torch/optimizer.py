@@ -169,6 +169,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._begin_step()
         self._agreement = make_agreement(store, prefix, check_every, restarts=self._updates)
         self._compare_workers()
+        self.note_weights()
         self._passes = BackwardPasses(self._slots, self._notice, self._end_pass)
         _living.add(self)
 
@@ -223,8 +224,13 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         ------
         KVStoreError
             All passes since the last step were in `no_sync`, or an error of the store, such as
-            `PeerLostError`. The weights have not changed.
+            `PeerLostError`. Or a backward pass calls it from a hook. The weights have not changed.
         """
+        if torch._C._current_graph_task_id() != -1:
+            raise KVStoreError(
+                f"worker {self.store.rank}: step was called in a backward pass, by a hook of a gradient, "
+                "before gradients are averaged: call it after backward"
+            )
         if closure is not None:
             result = self._optimizer.step(partial(self._evaluate, closure))
         else:
@@ -333,6 +339,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             return
         self._check_gradient(slot)
         if self._is_exchanged or not self._has_gradients:
+            self._check_weights()
             self._has_gradients, self._is_exchanged = True, False
         if self._is_accumulating() or self._is_sent_in_step:
             return
@@ -432,9 +439,29 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
                     "update_on_kvstore out to change gradients"
                 )
 
+    def note_weights(self) -> None:
+        """Note that the store has the weights as they are now, where it updates them."""
+        if self._updates:
+            for slot in self._slots:
+                slot.version = slot.parameter._version
+
+    def _check_weights(self) -> None:
+        """Raise KVStoreError if the program has changed a weight that the store updates."""
+        if not self._updates or any(slot.is_under_way for slot in self._slots):
+            return
+        for slot in self._ours:
+            if slot.parameter._version != slot.version:
+                raise KVStoreError(
+                    f"worker {self.store.rank}: the program has changed parameter {slot.name!r}, but with "
+                    "update_on_kvstore the store has the weights, and the change would be lost: load weights "
+                    "before the DistributedOptimizer is created or with restore_checkpoint, or leave "
+                    "update_on_kvstore out to change weights between steps"
+                )
+
     def _run_exchange(self) -> None:
         """Push what is not pushed yet, and wait for the result of all workers."""
         begin = self._marks.begin()
+        self._check_weights()
         self._check_hidden()
         self._reveal_gradients()
         taking_part = [slot for slot in self._slots if self._takes_part(slot)]
@@ -443,6 +470,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._compare_workers()  # first: if other parameters take part elsewhere, the exchange does not end
         self._buckets.add_rest(self._slots, self._takes_part)
         self._exchange.finish(taking_part)
+        self.note_weights()
         self._buckets.record_step(begin)
         self._is_exchanged = True  # first: what has been reset would be sent again
         self._has_local_passes = False

@@ -116,12 +116,15 @@ def _accumulator(name: str, parameter: Tensor) -> Any:
         parameter.requires_grad_(needs_gradient)
 
 
+# A compiled function that calls ``backward`` would have these hooks compiled, and all below them.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _accumulate(passes: weakref.ref[BackwardPasses], slot: weakref.ref[Slot], *_: Any) -> None:
     there, accumulated = passes(), slot()
     if there is not None and accumulated is not None:
         there.accumulated(accumulated)
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _end_pass(passes: weakref.ref[BackwardPasses], task: int) -> None:
     there = passes()
     if there is not None:

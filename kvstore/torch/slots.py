@@ -46,6 +46,8 @@ class Slot:
     total: Tensor | None = field(default=None, repr=False)
     #: The view that hides a gradient which the store has already.
     hidden: Tensor | None = field(default=None, repr=False)
+    #: The version of the parameter after the last update by the store.
+    version: int = 0
 
     def wait(self) -> None:
         """Wait for the push, if it is not over."""

@@ -120,6 +120,11 @@ def test_threads_that_keep_an_order(run_in: Callable[[str], Run]) -> None:
         run_in(kind)("several_threads")
 
 
+def test_first_calls_of_two_threads(run_in: Callable[[str], Run]) -> None:
+    for kind in FEW:
+        run_in(kind)("first_calls_of_threads")
+
+
 def test_a_mean_after_a_join_is_that_of_the_others(run_in: Callable[[str], Run]) -> None:
     for kind in ("shared of 3", "dist_sync on 2 servers", "by hosts"):
         made, workers = run_in(kind).start("after_a_join")

@@ -182,3 +182,34 @@ def test_two_models_with_gradients_of_each_other(
     first, second = told("gan", name, options)
     assert first == second
     assert np.isfinite(first).all()
+
+
+@pytest.mark.parametrize(("name", "options"), WAYS)
+def test_a_weight_that_the_store_updates_is_not_changed(
+    name: str, options: dict[str, Any], told: Callable[..., list[Any]]
+) -> None:
+    for texts in told("changed_weights", name, options):
+        for text in texts:
+            assert re.match(r"KVStoreError: .*has changed parameter '0\.weight'.*would be lost", text)
+
+
+@pytest.mark.parametrize(("name", "options"), WAYS)
+def test_a_step_in_a_backward_pass(
+    name: str, options: dict[str, Any], told: Callable[..., list[Any]]
+) -> None:
+    for text in told("step_in_a_hook", name, options):
+        assert re.match(r"KVStoreError: .*step was called in a backward pass", text)
+
+
+@pytest.mark.parametrize(("name", "options"), WAYS)
+def test_a_changed_setting_of_the_rule_is_that_of_the_store(
+    name: str, options: dict[str, Any], told: Callable[..., list[Any]]
+) -> None:
+    for weights in told("changed_rule", name, options):
+        assert weights == pytest.approx([-1.0, -11.0, -16.0])
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_a_compiled_function_may_call_backward(name: str, told: Callable[..., list[Any]]) -> None:
+    for changes in told("compiled_backward", name, {}):
+        assert changes == pytest.approx([-0.45, -0.45, -0.45, -0.3], rel=1e-5)

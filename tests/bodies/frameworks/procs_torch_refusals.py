@@ -299,5 +299,75 @@ def gan(store_name: str, options: dict[str, Any]) -> list[float]:
         return weights(one) + weights(two)
 
 
+def changed_weights(store_name: str, options: dict[str, Any]) -> list[str]:
+    """The program changes weights that the store updates: before the first step, and between steps."""
+    place()
+    found = []
+    for number, changes_first in enumerate((True, False)):
+        model = network(0)
+        with kv.create(store_name, group=f"{number}") as store:
+            rule = kv.optimizer.SGD(learning_rate=0.1)
+            optimizer = DistributedOptimizer(
+                rule, model.named_parameters(), store, update_on_kvstore=True, **options
+            )
+            if not changes_first:
+                _step(model, optimizer)
+            with torch.no_grad():
+                model[0].weight.clamp_(-0.01, 0.01)
+            found.append(refused(lambda model=model, optimizer=optimizer: _step(model, optimizer)))
+    return found
+
+
+def step_in_a_hook(store_name: str, options: dict[str, Any]) -> str:
+    """A hook of a gradient calls `step`, so that each gradient can be freed in the pass."""
+    place()
+    model = network(0)
+    with kv.create(store_name) as store:
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = DistributedOptimizer(sgd, model.named_parameters(), store, **options)
+        model[0].weight.register_post_accumulate_grad_hook(lambda _: optimizer.step())
+        return refused(lambda: model(torch.ones(1, 64)).sum().backward())
+
+
+def changed_rule(store_name: str, options: dict[str, Any]) -> list[float]:
+    """The program changes settings of the rule that it gave to `DistributedOptimizer`."""
+    place()
+    weight = nn.Parameter(torch.zeros(1))
+    with kv.create(store_name) as store:
+        rule = kv.optimizer.SGD(learning_rate=1.0)
+        optimizer = DistributedOptimizer(rule, [("w", weight)], store, update_on_kvstore=True, **options)
+        found = []
+        for change in ({}, {"learning_rate": 10.0}, {"rescale_grad": 0.5}):
+            for name, value in change.items():
+                setattr(rule, name, value)
+            optimizer.zero_grad()
+            weight.sum().backward()
+            optimizer.step()
+            found.append(float(weight))
+        return found
+
+
+def compiled_backward(store_name: str, options: dict[str, Any]) -> list[float]:
+    """A compiled function calls `backward`."""
+    place()
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    with kv.create(store_name) as store:
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = DistributedOptimizer(sgd, model.named_parameters(), store, **options)
+
+        def run(batch: Any) -> None:
+            model(batch).sum().backward()
+
+        compiled = torch.compile(run, backend="eager")
+        before = model.weight[0].tolist() + model.bias.tolist()
+        for _ in range(3):
+            optimizer.zero_grad()
+            compiled(torch.full((1, 3), 1.0 + procs_torch.RANK))
+            optimizer.step()
+        after = model.weight[0].tolist() + model.bias.tolist()
+        return [there - here for here, there in zip(before, after, strict=True)]
+
+
 def untrained_bias() -> list[float]:
     return network(0)[2].bias.tolist()  # type: ignore[union-attr]

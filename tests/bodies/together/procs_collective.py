@@ -331,6 +331,29 @@ def several_threads() -> None:
         assert not errors, errors
 
 
+def first_calls_of_threads() -> None:
+    """Two threads make the same first call at once; all calls are equal, so any order is right."""
+    for number in range(8):
+        with create(group=f"threads {number}") as store:
+            n, begin, errors = store.num_workers, threading.Barrier(2), []
+
+            def work(store: Any, begin: threading.Barrier, errors: list[Any], n: int) -> None:
+                try:
+                    begin.wait()
+                    array = np.ones(1)
+                    store.all_reduce(array)
+                    assert array[0] == n
+                except BaseException as error:
+                    errors.append(error)
+
+            threads = [threading.Thread(target=work, args=(store, begin, errors, n)) for _ in range(2)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert not errors, errors
+
+
 def until_lost(on_peer_loss: str, count: int) -> dict[str, Any]:
     """Reduce until a worker is lost, and then on, where that is no error."""
     with create(on_peer_loss=on_peer_loss) as store:
