@@ -91,6 +91,7 @@ USED_BY_OTHERS = {
     "_index_update_count": "the same",
     "_update_count": "the same",
     "_replace": "every NamedTuple has it",
+    "_version": "every tensor of torch has it, and torch documents no other way to it",
     "_shared": "the compiled module of stores/shared/native, called as compiled modules are",
 }
 
