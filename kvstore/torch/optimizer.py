@@ -467,8 +467,12 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         taking_part = [slot for slot in self._slots if self._takes_part(slot)]
         for slot in taking_part:
             self._check_total(slot)
-        self._compare_workers()  # first: if other parameters take part elsewhere, the exchange does not end
-        self._buckets.add_rest(self._slots, self._takes_part)
+        if self._overlap:
+            self._buckets.add_rest(self._slots, self._takes_part)  # travels behind the others at once
+        # Before `finish`, which does not end if other parameters take part on another worker.
+        self._compare_workers()
+        if not self._overlap:
+            self._buckets.add_rest(self._slots, self._takes_part)
         self._exchange.finish(taking_part)
         self.note_weights()
         self._buckets.record_step(begin)
