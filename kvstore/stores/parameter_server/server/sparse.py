@@ -231,7 +231,7 @@ class Table(RowTable, TableRows):
             self.update_all(merged(sources), lent)
             return
         parts = merge(sources)
-        ids = parts[0]
+        ids, were_all_held = parts[0], self.index is None
         before = self._room_to_keep(sum(len(source.indices) for source in sources))
         before = None if before is None else before[: len(ids)]
         try:
@@ -241,7 +241,7 @@ class Table(RowTable, TableRows):
             raise
         if before is not None:
             self._before = _Kept(self._keeps, ids.copy(), before, None)
-        if master is None:
+        if master is None and were_all_held:  # else the update has moved the states: the plan names old ones
             self._show(sources, settings, version, (kind, params, states))
 
     def _show(

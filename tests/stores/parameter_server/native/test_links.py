@@ -459,6 +459,10 @@ def test_tables_with_links_and_without_are_the_same() -> None:
         check(seed, 40, tables=True)
 
 
+def test_a_table_whose_last_rows_are_added_by_an_update() -> None:
+    check(2790226327, 40, tables=True)
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("tables", [False, True])
