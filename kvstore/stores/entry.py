@@ -209,7 +209,7 @@ def copy_into(home: Array, array: Any, key: Key) -> None:
 
 
 def dense_of(entry: Entry) -> Array:
-    """Return what is stored as a dense array: live memory, but for a table that lacks rows."""
+    """Return the value as a dense array: live memory, or a copy if a table lacks rows."""
     return entry.value if entry.table is None else entry.table.dense()
 
 

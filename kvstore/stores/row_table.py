@@ -1,4 +1,4 @@
-"""Rows of a row-sparse key: only those that were touched take memory, whatever the store.
+"""Rows of a row-sparse key: in every store, only rows that were touched take memory.
 
 Rows lie in the order in which they were first touched, beside them in the same order the rows of the
 optimizer's states. All others are one blank row, of which weight and states have a part in every update that
@@ -437,7 +437,7 @@ def spread(rows: Array, blank: Array, order: Pair, table: Array) -> Array:
 
 
 def _mapped(change: Callable[[Array, Array], Array], tree: Tree, beside: Tree) -> Tree:
-    """Return a state of other arrays: `change` makes each of the array, and of the one beside it."""
+    """Return a state of new arrays: `change` gets each array of `tree` with its counterpart in `beside`."""
     if isinstance(tree, tuple):
         assert isinstance(beside, tuple)
         return tuple(_mapped(change, part, other) for part, other in zip(tree, beside, strict=True))

@@ -18,7 +18,7 @@ _MISSING: Any = object()
 
 
 class StoreTable(RowTable):
-    """A table with states beside those that the store's updater has: as long as some rows are absent.
+    """A table that has the states of its rows itself as long as some rows are absent.
 
     Once all are held, their states are the updater's, as those of a dense key are.
     """

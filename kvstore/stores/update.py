@@ -231,7 +231,7 @@ class CallbackUpdate(WeightUpdate):
 
 @contextmanager
 def _told(key: Key) -> Iterator[None]:
-    """Make an exception of the user's code an error of the updater; Ctrl-C stays what it is."""
+    """Raise an exception of the user's code as an error of the updater; KeyboardInterrupt does not change."""
     try:
         yield
     except Exception as error:

@@ -316,7 +316,7 @@ class RegionTable(RowTable):
         return made
 
     def _assign_in_order(self, value: RowSparseArray) -> None:
-        """Put `value` beside, with rows in the order of the states."""
+        """Write `value` to the place that is not in use, with rows in the order of the states."""
         assert self.index is not None
         rows = self._room_beside(self._lying[: self.count])
         words = self._handle.table_words(other=True)
@@ -332,7 +332,7 @@ class RegionTable(RowTable):
         self._give_back()
 
     def _assign_whole(self, value: RowSparseArray, updates: JobUpdater) -> None:
-        """Put `value` beside, with all rows."""
+        """Write `value` with all rows to the place that is not in use."""
         rows = self._room_beside(np.arange(self.shape[0], dtype=np.int64))
         rows[...] = 0
         rows[value.indices] = value.data

@@ -1,4 +1,4 @@
-"""Rounds of rows in the shared store: done by the one worker that opens them.
+"""Rounds of rows in the shared store: the worker that opens a round does its work.
 
 What rows become of a row-sparse key, `region_table.py` says; those that are pushed to a dense key are worked
 into its value.
