@@ -259,6 +259,20 @@ class RowTable:
         """Return the optimizer's state of the rows held; None also where there is none yet."""
         return None if self.updater is None else self.updater.states.get(self.key)
 
+    def _spread_states(self, tree: Tree, blank: Tree) -> Tree:
+        """Return the state of all rows, in new arrays: `tree` is that of the rows held, `blank` of any other.
+
+        KVStoreError: there is no memory for that.
+        """
+        assert self.index is not None
+        try:
+            return spread_tree(tree, blank, self.index.all(), self.shape[0])
+        except (MemoryError, OverflowError) as error:
+            raise KVStoreError(
+                f"the states of table {self.key!r} with all its {self.shape[0]} rows do not fit the memory "
+                "of this process"
+            ) from error
+
     def _set_tree(self, tree: Tree) -> None:
         assert self.updater is not None
         self.updater.states[self.key] = tree

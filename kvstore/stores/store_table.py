@@ -11,7 +11,7 @@ from ..arrays.sparse import RowSparseArray
 from ..errors import KVStoreError
 from ..optimizer import Updater
 from ..optimizer.optimizer import State as Tree
-from .row_table import Lent, RowTable, needs_all_rows, spread_tree
+from .row_table import Lent, RowTable, needs_all_rows
 from .rows import Array
 
 _MISSING: Any = object()
@@ -87,13 +87,7 @@ class StoreTable(RowTable):
         if self.index is None:
             return self.tree()
         self._blank_for(self.updater)
-        try:
-            return spread_tree(self.tree(), self.blank_tree, self.index.all(), self.shape[0])
-        except (MemoryError, OverflowError) as error:
-            raise KVStoreError(
-                f"the states of table {self.key!r} with all its {self.shape[0]} rows do not fit the memory "
-                "of this process"
-            ) from error
+        return self._spread_states(self.tree(), self.blank_tree)
 
     def follow_by(self, main: Updater) -> None:
         """Bring float32 copies of 16-bit rows in line with rows that were set from outside."""

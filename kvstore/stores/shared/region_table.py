@@ -33,7 +33,7 @@ from ...optimizer.builtin import arrays_of, mapped
 from ...optimizer.optimizer import State as Tree
 from ..entry import Array
 from ..row_index import NONE, Pair, RowIndex
-from ..row_table import Lent, RowTable, needs_all_rows, spread, spread_tree
+from ..row_table import Lent, RowTable, needs_all_rows, spread
 from ..rows import Ids, merge
 from .native import _shared as shm
 
@@ -351,16 +351,9 @@ class RegionTable(RowTable):
         tree = mapped(wrapped(self._handle, record["state"]), np.copy)
         if "blank" not in record:
             return True, tree
-        assert self.index is not None
         held = mapped(tree, lambda array: array[: self.count])
         blank = wrapped(self._handle, record["blank"])
-        try:
-            return True, spread_tree(held, blank, self.index.all(), self.shape[0])
-        except (MemoryError, OverflowError) as error:
-            raise KVStoreError(
-                f"the states of table {self.key!r} with all its {self.shape[0]} rows do not fit the memory "
-                "of this process"
-            ) from error
+        return True, self._spread_states(held, blank)
 
     def _found(self, mode: int) -> dict[str, Any] | None:
         """Return the description of the states in the region; None: there are none of this optimizer."""
