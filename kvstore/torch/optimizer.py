@@ -24,6 +24,7 @@ from .exchange import Gradients, OnStore, Weights
 from .fingerprints import describe_settings, sum_bits
 from .overlap import overlaps
 from .passes import BackwardPasses
+from .progress import Progress
 from .slots import Slot, agree, slots
 from .tensors import Tensor, check_prefix, kind
 from .unreadable import hide, reveal
@@ -33,8 +34,7 @@ _OWN = frozenset(
     {
         *("store", "_optimizer", "_closed", "_marks", "_passes_per_step", "_slots", "_ours", "_counts"),
         *("_overlap", "_is_sent_in_step", "_exchange", "_buckets", "_agreement", "_passes", "_sums"),
-        *("_updates", "_has_gradients", "_has_local_passes", "_is_paused", "_is_exchanged"),
-        *("_passes_ended", "_steps", "_error"),
+        *("_updates", "_progress"),
     }
 )
 
@@ -162,15 +162,13 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         # Engines of collectives want one order on all workers: about that of a backward pass.
         order = None if store.is_capable("optimizer") else self._slots[::-1]
         self._buckets = Buckets(self._exchange, self._marks, full, order)
-        self._steps = 0
-        self._has_gradients = self._is_exchanged = False
-        self._is_paused = False
-        self._error: KVStoreError | None = None
-        self._begin_step()
+        self._progress = Progress()
         self._agreement = make_agreement(store, prefix, check_every, restarts=self._updates)
         self._compare_workers()
         self.note_weights()
-        self._passes = BackwardPasses(self._slots, self._notice, self._end_pass)
+        self._passes = BackwardPasses(
+            self._slots, self, DistributedOptimizer._notice, DistributedOptimizer._end_pass
+        )
         _living.add(self)
 
     def _begin(
@@ -236,10 +234,9 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         else:
             self._finish_step()
             result = self._optimizer.step()
-        self._steps += 1
-        self._begin_step()
-        if self._updates:
-            self._reveal_gradients()
+        self._progress.steps += 1
+        self._progress.begin_step()
+        self._reveal_gradients()
         return result
 
     def synchronize(self) -> None:
@@ -250,7 +247,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         continues to wait.
         """
         self._check_usable()
-        if not self._is_exchanged:
+        if not self._progress.is_exchanged:
             self._run_exchange()
 
     @contextlib.contextmanager
@@ -259,11 +256,12 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
         The first pass outside of the context averages what has been accumulated.
         """
-        before, self._is_paused = self._is_paused, True
+        progress = self._progress
+        before, progress.is_paused = progress.is_paused, True
         try:
             yield
         finally:
-            self._is_paused = before
+            progress.is_paused = before
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Remove the gradients, or set them to zero.
@@ -277,12 +275,12 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if not self._buckets.is_empty or any(slot.is_under_way for slot in self._slots):
             raise KVStoreError(f"worker {self.store.rank}: zero_grad {self._explain_under_way()}")
         self._check_usable()
+        self._reveal_gradients()
         for slot in self._slots:
-            reveal(slot.parameter)
             slot.reset()
-            slot.total = slot.hidden = None
+            slot.total = None
         self._optimizer.zero_grad(set_to_none)
-        self._begin_step()
+        self._progress.begin_step()
 
     def state_dict(self) -> Any:
         """Return the `state_dict` of the wrapped optimizer.
@@ -337,20 +335,18 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """Push a gradient that a pass has accumulated, if it is the last of its passes."""
         if slot not in self._ours:
             return
-        self._check_gradient(slot)
-        if self._is_exchanged or not self._has_gradients:
+        if slot.ready or slot.queued or slot.total is not None:
+            self._check_gradient(slot)
+        progress = self._progress
+        if progress.is_exchanged or not progress.has_gradients:
             self._check_weights()
-            self._has_gradients, self._is_exchanged = True, False
-        if self._is_accumulating() or self._is_sent_in_step:
+            progress.has_gradients, progress.is_exchanged = True, False
+        if self._is_sent_in_step or progress.is_paused or progress.passes_ended + 1 < self._passes_per_step:
             return
         slot.ready = True
         if self._overlap:
             reveal(slot.parameter)
             self._buckets.add(slot, self._takes_part)
-
-    def _is_accumulating(self) -> bool:
-        """Return whether the gradients of the current pass stay on this worker."""
-        return self._is_paused or self._passes_ended + 1 < self._passes_per_step
 
     def _check_gradient(self, slot: Slot) -> None:
         """Raise KVStoreError if a gradient was added to one that is sent, or is a sum over the workers."""
@@ -393,16 +389,17 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         gradients of this optimizer, which are averaged when ``backward`` returns there. Sums and updates in
         the store cannot be repeated; they are left to `step`.
         """
-        has_gradients, self._has_gradients = self._has_gradients, False
+        progress = self._progress
+        has_gradients, progress.has_gradients = progress.has_gradients, False
         if not has_gradients and (self._updates or self._sums or self._passes_per_step > 1):
             return
-        if self._is_paused:
-            self._has_local_passes = True
+        if progress.is_paused:
+            progress.has_local_passes = True
             return
-        self._passes_ended += 1
-        if self._passes_ended < self._passes_per_step:
+        progress.passes_ended += 1
+        if progress.passes_ended < self._passes_per_step:
             self._hide_gradients(
-                f"only {self._passes_ended} of {self._passes_per_step} backward passes are over "
+                f"only {progress.passes_ended} of {self._passes_per_step} backward passes are over "
                 "(backward_passes_per_step), so the gradients are not averaged: call synchronize first"
             )
         elif self._updates:
@@ -413,7 +410,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def _send_to_update(self) -> None:
         """Push the gradients with which the store updates the weights, unless `step` does, and hide them."""
-        self._has_local_passes = False
+        self._progress.has_local_passes = False
         if not self._is_sent_in_step:
             self._reveal_gradients()
             self._buckets.add_rest(self._slots, self._takes_part)
@@ -431,7 +428,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def _check_hidden(self) -> None:
         """Raise KVStoreError if the program has replaced a gradient that the store has already."""
-        for slot in self._ours:
+        for slot in self._ours if self._progress.are_hidden else ():
             if slot.hidden is not None and slot.parameter.grad is not slot.hidden:
                 raise KVStoreError(
                     f"worker {self.store.rank}: the gradient of parameter {slot.name!r} was replaced between "
@@ -465,8 +462,9 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._check_hidden()
         self._reveal_gradients()
         taking_part = [slot for slot in self._slots if self._takes_part(slot)]
-        for slot in taking_part:
-            self._check_total(slot)
+        if self._sums:
+            for slot in taking_part:
+                self._check_total(slot)
         if self._overlap:
             self._buckets.add_rest(self._slots, self._takes_part)  # travels behind the others at once
         # Before `finish`, which does not end if other parameters take part on another worker.
@@ -476,8 +474,8 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._exchange.finish(taking_part)
         self.note_weights()
         self._buckets.record_step(begin)
-        self._is_exchanged = True  # first: what has been reset would be sent again
-        self._has_local_passes = False
+        self._progress.is_exchanged = True  # first: what has been reset would be sent again
+        self._progress.has_local_passes = False
         for slot in self._slots:
             slot.total = slot.parameter.grad if self._sums else None
             slot.reset()
@@ -490,13 +488,13 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             return
         try:
             self._agreement.compare(
-                self._steps,
+                self._progress.steps,
                 [slot.number for slot in self._ours if slot.parameter.requires_grad],
                 lambda: describe_settings(self._optimizer.param_groups),
                 lambda: sum_bits(self._ours),
             )
         except KVStoreError as error:
-            self._error = error
+            self._progress.error = error
             raise
 
     # ---------------------------------------------------------------------------------------- plumbing
@@ -508,7 +506,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def _finish_step(self) -> None:
         """Wait for the exchange of this step."""
-        if self._has_local_passes:
+        if self._progress.has_local_passes:
             raise KVStoreError(
                 f"worker {self.store.rank}: the last backward pass was in no_sync, so its gradients are not "
                 "averaged: run the last pass of a step outside of no_sync, or call synchronize before you "
@@ -516,25 +514,24 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             )
         self.synchronize()
 
-    def _begin_step(self) -> None:
-        self._passes_ended = 0
-        self._has_gradients = self._is_exchanged = self._has_local_passes = False
-
     def _check_usable(self) -> None:
         if self._closed:
             raise ClosedError("this DistributedOptimizer is closed: create another one")
-        if self._error is not None:
-            raise self._error
+        if self._progress.error is not None:
+            raise self._progress.error
         self._passes.check()
 
     def _hide_gradients(self, reason: str, sparse: bool = False) -> None:
+        self._progress.are_hidden = True
         for slot in self._ours:
             hide(slot.parameter, f"worker {self.store.rank}, parameter {slot.name!r}: {reason}", sparse)
 
     def _reveal_gradients(self) -> None:
-        for slot in self._ours:
-            reveal(slot.parameter)
-            slot.hidden = None
+        if self._progress.are_hidden:
+            for slot in self._ours:
+                reveal(slot.parameter)
+                slot.hidden = None
+            self._progress.are_hidden = False
 
     def _find_ours(self) -> dict[Slot, None]:
         """Return the slots of the optimizer's parameters, in the order of the model; only these take part."""

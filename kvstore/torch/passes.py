@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch.autograd.function import BackwardCFunction
@@ -16,10 +16,13 @@ from ..errors import ArrayError, ConfigError
 from .slots import Slot
 from .tensors import Tensor
 
+_Owner = TypeVar("_Owner")
+
 _engine: Any = torch.autograd.Variable._execution_engine
+_task: Callable[[], int] = torch._C._current_graph_task_id
 
 
-class BackwardPasses:
+class BackwardPasses(Generic[_Owner]):
     """Hooks on the nodes of autograd that accumulate the gradients of parameters.
 
     These hooks run after all hooks on the tensors, as those of DistributedDataParallel do: a hook of the
@@ -30,19 +33,23 @@ class BackwardPasses:
     ----------
     slots : iterable of Slot
         The parameters, also those that need no gradient now.
+    owner : object
+        First argument of the two functions. It is not kept alive.
     on_gradient : callable
-        Bound method, which is called with the slot of each gradient that a pass has accumulated.
+        Function that is called with the owner and the slot of each gradient that a pass has accumulated.
     on_end : callable
-        Bound method, which is called without arguments at the end of each pass with such a gradient. Neither
-        method keeps its object alive.
+        Function that is called with the owner at the end of each pass with such a gradient.
     """
 
     def __init__(
-        self, slots: Iterable[Slot], on_gradient: Callable[[Slot], None], on_end: Callable[[], None]
+        self,
+        slots: Iterable[Slot],
+        owner: _Owner,
+        on_gradient: Callable[[_Owner, Slot], None],
+        on_end: Callable[[_Owner], None],
     ) -> None:
         self._hooks = [_Hook(slot, self) for slot in slots if slot.parameter.is_floating_point()]
-        self._on_gradient = weakref.WeakMethod(on_gradient)
-        self._on_end = weakref.WeakMethod(on_end)
+        self._owner, self._on_gradient, self._on_end = weakref.ref(owner), on_gradient, on_end
         #: Graph tasks of autograd that have not ended: a pass, and passes within it.
         self._tasks: set[int] = set()
 
@@ -59,13 +66,13 @@ class BackwardPasses:
 
     def accumulated(self, slot: Slot) -> None:
         """Announce a gradient, and at the first of a pass ask autograd for a call at its end."""
-        task = torch._C._current_graph_task_id()
+        task = _task()
         if task not in self._tasks:
             self._tasks.add(task)
             _engine.queue_callback(partial(_end_pass, weakref.ref(self), task))
-        announce = self._on_gradient()
-        if announce is not None:
-            announce(slot)
+        owner = self._owner()
+        if owner is not None:
+            self._on_gradient(owner, slot)
 
     def end(self, task: int) -> None:
         """Announce the end of a pass, unless an outer pass, which ends later, is known."""
@@ -73,15 +80,15 @@ class BackwardPasses:
         if self._tasks and _in_function():
             return
         self._tasks.clear()  # also those that an exception has ended
-        announce = self._on_end()
-        if announce is not None:
-            announce()
+        owner = self._owner()
+        if owner is not None:
+            self._on_end(owner)
 
 
 class _Hook:
     """A hook on the node that accumulates the gradient of a parameter; the node lives as long as the hook."""
 
-    def __init__(self, slot: Slot, passes: BackwardPasses) -> None:
+    def __init__(self, slot: Slot, passes: BackwardPasses[Any]) -> None:
         self._slot, self._dtype, self._device = slot, slot.parameter.dtype, slot.parameter.device
         self._node = _accumulator(slot.name, slot.parameter)
         # Weak, because a cycle through autograd's node is never collected.
@@ -118,14 +125,14 @@ def _accumulator(name: str, parameter: Tensor) -> Any:
 
 # A compiled function that calls ``backward`` would have these hooks compiled, and all below them.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _accumulate(passes: weakref.ref[BackwardPasses], slot: weakref.ref[Slot], *_: Any) -> None:
+def _accumulate(passes: weakref.ref[BackwardPasses[Any]], slot: weakref.ref[Slot], *_: Any) -> None:
     there, accumulated = passes(), slot()
     if there is not None and accumulated is not None:
         there.accumulated(accumulated)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _end_pass(passes: weakref.ref[BackwardPasses], task: int) -> None:
+def _end_pass(passes: weakref.ref[BackwardPasses[Any]], task: int) -> None:
     there = passes()
     if there is not None:
         there.end(task)

@@ -1,0 +1,34 @@
+"""The progress of a DistributedOptimizer: its steps, and the passes since the last one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import KVStoreError
+
+
+@dataclass(slots=True)
+class Progress:
+    """The steps of an optimizer, and the backward passes since the last one."""
+
+    #: Number of completed steps.
+    steps: int = 0
+    #: Number of passes since the last step that were not in `no_sync`.
+    passes_ended: int = 0
+    #: The current pass has accumulated a gradient.
+    has_gradients: bool = False
+    #: The gradients are those of all workers.
+    is_exchanged: bool = False
+    #: The last pass was in `no_sync`.
+    has_local_passes: bool = False
+    #: The program is in `no_sync`.
+    is_paused: bool = False
+    #: Gradients are hidden from the program.
+    are_hidden: bool = False
+    #: The workers differ, so no further step is right.
+    error: KVStoreError | None = None
+
+    def begin_step(self) -> None:
+        """Forget the passes of the step before."""
+        self.passes_ended = 0
+        self.has_gradients = self.is_exchanged = self.has_local_passes = False
