@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+import pace
 import pytest
 from launched import MARK, Job, until
 
@@ -107,7 +108,7 @@ def test_what_an_mpi_leaves_in_shared_memory_is_removed(marked: Job) -> None:
     try:
         command = f"[sys.executable, '-c', {MAPS!r}, {str(name)!r}]"
         start = f"import subprocess, sys; subprocess.Popen({command}, stdin=subprocess.PIPE).wait()"
-        assert run([sys.executable, "-c", start], 3.0).code is None
+        assert run([sys.executable, "-c", start], pace.seconds(3.0)).code is None
         assert (name.exists(), other.exists()) == (False, True)
     finally:
         name.unlink(missing_ok=True)
