@@ -236,7 +236,8 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             result = self._optimizer.step()
         self._progress.steps += 1
         self._progress.begin_step()
-        self._reveal_gradients()
+        if self._updates:
+            self._reveal_gradients()
         return result
 
     def synchronize(self) -> None:
@@ -428,7 +429,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def _check_hidden(self) -> None:
         """Raise KVStoreError if the program has replaced a gradient that the store has already."""
-        for slot in self._ours if self._progress.are_hidden else ():
+        for slot in self._ours:
             if slot.hidden is not None and slot.parameter.grad is not slot.hidden:
                 raise KVStoreError(
                     f"worker {self.store.rank}: the gradient of parameter {slot.name!r} was replaced between "
@@ -522,16 +523,13 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._passes.check()
 
     def _hide_gradients(self, reason: str, sparse: bool = False) -> None:
-        self._progress.are_hidden = True
         for slot in self._ours:
             hide(slot.parameter, f"worker {self.store.rank}, parameter {slot.name!r}: {reason}", sparse)
 
     def _reveal_gradients(self) -> None:
-        if self._progress.are_hidden:
-            for slot in self._ours:
-                reveal(slot.parameter)
-                slot.hidden = None
-            self._progress.are_hidden = False
+        for slot in self._ours:
+            reveal(slot.parameter)
+            slot.hidden = None
 
     def _find_ours(self) -> dict[Slot, None]:
         """Return the slots of the optimizer's parameters, in the order of the model; only these take part."""

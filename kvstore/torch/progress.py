@@ -23,8 +23,6 @@ class Progress:
     has_local_passes: bool = False
     #: The program is in `no_sync`.
     is_paused: bool = False
-    #: Gradients are hidden from the program.
-    are_hidden: bool = False
     #: The workers differ, so no further step is right.
     error: KVStoreError | None = None
 

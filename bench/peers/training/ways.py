@@ -116,7 +116,10 @@ class Ways:
 
     def _store(self, model: nn.Module) -> Way:
         rule = kv.optimizer.SGD(learning_rate=self._rate, momentum=MOMENTUM)
-        return self._distributed(model, self._open(), rule)
+        way = self._distributed(model, self._open(), rule)
+        # Other ways change the model, too; the store keeps the weights of this one.
+        note = way.rule.note_weights
+        return Way(_after(note, way.step), way.rule, _after(note, way.exchange))
 
     def _distributed(self, model: nn.Module, store: kv.KVStore, rule: Any = None) -> Way:
         inner, named = rule or self._sgd(model), model.named_parameters()
@@ -168,6 +171,17 @@ class Ways:
 def _parallel(model: nn.Module) -> Any:
     """Wrap a model at its best: gradients lie in the buckets, and only they are exchanged."""
     return DistributedDataParallel(model, forward_sync_buffers=False, gradient_as_bucket_view=True)
+
+
+def _after(first: Call, call: Call | None) -> Call:
+    """Return a call that makes another one before it."""
+    assert call is not None
+
+    def both() -> Any:
+        first()
+        return call()
+
+    return both
 
 
 def _synchronize(model: nn.Module, rule: DistributedOptimizer) -> None:
