@@ -466,11 +466,13 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if self._sums:
             for slot in taking_part:
                 self._check_total(slot)
-        if self._overlap:
-            self._buckets.add_rest(self._slots, self._takes_part)  # travels behind the others at once
+        # The rest follows the gradients that travel; behind none, the comparison alone is quicker.
+        follows = any(slot.work is not None for slot in taking_part)
+        if follows:
+            self._buckets.add_rest(self._slots, self._takes_part)
         # Before `finish`, which does not end if other parameters take part on another worker.
         self._compare_workers()
-        if not self._overlap:
+        if not follows:
             self._buckets.add_rest(self._slots, self._takes_part)
         self._exchange.finish(taking_part)
         self.note_weights()
