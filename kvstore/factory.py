@@ -105,14 +105,9 @@ def create(name: str = "local", **options: Any) -> KVStore:
     """
     if not isinstance(name, str):
         raise ArgumentError(f"name must be a str, not {type(name).__name__}")
-    from .observe import log, metrics
-    from .observe.timeline import recording
-    from .settings.unknown import warn_of_unknown_variables
+    from .observe.startup import begin
 
-    log.start()
-    warn_of_unknown_variables()
-    metrics.start()
-    recording.start()
+    begin()
     literal = name.lower()
     custom = KVStoreBase.kv_registry.get(literal)
     if custom is not None:

@@ -18,6 +18,7 @@ from multiprocessing.context import SpawnProcess
 from typing import Any
 
 from kvstore.errors import ArgumentError, ConfigError, TimeoutError, WorkerError
+from kvstore.settings.descriptors import occupy_standard
 from kvstore.settings.roles import LOOPBACK
 from kvstore.settings.torch_variables import MasterPort, left_behind, torch_variables
 from kvstore.settings.variables import changed_variables, process_variables
@@ -117,6 +118,7 @@ def spawn(fn: Callable[..., object], n: int, args: Sequence[Any] = (), timeout: 
     if getattr(multiprocessing.current_process(), "_inheriting", False):  # it imports the script; see `error`
         sys.exit(_UNGUARDED)
     n = _checked(fn, n, timeout)
+    occupy_standard()
     deadline = math.inf if timeout is None else time.monotonic() + timeout
     job, master = new_job(), MasterPort()
     workers: list[_Worker] = []

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ....errors import AuthError, ConfigError, TimeoutError
+from ....settings.descriptors import above_standard, new_memory
 from ....source_tree import package_version
 from ....waiting import WaitClock
 from .namespaces import check_beside, check_network, check_proc, unreadable
@@ -88,9 +89,7 @@ class RegionRendezvous:
 
     def create(self) -> int:
         """Make the region; returns the descriptor of its memory."""
-        fd = os.memfd_create(
-            f"kvstore-{self.name}-{package_version()}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
-        )
+        fd = new_memory(f"kvstore-{self.name}-{package_version()}")
         fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_SEAL)  # nobody can pull the memory away
         return fd
 
@@ -157,5 +156,5 @@ class RegionRendezvous:
                 with contextlib.suppress(FileNotFoundError):
                     if (name := os.readlink(link)).startswith(self._memory):
                         self.version = name.removeprefix(self._memory).removesuffix(" (deleted)")
-                        return os.open(link, os.O_RDWR | os.O_CLOEXEC)
+                        return above_standard(os.open(link, os.O_RDWR | os.O_CLOEXEC))
         return None
