@@ -51,7 +51,10 @@ class RegionRendezvous:
         self.version = package_version()
         self._memory = f"/memfd:kvstore-{self.name}-"
         self._fd = -1
-        if size > 1:
+
+    def check(self) -> None:
+        """Raise ConfigError if this process cannot find others."""
+        if self.size > 1:
             check_proc()
 
     def listen(self) -> None:
