@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from .base import KVStoreBase
 from .errors import ArgumentError, ConfigError, closest
+from .settings.descriptors import needed
 from .store import KVStore, options_of, whereabouts
 from .store_kinds import STORES, StoreKind, StoreName
 
@@ -105,9 +106,14 @@ def create(name: str = "local", **options: Any) -> KVStore:
     """
     if not isinstance(name, str):
         raise ArgumentError(f"name must be a str, not {type(name).__name__}")
-    from .observe.startup import begin
+    with needed(f"create store {name!r}"):
+        from .observe.startup import begin
 
-    begin()
+        begin()
+        return _created(name, options)
+
+
+def _created(name: str, options: dict[str, Any]) -> KVStore:
     literal = name.lower()
     custom = KVStoreBase.kv_registry.get(literal)
     if custom is not None:
@@ -148,7 +154,8 @@ def create_beside(store: KVStore, purpose: str) -> KVStore:
     """
     options = vars(options_of(store))
     group = f"{options['group']} {purpose}"
-    return _create_native(store.type, {**options, "group": group, "hierarchy": "flat"})
+    with needed(f"create a store for {purpose}"):
+        return _create_native(store.type, {**options, "group": group, "hierarchy": "flat"})
 
 
 def _store_class() -> type[KVStore]:

@@ -60,9 +60,7 @@ def interfaces() -> dict[str, str]:
 
 def told(found: dict[str, str]) -> str:
     """List interfaces and addresses for people."""
-    return (
-        ", ".join(f"{name} {address}" for name, address in found.items()) or "none with an address"
-    )
+    return ", ".join(f"{name} {address}" for name, address in found.items()) or "none with an address"
 
 
 @functools.cache

@@ -78,9 +78,11 @@ class JobMembership:
         clock = WaitClock(config.timeout)
         with contextlib.closing(StartFailures(self._rendezvous.name, self.rank, self.size)) as self._failures:
             try:
-                self.job = self._enter_or_tell(config)
-                self._others.check_begun(self.job.begun())
-                self._rendezvous.listen()
+                if not self._come_in(config):
+                    raise ConfigError(
+                        f"rank {self.rank} of this job is taken by another living process; give each process "
+                        "its own rank, and each job its own KVSTORE_JOB"
+                    )
                 self._settle(clock)
             except BaseException:
                 self.leave(lost=False)
@@ -104,11 +106,16 @@ class JobMembership:
         self._others.check()
         self._failures.check()
 
-    def _enter_or_tell(self, config: StoreConfig) -> shm.Job:
-        """Enter the region; the workers that wait for this one are told if it cannot."""
+    def _come_in(self, config: StoreConfig) -> bool:
+        """Enter the region and be found; the workers that wait for this one are told if it cannot.
+
+        False: a living process has this rank, and they wait for that.
+        """
         try:
             self._rendezvous.check()
-            return self._enter(config)
+            self.job = self._enter(config)
+            self._others.check_begun(self.job.begun())
+            return self._rendezvous.listen()
         except TimeoutError:  # the others have a deadline themselves
             raise
         except Exception as error:

@@ -57,8 +57,8 @@ class RegionRendezvous:
         if self.size > 1:
             check_proc()
 
-    def listen(self) -> None:
-        """Be found by others from now on; ConfigError: a living process of the job has this rank.
+    def listen(self) -> bool:
+        """Be found by others from now on; False: a living process of the job has this rank.
 
         Who had the rank before and was killed may hold its name a moment longer: the kernel takes it down, or
         a child that it has just made has not run yet and let go.
@@ -66,14 +66,13 @@ class RegionRendezvous:
         for left in reversed(range(_TRIES)):
             try:
                 self._fd = self._bound()
-                return
+                return True
             except OSError as error:
-                if error.errno != errno.EADDRINUSE or not left:
-                    raise ConfigError(
-                        f"rank {self.rank} of this job is taken by another living process ({error}); give "
-                        "each process its own rank, and each job its own KVSTORE_JOB"
-                    ) from error
-            time.sleep(_PAUSE)
+                if error.errno != errno.EADDRINUSE:
+                    raise
+            if left:
+                time.sleep(_PAUSE)
+        return False
 
     def _bound(self) -> int:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
