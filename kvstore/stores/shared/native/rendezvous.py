@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from ....errors import AuthError, ConfigError, TimeoutError
+from ....errors import AuthError, TimeoutError
 from ....settings.descriptors import above_standard, new_memory
 from ....source_tree import package_version
 from ....waiting import WaitClock
