@@ -13,6 +13,9 @@ from typing import Any
 
 import pace
 import pytest
+from launched import until
+
+from kvstore.stores.shared.native.rendezvous import RegionRendezvous
 
 #: What a shell makes of it: each of these descriptors is closed before Python starts.
 CLOSED = ["<&-", ">&-", ">&- 2>&-", "<&- >&- 2>&-"]
@@ -161,3 +164,65 @@ def test_a_daemon_that_closes_its_streams_later(tmp_path: Path) -> None:
     first, second = told(tmp_path)
     assert first["memory"] > 2
     assert second["standard"] == ["/dev/null"] * 3
+
+
+SHORT = """
+import kvstore as kv
+import kvstore.stores.shared.backend, kvstore.stores.local.backend
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+held = []
+def fill():
+    try:
+        while True:
+            held.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError:
+        pass
+try:
+    fill()
+    for _ in range(LEFT):
+        os.close(held.pop())
+    kv.create(NAME, timeout=200)
+except kv.KVStoreError as error:
+    os.close(held.pop())
+    tell(error=type(error).__name__, text=str(error))
+"""
+WAITING = """
+import kvstore as kv
+try:
+    kv.create("shared", timeout=200)
+except kv.KVStoreError as error:
+    tell(error=type(error).__name__, text=str(error))
+"""
+NONE_LEFT = "all of the 64 files that it may have open are open. Close some, or raise the limit"
+
+
+@pytest.mark.parametrize("name", ["local", "shared"])
+def test_a_process_without_descriptors_says_so(name: str, tmp_path: Path) -> None:
+    """Before, it got the system's error as it was."""
+    text = SHORT.replace("LEFT", "0").replace("NAME", repr(name))
+    assert started(tmp_path, text, "").wait(pace.seconds(60)) == 0
+    (found,) = told(tmp_path)
+    assert found["error"] == "ConfigError"
+    assert f"cannot create store {name!r}: {NONE_LEFT}" in found["text"]
+
+
+@pytest.mark.parametrize("left", [1, 2])
+def test_others_are_told_of_a_worker_without_descriptors(left: int, tmp_path: Path) -> None:
+    """Before, they waited to their deadline; with two left it said that its rank was taken."""
+    job = secrets.token_hex(8)
+    place = {"KVSTORE_JOB": job, "KVSTORE_SIZE": "2", "KVSTORE_LOCAL_SIZE": "2"}
+    folders = [tmp_path / "waits", tmp_path / "fails"]
+    for folder in folders:
+        folder.mkdir()
+    name = RegionRendezvous(job, "default", 0, 0, 2).name
+    waits = started(folders[0], WAITING, "", **place, KVSTORE_RANK="0", KVSTORE_LOCAL_RANK="0")
+    until(lambda: f"@kvstore/{name}/0/start" in Path("/proc/net/unix").read_text())
+    text = SHORT.replace("LEFT", str(left)).replace("NAME", "'shared'")
+    fails = started(folders[1], text, "", **place, KVSTORE_RANK="1", KVSTORE_LOCAL_RANK="1")
+    for process in (fails, waits):
+        assert process.wait(pace.seconds(100)) == 0
+    (found,), (heard,) = told(folders[1]), told(folders[0])
+    assert (found["error"], heard["error"]) == ("ConfigError", "KVStoreError")
+    assert NONE_LEFT in found["text"]
+    assert heard["text"].startswith("worker 1 of 2 cannot take part in this store: [Errno 24]")

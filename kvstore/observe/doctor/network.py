@@ -45,7 +45,7 @@ def ports(host: str | None = None) -> Finding:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.create_server((host, 0), family=family) as listener:
             listener.settimeout(_DEADLINE)
-            with socket.create_connection(listener.getsockname(), _DEADLINE) as here:
+            with socket.create_connection(listener.getsockname()[:2], _DEADLINE) as here:
                 there, _ = listener.accept()
                 with there:
                     here.sendall(b"x")
