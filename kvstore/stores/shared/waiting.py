@@ -9,7 +9,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, wraps
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 from ...arrays.grouping import Key
 from ...errors import ConfigError, KVStoreError, PeerLostError, TimeoutError
@@ -22,8 +22,7 @@ from .wait_errors import Missing, SlowWait, WaitErrors
 
 log = logging.getLogger("kvstore.shared")
 
-_P = ParamSpec("_P")
-_Self = TypeVar("_Self", bound="RoundWaiter")
+_Method = TypeVar("_Method", bound=Callable[..., None])
 
 #: Outcomes of a step after which there is another one, until the deadline.
 _UNDONE = (shm.TICK, shm.PLAN, shm.NEW_MODE)
@@ -55,18 +54,18 @@ def _apart(keys: list[tuple[Handle, int]]) -> bool:
     return len({handle.standing >= round for handle, round in keys}) > 1
 
 
-def _handing_back(method: Callable[Concatenate[_Self, _P], None]) -> Callable[Concatenate[_Self, _P], None]:
+def _handing_back(method: _Method) -> _Method:
     """Make a method that lets others carry out what this worker has opened, where an error ends it."""
 
     @wraps(method)
-    def run(self: _Self, *args: _P.args, **kwargs: _P.kwargs) -> None:
+    def run(self: RoundWaiter, *args: Any, **kwargs: Any) -> None:
         try:
             method(self, *args, **kwargs)
         except BaseException:
             self.hand_back()
             raise
 
-    return run
+    return cast("_Method", run)
 
 
 class RoundWaiter:

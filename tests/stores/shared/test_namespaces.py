@@ -68,8 +68,8 @@ def test_the_cause_and_the_cure_are_told_early(name: str, apart: int, tmp_path: 
         told = sorted(worker.communicate()[1] for worker in workers if worker.poll() is not None)
     finally:
         for worker in workers:
-            worker.kill()
-            worker.wait()
+            with worker:
+                worker.kill()
     assert told[0].startswith("ConfigError: ")  # of which the other may have been told
     for text in told:
         assert words in text
@@ -91,8 +91,8 @@ def test_who_waits_for_a_worker_without_proc_is_told_why(apart: int, tmp_path: P
         assert failing.communicate(timeout=pace.seconds(60))[1].startswith("ConfigError: ")
         told = waiting.communicate(timeout=TIMEOUT / 2)[1]
     finally:
-        waiting.kill()
-        waiting.wait()
+        with waiting:
+            waiting.kill()
     assert time.monotonic() < begun + TIMEOUT / 2
     assert told.startswith(
         f"KVStoreError: worker {apart} of 2 cannot take part in this store: 'shared' opens"
