@@ -52,6 +52,11 @@ def started(way: list[str], job: str, rank: int) -> subprocess.Popen[str]:
     )
 
 
+def last_line(worker: subprocess.Popen[str], timeout: float | None = None) -> str:
+    """What an ended worker has written last; before, a wait may have said that it lasts."""
+    return worker.communicate(timeout=timeout)[1].rstrip().rpartition("\n")[2]
+
+
 @pytest.mark.parametrize("apart", [0, 1])
 @pytest.mark.parametrize("name", WAYS)
 def test_the_cause_and_the_cure_are_told_early(name: str, apart: int, tmp_path: Path) -> None:
@@ -65,7 +70,7 @@ def test_the_cause_and_the_cure_are_told_early(name: str, apart: int, tmp_path: 
             assert time.monotonic() < begun + TIMEOUT / 2, "no worker has told anything"
             time.sleep(0.05)
         time.sleep(0.5)  # for the other, if it is told
-        told = sorted(worker.communicate()[1] for worker in workers if worker.poll() is not None)
+        told = sorted(last_line(worker) for worker in workers if worker.poll() is not None)
     finally:
         for worker in workers:
             with worker:
@@ -88,8 +93,8 @@ def test_who_waits_for_a_worker_without_proc_is_told_why(apart: int, tmp_path: P
     try:
         until(lambda: f"@kvstore/{name_of(str(tmp_path), 1 - apart)}/{1 - apart}/start" in sockets())
         failing = started(way, str(tmp_path), apart)
-        assert failing.communicate(timeout=pace.seconds(60))[1].startswith("ConfigError: ")
-        told = waiting.communicate(timeout=TIMEOUT / 2)[1]
+        assert last_line(failing, pace.seconds(60)).startswith("ConfigError: ")
+        told = last_line(waiting, TIMEOUT / 2)
     finally:
         with waiting:
             waiting.kill()
