@@ -105,7 +105,7 @@ static void kv_return(kv_self *me, kv_entry *e, uint64_t phase, int other)
 }
 
 /* Any worker may open the round of an opening phase anew. What this one had changed in place has been put back: the
- * version says so to those who have read meanwhile. */
+ * version shows it to workers that have read meanwhile. Blocks not. */
 static void kv_hand_back(kv_self *me, kv_entry *e, uint64_t phase)
 {
     uint64_t version = kv_version_of(phase) + 2;

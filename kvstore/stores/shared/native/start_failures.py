@@ -1,4 +1,4 @@
-"""What a worker that cannot enter a region tells those that wait for it: why, so that they wait no longer.
+"""The cause for which a worker cannot enter a region, sent to the workers that wait for it in vain.
 
 While it starts, each worker has a datagram socket whose name follows from the store and its rank.
 """
@@ -30,7 +30,7 @@ class StartFailures:
                 self._socket.bind(self._address(rank))
 
     def tell(self, error: Exception) -> None:
-        """Tell the workers that have begun to start why this one cannot take part."""
+        """Send the workers that have begun to start the cause for which this one cannot take part."""
         if self._told:
             return
         text = f"{self._rank} {error}".encode(errors="replace")[:_MOST]
@@ -40,7 +40,7 @@ class StartFailures:
                     self._socket.sendto(text, self._address(rank))
 
     def check(self) -> None:
-        """Raise KVStoreError if a worker has told of its failure."""
+        """Raise KVStoreError if a worker has sent the cause of its failure."""
         if (text := self._received()) is not None:
             self._told = True
             rank, _, why = text.partition(" ")
