@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from .output import Lines, Sink
 
-_LAST_WORDS = 0.5  # seconds that the readers of our output have after a signal
+#: Seconds that the readers of our output have after a signal.
+LAST_WORDS = 0.5
 
 
 class OutputRelay:
@@ -100,7 +101,7 @@ class OutputRelay:
         while not self.empty and time.monotonic() < until:
             turn()
             if hurries():
-                until = min(until, time.monotonic() + _LAST_WORDS)
+                until = min(until, time.monotonic() + LAST_WORDS)
 
     @property
     def empty(self) -> bool:

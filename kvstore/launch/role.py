@@ -24,7 +24,7 @@ from .causes import misses, patience
 from .child_process import ChildProcess, ProcessRole, ask
 from .local_host import LocalHost
 from .orphan_reaper import OrphanReaper
-from .output_relay import OutputRelay
+from .output_relay import LAST_WORDS, OutputRelay
 from .process import adopt_orphans, exit_code, grace, stopped, tied_to, told, unstartable
 from .rendezvous import Rendezvous
 from .service import variables_of
@@ -156,7 +156,7 @@ class _Rank:
         if self._relay.reason and self._code is None:
             self._code = 1
             self._say(f"the output cannot be written: {self._relay.reason}")
-            self._relay.write_out(self._turn, _LOOK, lambda: True)
+            self._relay.write_out(self._turn, LAST_WORDS, lambda: True)
 
     # ------------------------------------------------------------------------------------------ starting
 

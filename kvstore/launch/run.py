@@ -32,14 +32,13 @@ from .hosts.connection import RemoteProcess
 from .hosts.remote_hosts import Hosts, RemoteHosts
 from .local_host import LocalHost
 from .orphan_reaper import OrphanReaper
-from .output_relay import OutputRelay
+from .output_relay import LAST_WORDS, OutputRelay
 from .process import DESERTED, adopt_orphans, exit_code, new_job, signal_name, variables
 from .service import Cast, Service
 from .signals import ASKING, ENDING
 
 log = logging.getLogger("kvstore.launch")
 
-_CLOSED_PIPE = 0.5  # seconds in which a scheduler that says no address is noticed to have ended
 _LOOK = 0.05  # seconds between two looks at groups that are about to end
 _FIRST_WORD = 60.0  # seconds after which a scheduler must have said where it is
 _BEAT = 1.0  # seconds between two looks at the way to other hosts
@@ -213,7 +212,7 @@ class _Job:
 
     def _on_address(self, address: str) -> None:
         if not address:  # it closed the pipe, or ended: then we are told of that too
-            self._first_word = min(self._first_word, time.monotonic() + _CLOSED_PIPE)
+            self._first_word = min(self._first_word, time.monotonic() + LAST_WORDS)
             return
         if self._cast is None or self._ending or self._stage is _Stage.RUNNING:  # or it was started again
             return
@@ -402,7 +401,7 @@ class _Job:
         self._relay.write_out(turn, patience(), lambda: self._signal)
         if self._failure and not before:
             self._say(self._failure)
-            self._relay.write_out(self._turn, _CLOSED_PIPE, lambda: self._signal)
+            self._relay.write_out(self._turn, LAST_WORDS, lambda: self._signal)
 
     def _say(self, text: str) -> None:
         self._relay.err.write(f"kvstore run: {text}\n".encode())

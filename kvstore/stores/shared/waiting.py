@@ -123,8 +123,9 @@ class RoundWaiter:
 
     def hand_back(self) -> None:
         """Let others carry out the rounds that this worker has opened and does not carry out."""
-        for handle in list(self._job.handles.values()):
-            handle.hand_back()
+        if not self._job.forked:
+            for handle in list(self._job.handles.values()):
+                handle.hand_back()
 
     @_handing_back
     def complete(self, calls: list[shm.Call]) -> None:
