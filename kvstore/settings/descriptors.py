@@ -6,16 +6,11 @@ written to it.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import fcntl
 import os
-import resource
-from collections.abc import Iterator
 
-from ..errors import ConfigError, KVStoreError
+from ..errors import ConfigError
 
-_USUAL = 1024  # open files of a process
 _STANDARD = 3  # stdin, stdout, stderr
 
 
@@ -45,27 +40,6 @@ def above_standard(descriptor: int) -> int:
 def new_memory(name: str) -> int:
     """Return the descriptor of new memory that can be sealed and has no path; /proc shows its name."""
     return above_standard(os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
-
-
-@contextlib.contextmanager
-def needed(what: str) -> Iterator[None]:
-    """Raise ConfigError where the system has no descriptor left for the body, which does `what`."""
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error, KVStoreError) or error.errno not in (errno.EMFILE, errno.ENFILE):
-            raise
-        raise ConfigError(f"process {os.getpid()} cannot {what}: {_none_left(error.errno)}") from error
-
-
-def _none_left(number: int) -> str:
-    if number == errno.ENFILE:
-        return "the system has no file descriptors left; close files, or raise fs.file-max"
-    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return (
-        f"all of the {limit} files that it may have open are open. Close some, or raise the limit where the "
-        f"job is started: ulimit -n {max(_USUAL, 2 * limit)} (the hard limit is {most} here)"
-    )
 
 
 def _is_open(number: int) -> bool:
