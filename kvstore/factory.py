@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import importlib
+import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, overload
 
 from .base import KVStoreBase
-from .errors import ArgumentError, ConfigError, closest
+from .errors import ArgumentError, ConfigError, KVStoreError, closest
 from .store import KVStore, options_of, whereabouts
 from .store_kinds import STORES, StoreKind, StoreName
 
 if TYPE_CHECKING:
     from .settings.launchers import Placement
     from .stores.protocol import Backend
+
+
+_USUAL = 1024  # open files of a process
 
 
 @overload
@@ -105,14 +111,38 @@ def create(name: str = "local", **options: Any) -> KVStore:
     """
     if not isinstance(name, str):
         raise ArgumentError(f"name must be a str, not {type(name).__name__}")
-    from .observe import log, metrics
-    from .observe.timeline import recording
-    from .settings.unknown import warn_of_unknown_variables
+    with _descriptors(f"create store {name!r}"):
+        from .observe.startup import begin
 
-    log.start()
-    warn_of_unknown_variables()
-    metrics.start()
-    recording.start()
+        begin()
+        return _created(name, options)
+
+
+@contextlib.contextmanager
+def _descriptors(what: str) -> Iterator[None]:
+    """Raise ConfigError where no file descriptor is left for the body, which does `what`.
+
+    Nothing can be imported then.
+    """
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, KVStoreError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise ConfigError(f"process {os.getpid()} cannot {what}: {_none_left(error.errno)}") from error
+
+
+def _none_left(number: int) -> str:
+    if number == errno.ENFILE:
+        return "the system has no file descriptors left; close files, or raise fs.file-max"
+    limit = os.sysconf("SC_OPEN_MAX")
+    return (
+        f"all of the {limit} files that it may have open are open. Close some, or raise the limit where the "
+        f"job is started: ulimit -n {max(_USUAL, 2 * limit)}"
+    )
+
+
+def _created(name: str, options: dict[str, Any]) -> KVStore:
     literal = name.lower()
     custom = KVStoreBase.kv_registry.get(literal)
     if custom is not None:
@@ -153,7 +183,8 @@ def create_beside(store: KVStore, purpose: str) -> KVStore:
     """
     options = vars(options_of(store))
     group = f"{options['group']} {purpose}"
-    return _create_native(store.type, {**options, "group": group, "hierarchy": "flat"})
+    with _descriptors(f"create a store for {purpose}"):
+        return _create_native(store.type, {**options, "group": group, "hierarchy": "flat"})
 
 
 def _store_class() -> type[KVStore]:

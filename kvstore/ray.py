@@ -32,8 +32,8 @@ from .launch.child_process import ProcessRole
 from .launch.process import new_job, variables
 from .launch.service import variables_of
 from .settings import addresses
+from .settings.addresses import loopback
 from .settings.keys import Keys
-from .settings.roles import LOOPBACK
 from .settings.variables import process_variables, set_variables
 
 try:
@@ -587,7 +587,7 @@ class _Worker:
 
 def _host(alone: bool) -> str:
     """Address at which other actors reach this one."""
-    return LOOPBACK if alone else str(_ray.util.get_node_ip_address())
+    return loopback() if alone else str(_ray.util.get_node_ip_address())
 
 
 @contextlib.contextmanager

@@ -1007,11 +1007,12 @@ class KVStore(KVStoreBase):
         self._engine.wait_all()
 
     def close(self) -> None:
-        """Finish asynchronous operations and free all memory. A second call does nothing."""
-        if self._closed:
-            return
+        """Finish asynchronous operations and free all memory.
+
+        A second call does nothing; beside one of another thread it returns when that has closed the store.
+        """
         self._engine.close()
-        self._exclusively(self._shut, not self._engine.nested())
+        self._alone(self._shut, not self._engine.nested())
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         """Refuse copies and pickles: a partial copy would free the memory of this store."""
@@ -1060,6 +1061,8 @@ class KVStore(KVStoreBase):
 
         if patiently:
             self._engine.turns.wait_for_all(self._config.timeout)
+        if self._closed:  # by another thread, perhaps during that wait
+            return
         self._closed = True
         if self._side is not None:
             self._side._closed = True
@@ -1229,10 +1232,17 @@ class KVStore(KVStoreBase):
         return self._exclusively(run)
 
     def _exclusively(self, run: Callable[..., Any], *args: Any) -> Any:
+        """Run while no other thread touches the values, if the store is open."""
+        return self._alone(self._run_open, run, *args)
+
+    def _run_open(self, run: Callable[..., Any], *args: Any) -> Any:
+        self._check_open()
+        return run(*args)
+
+    def _alone(self, run: Callable[..., Any], *args: Any) -> Any:
         """Run while no other thread touches the values."""
         lock = self._engine.exclusive
         if self._engine.nested():
-            self._check_open()
             return run(*args)
         try:
             if not lock.acquire(timeout=self._config.timeout):
@@ -1240,8 +1250,6 @@ class KVStore(KVStoreBase):
                     f"another thread has been inside this {self._type!r} store for "
                     f"{self._config.timeout:g} s, perhaps in an updater that waits for something"
                 )
-            if self._closed:
-                self._check_open()
             return run(*args)
         finally:
             # One step, also without the lock: Ctrl-C can come between two steps.

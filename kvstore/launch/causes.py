@@ -19,7 +19,10 @@ from kvstore.settings.variables import text_of
 
 from .child_process import ProcessRole
 
-_MISSED = re.compile(rb"PeerLostError: (worker|server) ([0-9]+) (?:is lost: it has failed|of [0-9]+ died)")
+_MISSED = re.compile(
+    rb"(?:PeerLost|KVStore)Error: (worker|server) ([0-9]+) "
+    rb"(?:is lost: it has failed|of [0-9]+ (?:died|cannot take part))"
+)
 _ALL_MISSED = b"Error: all workers are lost"
 
 

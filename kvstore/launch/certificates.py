@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from kvstore.errors import ConfigError
+from kvstore.settings.descriptors import new_memory
 from kvstore.settings.keys import Keys
 
 _SEALS = 0x000F  # F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE
@@ -61,7 +62,7 @@ def file_of(role: str, rank: int) -> str:
 
 def written(keys: Keys) -> int:
     """Put keys into memory without a name; returns a descriptor for one process to inherit."""
-    descriptor = os.memfd_create("kvstore-keys", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    descriptor = new_memory("kvstore-keys")
     os.write(descriptor, keys.to_json())
     fcntl.fcntl(descriptor, _F_ADD_SEALS, _SEALS)
     return descriptor

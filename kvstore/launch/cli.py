@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import errno
 import math
-import os
 from typing import Any
 
 import click
 
 from kvstore.errors import KVStoreError
 from kvstore.settings.definitions import DEFAULTS
+from kvstore.settings.descriptors import occupy_standard
 
 from .foreign_options import HintingCommand
 
@@ -30,8 +30,8 @@ class _Commands(click.Group):
     command_class = HintingCommand
 
     def invoke(self, ctx: click.Context) -> Any:
-        _open_standard_streams()
         try:
+            occupy_standard()
             return super().invoke(ctx)
         except KVStoreError as error:
             raise click.ClickException(" ".join(str(error).split())) from error
@@ -39,13 +39,6 @@ class _Commands(click.Group):
             if error.filename is not None or error.errno not in _UNWRITTEN:
                 raise
             raise click.ClickException(f"the output cannot be written: {error.strerror}") from error
-
-
-def _open_standard_streams() -> None:
-    """Open what whoever started this process has closed: else a file of ours would get its number."""
-    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(number, True)
-    os.close(number)
 
 
 class _Number(click.FloatRange):

@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from kvstore.settings import addresses
 from kvstore.settings.keys import Keys
-from kvstore.settings.roles import LOOPBACK
 from kvstore.settings.torch_variables import MasterPort
 from kvstore.settings.variables import process_variables
 
@@ -87,7 +87,7 @@ class LocalHost:
     @property
     def master(self) -> tuple[str, int]:
         """Address of worker 0, and a port there that nothing else uses."""
-        return LOOPBACK, self.master_port()
+        return addresses.loopback(), self.master_port()
 
     def master_port(self, ports: str | None = None) -> int:
         """Return a free port, which is held until `close`; `ports` is the value of KVSTORE_PORTS."""

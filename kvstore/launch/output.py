@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import collections
 import errno
+import math
 import os
 import select
+import time
 from typing import IO, Protocol
 
 _CHUNK = 1 << 16
@@ -30,24 +32,34 @@ class Sink:
         self.fd = fd
         #: The reader is gone, or nothing more can be written.
         self.broken = False
-        #: Why, where it is not the reader: the disk is full.
+        #: Why, unless the reader is gone: the disk is full.
         self.reason = ""
         self._pending = bytearray()
+        self._patience, self._taken_at = math.inf, 0.0
 
     def write(self, data: bytes) -> None:
         """Queue `data`; `flush` writes it."""
         if not self.broken:
             self._pending += data
 
+    def lose_after(self, patience: float) -> None:
+        """Drop what waits, from now on, when the reader has taken nothing for so many seconds."""
+        self._patience, self._taken_at = patience, time.monotonic()
+
     def flush(self) -> None:
         """Write what the stream takes now."""
         try:
             while self._pending and select.select([], [self.fd], [], 0)[1]:
                 del self._pending[: os.write(self.fd, self._pending[:_PIPE_BUF])]
+                self._taken_at = time.monotonic()
         except OSError as error:
-            self.broken = True
-            self.reason = "" if error.errno == errno.EPIPE else os.strerror(error.errno or 0)
-            self._pending.clear()
+            self._break("" if error.errno == errno.EPIPE else os.strerror(error.errno or 0))
+        if self._pending and time.monotonic() > self._taken_at + self._patience:
+            self._break(f"the reader has taken nothing for {self._patience:g} s")
+
+    def _break(self, reason: str) -> None:
+        self.broken, self.reason = True, reason
+        self._pending.clear()
 
     @property
     def empty(self) -> bool:

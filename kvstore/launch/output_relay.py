@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import selectors
 import signal
+import time
 from collections.abc import Callable, Iterable, Iterator
 
 from .output import Lines, Sink
+
+#: Seconds that the readers of our output have after a signal.
+LAST_WORDS = 0.5
 
 
 class OutputRelay:
@@ -77,6 +82,26 @@ class OutputRelay:
         for lines in [lines for lines in self._streams if lines.ended]:
             self.drop(lines)
         self._choose()
+
+    def write_out(self, turn: Callable[[], None], patience: float, hurries: Callable[[], object]) -> None:
+        """Take turns until all is written, when nothing is left to be read.
+
+        Parameters
+        ----------
+        turn : callable
+            Takes one, of a second at most.
+        patience : float
+            Seconds without a byte taken after which a reader loses the rest.
+        hurries : callable
+            Whether a signal has come: then readers have a moment only.
+        """
+        until = math.inf
+        for sink in (self.out, self.err):
+            sink.lose_after(patience)
+        while not self.empty and time.monotonic() < until:
+            turn()
+            if hurries():
+                until = min(until, time.monotonic() + LAST_WORDS)
 
     @property
     def empty(self) -> bool:

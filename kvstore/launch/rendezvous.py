@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvstore.errors import ConfigError, TimeoutError
-from kvstore.settings import addresses, roles
+from kvstore.settings import addresses
 from kvstore.settings.definitions import SETTINGS
 from kvstore.settings.launchers import Placement
 from kvstore.settings.variables import first_set
@@ -226,7 +226,7 @@ def _host(environment: Mapping[str, str]) -> str:
     prefix = environment.get("DMLC_INTERFACE", "")
     found = {name: one for name, one in addresses.interfaces().items() if name.startswith(prefix)}
     outward = [one for one in found.values() if prefix or not addresses.is_loopback(one)]
-    return outward[0] if outward else roles.LOOPBACK
+    return outward[0] if outward else addresses.loopback()
 
 
 def _only_here(address: str) -> bool:

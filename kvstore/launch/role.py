@@ -24,7 +24,7 @@ from .causes import misses, patience
 from .child_process import ChildProcess, ProcessRole, ask
 from .local_host import LocalHost
 from .orphan_reaper import OrphanReaper
-from .output_relay import OutputRelay
+from .output_relay import LAST_WORDS, OutputRelay
 from .process import adopt_orphans, exit_code, grace, stopped, tied_to, told, unstartable
 from .rendezvous import Rendezvous
 from .service import variables_of
@@ -129,6 +129,7 @@ class _Rank:
         self._services: list[ChildProcess] = []
         self._left: list[ChildProcess] = []  # of whose group there may be something left
         self._code: int | None = None  # of the rank
+        self._signalled = False
         self._kill_at: float | None = None  # the worker
         self._parent = os.getppid()
         self._patience = patience()
@@ -142,13 +143,20 @@ class _Rank:
                 self._begin()
                 while self._left or self._works():
                     self._turn()
-                while not self._relay.empty:
-                    self._relay.turn(_LOOK, lambda: None)
+                self._write_out()
             finally:
                 self._end_all(signal.SIGKILL)
                 if self._cleared is not None:
                     self._cleared()
         return self._code or 0
+
+    def _write_out(self) -> None:
+        """Wait for the readers of our output, as long as they read; tell of what they have lost."""
+        self._relay.write_out(self._turn, self._patience, lambda: self._signalled)
+        if self._relay.reason and self._code is None:
+            self._code = 1
+            self._say(f"the output cannot be written: {self._relay.reason}")
+            self._relay.write_out(self._turn, LAST_WORDS, lambda: True)
 
     # ------------------------------------------------------------------------------------------ starting
 
@@ -230,6 +238,7 @@ class _Rank:
         if number in (signal.SIGUSR1, signal.SIGUSR2):
             self._ask(number)
         elif number != signal.SIGCHLD:
+            self._signalled = True
             self._end(128 + number, number)
 
     def _ask(self, number: int) -> None:

@@ -24,21 +24,21 @@ from pathlib import Path
 from kvstore.errors import ConfigError
 from kvstore.observe.log import start as start_log
 from kvstore.settings.torch_variables import left_behind, torch_variables
+from kvstore.waiting import WaitClock
 
-from .causes import Causes
+from .causes import Causes, patience
 from .child_process import ChildProcess, ProcessRole
 from .hosts.connection import RemoteProcess
 from .hosts.remote_hosts import Hosts, RemoteHosts
 from .local_host import LocalHost
 from .orphan_reaper import OrphanReaper
-from .output_relay import OutputRelay
+from .output_relay import LAST_WORDS, OutputRelay
 from .process import DESERTED, adopt_orphans, exit_code, new_job, signal_name, variables
 from .service import Cast, Service
 from .signals import ASKING, ENDING
 
 log = logging.getLogger("kvstore.launch")
 
-_LAST_WORDS = 0.5  # seconds that the readers of our output have after a signal
 _LOOK = 0.05  # seconds between two looks at groups that are about to end
 _FIRST_WORD = 60.0  # seconds after which a scheduler must have said where it is
 _BEAT = 1.0  # seconds between two looks at the way to other hosts
@@ -212,7 +212,7 @@ class _Job:
 
     def _on_address(self, address: str) -> None:
         if not address:  # it closed the pipe, or ended: then we are told of that too
-            self._first_word = min(self._first_word, time.monotonic() + _LAST_WORDS)
+            self._first_word = min(self._first_word, time.monotonic() + LAST_WORDS)
             return
         if self._cast is None or self._ending or self._stage is _Stage.RUNNING:  # or it was started again
             return
@@ -265,7 +265,7 @@ class _Job:
         waiting = len(self._running) < len(self._left) or self._causes.waiting
         if self._ending or waiting or self._leaving is not None:
             timeout: float | None = _LOOK
-        elif self._remote:
+        elif self._remote or not self._left:
             timeout = _BEAT
         else:
             opening = self._stage is _Stage.OPENING
@@ -389,12 +389,19 @@ class _Job:
             self._say(f"all workers are ended, because of {signal_name(self._signal)}")
 
     def _write_out(self) -> None:
-        """Wait for the readers of our output, but not for long after a signal."""
-        until = None
-        while not self._relay.empty and (until is None or time.monotonic() < until):
+        """Wait for the readers of our output, as long as they read; tell of what they have lost."""
+        before, clock = self._failure, WaitClock(patience())
+
+        def turn() -> None:
+            clock.read()
+            if clock.tells():
+                self._say("all processes have ended; it waits for the reader of their output")
             self._turn()
-            if self._signal and until is None:
-                until = time.monotonic() + _LAST_WORDS
+
+        self._relay.write_out(turn, patience(), lambda: self._signal)
+        if self._failure and not before:
+            self._say(self._failure)
+            self._relay.write_out(self._turn, LAST_WORDS, lambda: self._signal)
 
     def _say(self, text: str) -> None:
         self._relay.err.write(f"kvstore run: {text}\n".encode())

@@ -42,10 +42,10 @@ def address_option(host: str | None, port: int | None, environment: Mapping[str,
     told = any(environment.get(name) for name in ("KVSTORE_SCHEDULER", "DMLC_PS_ROOT_URI"))
     if host is None and port is None and told:
         return None
-    host = host or roles.LOOPBACK
+    host = host or addresses.loopback()
     if addresses.resolved(host) in _ALL:
         outward = (one for one in addresses.interfaces().values() if not addresses.is_loopback(one))
-        host = next(outward, roles.LOOPBACK)
+        host = next(outward, addresses.loopback())
     return addresses.tcp(host, port or 0)
 
 

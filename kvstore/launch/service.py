@@ -71,7 +71,7 @@ class Service:
 
     servers: int
     transport: str = "tcp"
-    host: str = roles.LOOPBACK
+    host: str = field(default_factory=addresses.loopback)
     secure: bool = False
     insecure: bool = False
     imports: tuple[str, ...] = ()
@@ -88,7 +88,7 @@ class Service:
             raise ConfigError("--secure and --insecure contradict each other: give one of them")
         if self.transport not in ("tcp", "ipc"):
             raise ConfigError(f"transport must be tcp or ipc, got {self.transport!r}")
-        if self.transport == "ipc" and self.host != roles.LOOPBACK:
+        if self.transport == "ipc" and self.host != addresses.loopback():
             raise ConfigError("--transport ipc takes no --host: unix sockets work on this machine only")
         if self.restarts and not self.snapshot:
             raise ConfigError(

@@ -18,7 +18,8 @@ from multiprocessing.context import SpawnProcess
 from typing import Any
 
 from kvstore.errors import ArgumentError, ConfigError, TimeoutError, WorkerError
-from kvstore.settings.roles import LOOPBACK
+from kvstore.settings.addresses import loopback
+from kvstore.settings.descriptors import occupy_standard
 from kvstore.settings.torch_variables import MasterPort, left_behind, torch_variables
 from kvstore.settings.variables import changed_variables, process_variables
 
@@ -117,6 +118,7 @@ def spawn(fn: Callable[..., object], n: int, args: Sequence[Any] = (), timeout: 
     if getattr(multiprocessing.current_process(), "_inheriting", False):  # it imports the script; see `error`
         sys.exit(_UNGUARDED)
     n = _checked(fn, n, timeout)
+    occupy_standard()
     deadline = math.inf if timeout is None else time.monotonic() + timeout
     job, master = new_job(), MasterPort()
     workers: list[_Worker] = []
@@ -132,7 +134,7 @@ def spawn(fn: Callable[..., object], n: int, args: Sequence[Any] = (), timeout: 
 
 def _variables(job: str, rank: int, size: int, port: int) -> dict[str, str | None]:
     """Make the variables that a worker has and this process has not; None: the worker does not have it."""
-    place = variables(job, rank, size) | torch_variables(rank, size, (rank, size), 0, (LOOPBACK, port))
+    place = variables(job, rank, size) | torch_variables(rank, size, (rank, size), 0, (loopback(), port))
     return {**dict.fromkeys(left_behind(process_variables())), **place}
 
 

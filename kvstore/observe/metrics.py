@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..errors import ConfigError, MissingBackendError, StateFileError
 from ..files import replacing
+from ..settings.addresses import loopback
 from ..settings.variables import text_of
 from .counters import role_of
 from .native._observe import read_own, take_times
@@ -128,7 +129,7 @@ def _place(text: str) -> tuple[str, int] | str:
     """Return host and first port, or a path."""
     match = _ADDRESS.fullmatch(text)
     if match and int(match[2]) < 65536:
-        return match[1].strip("[]") or "127.0.0.1", int(match[2])
+        return match[1].strip("[]") or loopback(), int(match[2])
     path = os.path.expanduser(text)
     if path.endswith(".prom") and _has_others():
         raise ConfigError(

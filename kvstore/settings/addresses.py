@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import ipaddress
 import re
 import socket
 import struct
+from pathlib import Path
 
 from ..errors import ConfigError
 
+_LOOPBACK, _LOOPBACK6 = "127.0.0.1", "::1"
+_LINK_SCOPE = 0x20
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 _LONGEST_NAME = 107  # bytes of a unix socket's name
 _IPC = re.compile(r"ipc://(\S+)")
@@ -44,17 +48,25 @@ def tcp(host: str, port: int) -> str:
 
 
 def interfaces() -> dict[str, str]:
-    """IPv4 addresses of the network interfaces, by name; those without one are left out."""
+    """Addresses of the network interfaces, by name: IPv4, or else IPv6; those without one are left out."""
     found = {}
+    sixes = _sixes()
     for _, name in socket.if_nameindex():
         with contextlib.suppress(OSError):
+            found[name] = sixes.get(name, "")
             found[name] = _address_of(name)
-    return found
+    return {name: address for name, address in found.items() if address}
 
 
 def told(found: dict[str, str]) -> str:
     """List interfaces and addresses for people."""
-    return ", ".join(f"{name} {address}" for name, address in found.items()) or "none with an IPv4 address"
+    return ", ".join(f"{name} {address}" for name, address in found.items()) or "none with an address"
+
+
+@functools.cache
+def loopback() -> str:
+    """Return the address at which only processes of this machine reach each other: IPv4 where it is there."""
+    return _LOOPBACK6 if is_here(_LOOPBACK6) and not is_here(_LOOPBACK) else _LOOPBACK
 
 
 def resolved(host: str) -> str | None:
@@ -97,6 +109,17 @@ def towards(number: str) -> str | None:
         except OSError:
             return None
         return str(probe.getsockname()[0])
+
+
+def _sixes() -> dict[str, str]:
+    """IPv6 addresses of the network interfaces, by name: of each the first that is valid beyond its link."""
+    found: dict[str, str] = {}
+    with contextlib.suppress(OSError):  # no /proc, or no IPv6
+        for line in Path("/proc/net/if_inet6").read_text().splitlines():
+            digits, _, _, scope, _, name = line.split()
+            if int(scope, 16) != _LINK_SCOPE:
+                found.setdefault(name, str(ipaddress.IPv6Address(bytes.fromhex(digits))))
+    return found
 
 
 def _address_of(name: str) -> str:

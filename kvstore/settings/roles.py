@@ -23,7 +23,6 @@ from .variables import first_set, process_variables
 log = logging.getLogger("kvstore.roles")
 
 ROLES = ("worker", "server", "scheduler")
-LOOPBACK = "127.0.0.1"
 
 _ROLE, _WORKERS, _SERVERS = (SETTINGS[name].names() for name in ("role", "num_workers", "num_servers"))
 _ROOT = ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT")
@@ -266,7 +265,7 @@ def _job(env: Mapping[str, str], scheduler: str) -> str:
 def _host(env: Mapping[str, str], role: str, scheduler: str) -> str:
     """Address, as a number, to which this process binds."""
     if scheduler.startswith("ipc://"):
-        return LOOPBACK
+        return addresses.loopback()
     name, told = _told_host(env, role, scheduler)
     if told is None:
         return _facing(role, addresses.split(scheduler)[0])
@@ -303,14 +302,17 @@ def _of_interface(prefix: str) -> str:
         if name.startswith(prefix):
             return address
     raise ConfigError(
-        f"DMLC_INTERFACE={prefix!r}: no network interface with an IPv4 address has a name that begins so; "
+        f"DMLC_INTERFACE={prefix!r}: no network interface with an address has a name that begins so; "
         f"the interfaces are {addresses.told(found)}"
     )
 
 
 def _unusable(name: str, host: str, reason: str) -> ConfigError:
-    here = addresses.told(addresses.interfaces())
-    return ConfigError(f"{name} is {host!r}, which is {reason}; set KVSTORE_HOST (--host) to one of {here}")
+    here = addresses.interfaces()
+    cure = f"set KVSTORE_HOST (--host) to one of {addresses.told(here)}"
+    if not here:
+        cure = "no network interface of this machine has an address: bring one up (ip link set lo up)"
+    return ConfigError(f"{name} is {host!r}, which is {reason}; {cure}")
 
 
 def _facing(role: str, scheduler_host: str) -> str:
@@ -320,7 +322,7 @@ def _facing(role: str, scheduler_host: str) -> str:
     if here:
         return here
     if role == "worker":  # it binds to nothing, and the name may become known while it connects
-        return LOOPBACK
+        return addresses.loopback()
     raise _unusable("the scheduler's address", scheduler_host, "unknown or not reachable from here")
 
 

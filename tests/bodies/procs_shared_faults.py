@@ -854,6 +854,62 @@ def interrupted_as_it_fails(size: int) -> list[float]:
     return [float(out[-1]), len(calls)]
 
 
+def interrupted_and_idle(kind: str, owner: str, name: str) -> bool:
+    """Ctrl-C while worker 0 carries out the round that it has opened; the other has the result at once."""
+    shape = (300, 4)
+    value: Any = np.arange(1200, dtype=F).reshape(shape) / 1000
+    if kind in ("rows", "table", "rows without an optimizer"):
+        ids = np.arange(0, 300, 7)
+        value = kv.RowSparseArray(value[ids], ids, shape)
+    start: Any = kv.RowSparseArray(np.zeros((0, 4), F), np.zeros(0, np.int64), shape)
+    made = {"shared": kv.create("shared", timeout=20), "local": kv.create("local", processes=1)}
+    for one in made.values():
+        one.init("w", start if kind == "table" else np.zeros(shape, F))
+        if "without" not in kind:
+            one.set_optimizer(kv.optimizer.create("lamb" if kind == "lamb" else "adam", learning_rate=0.1))
+    store, out, wanted = made["shared"], np.zeros(shape, F), np.zeros(shape, F)
+    if store.rank == 1:
+        store.push("w", value)
+        tell("has pushed")
+        hear()
+    else:
+        _interrupted_push(store, value, getattr(store._backend, owner), name)
+        hear()
+    store.pull("w", out=out, ignore_sparse=False)
+    made["local"].push("w", [value, value])
+    made["local"].pull("w", out=wanted, ignore_sparse=False)
+    return bool((out == wanted).all())
+
+
+def closes_in_its_updater() -> float:
+    """The updater of worker 0, which has come last, closes its store; the other makes the update."""
+    store = kv.create("shared", timeout=20)
+    store.init("w", np.zeros(10, F))
+    calls = []
+
+    def updater(key: str, merged: Array, weight: Array) -> None:
+        calls.append(key)
+        if store.rank == 0:
+            store.close()
+        weight += merged
+
+    store.set_updater(updater)
+    store.barrier()
+    if store.rank == 0:
+        hear()
+    with contextlib.suppress(kv.ClosedError):
+        store.push("w", np.ones(10, F))
+    if store.rank == 0:
+        with pytest.raises(kv.ClosedError):
+            store.pull("w", out=np.zeros(10, F))
+        return float(len(calls))
+    tell("has pushed")
+    hear()
+    store.pull("w", out=(out := np.zeros(10, F)))
+    store.close()
+    return float(out[-1])
+
+
 def interrupted_as_it_assigns(before: bool, folder: str) -> list[float]:
     """Ctrl-C as a value is put in the place of another."""
     store = kv.create("shared")

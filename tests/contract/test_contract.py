@@ -1237,6 +1237,30 @@ def test_a_closed_store_says_so(store_name: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_several_threads_close_a_store(store_name: str) -> None:
+    """Each returns when it is closed, as a second call does; before, some got ClosedError."""
+    for _ in range(10):
+        store = kv.create(store_name)
+        store.init("w", np.zeros(3, np.float32))
+        store.push("w", np.ones(3, np.float32), async_op=True)
+        together, errors = threading.Barrier(4), []
+
+        def close(store: Any = store, together: Any = together, errors: Any = errors) -> None:
+            together.wait()
+            try:
+                store.close()
+                assert "closed" in repr(store)
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=close) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+
+
 def test_closing_beside_other_threads_tells_them_that_it_is_closed(store_name: str) -> None:
     for _ in range(5):
         store = kv.create(store_name)

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvstore.launch.output import Lines
+from kvstore.launch import output
+from kvstore.launch.output import Lines, Sink
 from kvstore.launch.output_relay import OutputRelay
 
 
@@ -61,3 +62,50 @@ def test_a_stream_with_the_number_of_a_closed_one_is_not_taken_for_it(relay: Out
     relay.forget(reader)
     os.close(reader)
     os.close(writer)
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    made = os.pipe()
+    yield made
+    for descriptor in made:
+        os.close(descriptor)
+
+
+def test_a_reader_that_takes_a_little_loses_nothing(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Patience is counted from the last byte that it has taken."""
+    now = 100.0
+    monkeypatch.setattr(output.time, "monotonic", lambda: now)
+    reader, writer = pipe
+    sink = Sink(writer)
+    sink.write(b"x" * 400_000)
+    sink.flush()
+    now += 1000  # while the processes run, a reader may do so
+    sink.flush()
+    sink.lose_after(10)
+    taken = 0
+    while taken < 300_000:
+        taken += len(os.read(reader, 8192))
+        now += 9
+        sink.flush()
+        assert not sink.broken
+    now += 11
+    sink.flush()
+    assert sink.broken or sink.empty
+    assert sink.empty
+
+
+def test_what_a_reader_does_not_take_is_lost(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(output.time, "monotonic", lambda: now)
+    sink = Sink(pipe[1])
+    sink.write(b"x" * 400_000)
+    sink.flush()
+    sink.lose_after(10)
+    for later, lost in ((9, False), (2, True)):
+        now += later
+        sink.flush()
+        assert (sink.broken, sink.empty) == (lost, lost)
+    assert sink.reason == "the reader has taken nothing for 10 s"

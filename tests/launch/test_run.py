@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pace
@@ -187,6 +188,33 @@ def test_standard_streams_may_be_closed(job: Job, closed: list[int]) -> None:
     assert job.said("done", 0, 1)
     assert out.count(b"y") == (0 if 1 in closed else 2)
     assert err.count(b"z") == (0 if 2 in closed else 2)
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_reader_that_reads_nothing_does_not_keep_the_job(job: Job, stream: str) -> None:
+    """The workers have ended; before, the command waited for that reader for ever."""
+    job.environment["KVSTORE_TIMEOUT"] = "2"
+    text = f'print("y" * 300_000, file=sys.{stream})\nsay("done")'
+    reader, writer = os.pipe()
+    with job.run("-n", "2", text=text, **{stream: writer}) as process:
+        os.close(writer)
+        assert process.wait(pace.seconds(60)) == 1
+        assert job.said("done", 0, 1)
+        os.close(reader)
+        if stream == "stdout":
+            assert process.stderr is not None
+            words = b"their output cannot be written: the reader has taken nothing for 2 s"
+            assert words in process.stderr.read()
+
+
+def test_a_reader_that_reads_late_gets_all(job: Job) -> None:
+    text = 'print("y" * 300_000)\nsay("done")'
+    with job.run("-n", "2", text=text) as process:
+        until(lambda: job.said("done", 0, 1))
+        time.sleep(0.5)  # the workers have ended, or soon will have
+        assert process.stdout is not None
+        assert process.stdout.read().count(b"y") == 600_000
+        assert process.wait(pace.seconds(60)) == 0
 
 
 def test_a_reader_that_stops_does_not_keep_ctrl_c_off(job: Job) -> None:

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
+import pace
 import pytest
 
 import kvstore as kv
@@ -14,7 +22,7 @@ def test_the_loopback_is_an_interface() -> None:
     found = addresses.interfaces()
     assert found["lo"] == "127.0.0.1"
     assert "lo 127.0.0.1" in addresses.told(found)
-    assert addresses.told({}) == "none with an IPv4 address"
+    assert addresses.told({}) == "none with an address"
 
 
 def test_every_address_of_an_interface_is_here() -> None:
@@ -96,3 +104,79 @@ def test_putting_together_and_taking_apart(host: str) -> None:
 def test_what_is_no_address(address: str) -> None:
     with pytest.raises(kv.ConfigError, match="KVSTORE_X"):
         addresses.check("KVSTORE_X", address)
+
+
+# ---------------------------------------------------------------------------------------- a host without IPv4
+
+UNSHARE, IP = shutil.which("unshare") or "", shutil.which("ip") or ""
+#: Makes a network of its own whose only interface has these addresses, and runs a command in it.
+NETWORK = f'{IP} link set lo up && {IP} -4 addr flush dev lo && {{}} && exec "$@"'
+SIX_ALONE = f"{IP} -6 addr replace ::1/128 dev lo && {IP} -6 addr add fd00:1::5/128 dev lo nodad"
+NO_ADDRESS = f"{IP} -6 addr flush dev lo"
+
+
+def inside(network: str, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run Python in a network without IPv4."""
+    way = [UNSHARE, "--net", "sh", "-c", NETWORK.format(network), "sh"]
+    if not (UNSHARE and IP) or subprocess.run([*way, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no networks with IPv6 here")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("KVSTORE_")}
+    return subprocess.run(
+        [*way, sys.executable, *arguments], cwd=folder, env=kept, capture_output=True, text=True,
+        timeout=pace.seconds(100), check=False,
+    )  # fmt: skip
+
+
+SHOW = """
+import json
+from kvstore.settings import addresses
+from kvstore.observe.doctor import network
+print(json.dumps([addresses.interfaces(), addresses.loopback(), network.ports().level]))
+"""
+
+
+def test_addresses_of_a_host_with_ipv6_alone(tmp_path: Path) -> None:
+    found: Any = json.loads(inside(SIX_ALONE, "-c", SHOW, folder=tmp_path).stdout)
+    assert found[0]["lo"] in ("::1", "fd00:1::5")
+    assert found[1:] == ["::1", "ok"]
+
+
+def test_the_loopback_of_this_host() -> None:
+    assert addresses.loopback() == "127.0.0.1"
+
+
+WORKER = """
+import numpy as np
+import kvstore as kv
+store = kv.create("dist_sync")
+store.init("w", np.zeros(3, np.float32))
+store.push("w", np.ones(3, np.float32))
+store.pull("w", out=(out := np.zeros(3, np.float32)))
+print(out.tolist())
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["--host", "fd00:1::5"]], ids=["loopback", "address"])
+def test_a_job_on_a_host_with_ipv6_alone(options: list[str], tmp_path: Path) -> None:
+    """Before, it was to set KVSTORE_HOST "to one of none"."""
+    (tmp_path / "worker.py").write_text(WORKER)
+    command = ["-m", "kvstore.launch", "run", "-n", "2", "-s", "1", "--no-prefix", *options, "worker.py"]
+    done = inside(SIX_ALONE, *command, folder=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "[2.0, 2.0, 2.0]\n" * 2), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("network", "words"),
+    [
+        (SIX_ALONE, "set KVSTORE_HOST (--host) to one of lo "),
+        (NO_ADDRESS, "bring one up (ip link set lo up)"),
+    ],
+    ids=["IPv6", "none"],
+)
+def test_a_wrong_address_names_those_that_are_here(network: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "worker.py").write_text(WORKER)
+    command = ["-m", "kvstore.launch", "run", "-n", "2", "-s", "1", "--host", "10.0.0.1", "worker.py"]
+    done = inside(network, *command, folder=tmp_path)
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert "none" not in done.stderr

@@ -20,7 +20,7 @@ def interfaces(found: Mapping[str, str] | None = None) -> Finding:
     found = addresses.interfaces() if found is None else found
     others = [name for name, address in found.items() if not addresses.is_loopback(address)]
     if not others:
-        text = "none with an IPv4 address but loopback: a job has all of its processes on this machine"
+        text = "none with an address but loopback: a job has all of its processes on this machine"
         return Finding("interfaces", "ok", text)
     text = ", ".join(others)
     if len(others) > 1:
@@ -38,12 +38,14 @@ def host_name(name: str | None = None) -> Finding:
     return Finding("host name", "ok", "has an address")
 
 
-def ports(host: str = "127.0.0.1") -> Finding:
+def ports(host: str | None = None) -> Finding:
     """Listen at a free port, connect to it, and send a byte."""
+    host = addresses.loopback() if host is None else host
     try:
-        with socket.create_server((host, 0)) as listener:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.create_server((host, 0), family=family) as listener:
             listener.settimeout(_DEADLINE)
-            with socket.create_connection(listener.getsockname(), _DEADLINE) as here:
+            with socket.create_connection(listener.getsockname()[:2], _DEADLINE) as here:
                 there, _ = listener.accept()
                 with there:
                     here.sendall(b"x")

@@ -55,9 +55,20 @@ static kv_activity *kv_this_activity(void)
 
 static kv_ring kv_own_ring = {.now = kv_now, .thread = kv_thread, .activity = kv_this_activity};
 
+/* Numbers 0 to 2 are those of standard streams, also where they are closed: a line would be printed onto the page.
+ * Blocks not. */
+static int kv_above_standard(int fd)
+{
+    if (fd < 0 || fd > STDERR_FILENO)
+        return fd;
+    int above = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    close(fd);
+    return above;
+}
+
 static int kv_new_page_fd(void)
 {
-    int fd = (int)syscall(SYS_memfd_create, KV_PAGE_NAME, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    int fd = kv_above_standard((int)syscall(SYS_memfd_create, KV_PAGE_NAME, MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (fd >= 0 && (ftruncate(fd, sizeof(kv_page)) || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))) {
         close(fd);
         fd = -1;

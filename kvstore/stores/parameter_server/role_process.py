@@ -5,11 +5,9 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 
-from ...observe import log, metrics
-from ...observe.timeline import recording
+from ...observe.startup import begin
 from ...settings.parameter_server import PsConfig, ps_config
 from ...settings.roles import Roles
-from ...settings.unknown import warn_of_unknown_variables
 from .scheduler import loop as scheduler_loop
 from .server.loop import ServerLoop
 from .transport.options import tune_malloc
@@ -30,20 +28,14 @@ def scheduler(
     watch: Callable[[Callable[[], bool]], None] | None = None,
 ) -> None:
     """Be the scheduler; `report` and `watch` are those of `scheduler.loop.run`."""
-    log.start("scheduler")
-    warn_of_unknown_variables()
-    metrics.start()
-    recording.start()
+    begin("scheduler")
     _collect_seldom()
     scheduler_loop.run(roles, config or ps_config(), report, watch)
 
 
 def server(roles: Roles, config: PsConfig | None = None) -> None:
     """Be a server."""
-    log.start("server")
-    warn_of_unknown_variables()
-    metrics.start()
-    recording.start()
+    begin("server")
     _collect_seldom()
     tune_malloc()  # the process is ours alone
     ServerLoop(roles, config or ps_config()).run()

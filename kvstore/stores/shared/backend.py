@@ -299,6 +299,10 @@ class SharedBackend(Backend):
         """As `quick_push`."""
         return not self._gpus.staging.in_use and self._quick.pull(key, out)
 
+    def give_up_quick(self, error: BaseException) -> None:
+        """Let others carry out what this worker has opened."""
+        self._waiter.hand_back()
+
     def row_sparse_pull(self, wanted: list[tuple[Key, list[tuple[RowSparseArray, Any]]]]) -> None:
         """Gather rows."""
         self._values.gather_rows(wanted)

@@ -193,10 +193,12 @@ class JobUpdater:
                 else:
                     self._carry_out(handle, rows)
         except BaseException as error:
-            kind = type(error).__name__
-            text = f"{self._name()} raised {kind} on key {handle.key!r} (worker {self._rank}): {error}"
-            self._fail(handle, error, text)
-            if not isinstance(error, Exception):  # Ctrl-C stays what it is, here
+            self._records.pop(handle.key, None)  # what is in the region counts
+            if isinstance(error, Exception) or self._call is not None:
+                kind = type(error).__name__
+                text = f"{self._name()} raised {kind} on key {handle.key!r} (worker {self._rank}): {error}"
+                self._fail(handle, error, text)
+            if not isinstance(error, Exception):  # Ctrl-C: a rule has not failed, and the round is to be done
                 raise
         finally:
             self._at_work = outer

@@ -86,7 +86,9 @@ class WaitErrors:
                 "on_peer_loss='continue' the others would have gone on"
             )
         if outcome == shm.FENCED and self._job.closed:
-            raise ClosedError(f"worker {self._rank} closed its store in another thread meanwhile{where}")
+            raise ClosedError(
+                f"worker {self._rank} has closed its store, in another thread or in its updater{where}"
+            )
         if outcome == shm.FENCED:
             raise FencedError(
                 f"worker {self._rank} was taken for dead by the others (stopped for too long, or its rank "

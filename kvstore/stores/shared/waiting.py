@@ -8,7 +8,8 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
+from typing import Any, TypeVar, cast
 
 from ...arrays.grouping import Key
 from ...errors import ConfigError, KVStoreError, PeerLostError, TimeoutError
@@ -20,6 +21,11 @@ from .rows import SparseKeys
 from .wait_errors import Missing, SlowWait, WaitErrors
 
 log = logging.getLogger("kvstore.shared")
+
+_Method = TypeVar("_Method", bound=Callable[..., None])
+
+#: Outcomes of a step after which there is another one, until the deadline.
+_UNDONE = (shm.TICK, shm.PLAN, shm.NEW_MODE)
 
 Handle = shm.Handle
 Step = Callable[[], int]
@@ -48,8 +54,25 @@ def _apart(keys: list[tuple[Handle, int]]) -> bool:
     return len({handle.standing >= round for handle, round in keys}) > 1
 
 
+def _handing_back(method: _Method) -> _Method:
+    """Make a method that lets others carry out what this worker has opened, where an error ends it."""
+
+    @wraps(method)
+    def run(self: RoundWaiter, *args: Any, **kwargs: Any) -> None:
+        try:
+            method(self, *args, **kwargs)
+        except BaseException:
+            self.hand_back()
+            raise
+
+    return cast("_Method", run)
+
+
 class RoundWaiter:
-    """The waits of one worker of a job."""
+    """The waits of one worker of a job.
+
+    Where an error ends one, such as Ctrl-C, another worker carries out what this one has opened.
+    """
 
     def __init__(
         self,
@@ -98,6 +121,13 @@ class RoundWaiter:
         if self.joined:
             raise ConfigError(f"worker {self._rank} has joined: it can read, and push no more")
 
+    def hand_back(self) -> None:
+        """Let others carry out the rounds that this worker has opened and does not carry out."""
+        if not self._job.forked:
+            for handle in list(self._job.handles.values()):
+                handle.hand_back()
+
+    @_handing_back
     def complete(self, calls: list[shm.Call]) -> None:
         """See all rounds complete and delivered; then raise the first error of any."""
         errors: list[KVStoreError] = []
@@ -110,6 +140,7 @@ class RoundWaiter:
         if errors:
             raise errors[0]
 
+    @_handing_back
     def complete_all(self, calls: shm.Calls) -> None:
         """As `complete`, for a call of many small keys."""
         errors: list[KVStoreError] = []
@@ -120,6 +151,7 @@ class RoundWaiter:
         if errors:
             raise errors[0]
 
+    @_handing_back
     def help_all(self, calls: shm.Calls) -> None:
         """As `help`, for a call of many small keys."""
         errors: list[KVStoreError] = []
@@ -170,6 +202,7 @@ class RoundWaiter:
             if call.handle.key == at_work:  # by its own updater: the value as it is
                 self.wait(call.deliver, call.handle)
 
+    @_handing_back
     def help(self, calls: list[shm.Call]) -> None:
         """Where this worker was the last to arrive, begin the work; never wait."""
         errors: list[KVStoreError] = []
@@ -185,9 +218,14 @@ class RoundWaiter:
             raise errors[0]
 
     def _help(self, call: shm.Call) -> int:
-        while (outcome := call.help()) in (shm.PLAN, shm.NEW_MODE):
+        clock = WaitClock(self._timeout)
+        while (outcome := call.help()) in (shm.PLAN, shm.NEW_MODE) and not clock.over:
             self._prepare(outcome, call.handle)
-        return outcome
+            clock.read()
+        if outcome not in (shm.PLAN, shm.NEW_MODE):
+            return outcome
+        call.handle.hand_back()
+        return shm.TICK
 
     def _prepare(self, outcome: int, handle: Handle | None) -> None:
         with self._preparing:
@@ -199,7 +237,8 @@ class RoundWaiter:
             try:
                 self._updater.carry_out(handle, self._rows)
             except BaseException:
-                handle.note_told(round)
+                if handle.has_failed(round):
+                    handle.note_told(round)
                 raise
             finally:
                 handle.end_plan(self._updater.completes)
@@ -240,6 +279,7 @@ class RoundWaiter:
         self.wait(step, first)
         self.rejoining = False
 
+    @_handing_back
     def wait_for_free_slot(self, handles: list[Handle]) -> None:
         """See the rounds complete whose memory the next push of each key needs."""
         for handle in handles:
@@ -310,6 +350,7 @@ class RoundWaiter:
         for handle in self._keys.all():
             self.settle(handle)
 
+    @_handing_back
     def wait(
         self,
         step: Step,
@@ -323,8 +364,10 @@ class RoundWaiter:
         clock = WaitClock(self._timeout)
         while outcome not in (shm.READY, shm.TICK):
             self._take(outcome, handle)
-            clock.read()
+            waited = clock.read()
             outcome = step()
+            if outcome in _UNDONE and clock.over:
+                raise TimeoutError(self._errors.waiting(handle, missing, what, waited))
         if outcome == shm.TICK:
             try:
                 self._wait_long(step, handle, missing, what, clock)
@@ -348,11 +391,11 @@ class RoundWaiter:
                 self._take(outcome, handle)
                 waited = clock.read()
                 outcome = step()
+                if outcome in _UNDONE and clock.over:
+                    raise TimeoutError(self._errors.waiting(handle, missing, what, waited))
                 if outcome != shm.TICK:
                     continue
                 slow.look(waited)
-                if clock.over:
-                    raise TimeoutError(self._errors.waiting(handle, missing, what, waited))
                 if clock.tells():
                     log.warning("%s", self._errors.waiting(handle, missing, what, waited))
         slow.end(clock.read())

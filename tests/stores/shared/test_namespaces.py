@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pace
 import pytest
+from launched import until
+
+from kvstore.stores.shared.native.rendezvous import RegionRendezvous
 
 TIMEOUT = 250.0  # seconds that a worker would wait
 PROGRAM = f"""
@@ -49,6 +52,11 @@ def started(way: list[str], job: str, rank: int) -> subprocess.Popen[str]:
     )
 
 
+def last_line(worker: subprocess.Popen[str], timeout: float | None = None) -> str:
+    """What an ended worker has written last; before, a wait may have said that it lasts."""
+    return worker.communicate(timeout=timeout)[1].rstrip().rpartition("\n")[2]
+
+
 @pytest.mark.parametrize("apart", [0, 1])
 @pytest.mark.parametrize("name", WAYS)
 def test_the_cause_and_the_cure_are_told_early(name: str, apart: int, tmp_path: Path) -> None:
@@ -61,18 +69,48 @@ def test_the_cause_and_the_cure_are_told_early(name: str, apart: int, tmp_path: 
         while all(worker.poll() is None for worker in workers):
             assert time.monotonic() < begun + TIMEOUT / 2, "no worker has told anything"
             time.sleep(0.05)
-        first = next(worker for worker in workers if worker.poll() is not None)
-        assert first.wait(pace.seconds(10)) == 1
-        assert first.stderr is not None
-        told = first.stderr.read()
+        time.sleep(0.5)  # for the other, if it is told
+        told = sorted(last_line(worker) for worker in workers if worker.poll() is not None)
     finally:
         for worker in workers:
-            worker.kill()
-            worker.communicate()
-    assert told.startswith("ConfigError: ")
+            with worker:
+                worker.kill()
+    assert told[0].startswith("ConfigError: ")  # of which the other may have been told
+    for text in told:
+        assert words in text
+        assert "create 'dist_sync'" in text
+        assert "KVSTORE_JOB" not in text
+
+
+@pytest.mark.parametrize("apart", [0, 1])
+def test_who_waits_for_a_worker_without_proc_is_told_why(apart: int, tmp_path: Path) -> None:
+    """Before, the other waited to its deadline, and named containers as the cause."""
+    way, words = WAYS["no /proc"]
+    if not can(way):
+        pytest.skip("no mount namespaces here")
+    begun = time.monotonic()
+    waiting = started([], str(tmp_path), 1 - apart)
+    try:
+        until(lambda: f"@kvstore/{name_of(str(tmp_path), 1 - apart)}/{1 - apart}/start" in sockets())
+        failing = started(way, str(tmp_path), apart)
+        assert last_line(failing, pace.seconds(60)).startswith("ConfigError: ")
+        told = last_line(waiting, TIMEOUT / 2)
+    finally:
+        with waiting:
+            waiting.kill()
+    assert time.monotonic() < begun + TIMEOUT / 2
+    assert told.startswith(
+        f"KVStoreError: worker {apart} of 2 cannot take part in this store: 'shared' opens"
+    )
     assert words in told
-    assert "create 'dist_sync'" in told
-    assert "KVSTORE_JOB" not in told
+
+
+def name_of(job: str, rank: int) -> str:
+    return RegionRendezvous(job, "default", 0, rank, 2).name
+
+
+def sockets() -> str:
+    return Path("/proc/net/unix").read_text()
 
 
 def test_workers_together_in_other_namespaces_meet(tmp_path: Path) -> None:

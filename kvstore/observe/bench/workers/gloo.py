@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from kvstore.settings import launchers
-from kvstore.settings.roles import LOOPBACK
+from kvstore.settings.addresses import loopback
 
 from .arrays import Array
 from .peer import AllReducePeer, Call
@@ -28,12 +28,12 @@ class GlooPeer(AllReducePeer):
         torch.set_num_threads(1)
         self._store: Any = None
         if self.rank == 0:
-            self._store = dist.TCPStore(LOOPBACK, 0, self.size, True, _LIMIT, wait_for_workers=False)
+            self._store = dist.TCPStore(loopback(), 0, self.size, True, _LIMIT, wait_for_workers=False)
             self.address = str(self._store.port)
 
     def join(self, address: str) -> None:
         """Make the process group; `address` is the port of rank 0."""
-        store = self._store or dist.TCPStore(LOOPBACK, int(address), self.size, False, _LIMIT)
+        store = self._store or dist.TCPStore(loopback(), int(address), self.size, False, _LIMIT)
         dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=_LIMIT)
 
     def make_ways(self) -> dict[str, Call]:

@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ....settings.descriptors import above_standard, new_memory
+
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint64]
 
@@ -44,7 +46,7 @@ class SharedFile:
     def __init__(self, has_seqlocks: bool) -> None:
         if not hasattr(os, "memfd_create"):
             raise OSError("this system has no memory without a name")
-        self._fd = os.memfd_create("kvstore-outbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._fd = new_memory("kvstore-outbox")
         self._end = PAGE
         self._token = secrets.token_bytes(16)
         try:
@@ -142,7 +144,7 @@ class PeerFile:
         if not stat.S_ISREG(self._path.stat().st_mode):
             raise ValueError("that is no memory")
         access = os.O_RDWR if self._writes else os.O_RDONLY
-        fd = os.open(self._path, access | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = above_standard(os.open(self._path, access | os.O_CLOEXEC | os.O_NONBLOCK))
         try:
             if not fcntl.fcntl(fd, _F_GET_SEALS) & _F_SEAL_SHRINK:
                 raise ValueError("memory that somebody may take away")

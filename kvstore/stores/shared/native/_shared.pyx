@@ -236,6 +236,7 @@ cdef extern from "region.h" nogil:
     int kv_close(kv_self *me, kv_entry *e, uint64_t phase, uint64_t current)
     int kv_borrow(kv_self *me, kv_entry *e, int writes)
     void kv_return(kv_self *me, kv_entry *e, uint64_t phase, int other)
+    void kv_hand_back(kv_self *me, kv_entry *e, uint64_t phase)
     int kv_begin_work(kv_self *me)
     void kv_end_work(kv_self *me)
     void *kv_updates(kv_entry *e)

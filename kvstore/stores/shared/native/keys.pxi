@@ -168,17 +168,29 @@ cdef class Handle:
     def end_plan(self, bint completes):
         """End what `take_plan` has begun, if it has: others may take this worker for dead again without ending it.
 
-        If it `completes` rounds, one that is open still was interrupted: it is to be carried out anew.
+        If it `completes` rounds, one that is open still was interrupted: it is to be carried out anew, here or, where
+        this process has left meanwhile, by another worker.
         """
         cdef uint64_t held = self.held
         self.held = KV_NO_ROUND
         if held == KV_NO_ROUND:
             return
-        if completes and kv_get(&self.e.phase) == held:
+        if completes and kv_get(&self.e.phase) == held and kv_standing(self.job.me) != KV_FENCED:
             kv_undo(self.job.me, self.e, kv_round_of(held))
             kv_put(&self.e.planned, held)
         else:
             kv_end_work(self.job.me)
+
+    def hand_back(self):
+        """Let any worker open the round that this one has opened, if it is not carried out: an error has ended its call."""
+        cdef kv_self *me = self.job.me
+        if not self.take_plan():
+            return
+        cdef uint64_t held = self.held
+        self.held = KV_NO_ROUND
+        kv_undo(me, self.e, kv_round_of(held))
+        kv_hand_back(me, self.e, held)
+        kv_end_work(me)
 
     def fail_round(self, uint64_t round, str text):
         """Make a round come to nothing; the text says why, to whoever waits for it, where there is memory for it."""
@@ -252,9 +264,12 @@ cdef class Handle:
     def note_undo(self, list pieces):
         """Keep what the round that this worker has opened is about to change, in case it does not live to see it through.
 
-        `pieces`: arrays of the region, each with the ids of the rows that change, or None for all of it.
+        `pieces`: arrays of the region, each with the ids of the rows that change, or None for all of it. Where the
+        description of the states is, which the round may replace, is kept besides.
         """
         cdef uint64_t size = 16, offset
+        where = self.job.array(<uint64_t>(<char *>&self.e.record - self.job.me.base), (1,), INT64, None)
+        pieces = [*pieces, (where, None)]
         cdef uint64_t *head
         for array, ids in pieces:
             n = len(array) if ids is None else len(ids)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -18,6 +19,7 @@ from ....source_tree import package_version
 from ....waiting import WaitClock
 from . import _shared as shm
 from .rendezvous import RegionRendezvous
+from .start_failures import StartFailures
 
 log = logging.getLogger("kvstore.shared")
 
@@ -74,14 +76,17 @@ class JobMembership:
         log.debug("worker %d of %d: store %d of group %r", self.rank, self.size, place.number, place.group)
         self._rendezvous = RegionRendezvous(*place)
         clock = WaitClock(config.timeout)
-        try:
-            self.job = self._enter(config)
-            self._others.check_begun(self.job.begun())
-            self._rendezvous.listen()
-            self._settle(clock)
-        except BaseException:
-            self.leave(lost=False)
-            raise
+        with contextlib.closing(StartFailures(self._rendezvous.name, self.rank, self.size)) as self._failures:
+            try:
+                if not self._come_in(config):
+                    raise ConfigError(
+                        f"rank {self.rank} of this job is taken by another living process; give each process "
+                        "its own rank, and each job its own KVSTORE_JOB"
+                    )
+                self._settle(clock)
+            except BaseException:
+                self.leave(lost=False)
+                raise
 
     def leave(self, lost: bool) -> None:
         """Give the rank up. A second call does nothing."""
@@ -95,6 +100,27 @@ class JobMembership:
         """Say that this is the child of a fork; it must not hold the rank's name when its parent is gone."""
         self._rendezvous.close()
         self.job.note_fork()
+
+    def _check(self) -> None:
+        """Raise what ends the wait for others."""
+        self._others.check()
+        self._failures.check()
+
+    def _come_in(self, config: StoreConfig) -> bool:
+        """Enter the region and be found; the workers that wait for this one are told if it cannot.
+
+        False: a living process has this rank, and they wait for that.
+        """
+        try:
+            self._rendezvous.check()
+            self.job = self._enter(config)
+            self._others.check_begun(self.job.begun())
+            return self._rendezvous.listen()
+        except TimeoutError:  # the others have a deadline themselves
+            raise
+        except Exception as error:
+            self._failures.tell(error)
+            raise
 
     def _enter(self, config: StoreConfig) -> shm.Job:
         fd = self._rendezvous.look(range(self.size))
@@ -154,7 +180,7 @@ class JobMembership:
 
     def _founds(self) -> bool:
         """Whether this process makes the region: it is the first of those that come."""
-        self._others.check()
+        self._check()
         return self.rank == min(set(range(self.size)) - self._others.lost(), default=0)
 
     def _all_there(self) -> int:
@@ -166,7 +192,7 @@ class JobMembership:
     def _await(self, step: Callable[[], int], missing: Callable[[], list[int]], clock: WaitClock) -> None:
         while True:
             clock.read()
-            self._others.check()
+            self._check()
             if (outcome := step()) == shm.READY:
                 return
             if outcome != shm.TICK and self.job.lost():

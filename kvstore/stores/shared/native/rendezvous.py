@@ -19,7 +19,8 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from ....errors import AuthError, ConfigError, TimeoutError
+from ....errors import AuthError, TimeoutError
+from ....settings.descriptors import above_standard, new_memory
 from ....source_tree import package_version
 from ....waiting import WaitClock
 from .namespaces import check_beside, check_network, check_proc, unreadable
@@ -50,11 +51,14 @@ class RegionRendezvous:
         self.version = package_version()
         self._memory = f"/memfd:kvstore-{self.name}-"
         self._fd = -1
-        if size > 1:
+
+    def check(self) -> None:
+        """Raise ConfigError if this process cannot find others."""
+        if self.size > 1:
             check_proc()
 
-    def listen(self) -> None:
-        """Be found by others from now on; ConfigError: a living process of the job has this rank.
+    def listen(self) -> bool:
+        """Be found by others from now on; False: a living process of the job has this rank.
 
         Who had the rank before and was killed may hold its name a moment longer: the kernel takes it down, or
         a child that it has just made has not run yet and let go.
@@ -62,14 +66,13 @@ class RegionRendezvous:
         for left in reversed(range(_TRIES)):
             try:
                 self._fd = self._bound()
-                return
+                return True
             except OSError as error:
-                if error.errno != errno.EADDRINUSE or not left:
-                    raise ConfigError(
-                        f"rank {self.rank} of this job is taken by another living process ({error}); give "
-                        "each process its own rank, and each job its own KVSTORE_JOB"
-                    ) from error
-            time.sleep(_PAUSE)
+                if error.errno != errno.EADDRINUSE:
+                    raise
+            if left:
+                time.sleep(_PAUSE)
+        return False
 
     def _bound(self) -> int:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
@@ -88,9 +91,7 @@ class RegionRendezvous:
 
     def create(self) -> int:
         """Make the region; returns the descriptor of its memory."""
-        fd = os.memfd_create(
-            f"kvstore-{self.name}-{package_version()}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
-        )
+        fd = new_memory(f"kvstore-{self.name}-{package_version()}")
         fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_SEAL)  # nobody can pull the memory away
         return fd
 
@@ -157,5 +158,5 @@ class RegionRendezvous:
                 with contextlib.suppress(FileNotFoundError):
                     if (name := os.readlink(link)).startswith(self._memory):
                         self.version = name.removeprefix(self._memory).removesuffix(" (deleted)")
-                        return os.open(link, os.O_RDWR | os.O_CLOEXEC)
+                        return above_standard(os.open(link, os.O_RDWR | os.O_CLOEXEC))
         return None

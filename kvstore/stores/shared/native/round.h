@@ -104,6 +104,15 @@ static void kv_return(kv_self *me, kv_entry *e, uint64_t phase, int other)
     kv_wake_all(me);
 }
 
+/* Any worker may open the round of an opening phase anew. What this one had changed in place has been put back: the
+ * version shows it to workers that have read meanwhile. Blocks not. */
+static void kv_hand_back(kv_self *me, kv_entry *e, uint64_t phase)
+{
+    uint64_t version = kv_version_of(phase) + 2;
+    kv_swap(&e->phase, phase, kv_phase_word(kv_round_of(phase) - 1, 0, version, KV_CLOSED));
+    kv_wake_all(me);
+}
+
 static int kv_has_kind(kv_self *me, const kv_entry *e, uint64_t round, uint64_t mask, enum kv_kind kind)
 {
     const kv_part *part = kv_parts(me, e);
@@ -314,9 +323,9 @@ static int kv_bring_forward(kv_self *me, kv_call *call, int patient)
         if (!patient)
             return KV_TICK;
         outcome = kv_await(me, kv_changed, kv_about_watch, &watch, 1);
-        /* An open round can be brought to its end by those who are left, and is. */
+        /* An open round can be brought to its end by those who are left, and is, within the caller's deadline. */
         if (outcome == KV_PEER_LOST && kv_step_of(phase) == KV_OPEN)
-            continue;
+            return KV_TICK;
         if (outcome != KV_READY)
             return outcome;
     }

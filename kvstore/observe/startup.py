@@ -1,0 +1,23 @@
+"""What a process of a job does before its first store, and before it serves."""
+
+from __future__ import annotations
+
+from ..settings.descriptors import occupy_standard
+from ..settings.unknown import warn_of_unknown_variables
+from . import log, metrics
+from .timeline import recording
+
+
+def begin(name: str = "") -> None:
+    """Prepare this process: standard streams, log, metrics and timeline. A second call changes nothing.
+
+    Parameters
+    ----------
+    name : str
+        Name of this process in its log, as `kvstore.observe.log.introduce` takes it.
+    """
+    occupy_standard()
+    log.start(name)
+    warn_of_unknown_variables()
+    metrics.start()
+    recording.start()

@@ -1,0 +1,74 @@
+"""The cause for which a worker cannot enter a region, sent to the workers that wait for it in vain.
+
+While it starts, each worker has a datagram socket whose name follows from the store and its rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+
+from ....errors import KVStoreError
+
+_MOST = 4000  # bytes of a text
+_CREDENTIALS = struct.Struct("3i")
+
+
+class StartFailures:
+    """The socket of one worker, until all workers have entered the region of this name."""
+
+    def __init__(self, name: str, rank: int, size: int) -> None:
+        self._name, self._rank, self._size = name, rank, size
+        self._told = False  # of a failure, and so have been the others
+        self._socket: socket.socket | None = None
+        if size > 1:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            with contextlib.suppress(OSError):  # another process has this rank: `listen` refuses this one
+                self._socket.bind(self._address(rank))
+
+    def tell(self, error: Exception) -> None:
+        """Send the workers that have begun to start the cause for which this one cannot take part."""
+        if self._told:
+            return
+        text = f"{self._rank} {error}".encode(errors="replace")[:_MOST]
+        for rank in range(self._size):
+            if self._socket is not None and rank != self._rank:
+                with contextlib.suppress(OSError):  # it does not start, or does not listen any more
+                    self._socket.sendto(text, self._address(rank))
+
+    def check(self) -> None:
+        """Raise KVStoreError if a worker has sent the cause of its failure."""
+        if (text := self._received()) is not None:
+            self._told = True
+            rank, _, why = text.partition(" ")
+            raise KVStoreError(f"worker {rank} of {self._size} cannot take part in this store: {why}")
+
+    def close(self) -> None:
+        """Hear of no more."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _address(self, rank: int) -> bytes:
+        return f"\0kvstore/{self._name}/{rank}/start".encode()
+
+    def _received(self) -> str | None:
+        """Return a text that a process of this user has sent."""
+        while self._socket is not None:
+            try:
+                text, extra, _, _ = self._socket.recvmsg(_MOST, socket.CMSG_SPACE(_CREDENTIALS.size))
+            except OSError:
+                return None
+            if _of_own_user(extra):
+                return text.decode(errors="replace")
+        return None
+
+
+def _of_own_user(extra: list[tuple[int, int, bytes]]) -> bool:
+    """Return whether the system says so of a message's sender."""
+    kinds = (socket.SOL_SOCKET, socket.SCM_CREDENTIALS)
+    found = [data for level, kind, data in extra if (level, kind) == kinds and len(data) == _CREDENTIALS.size]
+    return bool(found) and _CREDENTIALS.unpack(found[0])[1] == os.geteuid()
