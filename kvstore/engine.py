@@ -405,9 +405,8 @@ class Engine:
                 new = {one for one in left.pop().before if not one.urgent} - found
                 found |= new
                 left += new
-            for one in sorted(
-                found, key=self._pending.__getitem__
-            ):  # Ctrl-C leaves none before an urgent one
+            # From the oldest on: so Ctrl-C leaves none that is not urgent before one that is.
+            for one in sorted(found, key=self._pending.__getitem__):
                 if one.entry is not None:
                     self._run_beside(one)
                 one.urgent = True

@@ -462,9 +462,9 @@ class RequestTable:
         return [*self._open.values(), *(one[2] for one in self._queue), *held]
 
     def _release(self, slice_: int) -> None:
-        """Queue the first of what waits in a slice, unless it still has to; the next follows when that is sent.
+        """Queue the first of what waits in a slice, unless it still has to; the next follows that one.
 
-        Of many only so many are touched as can be sent: else each answer would cost as many steps as there are.
+        More of them at a time would be put back by `pump`, after as many steps for each answer as there are.
         """
         held = self._held.get(slice_)
         if not held:
