@@ -68,7 +68,7 @@ def _length(head: bytes) -> int | None:
 
 
 def _is_cut(rest: bytes) -> bool:
-    """Whether a write that did not end has left this: the file is too short for a record, or ends in zeros."""
+    """Whether a write that did not end has left this: it is too short for a record, or ends in zeros."""
     if len(rest) < _HEAD.size or not any(rest[-len(_END) :]):
         return True
     length = _length(rest[: _HEAD.size])
