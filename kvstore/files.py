@@ -180,7 +180,8 @@ def unsealed(data: bytes) -> bytes:
     content = data[_BEFORE:-2]
     if data != sealed(content):
         raise StateFileError(
-            "its checksum is wrong: it is damaged, or an earlier version of kvstore has written it without one"
+            "its checksum is wrong: it is damaged, or an earlier version of kvstore has written it without "
+            "one"
         )
     return content
 

@@ -44,9 +44,7 @@ _DAMAGE = (
 # ------------------------------------------------------------------------------------------------ writing
 
 
-def write(
-    path: str, format_: str, content: str, tensors: Mapping[str, Array], field: str = "content"
-) -> str:
+def write(path: str, format_: str, content: str, tensors: Mapping[str, Array], field: str = "content") -> str:
     """Write `tensors`, and beside them the text `content` under the name `field`; return the checksum.
 
     Raises

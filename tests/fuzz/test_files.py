@@ -19,6 +19,7 @@ from observation import made
 from shards import StoreShards
 
 import kvstore as kv
+from kvstore import files
 from kvstore.kernels.cuda.cubin import Cubin
 from kvstore.launch.certificates import Certificates
 from kvstore.launch.hosts import host_list
@@ -123,6 +124,18 @@ def snapshot(folder: Path, name: str) -> tuple[Path, Read]:
     return found, lambda path: StoreShard.restore(path.parent)
 
 
+def inside_a_manifest(folder: Path) -> tuple[Path, Read]:
+    """Faults that a checksum does not show: the program that has written it had them."""
+    manifest, read = snapshot(folder, "manifest.json")
+    (folder / "text").write_bytes(files.read_sealed(manifest))
+
+    def seal(path: Path) -> object:
+        files.write_sealed(manifest, path.read_bytes())
+        return read(manifest)
+
+    return folder / "text", seal
+
+
 READERS: dict[str, Callable[[Path], tuple[Path, Read]]] = {
     "values": values,
     "states": states,
@@ -179,10 +192,13 @@ def test_a_bit_that_flips_in_a_file_of_hosts_is_another_text_or_refused(tmp_path
         assert [one.name for one in found] == [line[0] for line in lines if line]
 
 
+WRITERS = {**READERS, "inside a manifest": inside_a_manifest}
+
+
 def check(folder: Path, name: str, count: int) -> None:
     seed = int(os.environ.get("KVSTORE_FUZZ_SEED", random.SystemRandom().getrandbits(32)))
     chance = random.Random(seed)
-    path, read = READERS[name](folder)
+    path, read = WRITERS[name](folder)
     good = path.read_bytes()
     read(path)
     refused = 0
@@ -198,7 +214,7 @@ def check(folder: Path, name: str, count: int) -> None:
     assert refused > count // 4, "hardly anything was refused"
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", WRITERS)
 @pytest.mark.filterwarnings("ignore")
 def test_files_with_faults(tmp_path: Path, name: str) -> None:
     check(tmp_path, name, 1_000)
@@ -206,7 +222,7 @@ def test_files_with_faults(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", WRITERS)
 @pytest.mark.filterwarnings("ignore")
 def test_many_files_with_faults(tmp_path: Path, name: str) -> None:
     check(tmp_path, name, 20_000)
