@@ -978,6 +978,20 @@ def sits() -> None:
     load.store.close()
 
 
+def creates_one_more() -> dict[str, Any]:
+    """Create a store, and another one when the test says so; return what became of that."""
+    first = kv.create("dist_sync")
+    tell("in")
+    hear()
+    try:
+        second = kv.create("dist_sync")
+        second.init("w", np.zeros(3, F))
+    except kv.KVStoreError as error:
+        first.close()
+        return {"error": type(error).__name__, "role": getattr(error, "role", ""), "text": str(error)}
+    return {"error": "", "role": "", "text": ""}
+
+
 def of_another_version() -> str:
     """A process of a later release."""
     from kvstore.stores.parameter_server.protocol import messages
