@@ -1094,6 +1094,25 @@ def too_much_for_a_server() -> str:
     return text
 
 
+def too_much_for_all(late: float) -> str:
+    """First values that a server refuses are an error on all workers, whoever is late; then all goes on."""
+    load = Load()
+    load.pushpull()
+    if load.rank:
+        time.sleep(late)
+    with pytest.raises(kv.KVStoreError) as caught:
+        for i in range(30):
+            load.store.init(f"huge{i}", np.ones(1 << 24, F))
+    load.store.barrier()
+    load.store.init("afterwards", np.full(3, load.rank + 5, F))
+    assert load.store.pull("afterwards", out=(out := np.zeros(3, F))) is None
+    assert out.tolist() == [5, 5, 5]
+    load.pushpull()
+    load.store.barrier()
+    load.store.close()
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
 def check_own_part(load: Load) -> None:
     """Each slice is the sum of all parts of this round, or of what travelled with this worker's alone."""
     own = sum(rank + 1 for rank in together(load.rank))
