@@ -241,7 +241,7 @@ def test_a_pickle_is_refused_and_not_run(tmp_path):
         (b"", "empty"),
         (b"PK\3\4 a zip file", "another format"),
         (save({"x": np.zeros(2)}), "not a file of kvstore.optimizer_states"),
-        (save({"x": np.zeros(2)}, {"format": "pt"}), "not a file of .*format 'pt'"),
+        (save({"x": np.zeros(2)}, {"format": "pt"}), r"not a file of .*format 'pt'"),
         (save({}, {"format": "kvstore.optimizer_states", "version": "2"}), "reads '1'"),
         (save({}, {"format": "kvstore.optimizer_states", "version": "1"}), "damaged or no file"),
         ((2**63).to_bytes(8, "little") + b"{}", "cut short"),
