@@ -34,6 +34,8 @@ except ImportError as _error:
             f"kvstore runs on Linux only, and this is {sys.platform}: on Windows use it inside WSL 2, on "
             "macOS in a container or a virtual machine with Linux"
         ) from _error
+    if not isinstance(_error, ModuleNotFoundError) and "cannot import name" not in str(_error):
+        raise  # they are there, and cannot be loaded: memory is missing, for instance
     from .source_tree import installed_package
 
     if not (_package := installed_package(__version__, __path__[0])):

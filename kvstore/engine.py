@@ -187,14 +187,21 @@ def ended_at(work: Work) -> int:
 
 
 class _Task:
-    __slots__ = ("followers", "keys", "priority", "run", "urgent", "waits_for", "work")
+    __slots__ = ("before", "entry", "followers", "keys", "priority", "run", "urgent", "work")
 
     def __init__(self, keys: frozenset[Hashable], run: Callable[[], Any], priority: int, work: Work) -> None:
         self.keys, self.run, self.priority, self.work = keys, run, priority, work
         self.followers: list[_Task] = []
-        self.waits_for = 0
+        #: Unfinished tasks of its keys, the last of each.
+        self.before: set[_Task] = set()
+        #: Its place among those that can run.
+        self.entry: _Entry | None = None
         #: Whether it is to run although the engine's thread is busy.
         self.urgent = False
+
+
+#: Of a task that can run: less its priority, its number, and itself until a thread has it.
+_Entry = tuple[int, int, list[_Task]]
 
 
 class Engine:
@@ -230,8 +237,9 @@ class Engine:
         self._lock = threading.RLock()
         self._called = Latch()  # the engine's thread is to look what is ready
         self._last: dict[Hashable, _Task] = {}
-        self._ready: list[tuple[int, int, _Task]] = []
-        self._pending: dict[_Task, None] = {}  # in the order of the calls
+        self._ready: list[_Entry] = []
+        self._pending: dict[_Task, int] = {}  # with the numbers of the calls
+        self._calls = 0
         self._postponed: set[Work] = set()
         self._sequence = 0
         self._thread: threading.Thread | None = None
@@ -296,14 +304,14 @@ class Engine:
 
     def _enqueue(self, task: _Task) -> None:
         """Let a task run when those before it have; the lock is held."""
-        before = {id(t): t for t in map(self._last.get, task.keys) if t is not None}
-        for earlier in before.values():
+        task.before = {t for t in map(self._last.get, task.keys) if t is not None}
+        for earlier in task.before:
             earlier.followers.append(task)
-        task.waits_for = len(before)
         self._last.update(dict.fromkeys(task.keys, task))
-        self._pending[task] = None
+        self._calls += 1
+        self._pending[task] = self._calls
         self.busy = True
-        if not before:
+        if not task.before:
             self._push(task)
 
     def _forget(self, task: _Task) -> None:
@@ -382,7 +390,8 @@ class Engine:
 
     def _push(self, task: _Task) -> None:
         self._sequence += 1
-        heapq.heappush(self._ready, (-task.priority, self._sequence, task))
+        task.entry = -task.priority, self._sequence, [task]
+        heapq.heappush(self._ready, task.entry)
         self._called.set()
         if task.urgent:
             self._run_beside(task)
@@ -390,16 +399,17 @@ class Engine:
     def _hasten(self, task: _Task) -> None:
         """Run a task, and those that it waits for, although the engine's thread is busy with another."""
         with self._lock:
-            if task not in self._pending:
-                return
-            keys, unfinished = set(task.keys), list(self._pending)
-            ready = {one for _, _, one in self._ready}
-            for one in reversed(unfinished[: unfinished.index(task) + 1]):
-                if not keys.isdisjoint(one.keys):
-                    keys |= one.keys
-                    one.urgent = True
-                    if one in ready:
-                        self._run_beside(one)
+            found = {task} & self._pending.keys()
+            left = list(found)
+            while left:
+                new = {one for one in left.pop().before if not one.urgent} - found
+                found |= new
+                left += new
+            # From the oldest on: so Ctrl-C leaves none that is not urgent before one that is.
+            for one in sorted(found, key=self._pending.__getitem__):
+                if one.entry is not None:
+                    self._run_beside(one)
+                one.urgent = True
 
     def _run_beside(self, task: _Task) -> None:
         """Give a ready task a thread, which takes it itself: Ctrl-C can end this call at any step."""
@@ -468,12 +478,10 @@ class Engine:
     def _withdraw(self, task: _Task) -> bool:
         """Take a ready task; False if another thread was faster."""
         with self._lock:
-            others = [entry for entry in self._ready if entry[2] is not task]
-            found = len(others) < len(self._ready)
-            if found:
-                heapq.heapify(others)
-                self._ready = others
-            return found
+            entry, task.entry = task.entry, None
+            if entry is not None:
+                entry[2].clear()  # its place stays: to look for it among many would take as long each time
+            return entry is not None
 
     def _carry_out(self, task: _Task) -> bool:
         """Run a task; False in the child of a fork that it has made, for the task is the parent's."""
@@ -489,8 +497,10 @@ class Engine:
         idle = False
         while True:
             with self._lock:
-                if self._ready:
-                    return heapq.heappop(self._ready)[2]
+                while self._ready:
+                    for task in heapq.heappop(self._ready)[2]:
+                        self._withdraw(task)
+                        return task
                 if not self._pending and (self._closed or (idle and not self._announced)):
                     self._retire()
                     return None
@@ -503,8 +513,8 @@ class Engine:
                 if self._last.get(key) is task:
                     del self._last[key]
             for follower in task.followers:
-                follower.waits_for -= 1
-                if follower.waits_for == 0:
+                follower.before.discard(task)
+                if not follower.before:
                     self._push(follower)
             self._pending.pop(task, None)
             self.busy = bool(self._pending)

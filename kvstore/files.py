@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -13,8 +13,6 @@ from .errors import ArgumentError, StateFileError
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import numpy.typing as npt
 
 
 def _refused(kind: type[OSError]) -> type[StateFileError]:
@@ -158,16 +156,59 @@ def _create(path: Path) -> int:
         os.close(descriptor)
 
 
-def checksum(text: str, tensors: Mapping[str, npt.NDArray[Any]]) -> str:
-    """CRC-32 over a text and named arrays, as eight hexadecimal digits."""
+# ----------------------------------------------------------------------------------------- checked texts
+
+_SEALED = b'{"checksum":"%08x","content":%b}\n'
+_BEFORE = len(_SEALED % (0, b"")) - 2  # bytes before the content; two follow it
+
+
+def sealed(content: bytes) -> bytes:
+    """Return a JSON text with a checksum: a JSON object of its CRC-32 and the text as it is."""
     import zlib
 
-    total = zlib.crc32(text.encode())
-    for name in sorted(tensors):
-        array = tensors[name]
-        total = zlib.crc32(f"{name}:{array.dtype.name}:{array.shape}".encode(), total)
-        total = zlib.crc32(array.reshape(-1).view("u1").data, total) if array.size else total
-    return f"{total:08x}"
+    return _SEALED % (zlib.crc32(content), content)
+
+
+def unsealed(data: bytes) -> bytes:
+    """Return the text that `sealed` was given.
+
+    Raises
+    ------
+    StateFileError
+        A bit of it has changed, or it has no checksum.
+    """
+    content = data[_BEFORE:-2]
+    if data != sealed(content):
+        raise StateFileError(
+            "its checksum is wrong: it is damaged, or an earlier version of kvstore has written it without "
+            "one"
+        )
+    return content
+
+
+def read_sealed(path: str | os.PathLike[str]) -> bytes:
+    """Return the text of a file that holds what `sealed` returned; errors are those of `unsealed`.
+
+    What cannot be read is the system's OSError, too.
+    """
+    try:
+        with open_regular(path) as file:
+            data = file.read()
+    except OSError as error:
+        raise unreadable(path, error) from error
+    try:
+        return unsealed(data)
+    except StateFileError as error:
+        raise StateFileError(f"{os.fsdecode(path)}: {error}") from None
+
+
+def write_sealed(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write what `sealed` returns to a file, in one step; errors are those of `replacing`."""
+    with replacing(path) as beside:
+        beside.write_bytes(sealed(content))
+
+
+# ----------------------------------------------------------------------------------------------------- steps
 
 
 def _mode_of(target: Path) -> int | None:

@@ -1,22 +1,32 @@
-"""Named arrays and a text in one safetensors file: written in one step, read only if it is whole and ours."""
+"""Named arrays and a text in one safetensors file: written in one step, read only if it is whole and ours.
+
+The metadata (strings, as safetensors wants) hold ``format``, ``version``, the text, and ``checksum``, a
+CRC-32 over the text and all arrays. bfloat16 is stored as its bits.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from .errors import KeyKindError, KVStoreError, MissingBackendError, StateFileError
-from .files import checksum, open_regular, replacing, unreadable
+from .files import open_regular, replacing, unreadable
 
 Array = npt.NDArray[Any]
 Content = TypeVar("Content")
+#: Makes of a text and arrays what a file holds.
+Parse = Callable[[str, dict[str, Array]], Content]
 
 _VERSION = "1"
+_MAX_HEADER = 100_000_000  # as the safetensors library has it
 
 # What reading a file that somebody has changed may raise.
 _DAMAGE = (
@@ -31,10 +41,11 @@ _DAMAGE = (
 )
 
 
-def write(
-    path: str, format_: str, content: str, tensors: Mapping[str, Array], field: str = "content"
-) -> None:
-    """Write `tensors`, bfloat16 as its bits, and beside them the text `content` under the name `field`.
+# ------------------------------------------------------------------------------------------------ writing
+
+
+def write(path: str, format_: str, content: str, tensors: Mapping[str, Array], field: str = "content") -> str:
+    """Write `tensors`, and beside them the text `content` under the name `field`; return the checksum.
 
     Raises
     ------
@@ -44,18 +55,47 @@ def write(
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
+    bits, metadata = _sealed(format_, content, tensors, field)
+    with replacing(path) as beside:
+        try:
+            save_file(bits, beside, metadata)
+        except SafetensorError as error:  # no space, for instance: what other writers call an OSError
+            raise _as_system_says(error) from error
+    return metadata["checksum"]
+
+
+def packed(format_: str, content: str, tensors: Mapping[str, Array]) -> bytes:
+    """Return what `write` writes."""
+    from safetensors.numpy import save
+
+    return save(*_sealed(format_, content, tensors, "content"))
+
+
+def checksum(text: str, tensors: Mapping[str, Array]) -> str:
+    """Return the CRC-32 over a text and named arrays, as eight hexadecimal digits."""
+    total = zlib.crc32(text.encode())
+    for name in sorted(tensors):
+        array = tensors[name]
+        total = zlib.crc32(f"{name}:{array.dtype.name}:{array.shape}".encode(), total)
+        total = zlib.crc32(array.reshape(-1).view("u1").data, total) if array.size else total
+    return f"{total:08x}"
+
+
+def _sealed(
+    format_: str, content: str, tensors: Mapping[str, Array], field: str
+) -> tuple[dict[str, Array], dict[str, str]]:
     try:
         content.encode(), [name.encode() for name in tensors]
     except UnicodeEncodeError as error:
         raise KeyKindError(f"a key has characters that no file can hold: {error}") from error
     # safetensors.numpy writes bfloat16 but does not read it.
     bits = {name: a.view(np.uint16) if a.dtype.name == "bfloat16" else a for name, a in tensors.items()}
-    metadata = {"format": format_, "version": _VERSION, field: content, "checksum": checksum(content, bits)}
-    with replacing(path) as beside:
-        try:
-            save_file(bits, beside, metadata)
-        except SafetensorError as error:  # no space, for instance: what other writers call an OSError
-            raise _as_system_says(error) from error
+    return bits, {
+        "format": format_,
+        "version": _VERSION,
+        field: content,
+        "checksum": checksum(content, bits),
+    }
 
 
 def _as_system_says(error: Exception) -> OSError:
@@ -64,33 +104,41 @@ def _as_system_says(error: Exception) -> OSError:
     return OSError(int(found[1]), os.strerror(int(found[1]))) if found else OSError(str(error))
 
 
+# ------------------------------------------------------------------------------------------------ reading
+
+
 def read(
-    path: str, format_: str, parse: Callable[[str, dict[str, Array]], Content], field: str = "content"
+    path: str, format_: str, parse: Parse[Content], field: str = "content", checksum: str | None = None
 ) -> Content:
     """Read what `write` wrote, and return what ``parse(content, tensors)`` makes of it.
 
     Raises
     ------
     StateFileError
-        Damaged, foreign, of another format, or nothing that `parse` understands. What cannot be read is the
-        system's OSError, too.
+        Damaged, foreign, of another format, of another `checksum` than `write` has returned, or nothing that
+        `parse` understands. What cannot be read is the system's OSError, too.
     """
-    from safetensors import SafetensorError, safe_open
+    metadata, tensors = raw(path)
+    with _refused(format_, f"{os.fsdecode(path)}: "):
+        if checksum not in (None, metadata.get("checksum")):
+            raise StateFileError("it is damaged, or another file than the one that was written")
+        return _parsed(metadata, tensors, format_, parse, field)
 
-    _refuse_what_is_no_file_of_ours(path)
-    try:
-        with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != format_ or metadata.get("version") != _VERSION:
-                raise StateFileError(f"it is not a file of {format_} (format {metadata.get('format')!r})")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-            if metadata["checksum"] != checksum(metadata[field], tensors):
-                raise StateFileError("it is damaged: its checksum is wrong")
-            return parse(metadata[field], tensors)
-    except (StateFileError, MissingBackendError) as error:
-        raise StateFileError(f"{path}: {error}") from error
-    except (SafetensorError, KVStoreError, *_DAMAGE) as error:
-        raise StateFileError(f"{path} is damaged or no file of {format_}: {error}") from error
+
+def unpacked(data: bytes, format_: str, parse: Parse[Content]) -> Content:
+    """Return what ``parse(content, tensors)`` makes of what `packed` returned; errors are those of `read`."""
+    from safetensors.numpy import load
+
+    data = bytes(data)
+    with _refused(format_):
+        return _parsed(_metadata(data), load(data), format_, parse, "content")
+
+
+def raw(path: str) -> tuple[dict[str, str], dict[str, Array]]:
+    """Return metadata and tensors of any safetensors file, unchecked; errors are those of `read_header`."""
+    with _opened(path) as file:
+        names = file.keys()
+        return file.metadata() or {}, {name: file.get_tensor(name) for name in names}
 
 
 def read_header(path: str) -> list[tuple[str, list[int], str]]:
@@ -101,22 +149,78 @@ def read_header(path: str) -> list[tuple[str, list[int], str]]:
     StateFileError
         Damaged, or no safetensors file.
     """
+    with _opened(path) as file:
+        slices = [(name, file.get_slice(name)) for name in file.keys()]  # noqa: SIM118 - no mapping
+        return [(name, list(one.get_shape()), str(one.get_dtype())) for name, one in slices]
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
 
-    _refuse_what_is_no_file_of_ours(path)
     try:
-        with safe_open(path, framework="numpy") as file:
-            slices = [(name, file.get_slice(name)) for name in file.keys()]  # noqa: SIM118 - no mapping
-            return [(name, list(one.get_shape()), str(one.get_dtype())) for name, one in slices]
+        with open_regular(path) as file:
+            _check_head(file.read(9), os.fstat(file.fileno()).st_size)
+        with safe_open(path, framework="numpy") as tensors:
+            yield tensors
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except StateFileError as error:
+        raise StateFileError(f"{os.fsdecode(path)}: {error}") from error
     except (SafetensorError, *_DAMAGE) as error:
         raise StateFileError(f"{path} is damaged or no safetensors file: {error}") from error
 
 
-def _refuse_what_is_no_file_of_ours(path: str) -> None:
+@contextlib.contextmanager
+def _refused(format_: str, where: str = "") -> Iterator[None]:
+    """Have the body raise StateFileError for all damage."""
+    from safetensors import SafetensorError
+
     try:
-        with open_regular(path) as file:
-            head = file.read(9)
-    except OSError as error:
-        raise unreadable(path, error) from error
-    if head[8:] != b"{":
-        raise StateFileError(f"{path} is not a safetensors file (damaged, empty, or another format)")
+        yield
+    except (StateFileError, MissingBackendError) as error:
+        raise StateFileError(f"{where}{error}") from error
+    except (SafetensorError, KVStoreError, *_DAMAGE) as error:
+        raise StateFileError(f"{where}it is damaged or no file of {format_}: {error}") from error
+
+
+def _check_head(head: bytes, size: int) -> None:
+    """Raise StateFileError for a file that begins like none of safetensors."""
+    if head[8:9] != b"{":
+        raise StateFileError(_foreign(head))
+    if int.from_bytes(head[:8], "little") > min(size - 8, _MAX_HEADER):
+        raise StateFileError("this is a damaged safetensors file: it is cut short")
+
+
+def _foreign(head: bytes) -> str:
+    if head[:1] == b"\x80" and head[1:2] in (b"\2", b"\3", b"\4", b"\5"):
+        return (
+            "this is a pickle, as MXNet writes its .states files; reading one runs the code in it, so "
+            "it is refused. Load it in MXNet, and put the arrays into updater.states[key] as NumPy arrays "
+            "(and the number of updates into the optimizer's begin_num_update)"
+        )
+    return "this is not a safetensors file: it is empty, damaged or in another format"
+
+
+def _metadata(data: bytes) -> dict[str, str]:
+    _check_head(data[:9], len(data))
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return dict(header.get("__metadata__") or {})
+
+
+def _parsed(
+    metadata: Mapping[str, str],
+    tensors: dict[str, Array],
+    format_: str,
+    parse: Parse[Content],
+    field: str,
+) -> Content:
+    if metadata.get("format") != format_:
+        raise StateFileError(f"this is not a file of {format_} (format {metadata.get('format')!r})")
+    if metadata.get("version") != _VERSION:
+        raise StateFileError(
+            f"it is of version {metadata.get('version')!r} of {format_}, and this kvstore reads {_VERSION!r}"
+        )
+    if metadata["checksum"] != checksum(metadata[field], tensors):
+        raise StateFileError("it is damaged: its checksum is wrong")
+    return parse(metadata[field], tensors)

@@ -232,6 +232,31 @@ def test_other_keys_do_not_hold_up_what_somebody_waits_for(held: tuple[Engine, G
     assert not unwanted.done()
 
 
+def test_waits_for_many_operations_take_steps_that_grow_with_their_number(held: tuple[Engine, Gate]) -> None:
+    """Each wait went through all operations that were under way: n squared steps."""
+    engine, lines, count = held[0], 0, 200
+    hold = Gate()
+    engine.submit(["k"], hold, 0, "k")
+    works = [engine.submit(["k"], lambda: None, 0, "k") for _ in range(count)]
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal lines
+        lines += 1
+        return trace
+
+    before = sys.gettrace()
+    try:
+        sys.settrace(trace)
+        for work in reversed(works):
+            assert work._hasten is not None
+            work._hasten()
+    finally:
+        sys.settrace(before)
+    assert count < lines < 60 * count
+    hold.open()
+    engine.wait_for(["k"])
+
+
 def test_two_that_are_held_up_run_once_each(held: tuple[Engine, Gate]) -> None:
     engine, log = held[0], []
     hold, first = Gate(), engine.submit(["x"], lambda: None, 0, "x")

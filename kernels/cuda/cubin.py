@@ -1,4 +1,4 @@
-"""A compiled kernel, and the file that keeps it: a line of JSON, then the code."""
+"""A compiled kernel, and the file that keeps it: a line of JSON, the code, and the SHA-256 of both."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 
-_MAGIC = "kvstore cubin 1"
+_MAGIC = "kvstore cubin 2"
+_DIGEST_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -46,18 +47,17 @@ class Cubin:
         """Content of its file."""
         facts = asdict(self)
         code: bytes = facts.pop("code")
-        facts |= {"format": _MAGIC, "bytes": len(code), "sha256": hashlib.sha256(code).hexdigest()}
-        return json.dumps(facts, sort_keys=True).encode() + b"\n" + code
+        whole = json.dumps(facts | {"format": _MAGIC}, sort_keys=True).encode() + b"\n" + code
+        return whole + hashlib.sha256(whole).digest()
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Cubin:
         """Read the content of a file. ValueError if it is not whole, or not one."""
-        line, _, code = content.partition(b"\n")
+        whole, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
+        line, _, code = whole.partition(b"\n")
         try:
             facts = json.loads(line)
-            whole = facts.pop("format") == _MAGIC and facts.pop("bytes") == len(code)
-            whole = facts.pop("sha256") == hashlib.sha256(code).hexdigest() and whole
-            if whole:
+            if facts.pop("format") == _MAGIC and digest == hashlib.sha256(whole).digest():
                 return cls(code=code, **facts)
         except (ValueError, KeyError, TypeError, AttributeError):
             pass

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from .. import tensor_file
 from ..arrays import pages
 from ..arrays.element_types import bfloat16
 from ..arrays.grouping import Key
@@ -134,7 +135,8 @@ def read(path: str) -> Contents:
     StateFileError
         It is not a checkpoint, or of another version; or its optimizer is not registered here.
     """
-    metadata, tensors = file.read(path)
+    metadata, tensors = tensor_file.raw(path)
+    tensors.pop(file.DIGEST, None)
     if metadata.get("format") != _FORMAT or metadata.get("version") != _VERSION:
         found = f"{metadata.get('format')!r}, version {metadata.get('version')!r}"
         raise StateFileError(f"{path} is not a checkpoint that this version reads: its format is {found}")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from ..errors import KeyKindError, StateFileError
+from ..errors import KeyKindError
 from ..files import open_regular, replacing, unreadable
 
 if TYPE_CHECKING:
@@ -173,23 +173,3 @@ def is_whole(path: str) -> bool:
         if error.errno in (errno.EISDIR, errno.EINVAL, errno.ENXIO, errno.ELOOP):
             return False  # a folder, a pipe, a socket, a link to itself: somebody else's
         raise unreadable(path, error) from error
-
-
-def read(path: str) -> tuple[dict[str, str], dict[str, Array]]:
-    """Return metadata and tensors of a file that is whole.
-
-    Raises
-    ------
-    StateFileError
-        It is no safetensors file, or cannot be read.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="numpy") as file:
-            names = [name for name in file.keys() if name != DIGEST]  # noqa: SIM118 - no mapping
-            return file.metadata() or {}, {name: file.get_tensor(name) for name in names}
-    except OSError as error:
-        raise unreadable(path, error) from error
-    except (SafetensorError, TypeError, ValueError) as error:
-        raise StateFileError(f"{path} is no safetensors file: {error}") from error

@@ -57,6 +57,22 @@ class CheckpointFolder:
                 return step
         return None
 
+    def newest_whole(self) -> str:
+        """Return the path of the newest file that is whole.
+
+        Raises
+        ------
+        StateFileError
+            There is none: training must not begin anew without a word.
+        """
+        step = self.newest()
+        if step is None:
+            raise StateFileError(
+                f"all checkpoints in {self.path} are damaged: restore the folder from a copy, or remove the "
+                "files to begin anew"
+            )
+        return self.file_of(step)
+
     def _is_whole(self, step: int) -> bool:
         path = self.file_of(step)
         try:

@@ -148,7 +148,8 @@ class CheckpointManager:
 
         All workers must call it, before their first push and at the same place of the program. Worker 0 reads
         the file; the others get the result from it, so that they need not see the folder. When the call
-        returns, the checkpoint is loaded for all. A damaged file is skipped, with a warning in the log.
+        returns, the checkpoint is loaded for all. A damaged file is skipped, with a warning in the log, if
+        there is an older one that is whole.
 
         Keys of the store are overwritten, others are initialised; keys that are not in the file do not
         change. If no optimizer is set, that of the checkpoint is; if one is set, it gets the settings of the
@@ -172,8 +173,8 @@ class CheckpointManager:
         Raises
         ------
         StateFileError
-            A file cannot be read, or has keys of another shape or type or another optimizer than the store.
-            Nothing has changed. All workers get this error.
+            A file cannot be read, or has keys of another shape or type or another optimizer than the store;
+            or there are files, and all are damaged. Nothing has changed. All workers get this error.
         """
         _checked(store)
         if check is not None and not callable(check):
@@ -183,10 +184,9 @@ class CheckpointManager:
         return restore(store, partial(self._find, number, check))
 
     def _find(self, step: int | None, check: Callable[[Checkpoint], None] | None) -> Contents | None:
-        newest = self._folder.newest() if step is None else step
-        if newest is None:
+        if step is None and not self._folder.steps():
             return None
-        path = self._folder.file_of(newest) if step is None else self._folder.check_whole(step)
+        path = self._folder.newest_whole() if step is None else self._folder.check_whole(step)
         found = contents.read(path)
         if check is not None:
             check(Checkpoint(found.step, copy.deepcopy(found.extra), dict(found.arrays)))

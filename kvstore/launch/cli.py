@@ -14,6 +14,7 @@ import click
 from kvstore.errors import KVStoreError
 from kvstore.settings.definitions import DEFAULTS
 from kvstore.settings.descriptors import occupy_standard
+from kvstore.stores.parameter_server.transport.process_limits import shortage
 
 from .foreign_options import HintingCommand
 
@@ -35,6 +36,10 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except KVStoreError as error:
             raise click.ClickException(" ".join(str(error).split())) from error
+        except (MemoryError, ImportError, RuntimeError) as error:
+            if (missing := shortage(error)) is None:
+                raise
+            raise click.ClickException(f"this process has {missing}") from error
         except OSError as error:
             if error.filename is not None or error.errno not in _UNWRITTEN:
                 raise

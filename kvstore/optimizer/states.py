@@ -1,9 +1,8 @@
 """Optimizer states as files: safetensors, no code inside, replaced in one step.
 
 The tensors are called ``state/<path>/<key>``, where the path is ``v`` for a bare array and else the indices
-into nested tuples, joined by dots. The metadata (strings, as safetensors wants) hold ``format``, ``version``,
-``content`` (JSON: counts, structure of each key's state, name and perhaps configuration of the optimizer) and
-``checksum``, a CRC-32 over the content and all tensors.
+into nested tuples, joined by dots. The text, called ``content``, is JSON: counts, structure of each key's
+state, name and perhaps configuration of the optimizer. Text and tensors are checked (`kvstore.tensor_file`).
 """
 
 from __future__ import annotations
@@ -12,23 +11,19 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
 
+from .. import tensor_file
 from ..arrays import pages
 from ..arrays.element_types import bfloat16
-from ..errors import ConfigError, KVStoreError, StateFileError
-from ..files import checksum, replacing, unreadable
+from ..errors import ConfigError, StateFileError
+from ..files import replacing
 from .descriptions import text_of
 from .optimizer import Array, Index, Optimizer, State
 
 _FORMAT = "kvstore.optimizer_states"
-_VERSION = "1"
-_MAX_HEADER = 100_000_000  # as the safetensors library has it
 _DTYPES = frozenset(
     f"{kind}{bits}" for kind, sizes in (("float", (16, 32, 64)), ("int", (8, 16, 32, 64))) for bits in sizes
 ) | {"uint8", "uint16", "uint32", "uint64", "bool", "bfloat16"}
@@ -58,8 +53,7 @@ def pack(states: Mapping[Index, State], optimizer: Optimizer, dump_optimizer: bo
         described.
     """
     content, tensors = describe(states, optimizer, dump_optimizer)
-    metadata = {"format": _FORMAT, "version": _VERSION, "content": content}
-    return save(tensors, {**metadata, "checksum": checksum(content, tensors)})
+    return tensor_file.packed(_FORMAT, content, tensors)
 
 
 def describe(
@@ -125,60 +119,7 @@ def unpack(data: bytes) -> Content:
     StateFileError
         If `data` is anything but the unharmed result of `pack`.
     """
-    data = bytes(data)
-    metadata = _metadata(data)
-    if metadata.get("format") != _FORMAT:
-        raise StateFileError("this is a safetensors file, but not one with optimizer states of a store")
-    if metadata.get("version") != _VERSION:
-        raise StateFileError(
-            f"states of version {metadata.get('version')!r}: this library reads version {_VERSION}"
-        )
-    try:
-        return _content(metadata, load(data))
-    except StateFileError:
-        raise
-    except (
-        SafetensorError,
-        KeyError,
-        TypeError,
-        ValueError,
-        RecursionError,
-        OverflowError,
-        ImportError,
-        KVStoreError,
-    ) as error:
-        raise StateFileError(f"the optimizer states cannot be read: {error}") from error
-
-
-def _metadata(data: bytes) -> dict[str, Any]:
-    size = int.from_bytes(data[:8], "little")
-    if data[8:9] != b"{" or size > min(len(data) - 8, _MAX_HEADER):
-        raise StateFileError(_foreign(data))
-    try:
-        metadata = json.loads(data[8 : 8 + size])["__metadata__"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise StateFileError("the header of the optimizer states is damaged, or of another format") from None
-    return metadata if isinstance(metadata, dict) else {}
-
-
-def _foreign(data: bytes) -> str:
-    """Say what the bytes are, if they are no safetensors."""
-    if data[:1] == b"\x80" and data[1:2] in (b"\2", b"\3", b"\4", b"\5"):
-        return (
-            "this is a pickle, as MXNet writes its .states files; reading one runs the code in it, so "
-            "it is refused. Load it in MXNet, and put the arrays into updater.states[key] as NumPy arrays "
-            "(and the number of updates into the optimizer's begin_num_update)"
-        )
-    if data[8:9] == b"{":
-        return "the optimizer states are cut short"
-    return "these are not optimizer states: they are empty, damaged or in another format"
-
-
-def _content(metadata: Mapping[str, Any], tensors: dict[str, Array]) -> Content:
-    text = metadata["content"]
-    if metadata["checksum"] != checksum(text, tensors):
-        raise StateFileError("the checksum of the optimizer states is wrong: the file is damaged")
-    return parse(text, tensors)
+    return tensor_file.unpacked(data, _FORMAT, parse)
 
 
 def parse(text: str, tensors: dict[str, Array]) -> Content:
@@ -220,14 +161,7 @@ def _built(outline: Any, key: Index, path: tuple[int, ...], tensors: dict[str, A
 
 def read(path: str | os.PathLike[str]) -> Content:
     """Read a file that holds what `pack` returned; errors name the file."""
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise unreadable(path, error) from error
-    try:
-        return unpack(data)
-    except StateFileError as error:
-        raise StateFileError(f"{os.fspath(path)}: {error}") from error.__cause__
+    return tensor_file.read(os.fspath(path), _FORMAT, parse)
 
 
 def write(path: str | os.PathLike[str], data: bytes) -> None:

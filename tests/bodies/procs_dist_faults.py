@@ -978,6 +978,20 @@ def sits() -> None:
     load.store.close()
 
 
+def creates_one_more() -> dict[str, Any]:
+    """Create a store, and another one when the test says so; return what became of that."""
+    first = kv.create("dist_sync")
+    tell("in")
+    hear()
+    try:
+        second = kv.create("dist_sync")
+        second.init("w", np.zeros(3, F))
+    except kv.KVStoreError as error:
+        first.close()
+        return {"error": type(error).__name__, "role": getattr(error, "role", ""), "text": str(error)}
+    return {"error": "", "role": "", "text": ""}
+
+
 def of_another_version() -> str:
     """A process of a later release."""
     from kvstore.stores.parameter_server.protocol import messages
@@ -1078,6 +1092,25 @@ def too_much_for_a_server() -> str:
     load.store.barrier()
     load.store.close()
     return text
+
+
+def too_much_for_all(late: float) -> str:
+    """First values that a server refuses are an error on all workers, whoever is late; then all goes on."""
+    load = Load()
+    load.pushpull()
+    if load.rank:
+        time.sleep(late)
+    with pytest.raises(kv.KVStoreError) as caught:
+        for i in range(30):
+            load.store.init(f"huge{i}", np.ones(1 << 24, F))
+    load.store.barrier()
+    load.store.init("afterwards", np.full(3, load.rank + 5, F))
+    assert load.store.pull("afterwards", out=(out := np.zeros(3, F))) is None
+    assert out.tolist() == [5, 5, 5]
+    load.pushpull()
+    load.store.barrier()
+    load.store.close()
+    return f"{type(caught.value).__name__}: {caught.value}"
 
 
 def check_own_part(load: Load) -> None:

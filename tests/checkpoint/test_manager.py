@@ -188,6 +188,19 @@ def test_a_damaged_newest_file_is_skipped(tmp_path: Path, at: int, caplog: pytes
             manager.restore(store, step=3)
 
 
+def test_where_all_files_are_damaged_training_does_not_begin_anew(tmp_path: Path) -> None:
+    manager = saved(tmp_path, 1, 2)
+    for step in (1, 2):
+        os.truncate(manager._folder.file_of(step), 500)
+    with kv.create() as store:
+        with pytest.raises(kv.StateFileError, match=r"all checkpoints in .* are damaged: restore"):
+            manager.restore(store)
+        assert store.keys() == []
+        for step in (1, 2):
+            os.unlink(manager._folder.file_of(step))
+        assert manager.restore(store) is None
+
+
 @pytest.mark.parametrize("size", [0, 1, 31, 32, 33, 500, -1])
 def test_a_file_that_is_cut_short_is_skipped(tmp_path: Path, size: int) -> None:
     manager = saved(tmp_path, 1, 2)

@@ -730,6 +730,22 @@ def test_a_server_without_memory(faults: Faults) -> None:
         assert made.ended(10) == [0, 0]
 
 
+def refuse_first_values(faults: Faults, draw: random.Random, late: float) -> None:
+    variables = {"KVSTORE_DEAD_AFTER": silence(5), "KVSTORE_TIMEOUT": "120"}
+    with faults.job(3, 1, server="starved_server", **variables) as made:
+        made.start_all(BODIES, "too_much_for_all", late)
+        first, *others = finish(*made.workers, timeout=60)
+        assert re.search(r"server 0\b.*memory.*ulimit -v", first), first
+        for text in others:  # they waited until their deadline
+            assert re.search(r"worker 0 cannot store the first value of key 'huge\d+'", text), text
+            assert text.endswith(first.partition(": ")[2])
+        assert made.ended(10) == [0, 0]
+
+
+def test_all_workers_are_told_of_first_values_that_a_server_refuses(faults: Faults) -> None:
+    faults.run(refuse_first_values, [(0.0,), (1.0,)], 0)
+
+
 def fill_the_disk(faults: Faults, draw: random.Random, when: str) -> None:
     """Before there is a snapshot that is an error; later the last one stays, and the log says so once."""
     folder = faults.folder / f"shots-{when}"

@@ -65,6 +65,33 @@ def test_who_has_no_place_in_the_job(faults: Faults) -> None:
     faults.run(intrude, [("rank of another",), ("number of workers",), ("job",), ("version",)], 0)
 
 
+def take_ports(faults: Faults, draw: random.Random, role: str) -> None:
+    """Another job has the ports of a process that has died; a store that is created then tells of the loss.
+
+    It was told that the process "belongs to another job", or that it lacks keys.
+    """
+    with faults.job(1, 1) as made:
+        worker = made.start(BODIES, "creates_one_more", rank=0)
+        ready(worker, line="in")
+        victim = made.scheduler if role == "scheduler" else made.servers[0]
+        ports = strangers.listening(victim.pid)
+        kill(victim)
+        victim.finish(pace.deadline(20))
+        variables = {"KVSTORE_JOB": "another", "KVSTORE_NUM_WORKERS": "1"}
+        others = [
+            made.role("scheduler", KVSTORE_SCHEDULER=f"tcp://127.0.0.1:{port}", **variables) for port in ports
+        ]
+        for other in others:
+            other.expect_some("at ")
+        say(worker, "go")
+        [found] = finish(worker, timeout=UNTIL_TOLD)
+        assert (found["error"], found["role"]) == ("PeerLostError", role), found
+
+
+def test_ports_of_the_dead_that_another_job_has(faults: Faults) -> None:
+    faults.run(take_ports, [("scheduler",), ("server",)], 0)
+
+
 def differ(faults: Faults, draw: random.Random, options: dict[str, Any], word: str) -> None:
     """Of two workers the one is refused of which the scheduler hears last."""
     with faults.job(2, 1, **PATIENT) as made:

@@ -1,5 +1,7 @@
 """Files with faults: a file is read as a whole or refused with an error of ours, and what was there stays.
 
+Each bit of a small file of each kind is flipped; faults of other kinds are drawn.
+
 `KVSTORE_FUZZ_SEED` takes up the seed that a failure prints.
 """
 
@@ -13,10 +15,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fuzz.mutations import changed
+from observation import made
 from shards import StoreShards
 
 import kvstore as kv
+from kvstore import files
+from kvstore.kernels.cuda.cubin import Cubin
+from kvstore.launch.certificates import Certificates
 from kvstore.launch.hosts import host_list
+from kvstore.observe.timeline import process_file
+from kvstore.settings.keys import Keys
+from kvstore.settings.parameter_server import PsConfig
+from kvstore.stores.parameter_server.server.storage import ServerStorage
 from kvstore.stores.parameter_server.server.store_shard import StoreShard
 
 F = np.float32
@@ -52,6 +62,55 @@ def states(folder: Path) -> tuple[Path, Read]:
     return folder / "file", store.load_optimizer_states
 
 
+def residuals(folder: Path) -> tuple[Path, Read]:
+    store = kv.create("device")
+    store.init("a", np.zeros(3, F))
+    store.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+    store.push("a", np.full(3, 0.3, F))
+    store.save_residuals(folder / "file")
+    return folder / "file", store.load_residuals
+
+
+def checkpoint(folder: Path) -> tuple[Path, Read]:
+    store = kv.create()
+    store.init("a", np.ones(3, F))
+    store.set_optimizer(kv.optimizer.SGD(momentum=0.9))
+    store.push("a", np.ones(3, F))
+    manager = kv.CheckpointManager(folder)
+    manager.save(store, 1, extra={"epoch": 3}, arrays={"seen": np.arange(2)})
+    manager.wait()
+    return next(folder.glob("step-*")), lambda path: manager.restore(store, 1)
+
+
+def job_of_snapshots(folder: Path) -> tuple[Path, Read]:
+    storage = ServerStorage(0, PsConfig(snapshot=str(folder)))
+    storage.begin_snapshots("a job")
+    return folder / "server-0" / "job", lambda path: storage.restore("a job")
+
+
+def keys(folder: Path) -> tuple[Path, Read]:
+    path, *_ = Certificates(1, 0).save(folder)
+    return path, Keys.from_file
+
+
+def timeline(folder: Path) -> tuple[Path, Read]:
+    path = process_file.write(made.file([]), folder)
+    return path, process_file.read
+
+
+def cubin(folder: Path) -> tuple[Path, Read]:
+    """What is not whole counts as absent, and is compiled again."""
+    (folder / "file").write_bytes(Cubin("sum", "sm_90", "entry", b"code", registers=3).to_bytes())
+
+    def read(path: Path) -> None:
+        try:
+            Cubin.from_bytes(path.read_bytes())
+        except ValueError as error:
+            raise kv.StateFileError(str(error)) from error
+
+    return folder / "file", read
+
+
 def hosts(folder: Path) -> tuple[Path, Read]:
     (folder / "file").write_text("# two\nnode1 slots=4\n10.0.0.7 slots=3\nuser@node2 slots=1\n")
     return folder / "file", lambda path: host_list.of_file(str(path))
@@ -65,19 +124,81 @@ def snapshot(folder: Path, name: str) -> tuple[Path, Read]:
     return found, lambda path: StoreShard.restore(path.parent)
 
 
+def inside_a_manifest(folder: Path) -> tuple[Path, Read]:
+    """Faults that a checksum does not show: the program that has written it had them."""
+    manifest, read = snapshot(folder, "manifest.json")
+    (folder / "text").write_bytes(files.read_sealed(manifest))
+
+    def seal(path: Path) -> object:
+        files.write_sealed(manifest, path.read_bytes())
+        return read(manifest)
+
+    return folder / "text", seal
+
+
 READERS: dict[str, Callable[[Path], tuple[Path, Read]]] = {
     "values": values,
     "states": states,
+    "residuals": residuals,
+    "checkpoint": checkpoint,
+    "job": job_of_snapshots,
+    "keys": keys,
+    "timeline": timeline,
+    "cubin": cubin,
     "hosts": hosts,
     "manifest": lambda folder: snapshot(folder, "manifest.json"),
     "snapshot": lambda folder: snapshot(folder, "*.safetensors"),
 }
 
 
+@pytest.mark.parametrize("name", sorted(READERS.keys() - {"hosts"}))
+@pytest.mark.filterwarnings("ignore")
+def test_each_bit_that_flips_is_refused(tmp_path: Path, name: str) -> None:
+    path, read = READERS[name](tmp_path)
+    good = path.read_bytes()
+    read(path)
+    accepted = [bit for bit in range(8 * len(good)) if not refuses(path, good, bit, read)]
+    assert not accepted, [good[max(0, bit // 8 - 10) : bit // 8 + 10] for bit in accepted[:5]]
+    read(path)
+
+
+def refuses(path: Path, good: bytes, bit: int, read: Read) -> bool:
+    """Whether a file of which one bit is flipped is refused; it is in order again after that."""
+    at = bit // 8
+    with path.open("r+b", buffering=0) as file:
+        os.pwrite(file.fileno(), bytes([good[at] ^ 1 << bit % 8]), at)
+        try:
+            read(path)
+        except kv.KVStoreError:
+            return True
+        finally:
+            os.pwrite(file.fileno(), good[at : at + 1], at)
+    return False
+
+
+def test_a_bit_that_flips_in_a_file_of_hosts_is_another_text_or_refused(tmp_path: Path) -> None:
+    """People write these files, without checksums: what is read is what the text says."""
+    path, _ = hosts(tmp_path)
+    good = path.read_bytes()
+    for bit in range(8 * len(good)):
+        data = bytearray(good)
+        data[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(data)
+        try:
+            found = host_list.of_file(str(path))
+        except kv.ConfigError:
+            continue
+        lines = [line.partition("#")[0].split() for line in data.decode().splitlines()]
+        assert [one.name for one in found] == [line[0] for line in lines if line]
+
+
+WRITERS = {**READERS, "inside a manifest": inside_a_manifest}
+
+
 def check(folder: Path, name: str, count: int) -> None:
     seed = int(os.environ.get("KVSTORE_FUZZ_SEED", random.SystemRandom().getrandbits(32)))
     chance = random.Random(seed)
-    path, read = READERS[name](folder)
+    path, read = WRITERS[name](folder)
     good = path.read_bytes()
     read(path)
     refused = 0
@@ -93,7 +214,7 @@ def check(folder: Path, name: str, count: int) -> None:
     assert refused > count // 4, "hardly anything was refused"
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", WRITERS)
 @pytest.mark.filterwarnings("ignore")
 def test_files_with_faults(tmp_path: Path, name: str) -> None:
     check(tmp_path, name, 1_000)
@@ -101,7 +222,7 @@ def test_files_with_faults(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", WRITERS)
 @pytest.mark.filterwarnings("ignore")
 def test_many_files_with_faults(tmp_path: Path, name: str) -> None:
     check(tmp_path, name, 20_000)

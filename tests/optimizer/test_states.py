@@ -14,6 +14,7 @@ from hypothesis.extra import numpy as hnp
 from safetensors.numpy import load, save
 
 import kvstore.optimizer as opt
+from kvstore import tensor_file
 from kvstore.errors import ConfigError, StateFileError
 from kvstore.optimizer import registry, states
 from kvstore.optimizer.lr_scheduler import FactorScheduler
@@ -239,13 +240,13 @@ def test_a_pickle_is_refused_and_not_run(tmp_path):
     [
         (b"", "empty"),
         (b"PK\3\4 a zip file", "another format"),
-        (save({"x": np.zeros(2)}), "damaged, or of another format"),
-        (save({"x": np.zeros(2)}, {"format": "pt"}), "not one with optimizer states"),
-        (save({}, {"format": "kvstore.optimizer_states", "version": "2"}), "reads version 1"),
-        (save({}, {"format": "kvstore.optimizer_states", "version": "1"}), "cannot be read"),
+        (save({"x": np.zeros(2)}), "not a file of kvstore.optimizer_states"),
+        (save({"x": np.zeros(2)}, {"format": "pt"}), r"not a file of .*format 'pt'"),
+        (save({}, {"format": "kvstore.optimizer_states", "version": "2"}), "reads '1'"),
+        (save({}, {"format": "kvstore.optimizer_states", "version": "1"}), "damaged or no file"),
         ((2**63).to_bytes(8, "little") + b"{}", "cut short"),
-        ((2).to_bytes(8, "little") + b"{}", "header"),
-        ((200_000).to_bytes(8, "little") + b"{" + b"[" * 199_999, "header"),
+        ((2).to_bytes(8, "little") + b"{}", "not a file of"),
+        ((200_000).to_bytes(8, "little") + b"{" + b"[" * 199_999, "damaged or no file"),
     ],
     ids=lambda one: one if isinstance(one, str) else str(len(one)),  # bytes differ from run to run
 )
@@ -285,7 +286,7 @@ def forged(**changes):
     tensors = load(data)
     content = {**json.loads(header["content"]), **changes}
     text = json.dumps(content)
-    return save(tensors, {**header, "content": text, "checksum": states.checksum(text, tensors)})
+    return save(tensors, {**header, "content": text, "checksum": tensor_file.checksum(text, tensors)})
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from ...files import replacing
+from ...files import unsealed, write_sealed
 from ..events import LAYOUT
 from .clocks import ClockSample
 from .sources import StoreRecord
@@ -93,8 +93,7 @@ def write(content: ProcessFile, folder: Path) -> Path:
     """
     os.makedirs(folder, exist_ok=True)
     path = folder / content.name
-    with replacing(path) as beside:
-        beside.write_bytes(msgspec.json.encode(content))
+    write_sealed(path, msgspec.json.encode(content))
     return path
 
 
@@ -106,7 +105,7 @@ def read(path: Path) -> ProcessFile:
     OSError, ValueError
         It cannot be read; it is no such file, a damaged one, or one of another version.
     """
-    content: ProcessFile = msgspec.json.decode(path.read_bytes(), type=ProcessFile)
+    content: ProcessFile = msgspec.json.decode(unsealed(path.read_bytes()), type=ProcessFile)
     if content.version != VERSION:
         raise ValueError(f"it has version {content.version} of the format, and this kvstore reads {VERSION}")
     if not _is_possible(content):

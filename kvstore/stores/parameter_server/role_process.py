@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+from ...errors import KVStoreError
 from ...observe.startup import begin
 from ...settings.parameter_server import PsConfig, ps_config
 from ...settings.roles import Roles
 from .scheduler import loop as scheduler_loop
 from .server.loop import ServerLoop
 from .transport.options import tune_malloc
+from .transport.process_limits import shortage
 
 
 def serve(roles: Roles) -> None:
@@ -28,17 +31,29 @@ def scheduler(
     watch: Callable[[Callable[[], bool]], None] | None = None,
 ) -> None:
     """Be the scheduler; `report` and `watch` are those of `scheduler.loop.run`."""
-    begin("scheduler")
-    _collect_seldom()
-    scheduler_loop.run(roles, config or ps_config(), report, watch)
+    with _role("scheduler", "the scheduler"):
+        scheduler_loop.run(roles, config or ps_config(), report, watch)
 
 
 def server(roles: Roles, config: PsConfig | None = None) -> None:
     """Be a server."""
-    begin("server")
-    _collect_seldom()
-    tune_malloc()  # the process is ours alone
-    ServerLoop(roles, config or ps_config()).run()
+    with _role("server", f"server {roles.rank}" if roles.rank >= 0 else "this server"):
+        tune_malloc()  # the process is ours alone
+        ServerLoop(roles, config or ps_config()).run()
+
+
+@contextlib.contextmanager
+def _role(name: str, who: str) -> Iterator[None]:
+    """Have the body be what a process of ours alone does; KVStoreError: the system has not given enough."""
+    try:
+        begin(name)
+        _collect_seldom()
+        yield
+    except (MemoryError, RuntimeError, OSError) as error:
+        missing = None if isinstance(error, KVStoreError) else shortage(error)
+        if missing is None:
+            raise
+        raise KVStoreError(f"{who} has {missing}") from error
 
 
 def _collect_seldom() -> None:

@@ -16,6 +16,7 @@ import atheris
 
 with atheris.instrument_imports(include=["kvstore"]):
     import kvstore as kv
+    from kvstore import files
     from kvstore.checkpoint import contents
     from kvstore.launch.hosts import host_list
     from kvstore.optimizer import states
@@ -31,10 +32,20 @@ JOB = Codec("a job", Limits(frame=1 << 16, control=1 << 14, records=256))
 Read = Callable[[bytes], object]
 
 
-def of_file(folder: Path, read: Callable[[Path], object], name: str = "file") -> Read:
+def of_file(folder: Path, read: Callable[[Path], object]) -> Read:
     def of_bytes(data: bytes) -> object:
-        (folder / name).write_bytes(data)
-        return read(folder / name)
+        (folder / "file").write_bytes(data)
+        return read(folder / "file")
+
+    return of_bytes
+
+
+def manifest(folder: Path) -> Read:
+    """Return a reader of what a checksum is made for: no fuzzer finds one."""
+
+    def of_bytes(data: bytes) -> object:
+        files.write_sealed(folder / "manifest.json", data)
+        return snapshot.Folder(folder).read()
 
     return of_bytes
 
@@ -50,8 +61,8 @@ def seeds(name: str, folder: Path) -> list[bytes]:
         return [b"# two\nnode1 slots=4\n10.0.0.7 slots=3\nuser@node2 slots=1\n"]
     if name == "manifest":
         return [
-            b'{"format":"kvstore.server","version":1,"store":0,"server":0,"number":1,"entries":[],"rules":[],'
-            b'"slices":{"0":["a",{}]},"versions":{"0":1},"rounds":{}}'
+            b'{"format":"kvstore.server","version":2,"store":0,"server":0,"number":1,"entries":[],"rules":[],'
+            b'"slices":{"0":["a",{}]},"files":{"a":"0"},"versions":{"0":1},"rounds":{}}'
         ]
     if name == "keys":
         key = b'"' + b"a" * 40 + b'"'
@@ -89,9 +100,9 @@ def readers(folder: Path) -> dict[str, Read]:
     return {
         "frames": lambda data: JOB.decode([data]),
         "journal": unpacked,
-        "keys": Keys.from_json,
+        "keys": lambda data: Keys.from_json(files.sealed(data)),
         "hosts": of_file(folder, lambda path: host_list.of_file(str(path))),
-        "manifest": of_file(folder, lambda path: snapshot.Folder(path.parent).read(), "manifest.json"),
+        "manifest": manifest(folder),
         "values": of_file(folder, store.load),
         "states": of_file(folder, states.read),
         "checkpoint": of_file(folder, lambda path: contents.read(str(path))),

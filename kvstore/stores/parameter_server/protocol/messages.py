@@ -319,9 +319,11 @@ class Count(MemberRequest, frozen=True, tag=True):
 
 
 class Drop(MemberRequest, frozen=True, tag=True):
-    """Forget keys whose broadcast failed."""
+    """Forget keys."""
 
     keys: tuple[Key, ...]
+    error: Failure | None = None
+    """Why they have no first values, for workers that wait for these; keys that have values stay then."""
 
 
 class Settings(MemberRequest, frozen=True, tag=True):

@@ -1,8 +1,9 @@
 """The scheduler's journal: a file of checked records, to which is appended and which is replaced as a whole.
 
 A record is on disk when `append` returns. What a kill left half written at the end is cut off when the file
-is opened; damage before a good record is an error. Who opens the file locks it, so that on one machine it
-belongs to one process; where locks do not reach, `append` notices that another process has replaced it.
+is opened: the file ends within that record, or in zeros. All other damage is an error, in the last record
+too. A process that opens the file locks it, so that on one machine it belongs to one process; where locks do
+not reach, `append` notices that another process has replaced it.
 """
 
 from __future__ import annotations
@@ -19,15 +20,17 @@ from pathlib import Path
 
 from ....errors import ConfigError, FencedError, KVStoreError
 
-_MARK = b"\xa7kvj"
-_HEAD = struct.Struct("<4sII")  # mark, bytes, CRC-32 of these bytes and of the text
-_LENGTH = struct.Struct("<I")
+_MARK, _EARLIER = b"\xa7kv2", b"\xa7kvj"  # whose records were checked as a whole
+_END = b"\xa7end"  # no zeros: space that a file system has given and not filled looks otherwise
+_HEAD = struct.Struct("<4sII")  # mark, bytes of the text, CRC-32 of both
+_TAIL = struct.Struct("<I4s")  # CRC-32 of the text, end
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def packed(text: bytes) -> bytes:
     """Make a record."""
-    return _HEAD.pack(_MARK, len(text), _check(text)) + text
+    head = _MARK + len(text).to_bytes(4, "little")
+    return _HEAD.pack(_MARK, len(text), zlib.crc32(head)) + text + _TAIL.pack(zlib.crc32(text), _END)
 
 
 def unpacked(data: bytes) -> tuple[list[bytes], int]:
@@ -36,30 +39,40 @@ def unpacked(data: bytes) -> tuple[list[bytes], int]:
     Raises
     ------
     ValueError
-        A record is damaged, and others follow; the text says where.
+        A record is damaged, or of an earlier version; the text says where.
     """
-    records, at = [], 0
+    records: list[bytes] = []
+    at = 0
     while (text := _record(data, at)) is not None:
         records.append(text)
-        at += _HEAD.size + len(text)
-    later = data.find(_MARK, at + 1)
-    while later >= 0:
-        if _record(data, later) is not None:
-            raise ValueError(f"record {len(records)}, at byte {at} of {len(data)}, is damaged")
-        later = data.find(_MARK, later + 1)
+        at += _HEAD.size + len(text) + _TAIL.size
+    if not _is_cut(data[at:]):
+        what = "of an earlier version of kvstore" if data[at:].startswith(_EARLIER) else "damaged"
+        raise ValueError(f"record {len(records)}, at byte {at} of {len(data)}, is {what}")
     return records, at
 
 
 def _record(data: bytes, at: int) -> bytes | None:
-    if at + _HEAD.size > len(data):
+    length = _length(data[at : at + _HEAD.size])
+    text = b"" if length is None else data[at + _HEAD.size : at + _HEAD.size + length]
+    whole = packed(text)
+    return text if data[at : at + len(whole)] == whole else None
+
+
+def _length(head: bytes) -> int | None:
+    """Return how long the text of a record is; None: its head is not whole."""
+    if len(head) < _HEAD.size:
         return None
-    mark, length, check = _HEAD.unpack_from(data, at)
-    text = data[at + _HEAD.size : at + _HEAD.size + length]
-    return text if mark == _MARK and len(text) == length and check == _check(text) else None
+    _, length, check = _HEAD.unpack(head)
+    return int(length) if head.startswith(_MARK) and check == zlib.crc32(head[:-4]) else None
 
 
-def _check(text: bytes) -> int:
-    return zlib.crc32(text, zlib.crc32(_LENGTH.pack(len(text))))
+def _is_cut(rest: bytes) -> bool:
+    """Whether a write that did not end has left this: it is too short for a record, or ends in zeros."""
+    if len(rest) < _HEAD.size or not any(rest[-len(_END) :]):
+        return True
+    length = _length(rest[: _HEAD.size])
+    return length is not None and len(rest) < _HEAD.size + length + _TAIL.size
 
 
 class Journal:
@@ -213,6 +226,8 @@ class Journal:
         data = _all(self._file)
         try:
             records, end = unpacked(data)
+            if data and not records:
+                raise ValueError("its first record is cut short")
         except ValueError as error:
             raise ConfigError(
                 f"the scheduler's journal {self.path}: {error}; what it says of the job cannot be trusted: "

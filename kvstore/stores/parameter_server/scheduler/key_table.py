@@ -59,6 +59,8 @@ class KeyTable:
         self.whole = whole
         self.entries: dict[Key, KeyEntry] = {}
         self._awaited: dict[tuple[Key, ...], AwaitedKeys] = {}
+        #: Keys whose first values could not be stored: why, and the workers that have been told.
+        self._failed: dict[Key, tuple[Failure, set[int]]] = {}
         self._numbers = 0
         self._slices = 0
 
@@ -73,6 +75,8 @@ class KeyTable:
         if error is not None:
             return Answer(request, error=error), ()
         keys = tuple(spec.key for spec in specs)
+        if rank != initializer and (error := self._untold(keys, rank)):
+            return Answer(request, error=error), ()
         if rank != initializer and self._waits_for(keys, KeyWaiter(rank, request, specs)):
             return None, ()
         new = tuple(self._placed(spec) for spec in specs if spec.key not in self.entries)
@@ -81,6 +85,8 @@ class KeyTable:
     def lookup(self, rank: int, request: int, keys: tuple[Key, ...], wait: bool) -> Answer | None:
         """Answer with the entries of keys once all are ready, or with those that are; no keys: with all."""
         wanted = keys or tuple(self.entries)
+        if wait and (error := self._untold(keys, rank)):
+            return Answer(request, error=error)
         if wait and self._waits_for(keys, KeyWaiter(rank, request, ())):
             return None
         known = (self.entries.get(key) for key in wanted)
@@ -92,15 +98,38 @@ class KeyTable:
             entry = self.entries.get(key)
             if entry is not None:
                 self.entries[key] = msgspec.structs.replace(entry, ready=True)
+                self._failed.pop(key, None)
         done = []
         for one in list(self._awaited.values()):
             one.missing.difference_update(keys)
             if not one.missing:
-                one.missing = self._missing(one.keys)
+                one.missing = self.without_values(one.keys)
             if not one.missing:
                 del self._awaited[one.keys]
                 done += self._answers(one)
         return done
+
+    def fail(self, keys: Sequence[Key], error: Failure, rank: int) -> list[tuple[int, Answer]]:
+        """Note that the first values of keys could not be stored by worker `rank`.
+
+        Returns rank and answer of the workers that wait for them. A worker that asks later is told once.
+        """
+        told = {rank}
+        answers = []
+        for one in list(self._awaited.values()):
+            if not one.missing.isdisjoint(keys):
+                del self._awaited[one.keys]
+                answers += [(waiter.rank, Answer(waiter.request, error=error)) for waiter in one.waiting]
+        told.update(rank for rank, _ in answers)
+        self._failed.update((key, (error, set(told))) for key in keys)
+        return answers
+
+    def _untold(self, keys: Sequence[Key], rank: int) -> Failure | None:
+        """Return why keys have no first values, if a worker has not been told."""
+        failures = [failed for key in keys if (failed := self._failed.get(key)) and rank not in failed[1]]
+        for _, told in failures:
+            told.add(rank)
+        return failures[0][0] if failures else None
 
     def promote(self, initializer: int) -> tuple[list[tuple[int, Answer]], tuple[KeyEntry, ...]]:
         """Tell a worker that waits, and is the initializer now, to fill its keys."""
@@ -112,6 +141,11 @@ class KeyTable:
             if answer is not None:
                 answers.append((one.rank, answer))
         return answers, tuple(new)
+
+    def without_values(self, keys: Sequence[Key]) -> set[Key]:
+        """Return those of the keys that have no value."""
+        entries = self.entries
+        return {key for key in keys if (entry := entries.get(key)) is None or not entry.ready}
 
     def drop(self, keys: Sequence[Key]) -> list[int]:
         """Forget keys; their slices."""
@@ -142,7 +176,7 @@ class KeyTable:
         """Have a worker wait for keys; False: all of them are ready."""
         awaited = self._awaited.get(keys)
         if awaited is None:
-            missing = self._missing(keys)
+            missing = self.without_values(keys)
             if not missing:
                 return False
             awaited = self._awaited[keys] = AwaitedKeys(keys, missing)
@@ -160,11 +194,6 @@ class KeyTable:
             if not awaited.waiting:
                 del self._awaited[awaited.keys]
         return found
-
-    def _missing(self, keys: Sequence[Key]) -> set[Key]:
-        """Those of the keys that have no value."""
-        entries = self.entries
-        return {key for key in keys if (entry := entries.get(key)) is None or not entry.ready}
 
     def _entries(self, keys: Sequence[Key]) -> tuple[KeyEntry, ...]:
         return tuple(self.entries[key] for key in keys)

@@ -91,10 +91,16 @@ class MemberRequests:
             outgoing.write(peer, answer)
 
     def drop(self, store: Membership, peer: Peer, message: m.Drop, outgoing: Outgoing) -> None:
-        """Forget keys."""
-        slices = store.keys.drop(message.keys)
+        """Forget keys; workers that wait for their first values are told why there will be none."""
+        keys = message.keys
+        if message.error is not None:
+            absent = store.keys.without_values(keys)
+            keys = tuple(key for key in keys if key in absent)
+        slices = store.keys.drop(keys)
         if slices:
             self._servers.tell_all(dropped(store, slices), outgoing)
+        if message.error is not None:
+            self._stores.answer(store, store.keys.fail(keys, message.error, peer.rank), outgoing)
         outgoing.write(peer, Answer(message.request))
 
     # ---------------------------------------------------------------------------------------------- settings

@@ -1,7 +1,8 @@
 """Snapshots of what a server holds: a folder of safetensors files, and a manifest that says which count.
 
 A snapshot writes what has changed to a new file, then the manifest in one step, then removes files that
-nobody needs any more. Whoever is killed in between leaves the snapshot before.
+no manifest names. A kill in between leaves the snapshot before. The manifest has a checksum of its text, and
+those of the files that it names.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 from .... import tensor_file
 from ....arrays.element_types import dtype_named
 from ....errors import StateFileError
-from ....files import is_replaced, replacing
+from ....files import is_replaced, read_sealed, write_sealed
 from ....optimizer import Updater
 from ....optimizer.optimizer import State as Tree
 from ...entry import Array
@@ -31,7 +32,7 @@ from .optimizer import OptimizerVersion, State
 from .sparse import Table
 
 FORMAT = "kvstore.server"
-VERSION = 1
+VERSION = 2
 _MANIFEST = "manifest.json"
 
 Held = DenseSlice | Table
@@ -51,6 +52,8 @@ class Manifest(msgspec.Struct):
     rules: list[dict[str, Any]]
     #: By slice the file that it is in, and what is said of it there.
     slices: dict[int, tuple[str, dict[str, Any]]]
+    #: By name of a file its checksum.
+    files: dict[str, str]
     versions: dict[int, int]
     rounds: dict[str, Any]
 
@@ -76,7 +79,7 @@ class Folder:
         """Return the manifest of the last snapshot; StateFileError: damaged or foreign, or there is none."""
         path = self.path / _MANIFEST
         try:
-            manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+            manifest = msgspec.json.decode(read_sealed(path), type=Manifest)
         except FileNotFoundError:
             raise StateFileError(f"{path} is missing, so there is no snapshot in this folder") from None
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -89,10 +92,10 @@ class Folder:
 
     def tensors(self, manifest: Manifest) -> dict[int, Tensors]:
         """Return the arrays of each slice; StateFileError: a file is damaged, or is not there."""
-        content = {name: self._tensors(name) for name in {name for name, _ in manifest.slices.values()}}
+        content = {name: self._tensors(name, checksum) for name, checksum in manifest.files.items()}
         return {slice: content[name][slice] for slice, (name, _) in manifest.slices.items()}
 
-    def _tensors(self, name: str) -> dict[int, Tensors]:
+    def _tensors(self, name: str, checksum: str) -> dict[int, Tensors]:
         def parse(text: str, tensors: Tensors) -> dict[int, Tensors]:
             found: dict[int, Tensors] = {slice: {} for slice in json.loads(text)}
             for full, array in tensors.items():
@@ -103,12 +106,12 @@ class Folder:
         if Path(name).name != name:
             raise StateFileError(f"{self.path / _MANIFEST} names a file elsewhere: {name!r}")
         try:
-            return tensor_file.read(str(self.path / name), FORMAT, parse)
+            return tensor_file.read(str(self.path / name), FORMAT, parse, checksum=checksum)
         except FileNotFoundError as error:
             raise StateFileError(f"{self.path / name} is gone, a part of the last snapshot") from error
 
     def write(self, manifest: Manifest, changed: dict[int, tuple[dict[str, Any], Tensors]]) -> None:
-        """Write a snapshot; number and slices of the manifest are filled in.
+        """Write a snapshot; number, slices and files of the manifest are filled in.
 
         `changed`: by slice what is said of it, and its arrays; other slices stay as they were.
         """
@@ -122,12 +125,14 @@ class Folder:
         wanted = {piece.id for entry in manifest.entries for piece in entry.slices}
         kept = {} if last is None else {s: there for s, there in last.slices.items() if s in wanted}
         manifest.slices = {**kept, **{slice: (name, said) for slice, (said, _) in changed.items()}}
+        checksums = {} if last is None else dict(last.files)
         if changed:
             tensors = {f"{s}/{part}": a for s, (_, arrays) in changed.items() for part, a in arrays.items()}
-            tensor_file.write(str(self.path / name), FORMAT, json.dumps(list(changed)), tensors)
+            text = json.dumps(list(changed))
+            checksums[name] = tensor_file.write(str(self.path / name), FORMAT, text, tensors)
+        manifest.files = {name: checksums[name] for name, _ in manifest.slices.values()}
         try:
-            with replacing(self.path / _MANIFEST) as beside:
-                beside.write_bytes(msgspec.json.encode(manifest))
+            write_sealed(self.path / _MANIFEST, msgspec.json.encode(manifest))
         except StateFileError as error:
             if is_replaced(error):  # the next one must not write over the files that this one names
                 self._last = manifest
@@ -137,7 +142,7 @@ class Folder:
 
     def _tidy(self, manifest: Manifest) -> None:
         """Remove files of which nothing counts any more, and what a killed process left half written."""
-        needed = {_MANIFEST, *(name for name, _ in manifest.slices.values())}
+        needed = {_MANIFEST, *manifest.files}
         for path in self.path.iterdir():
             if path.name not in needed and (path.suffix == ".safetensors" or path.suffix == ".tmp"):
                 path.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ....errors import KVStoreError, ProtocolError, StateFileError
-from ....files import replacing
+from ....files import read_sealed, write_sealed
 from ....kernels import cpu
 from ....settings.hosts import host_identity, is_beside
 from ....settings.parameter_server import PsConfig
@@ -347,8 +347,7 @@ class ServerStorage:
             log.info("%s is of an earlier job, and is removed", old)
             Folder(old).remove()
         self._root.mkdir(parents=True, exist_ok=True)
-        with replacing(self._root / _JOB) as beside:
-            beside.write_text(_fingerprint(job))
+        write_sealed(self._root / _JOB, _fingerprint(job))
 
     def restore(self, job: str) -> dict[str, Any]:
         """Take up this job's last snapshots, and return what the machine wants to find again.
@@ -358,7 +357,7 @@ class ServerStorage:
         """
         states: list[dict[str, Any]] = []
         whose = self._root / _JOB
-        if not whose.exists() or whose.read_text() != _fingerprint(job):
+        if not whose.exists() or read_sealed(whose) != _fingerprint(job):
             log.warning(
                 "server %d comes back without a snapshot: this job has none in %s", self._server, self._root
             )
@@ -406,9 +405,9 @@ def _noting(errors: list[Exception], kind: type[Exception]) -> Iterator[None]:
         errors.append(error.with_traceback(None))
 
 
-def _fingerprint(job: str) -> str:
-    """Return what tells jobs apart, and not the name, with which others could take part."""
-    return hashlib.sha256(job.encode()).hexdigest()
+def _fingerprint(job: str) -> bytes:
+    """Return what tells jobs apart, as JSON, and not the name, with which others could take part."""
+    return f'"{hashlib.sha256(job.encode()).hexdigest()}"'.encode()
 
 
 def _ids(request: Record, frames: Sequence[Any]) -> Any:

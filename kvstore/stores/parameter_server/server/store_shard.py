@@ -258,7 +258,7 @@ class StoreShard:
         place, changed = self._folder, self._slices.changed & self._slices.ready
         manifest = Manifest(
             FORMAT, VERSION, self.store, self.server, 0, list(self._slices.entries.values()),
-            self._optimizers.described(), {}, dict(self.rounds.versions), rounds,
+            self._optimizers.described(), {}, {}, dict(self.rounds.versions), rounds,
         )  # fmt: skip
         content = {slice: described(self._slices.held[slice]) for slice in sorted(changed)}
         self._slices.changed -= changed

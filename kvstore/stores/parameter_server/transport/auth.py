@@ -322,7 +322,8 @@ class HandshakeMonitor:
             why = (
                 "it does not know the key of this process"
                 if self._keys
-                else "it belongs to another job: KVSTORE_JOB, or the scheduler's address, must be the same"
+                else "it belongs to another job: KVSTORE_JOB, or the scheduler's address, must be the same, "
+                "unless the scheduler of this job has ended, and that job has its port now"
             )
         elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and (self._patient or self._failures < _PATIENCE):
             return  # ZeroMQ tries again

@@ -91,9 +91,9 @@ class Dealer(Channel):
 
     Messages that were under way when it broke are lost, without a word. The router knows this end by its
     identity, which no other process may have: 1 to 255 bytes, the first not 0. `role` and `rank` say who the
-    router is: for its key, where the context has keys, and for messages. `insists`: who refuses this process
-    before its first handshake is done is somebody else, in whose place the router will come; a connection
-    that is dead is noticed soon. Raises
+    router is: for its key, where the context has keys, and for messages. `insists`: the router is known to be
+    of this job, so that a refusal before the first handshake is done is of another process at its address; it
+    is tried again, and silence tells of a loss. `watched`: a connection that is dead is noticed soon. Raises
     ConfigError for what cannot be an address, AuthError where there are keys, but none of this peer.
     """
 
@@ -105,6 +105,7 @@ class Dealer(Channel):
         role: str = "scheduler",
         rank: int = 0,
         insists: bool = False,
+        watched: bool = False,
     ) -> None:
         addresses.check(f"the address of {role} {rank}", address)
         super().__init__(context, zmq.DEALER, address)
@@ -112,7 +113,7 @@ class Dealer(Channel):
         self._watch: HandshakeMonitor | None = None
         try:
             self.socket.setsockopt(zmq.IDENTITY, identity)
-            if insists:
+            if watched:
                 watch_closely(self.socket)
             self._connect()
         except BaseException:

@@ -7,6 +7,7 @@ could take them: `DescriptorReserve` tells when they do.
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import resource
@@ -23,6 +24,8 @@ _OWN = {"scheduler": 21, "server": 32, "worker": 20}
 _EACH = {"scheduler": 3, "server": 2, "worker": 3}
 _SHARED = 2  # and for the memory of each of them on this machine: its first page, and one segment
 _USUAL = 1024
+_SPACE = "addresses (ulimit -v), or that of the container (memory), where it is started"
+_UNMAPPED = ("failed to map segment", "cannot allocate memory", "Cannot allocate memory")
 _COUNTED_FOR = 0.1  # seconds: to count descriptors takes a millisecond where there are thousands
 
 
@@ -69,6 +72,24 @@ def _open_files() -> int:
         return 0
     except OSError:  # there is not one left
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def shortage(error: BaseException | None) -> str | None:
+    """Return what this process has too little of, as an error or its cause shows; None: nothing is known.
+
+    The system's own words for it end a process with a traceback, and name no limit.
+    """
+    while error is not None:
+        number, text = getattr(error, "errno", None), str(error)
+        if isinstance(error, RuntimeError) and "start new thread" in text:
+            return f"too few threads ({text}): raise the limit on processes (ulimit -u, pids), or on {_SPACE}"
+        if number in (errno.EMFILE, errno.ENFILE):
+            return f"too few open files ({text}): raise the limit where it is started (ulimit -n)"
+        unmapped = isinstance(error, ImportError) and any(word in text for word in _UNMAPPED)
+        if isinstance(error, MemoryError) or number == errno.ENOMEM or unmapped:
+            return f"too little memory ({text or type(error).__name__}): raise the limit on {_SPACE}"
+        error = error.__cause__ or error.__context__
+    return None
 
 
 class DescriptorReserve:

@@ -97,7 +97,8 @@ class WorkerSockets(_Sockets):
         self._peers: dict[Any, Hashable] = {}
         self._echo: Dealer | None = None
         try:
-            self._scheduler = Dealer(self._context, roles.scheduler, _identity(self._name))
+            met = bool(echo)  # another store of this process has
+            self._scheduler = Dealer(self._context, roles.scheduler, _identity(self._name), insists=met)
             self._add(self._scheduler, SCHEDULER)
             if echo:
                 self.connect_echo(echo)
@@ -133,7 +134,8 @@ class WorkerSockets(_Sockets):
         """Open a connection to a server, in the place of an old one."""
         self._drop(server)
         name = f"{self._name}/{server}/{secrets.token_hex(4)}"
-        dealer = self._servers[server] = Dealer(self._context, address, _identity(name), "server", server)
+        dealer = Dealer(self._context, address, _identity(name), "server", server, insists=True)
+        self._servers[server] = dealer
         self._add(dealer, server)
 
     def _add(self, dealer: Dealer, peer: Hashable) -> None:
@@ -491,7 +493,7 @@ def _address(roles: Roles, name: str) -> str:
 
 def _echo(context: Context, address: str, name: str) -> Dealer:
     """Connect to the scheduler's echo. While it is away another process may have its port, and refuse."""
-    return Dealer(context, address, _identity(f"{name}/echo"), insists=True)
+    return Dealer(context, address, _identity(f"{name}/echo"), insists=True, watched=True)
 
 
 def _identity(name: str) -> bytes:

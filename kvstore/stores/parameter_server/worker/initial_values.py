@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable
 from functools import partial
@@ -10,7 +11,7 @@ from typing import Any
 from ....arrays.grouping import Group, Key
 from ....arrays.sparse import RowSparseArray
 from ....devices.arrays import any_on_device
-from ....errors import TimeoutError
+from ....errors import KVStoreError, TimeoutError
 from ....waiting import WaitClock
 from ...entry import Array, check_same, first_value
 from ..protocol import messages as m
@@ -73,9 +74,16 @@ class InitialValues:
         """Have keys placed, each on one server if `whole`, and bring their values to the servers."""
         whole = whole or self._optimizer.wants_whole_keys
         specs = tuple(spec_of(key, value, whole) for key, value in new)
-        entries = self._client.request(partial(m.CreateKeys, keys=specs), "the placement of keys").entries
-        values = dict(new)
-        made = [DistKey(entry) for entry in entries]
+        try:
+            entries = self._client.request(partial(m.CreateKeys, keys=specs), "the placement of keys").entries
+            made = [DistKey(entry) for entry in entries]
+            self._fill(made, dict(new))
+        except (KVStoreError, MemoryError) as error:
+            self._tell_others(tuple(key for key, _ in new), error)
+            raise
+        self._keys.add(made)
+
+    def _fill(self, made: list[DistKey], values: dict[Key, Array | RowSparseArray]) -> None:
         for key in made:
             self._check_same(key, values[key.key])
         # ASSIGN: an initializer that died on the way may have left some of the values.
@@ -85,7 +93,15 @@ class InitialValues:
         if fresh:
             keys = tuple(key.key for key in fresh)
             self._client.request(partial(m.Ready, keys=keys), "the first values of keys")
-        self._keys.add(made)
+
+    def _tell_others(self, keys: tuple[Key, ...], error: Exception) -> None:
+        """Have workers that wait for first values raise what this one does; of a loss all know anyway."""
+        name = type(error).__name__ if isinstance(error, KVStoreError) else KVStoreError.__name__
+        rank, why = self._client.rank, str(error) or "it has too little memory"
+        text = f"worker {rank} cannot store the first value of {_named(keys)}: {why}"
+        with contextlib.suppress(KVStoreError):
+            drop = partial(m.Drop, keys=keys, error=m.Failure(name, text))
+            self._client.request(drop, "an init that has failed")
 
     def _written(self, key: DistKey, value: Array | RowSparseArray) -> Iterable[Request]:
         head = PushHeader(Kind.ASSIGN)
@@ -118,3 +134,7 @@ class InitialValues:
             self._keys.wait_for(names)
             spread = [self._keys.find_or_raise(name) for name in names]
             time.sleep(_LOOK_AGAIN)
+
+
+def _named(keys: tuple[Key, ...]) -> str:
+    return f"key {keys[0]!r}" if len(keys) == 1 else f"{len(keys)} keys"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import struct
+import zlib
 from pathlib import Path
 
 import pytest
@@ -38,6 +41,40 @@ def test_damage_before_a_good_record_is_an_error(texts: list[bytes], data: st.Da
     whole[at] ^= 1 << data.draw(st.integers(0, 7))
     with pytest.raises(ValueError, match="is damaged"):
         unpacked(bytes(whole))
+
+
+def test_each_bit_that_flips_is_found_in_the_last_record_too(tmp_path: Path) -> None:
+    """A record of which a bit was flipped was taken for half written, and what it said was forgotten."""
+    journal = Journal(str(tmp_path), "job")
+    for text in (b"one", b"two", b"three"):
+        journal.append(text)
+    journal.close()
+    good = journal.path.read_bytes()
+    for bit in range(8 * len(good)):
+        data = bytearray(good)
+        data[bit // 8] ^= 1 << bit % 8
+        journal.path.write_bytes(data)
+        with pytest.raises(ConfigError, match=rf"record [0-2], at byte .* of {len(good)}, is damaged; what"):
+            Journal(str(tmp_path), "job")
+        assert journal.path.read_bytes() == data
+
+
+def test_a_journal_of_the_version_before_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / f"scheduler-{hashlib.sha256(b'job').hexdigest()[:16]}.journal"
+    path.touch(0o600)
+    path.write_bytes(b"\xa7kvj" + struct.pack("<II", 3, zlib.crc32(b"one", zlib.crc32(b"\3\0\0\0"))) + b"one")
+    with pytest.raises(ConfigError, match="record 0, at byte 0 of 15, is of an earlier version of kvstore"):
+        Journal(str(tmp_path), "job")
+
+
+def test_a_first_record_that_is_cut_is_no_new_job(tmp_path: Path) -> None:
+    """It gets its name when it is whole: no kill leaves this."""
+    journal = Journal(str(tmp_path), "job")
+    journal.replace(b"the whole state")
+    journal.close()
+    journal.path.write_bytes(journal.path.read_bytes()[:-3])
+    with pytest.raises(ConfigError, match="its first record is cut short"):
+        Journal(str(tmp_path), "job")
 
 
 def test_zeros_at_the_end_are_cut_off(tmp_path: Path) -> None:
@@ -119,7 +156,7 @@ def test_damage_and_strangers_are_told(tmp_path: Path) -> None:
     data = bytearray(journal.path.read_bytes())
     data[14] ^= 1
     journal.path.write_bytes(data)
-    with pytest.raises(ConfigError, match=r"record 0, at byte 0 of 30, is damaged"):
+    with pytest.raises(ConfigError, match=r"record 0, at byte 0 of 46, is damaged"):
         Journal(str(tmp_path), "job")
     journal.path.chmod(0o644)
     with pytest.raises(ConfigError, match="chmod 600"):

@@ -56,6 +56,29 @@ def test_all_that_wait_for_the_same_keys_get_the_same_entries() -> None:
     assert len({id(one.entries) for one in answers.values()}) == 1  # so that they are encoded once
 
 
+WHY = m.Failure("KVStoreError", "no memory")
+
+
+def test_all_are_told_of_first_values_that_could_not_be_stored() -> None:
+    """Each once: those that wait, and those that come later; the next attempt is waited for again."""
+    keys = table("there")
+    assert keys.lookup(1, 5, ("a", "b"), wait=True) is None
+    assert keys.lookup(2, 6, ("there", "c"), wait=True) is None
+    keys.create(0, 1, (spec("a"), spec("b")), 0)
+    keys.drop(("a", "b"))
+    assert keys.fail(("a", "b"), WHY, 0) == [(1, m.Answer(5, error=WHY))]
+    assert keys.waits(2)
+    assert keys.lookup(3, 7, ("b", "a"), wait=True) == m.Answer(7, error=WHY)
+    assert keys.create(4, 8, (spec("b"),), 0) == (m.Answer(8, error=WHY), ())
+    for rank in (1, 3):
+        assert keys.lookup(rank, 9, ("a", "b"), wait=True) is None
+    answer, _ = keys.create(0, 2, (spec("a"), m.KeySpec("b", (3,), "int8")), 0)
+    assert answer is not None and answer.error is None, "as if nothing had been"
+    assert {rank for rank, _ in keys.ready(("a", "b"))} == {1, 3}
+    late = keys.lookup(5, 10, ("a", "b"), wait=True)
+    assert late is not None and late.error is None
+
+
 def test_all_keys_are_of_one_kind() -> None:
     for keys, specs in ((table("a"), (spec(1),)), (table(), (spec(1), spec("a")))):
         answer, new = keys.create(0, 1, specs, 0)

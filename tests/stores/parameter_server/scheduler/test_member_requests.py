@@ -44,6 +44,22 @@ def test_the_next_initializer_fills_when_the_first_is_lost() -> None:
     assert [one.ready for one in answer.entries] == [False]
 
 
+def test_first_values_that_could_not_be_stored_are_dropped_and_keys_that_have_values_are_not() -> None:
+    job = Job()
+    job.start()
+    other = m.KeySpec("other", (8,), "float32")
+    job.say("w0", m.CreateKeys(1, 0, (SPEC,)))
+    job.say("w0", m.Ready(2, 0, ("w",)))
+    job.say("w1", m.Lookup(1, 0, ("w", "other")))
+    job.say("w0", m.CreateKeys(3, 0, (SPEC, other)))
+    why = m.Failure("KVStoreError", "no memory")
+    job.say("w0", m.Drop(4, 0, ("w", "other"), why))
+    assert job.last("w1", m.Answer) == m.Answer(1, error=why)
+    assert (job.last("s0.1", m.Install).kind, job.last("s0.1", m.Install).text) == ("drop", "1")
+    job.say("w1", m.Lookup(2, 0, ("w",)))
+    assert [one.spec.key for one in job.last("w1", m.Answer).entries] == ["w"]
+
+
 @pytest.mark.parametrize(
     ("spec", "error"),
     [

@@ -411,26 +411,49 @@ def test_a_damaged_snapshot(folder: Path, damage: str) -> None:
     "change",
     [
         {"format": "something"},
-        {"version": 2},
+        {"version": 1},
         {"entries": []},
-        {"slices": {"100": ["../../etc/passwd", {}]}},
+        {"slices": {"100": ["../../etc/passwd", {}]}, "files": {"../../etc/passwd": "0"}},
         {"slices": {"99999": ["1.safetensors", {}]}},
+        {"files": {}},
+        {"files": {"1.safetensors": "00000000"}},
         {"rules": [{}]},
         {"rules": [{"version": 1, "era": 1, "text": '{"name": "nobody", "config": {}}', "base": 0}]},
     ],
 )
 def test_a_foreign_manifest(folder: Path, change: dict[str, Any]) -> None:
     path = folder / "manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    good = json.loads(files.read_sealed(path))
+    files.write_sealed(path, json.dumps({**good, **change}).encode())
     with pytest.raises(kv.KVStoreError):
         StoreShard.restore(folder)
 
 
 def test_a_manifest_with_a_name_that_is_no_text(folder: Path) -> None:
     path = folder / "manifest.json"
-    path.write_bytes(path.read_bytes().replace(b".safetensors", b"\xce.safetensors"))
-    with pytest.raises(kv.StateFileError, match="damaged"):
+    text = files.read_sealed(path)
+    files.write_sealed(path, text.replace(b".safetensors", b"\xce.safetensors"))
+    with pytest.raises(kv.StateFileError, match="damaged or no manifest"):
         StoreShard.restore(folder)
+
+
+def test_a_manifest_of_the_version_before_is_refused_by_name(folder: Path) -> None:
+    path = folder / "manifest.json"
+    path.write_bytes(files.read_sealed(path))
+    with pytest.raises(kv.StateFileError, match="an earlier version of kvstore has written it without one"):
+        StoreShard.restore(folder)
+
+
+def test_a_file_that_is_whole_and_not_the_one_that_the_manifest_names(folder: Path, tmp_path: Path) -> None:
+    shards = StoreShards(1)
+    shards.init("w", np.ones(100, np.float32), (50,))
+    for name, step in (("one", 0), ("other", 1)):
+        shards.push(("w", [np.full(100, step, np.float32)]))
+        shards.shards[0].capture(tmp_path / name, {})()
+    StoreShard.restore(tmp_path / "one")
+    shutil.copy(tmp_path / "other" / "1.safetensors", tmp_path / "one" / "1.safetensors")
+    with pytest.raises(kv.StateFileError, match="another file than the one that was written"):
+        StoreShard.restore(tmp_path / "one")
 
 
 @pytest.mark.parametrize("step", ["write", "replace"])

@@ -217,7 +217,7 @@ def test_who_asks_notices_soon_that_another_has_taken_its_place(
     """As somebody does who says again what has been recorded; ZeroMQ does not tell whose place it was."""
     monkeypatch.setattr(options, "_HEARTBEAT", 0)  # the usual way to notice takes 15 s
     echo = Echo(context(), "tcp://127.0.0.1:0")
-    one = Dealer(context(), echo.address, b"worker 0", insists=True)
+    one = Dealer(context(), echo.address, b"worker 0", insists=True, watched=True)
     ask_until_answered(one)
     other = Dealer(context(), echo.address, b"worker 0")
     ask_until_answered(other)

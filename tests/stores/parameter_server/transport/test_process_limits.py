@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import subprocess
@@ -12,6 +13,11 @@ from pathlib import Path
 import pace
 import pytest
 from launched import Job, gone_after
+
+import kvstore as kv
+from kvstore.settings.roles import Roles
+from kvstore.stores.parameter_server import role_process
+from kvstore.stores.parameter_server.transport.process_limits import shortage
 
 WORKER = """
 import numpy as np
@@ -29,6 +35,65 @@ used, more = int(Path("/proc/self/statm").read_text().split()[0]) * 4096, 1 << 2
 resource.setrlimit(resource.RLIMIT_AS, (used + more, used + more))
 check_threads(400)
 """
+
+
+SERVER = Roles("server", 3, 1, 1, "job", "tcp://127.0.0.1:9", "127.0.0.1", 0, None, False)
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "word"),
+    [
+        (MemoryError(), "too little memory (MemoryError): raise the limit on addresses (ulimit -v)"),
+        (OSError(errno.ENOMEM, "no"), "too little memory"),
+        (ImportError("x.so: failed to map segment from shared object"), "too little memory (x.so: failed"),
+        (caused(ImportError("numpy is broken"), MemoryError("here")), "too little memory (here)"),
+        (RuntimeError("can't start new thread"), "too few threads"),
+        (OSError(errno.EMFILE, "no"), "too few open files"),
+    ],
+)
+def test_what_the_system_does_not_give_is_named_with_its_limit(
+    error: Exception, word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(role: str) -> None:
+        raise error
+
+    assert word in str(shortage(error))
+    monkeypatch.setattr(role_process.log, "start", fail)
+    with pytest.raises(kv.KVStoreError if not isinstance(error, ImportError) else ImportError) as caught:
+        role_process.server(SERVER)
+    assert isinstance(error, ImportError) or f"server 3 has {word}" in str(caught.value)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), OSError(errno.EPIPE, "no"), ImportError("no")])
+def test_other_errors_stay_as_they_are(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(role: str) -> None:
+        raise error
+
+    assert shortage(error) is None
+    monkeypatch.setattr(role_process.log, "start", fail)
+    with pytest.raises(type(error)) as caught:
+        role_process.server(SERVER)
+    assert caught.value is error
+
+
+def test_a_server_without_address_space_says_so_in_one_line() -> None:
+    """It ended with a traceback of the thread that could not be started, for instance."""
+    command = [sys.executable, "-m", "kvstore", "server", "--rank", "0", "--scheduler", "tcp://127.0.0.1:9"]
+    variables = {**os.environ, "KVSTORE_TIMEOUT": "1"}
+    for megabytes in (160, 240, 320, 400, 480):
+
+        def limit(most: int = megabytes << 20) -> None:
+            resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+        done = subprocess.run(command, env=variables, preexec_fn=limit, capture_output=True, text=True)
+        assert done.returncode == 1
+        assert "Traceback" not in done.stderr
+        assert done.stderr.splitlines()[-1].startswith("Error: "), done.stderr
 
 
 @pytest.fixture

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import random
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -20,6 +22,7 @@ from kvstore.stores.parameter_server.protocol.messages import (
 )
 from kvstore.stores.parameter_server.transport.frames import Codec, Limits
 from kvstore.stores.parameter_server.worker.process import WorkerProcess
+from kvstore.stores.parameter_server.worker.state_machine import request_table
 from kvstore.stores.parameter_server.worker.state_machine.options import WorkerOptions
 from kvstore.stores.parameter_server.worker.state_machine.request_table import (
     OperationProgress,
@@ -237,6 +240,21 @@ def test_a_server_is_not_asked_for_rounds_far_ahead() -> None:
     assert len(pump(requests)) == 10
     requests.answered(reply()._replace(records=answers[10:]), 0.0)
     assert len(pump(requests)) == len(pushes) - 10
+
+
+def test_steps_of_many_pushes_into_a_slice_grow_with_their_number() -> None:
+    """Each answer let all go that waited, and all but a few were put back: n squared steps."""
+    requests, count = table(), 500
+    with mock.patch.object(request_table.heapq, "heappush", wraps=heapq.heappush) as steps:
+        for _ in range(count):
+            add(requests, 1)
+            pump(requests)
+        assert 0 < len(requests.unanswered()[1]) < 100, "so many are on the way at a time"
+        for sequence in range(1, count + 1):
+            requests.answered(reply(sequence), 0.0)
+            pump(requests)
+    assert requests.is_empty
+    assert steps.call_count < 5 * count
 
 
 def test_a_server_that_has_come_back_gets_what_was_held() -> None:
@@ -573,14 +591,22 @@ def test_an_exchange_begins_only_where_nothing_is_under_way() -> None:
 KINDS = st.sampled_from([Kind.PUSH, Kind.PULL, Kind.PUSHPULL])
 
 
-@given(st.lists(st.tuples(KINDS, st.integers(0, 2), st.integers(-1, 1)), max_size=25), st.randoms())
+@pytest.mark.parametrize("most", [2, 32])
+@given(
+    program=st.lists(st.tuples(KINDS, st.integers(0, 2), st.integers(-1, 1)), max_size=25), draw=st.randoms()
+)
 def test_no_push_goes_out_before_an_older_value_is_there(
-    program: list[tuple[Kind, int, int]], draw: random.Random
+    most: int, program: list[tuple[Kind, int, int]], draw: random.Random
 ) -> None:
     """Nor does a read keep a push waiting that it waits for itself: all are answered in the end.
 
-    What goes out of a slice is in the order of the calls.
+    What goes out of a slice is in the order of the calls; at most so many pushes are on the way.
     """
+    with mock.patch.object(request_table, "_PUSHED", most):
+        check_order(most, program, draw)
+
+
+def check_order(most: int, program: list[tuple[Kind, int, int]], draw: random.Random) -> None:
     requests, counts = table(), [0, 0, 0]
     waiting: list[Record] = []
     last = [-1, -1, -1]
@@ -595,6 +621,8 @@ def test_no_push_goes_out_before_an_older_value_is_there(
                 assert all(one.round >= record.round for one in reads)
                 pushed.add((record.slice, record.round))
             waiting.append(record)
+            flying = [one.kind != Kind.PULL for one in waiting if one.slice == record.slice]
+            assert sum(flying) <= most
 
     def answer() -> None:
         ready = [

@@ -110,7 +110,7 @@ class RequestTable:
         self._order = 0
         self._flying: dict[int, int] = {}  # by slice: pushes that are sent and not answered
         self._reads: dict[int, list[int]] = {}  # by slice: rounds of which values are asked for, and not come
-        #: By slice: pushes that wait for those, and what was added after them.
+        #: By slice, as heaps: pushes that wait for those, and what was added after them.
         self._held: dict[int, list[_Entry]] = {}
         self._open: dict[int, RequestInFlight] = {}  # by sequence: sent and not answered
         self._oldest = 1  # nothing below is open
@@ -174,9 +174,9 @@ class RequestTable:
             entry = queue[0]
             request = entry[2]
             slice_, is_push = request.record[SLICE], request.record[KIND] in _PUSHES
-            behind = slice_ in held and entry[1] > 0  # `add_first` counts below 0
+            behind = slice_ in held and held[slice_][0] < entry
             if behind or (is_push and self._waits(slice_, request.record[ROUND])):
-                held.setdefault(slice_, []).append(heapq.heappop(queue))
+                heapq.heappush(held.setdefault(slice_, []), heapq.heappop(queue))
                 continue
             bytes_ = request.size
             # Fewer than `report` bytes may all have come without a word of the server.
@@ -190,6 +190,8 @@ class RequestTable:
                 batches.append((records, frames))
                 records, frames, size = [], [], 0
             self._note_sent(request)
+            if held:
+                self._release(slice_)
             request.sent = now
             free -= bytes_
             self._sent += bytes_
@@ -460,12 +462,19 @@ class RequestTable:
         return [*self._open.values(), *(one[2] for one in self._queue), *held]
 
     def _release(self, slice_: int) -> None:
-        """Queue again what waits in a slice, unless the first, which is a push, still has to."""
-        held = self._held.get(slice_, ())
-        if held and self._waits(slice_, held[0][2].record[ROUND]):
+        """Queue the first of what waits in a slice, unless it still has to; the next follows that one.
+
+        More of them at a time would be put back by `pump`, after as many steps for each answer as there are.
+        """
+        held = self._held.get(slice_)
+        if not held:
             return
-        for one in self._held.pop(slice_, ()):
-            heapq.heappush(self._queue, one)
+        record = held[0][2].record
+        if record[KIND] in _PUSHES and self._waits(slice_, record[ROUND]):
+            return
+        heapq.heappush(self._queue, heapq.heappop(held))
+        if not held:
+            del self._held[slice_]
 
     def _numbered(self, request: RequestInFlight) -> bool:
         """Give the request its sequence, unless the server could not take it yet."""
