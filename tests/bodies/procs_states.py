@@ -70,3 +70,92 @@ def load_without_states(of: int, late: float, path: str, size: int, rule: str, w
     store.barrier()
     store.close()
     return seen
+
+
+def whole_keys(of: int, late: float, rule: str, verb: str, rows: bool) -> list[str]:
+    """Set an optimizer that needs whole tensors while a slower worker still reads what was there before."""
+    worker = Worker(of, late)
+    store, shape, keys = worker.store, (1500, 3), ["a", "b"]
+    store.init(keys, [np.ones(shape, np.float32)] * 2)
+    size = 4500
+    seen: list[str] = []
+    for _ in range(2):
+        worker.push(keys, lambda key, rank: _gradient(size)(key, rank).reshape(shape))
+    worker.step()
+    outs = [np.empty(shape, np.float32) for _ in keys]
+    if verb == "pull":
+        store.pull(keys, out=outs)
+    else:
+        store.broadcast("c", np.ones(size, np.float32), out=np.empty(size, np.float32))
+        for key, out in zip(keys, outs, strict=True):
+            worker.step()
+            store.pull(key, out=out)
+    seen += [out.tobytes().hex() for out in outs]
+    worker.step()
+    store.set_optimizer(kv.optimizer.create(rule, learning_rate=0.1))
+    made = _row_gradient if rows else _gradient(size)
+    for _ in range(3):
+        worker.push(keys, lambda key, rank: made(key, rank).reshape(shape) if not rows else made(key, rank))
+        seen += worker.values(keys)
+    assert list(store.keys())[:2] == keys
+    store.barrier()
+    store.close()
+    return seen
+
+
+def _row_gradient(key: str, rank: int) -> kv.RowSparseArray:
+    ids = np.arange(rank, 1500, 7 + ord(key[0]) % 3)
+    data = (np.arange(3 * len(ids), dtype=np.float32) % 5 - 2).reshape(-1, 3)
+    return kv.RowSparseArray(data, ids, (1500, 3))
+
+
+TABLE = (40, 3)
+
+
+def tables(of: int, late: float, rule: str, path: str, held: bool) -> list[Any]:
+    """Push rows of tables; read ids and bits of what is stored in each way that there is."""
+    worker = Worker(of, late)
+    store, keys = worker.store, ["a", "b"]
+    first = np.arange(0, 40, 1 if held else 9)
+    value = np.full((len(first), 3), 0.5, np.float32)
+    store.init(keys, [kv.RowSparseArray(value.copy(), first.copy(), TABLE) for _ in keys])
+    store.set_optimizer(kv.optimizer.create(rule, learning_rate=0.1))
+    seen: list[Any] = []
+    for turn in range(5):
+        if turn == 3 and path:
+            store.barrier()
+            if store.rank == 0:
+                store.save_optimizer_states(path)
+            store.barrier()
+            worker.step()
+            store.load_optimizer_states(path)
+            seen += read_tables(store, keys)
+        worker.push(keys, lambda key, rank: _few_rows(key, rank, turn))  # noqa: B023 - called at once
+        seen += read_tables(store, keys)
+    store.barrier()
+    store.close()
+    return seen
+
+
+def _few_rows(key: str, rank: int, turn: int) -> kv.RowSparseArray:
+    ids = np.array(sorted({(5 * turn + rank) % 40, (ord(key[0]) + 11 * turn) % 40, 7}))
+    data = (np.arange(3 * len(ids), dtype=np.float32) - 3 + rank).reshape(-1, 3)
+    return kv.RowSparseArray(data, ids, TABLE)
+
+
+def read_tables(store: Any, keys: list[str]) -> list[Any]:
+    """Return ids and bits of tables, as dense and row-sparse outs get them, and rows that were asked for."""
+    dense = [np.empty(TABLE, np.float32) for _ in keys]
+    store.pull(keys, out=dense, ignore_sparse=False)
+    sparse = [_no_rows() for _ in keys]
+    store.pull(keys, out=sparse, ignore_sparse=False)
+    some = [_no_rows() for _ in keys]
+    store.row_sparse_pull(keys, out=some, row_ids=[np.array([1, 7, 9, 33])] * 2)
+    seen: list[Any] = [one.tobytes().hex() for one in dense]
+    for one in (*sparse, *some):
+        seen += [one.indices.tolist(), one.data.tobytes().hex()]
+    return seen
+
+
+def _no_rows() -> kv.RowSparseArray:
+    return kv.RowSparseArray(np.empty((0, 3), np.float32), np.empty(0, np.int64), TABLE)

@@ -37,13 +37,13 @@ def compare(
     monkeypatch.setattr(sys, "path", [*paths.IMPORTS.split(":"), *sys.path])
     import procs_states
 
-    def run(function: str, late: float, *arguments: Any, workers: int = 2) -> None:
+    def run(function: str, late: float, *arguments: Any, workers: int = 2, **variables: str) -> None:
         monkeypatch.setenv(tested_store.NAME, "local")
         expected = getattr(procs_states, function)(workers, late, *arguments)
         name, _, servers = kind.partition(":")
         made = served(workers, int(servers)) if servers else job(workers)
-        variables = {tested_store.NAME: name}
-        made.start_all(BODIES, function, workers, late, *arguments, **variables)
+        settings = {tested_store.NAME: name, **variables}
+        made.start_all(BODIES, function, workers, late, *arguments, **settings)
         assert made.results() == [expected] * workers
 
     yield run
@@ -56,3 +56,13 @@ def test_a_key_without_state_in_a_loaded_file_begins_anew(
     compare: Compare, tmp_path: Path, late: float, size: int, who: str, rule: str
 ) -> None:
     compare("load_without_states", late, str(tmp_path / "states"), size, rule, who)
+
+
+@pytest.mark.parametrize(
+    ("late", "rule", "verb", "rows"),
+    each_once(LATE, ("lamb", "lars", "groupadagrad"), ("pull", "broadcast"), (False, True)),
+)
+def test_readers_are_served_while_keys_move_to_one_server(
+    compare: Compare, late: float, rule: str, verb: str, rows: bool
+) -> None:
+    compare("whole_keys", late, rule, verb, rows, KVSTORE_SLICE_BYTES="4096")

@@ -31,7 +31,7 @@ COPIED = 16 * 1024
 SPAN = 262144
 
 #: Version of everything in this file; processes of another version are refused.
-PROTOCOL = 10
+PROTOCOL = 11
 
 
 class Kind(enum.IntEnum):
@@ -47,6 +47,8 @@ class Kind(enum.IntEnum):
     PUT_STATE = 8  # DONE
     FORGET = 9  # drop a slice; DONE
     LAST_ROUND = 10  # DONE, which names the last round, once no more will be complete
+    SEAL = 11  # refuse pushes into a slice that moves, unless parts of a round wait in it; DONE
+    UNSEAL = 12  # take pushes again; DONE
     DONE = 20
     VALUE = 21
     FAILED = 22  # payload: msgpack of `Failure`
@@ -193,7 +195,7 @@ class KeySpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     dtype: str
     sparse: bool = False
     whole: bool = False
-    """All of it belongs on one server."""
+    """All of it belongs on one server; of a key that is spread, its initializer wants to move it."""
 
 
 class KeyEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -302,6 +304,8 @@ class Ready(MemberRequest, frozen=True, tag=True):
     """These keys have their values."""
 
     keys: tuple[Key, ...]
+    error: Failure | None = None
+    """Of keys that were to move to one server: why they stay where they are."""
 
 
 class Lookup(MemberRequest, frozen=True, tag=True):

@@ -137,7 +137,7 @@ class KeyDirectory:
         known = self.known.get(entry.spec.key)
         if is_side(entry.spec.key) != self._sides:
             return False
-        return known is None or (known.parts[:1] != () and known.number != entry.number)
+        return known is None or known.parts != entry.slices
 
     def add(self, keys: Iterable[DistKey]) -> None:
         """Take over keys that are new, or in other places now."""

@@ -181,6 +181,11 @@ def read_requests(key: DistKey, kind: Kind, take: Take) -> Iterator[Request]:
         yield Request(part.server, Record(kind, part.id, 0, flags=flags), (), take, part, back)
 
 
+def slice_requests(key: DistKey, kind: Kind) -> Iterator[Request]:
+    """Ask every slice of a key for something that has no payload."""
+    return (Request(part.server, Record(kind, part.id, 0), (), None, part) for part in key.parts)
+
+
 def state_requests(key: DistKey, states: Mapping[int, bytes]) -> Iterator[Request]:
     """Bring optimizer states to the slices of a key."""
     for part in key.parts:
