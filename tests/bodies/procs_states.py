@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from typing import Any
 
@@ -30,9 +31,13 @@ class Worker:
             self.store.push(key, [parts(key, rank) for rank in ranks])
 
     def values(self, keys: list[str]) -> list[str]:
-        """Return the values, as text of their bits."""
+        """Return digests of the values."""
         found = self.store._backend.fetch_all(keys)
-        return [(one.todense() if isinstance(one, kv.RowSparseArray) else one).tobytes().hex() for one in found]
+        return [_digest(one.todense() if isinstance(one, kv.RowSparseArray) else one) for one in found]
+
+
+def _digest(array: Any) -> str:
+    return hashlib.sha256(array.tobytes()).hexdigest()
 
 
 def _gradient(size: int) -> Any:
@@ -90,7 +95,7 @@ def whole_keys(of: int, late: float, rule: str, verb: str, rows: bool) -> list[s
         for key, out in zip(keys, outs, strict=True):
             worker.step()
             store.pull(key, out=out)
-    seen += [out.tobytes().hex() for out in outs]
+    seen += map(_digest, outs)
     worker.step()
     store.set_optimizer(kv.optimizer.create(rule, learning_rate=0.1))
     made = _row_gradient if rows else _gradient(size)
@@ -109,16 +114,13 @@ def _row_gradient(key: str, rank: int) -> kv.RowSparseArray:
     return kv.RowSparseArray(data, ids, (1500, 3))
 
 
-TABLE = (40, 3)
-
-
-def tables(of: int, late: float, rule: str, path: str, held: bool) -> list[Any]:
+def tables(of: int, late: float, rule: str, path: str, held: bool, width: int) -> list[Any]:
     """Push rows of tables; read ids and bits of what is stored in each way that there is."""
     worker = Worker(of, late)
     store, keys = worker.store, ["a", "b"]
     first = np.arange(0, 40, 1 if held else 9)
-    value = np.full((len(first), 3), 0.5, np.float32)
-    store.init(keys, [kv.RowSparseArray(value.copy(), first.copy(), TABLE) for _ in keys])
+    value = np.full((len(first), width), 0.5, np.float32)
+    store.init(keys, [kv.RowSparseArray(value.copy(), first.copy(), (40, width)) for _ in keys])
     store.set_optimizer(kv.optimizer.create(rule, learning_rate=0.1))
     seen: list[Any] = []
     for turn in range(5):
@@ -129,33 +131,58 @@ def tables(of: int, late: float, rule: str, path: str, held: bool) -> list[Any]:
             store.barrier()
             worker.step()
             store.load_optimizer_states(path)
-            seen += read_tables(store, keys)
-        worker.push(keys, lambda key, rank: _few_rows(key, rank, turn))  # noqa: B023 - called at once
-        seen += read_tables(store, keys)
+            seen += read_tables(store, keys, width)
+        worker.push(keys, lambda key, rank: _few_rows(key, rank, turn, width))  # noqa: B023 - called at once
+        seen += read_tables(store, keys, width)
     store.barrier()
     store.close()
     return seen
 
 
-def _few_rows(key: str, rank: int, turn: int) -> kv.RowSparseArray:
+def _few_rows(key: str, rank: int, turn: int, width: int) -> kv.RowSparseArray:
     ids = np.array(sorted({(5 * turn + rank) % 40, (ord(key[0]) + 11 * turn) % 40, 7}))
-    data = (np.arange(3 * len(ids), dtype=np.float32) - 3 + rank).reshape(-1, 3)
-    return kv.RowSparseArray(data, ids, TABLE)
+    data = (np.arange(width * len(ids), dtype=np.float32) % 17 - 3 + rank).reshape(-1, width)
+    return kv.RowSparseArray(data, ids, (40, width))
 
 
-def read_tables(store: Any, keys: list[str]) -> list[Any]:
+def read_tables(store: Any, keys: list[str], width: int) -> list[Any]:
     """Return ids and bits of tables, as dense and row-sparse outs get them, and rows that were asked for."""
-    dense = [np.empty(TABLE, np.float32) for _ in keys]
+    dense = [np.empty((40, width), np.float32) for _ in keys]
     store.pull(keys, out=dense, ignore_sparse=False)
-    sparse = [_no_rows() for _ in keys]
+    sparse = [_no_rows(width) for _ in keys]
     store.pull(keys, out=sparse, ignore_sparse=False)
-    some = [_no_rows() for _ in keys]
+    some = [_no_rows(width) for _ in keys]
     store.row_sparse_pull(keys, out=some, row_ids=[np.array([1, 7, 9, 33])] * 2)
-    seen: list[Any] = [one.tobytes().hex() for one in dense]
+    seen: list[Any] = [_digest(one) for one in dense]
     for one in (*sparse, *some):
-        seen += [one.indices.tolist(), one.data.tobytes().hex()]
+        seen += [one.indices.tolist(), _digest(one.data)]
     return seen
 
 
-def _no_rows() -> kv.RowSparseArray:
-    return kv.RowSparseArray(np.empty((0, 3), np.float32), np.empty(0, np.int64), TABLE)
+def _no_rows(width: int) -> kv.RowSparseArray:
+    return kv.RowSparseArray(np.empty((0, width), np.float32), np.empty(0, np.int64), (40, width))
+
+
+def rows_of_dense(of: int, late: float, rule: str, shape: list[int], dtype: str, mixed: bool) -> list[str]:
+    """Push rows to dense keys: a rule that is lazy leaves the other rows alone, wherever slices begin."""
+    worker = Worker(of, late)
+    store, keys = worker.store, ["a", "b"]
+    first = (np.arange(np.prod(shape)) % 13 / 4).astype(dtype).reshape(shape)
+    store.init(keys, [first] * 2)
+    settings = {"wd": 0.0 if rule == "groupadagrad" else 0.1, "multi_precision": dtype == "float16"}
+    store.set_optimizer(kv.optimizer.create(rule, learning_rate=0.1, **settings))
+    seen: list[str] = []
+    for turn in range(4):
+
+        def made(key: str, rank: int, turn: int = turn) -> Any:
+            if mixed and turn % 2 and rank:
+                return (first - turn).astype(dtype)
+            ids = np.arange((rank + turn) % 3, shape[0], 4 + ord(key[0]) % 3)
+            data = np.arange(len(ids) * np.prod(shape[1:], dtype=int)) % 7 - 2
+            return kv.RowSparseArray(data.astype(dtype).reshape(len(ids), *shape[1:]), ids, tuple(shape))
+
+        worker.push(keys, made)
+        seen += worker.values(keys)
+    store.barrier()
+    store.close()
+    return seen

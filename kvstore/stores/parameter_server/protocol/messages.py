@@ -8,6 +8,7 @@ the loops use these types as they are.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterator
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -206,6 +207,11 @@ class KeyEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     number: int
     slices: tuple[Slice, ...]
     ready: bool
+
+    @property
+    def line(self) -> int:
+        """Elements of a line: rows that are pushed to a dense key travel as lines, each within one slice."""
+        return math.gcd(math.prod(self.spec.shape[1:]), *(part.start for part in self.slices))
 
     def names(self) -> Iterator[tuple[int, str]]:
         """Yield each slice with a name: that of the key, and where it is cut which part of it."""

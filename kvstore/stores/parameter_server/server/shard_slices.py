@@ -45,7 +45,7 @@ class ShardSlices:
     def _make_dense(self, entry: KeyEntry, mine: list[Slice]) -> None:
         spec = entry.spec
         whole = len(mine) == len(entry.slices)
-        key = DenseKey(spec.key, tuple(spec.shape), dtype_named(spec.dtype), whole)
+        key = DenseKey(spec.key, tuple(spec.shape), dtype_named(spec.dtype), whole, entry.line)
         key.slices = [DenseSlice(piece.id, key, piece.start, piece.stop) for piece in mine]
         self.held.update({part.id: part for part in key.slices})
 
