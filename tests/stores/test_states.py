@@ -14,7 +14,7 @@ from jobs import Job
 from nightly import each_once
 from servers import ServedJob, start_on_hosts
 
-BODIES = "procs_states"
+BODIES = "together.procs_states"
 KINDS = ("shared", "dist_sync:1", "dist_sync:3", "p3:3", "hosts:3")
 LATE = (0.0, 0.001, 0.01, 0.1)  # seconds
 
@@ -35,7 +35,7 @@ def compare(
 ) -> Iterator[Compare]:
     """Run a body on two workers of a store and in one process; all must return the same."""
     monkeypatch.setattr(sys, "path", [*paths.IMPORTS.split(":"), *sys.path])
-    import procs_states
+    from together import procs_states
 
     def run(function: str, late: float, *arguments: Any, workers: int = 2, **variables: str) -> None:
         monkeypatch.setenv(tested_store.NAME, "local")

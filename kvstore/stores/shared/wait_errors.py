@@ -97,7 +97,7 @@ class WaitErrors:
         if outcome == shm.UNREADABLE:
             raise KVStoreError(
                 f"worker {self._rank}: the value is not in the job's shared region{where}: the region is "
-                "overwritten; start the job again from what was saved last, and report this as a bug of kvstore"
+                "overwritten; start the job again from what was saved last, and report a bug of kvstore"
             )
         raise KVStoreError(f"unexpected outcome {outcome} of a wait{where}")
 

@@ -11,8 +11,8 @@ from ...entry import Array
 #: Values from this size on go through shared memory; smaller ones cost less in a message.
 SHARED_BYTES = 16 * 1024
 
-#: The id, in an answer with the rows of a table, of a row that stands for all that are absent. It comes first, and only
-#: where absent rows are something else than zeros (of which one sign is another).
+#: Id of the first row in an answer with rows of a table, if that row is what each absent one is. It is sent
+#: where these are something else than zeros; a zero with a sign is.
 ABSENT = -1
 
 

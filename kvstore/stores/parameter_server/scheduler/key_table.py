@@ -116,7 +116,9 @@ class KeyTable:
         failed = [one for one in self._awaited.values() if one.whole and not set(keys).isdisjoint(one.keys)]
         for one in failed:
             del self._awaited[one.keys, True]
-        told = [(waiter.rank, Answer(waiter.request, error=error)) for one in failed for waiter in one.waiting]
+        told = [
+            (waiter.rank, Answer(waiter.request, error=error)) for one in failed for waiter in one.waiting
+        ]
         return self._released(gone), told
 
     def leave_old_places(self, rank: int, members: Iterable[int]) -> list[int]:

@@ -416,9 +416,7 @@ def _gradient(key: DenseKey, parts: list[tuple[DenseSlice, SliceUpdate]]) -> Arr
     return total.reshape(key.shape)
 
 
-def _pushed_rows(
-    key: DenseKey, parts: list[tuple[DenseSlice, SliceUpdate]]
-) -> list[RowSparseArray] | None:
+def _pushed_rows(key: DenseKey, parts: list[tuple[DenseSlice, SliceUpdate]]) -> list[RowSparseArray] | None:
     """Return what each worker has pushed, if that is rows, with lines in all slices; else None."""
     by_rank: dict[int, list[RowSparseArray]] = {}
     for part, job in sorted(parts, key=lambda one: one[0].start):

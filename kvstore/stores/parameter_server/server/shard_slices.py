@@ -40,7 +40,9 @@ class ShardSlices:
 
     def current(self) -> list[KeyEntry]:
         """Return the keys that have slices here; without the places that keys have moved from."""
-        return [entry for entry in self.entries.values() if entry.slices[0].id == self._newest[entry.spec.key]]
+        return [
+            entry for entry in self.entries.values() if entry.slices[0].id == self._newest[entry.spec.key]
+        ]
 
     def _make_dense(self, entry: KeyEntry, mine: list[Slice]) -> None:
         spec = entry.spec

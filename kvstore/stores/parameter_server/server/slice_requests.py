@@ -364,8 +364,8 @@ class SliceRequests:
         """Make the error of a push into a slice whose key moves, by this worker or by `rank`."""
         text = (
             f"worker {session.rank if rank < 0 else rank} has pushed into slice {rounds.id} of store "
-            f"{self._store} after round {rounds.round}, and its key moves to one server then, for an optimizer "
-            "that needs whole tensors: set the optimizer after the same push on all workers"
+            f"{self._store} after round {rounds.round}, and its key moves to one server then, for an "
+            "optimizer that needs whole tensors: set the optimizer after the same push on all workers"
         )
         return Failure("ConfigError", text)
 

@@ -227,8 +227,8 @@ class ServerStorage:
                 place=PayloadLocation.FRAME, rows=len(ids), nbytes=ids.nbytes + found.nbytes
             )
             return record, [as_bytes(ids), found]
-        found = shard.rows(request.slice, ids)
-        return _rows_found(*found, shard.absent(request.slice) if ids is None else None)
+        there, rows = shard.rows(request.slice, ids)
+        return _rows_found(there, rows, shard.absent(request.slice) if ids is None else None)
 
     def _failure(self, error: Exception) -> Failure:
         """Say what workers are told of an error."""

@@ -107,8 +107,12 @@ class InitialValues:
             return
         self._client.check_writing()
         specs = tuple(msgspec.structs.replace(key.entry.spec, whole=True) for key in spread)
-        what = "the lowest rank to set the optimizer, too: its rule needs whole keys, and that worker moves them"
-        made = [DistKey(entry) for entry in self._client.request(partial(m.CreateKeys, keys=specs), what).entries]
+        what = (
+            "the lowest rank to set the optimizer, too: its rule needs whole keys, and that worker moves them"
+        )
+        made = [
+            DistKey(entry) for entry in self._client.request(partial(m.CreateKeys, keys=specs), what).entries
+        ]
         if coming := [key for key in made if not key.entry.ready]:
             self._move(coming)
         self._keys.add(made)
@@ -129,7 +133,7 @@ class InitialValues:
         self._client.request(partial(m.Ready, keys=names), "keys to be moved to one server")
 
     def _taken_away(self, names: list[Key]) -> list[Array | RowSparseArray]:
-        """Read keys after the rounds that this worker has pushed into; their slices take no pushes any more."""
+        """Read keys after the rounds that this worker has pushed into; then they take no pushes any more."""
         self._pulls.fetch_all(names)  # the rounds are complete then
         self._ask_old(names, Kind.SEAL)
         return self._pulls.fetch_all(names)

@@ -1,4 +1,4 @@
-"""Bodies about states and whole keys: the same program on several workers, and on one process with all parts."""
+"""Bodies about states and whole keys: one program on several workers, or on a process that has all parts."""
 
 from __future__ import annotations
 
@@ -82,10 +82,10 @@ def whole_keys(of: int, late: float, rule: str, verb: str, rows: bool) -> list[s
     worker = Worker(of, late)
     store, shape, keys = worker.store, (1500, 3), ["a", "b"]
     store.init(keys, [np.ones(shape, np.float32)] * 2)
-    size = 4500
+    size, dense = 4500, _gradient(4500)
     seen: list[str] = []
     for _ in range(2):
-        worker.push(keys, lambda key, rank: _gradient(size)(key, rank).reshape(shape))
+        worker.push(keys, lambda key, rank: dense(key, rank).reshape(shape))
     worker.step()
     outs = [np.empty(shape, np.float32) for _ in keys]
     if verb == "pull":
@@ -98,9 +98,8 @@ def whole_keys(of: int, late: float, rule: str, verb: str, rows: bool) -> list[s
     seen += map(_digest, outs)
     worker.step()
     store.set_optimizer(kv.optimizer.create(rule, learning_rate=0.1))
-    made = _row_gradient if rows else _gradient(size)
     for _ in range(3):
-        worker.push(keys, lambda key, rank: made(key, rank).reshape(shape) if not rows else made(key, rank))
+        worker.push(keys, _row_gradient if rows else lambda key, rank: dense(key, rank).reshape(shape))
         seen += worker.values(keys)
     assert list(store.keys())[:2] == keys
     store.barrier()
