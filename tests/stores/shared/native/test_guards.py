@@ -1,4 +1,4 @@
-"""In C: no address of a plan, a source or an undo block is used unless it lies in memory that is given out."""
+"""In C: no address of a plan, a source or an undo block is used unless its memory is given out."""
 
 from __future__ import annotations
 
