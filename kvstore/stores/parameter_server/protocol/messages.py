@@ -328,12 +328,6 @@ class Count(MemberRequest, frozen=True, tag=True):
     seconds: float
 
 
-class Drop(MemberRequest, frozen=True, tag=True):
-    """Forget keys whose broadcast failed."""
-
-    keys: tuple[Key, ...]
-
-
 class Settings(MemberRequest, frozen=True, tag=True):
     """Install an optimizer (the first of equals does, another one is an error), or change its settings."""
 
@@ -573,7 +567,7 @@ class LeftOut(msgspec.Struct, frozen=True, tag=True):
     """The last one that it was in."""
 
 
-_OfMember = JoinRounds | Barrier | CreateKeys | Ready | Lookup | Count | Drop | Settings | Command
+_OfMember = JoinRounds | Barrier | CreateKeys | Ready | Lookup | Count | Settings | Command
 ToScheduler = Hello | Bye | Leave | Begin | JoinPointReached | Installed | Ping | Pong | _OfMember
 FromScheduler = Met | Welcome | Refused | View | Answer | Install | Slices | Pong | Over | Ping
 Direct = Attach | Attached | Fenced | Who | Missing | LeftOut

@@ -96,13 +96,6 @@ class MemberRequests:
         if answer is not None:
             outgoing.write(peer, answer)
 
-    def drop(self, store: Membership, peer: Peer, message: m.Drop, outgoing: Outgoing) -> None:
-        """Forget keys."""
-        slices = store.keys.drop(message.keys)
-        if slices:
-            self._servers.tell_all(dropped(store, slices), outgoing)
-        outgoing.write(peer, Answer(message.request))
-
     # ---------------------------------------------------------------------------------------------- settings
 
     def settings(self, store: Membership, peer: Peer, message: m.Settings, outgoing: Outgoing) -> None:

@@ -148,12 +148,6 @@ class KeyDirectory:
             self.changes += 1
             self.known[key.key] = key
 
-    def drop(self, keys: Iterable[Key]) -> None:
-        """Know no longer where keys are."""
-        self.changes += 1
-        for key in keys:
-            self.known.pop(key, None)
-
     def check_kind(self, key: Key) -> None:
         """Raise KeyKindError if a key cannot travel, or the store's keys are of the other kind."""
         if isinstance(key, str):
