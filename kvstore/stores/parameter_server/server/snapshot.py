@@ -172,19 +172,24 @@ def _described(held: Held, tensors: Tensors) -> dict[str, Any]:
     return said
 
 
-def _given(generation: int, given: PartState, tensors: Tensors) -> dict[str, Any]:
-    """Describe a loaded state that no update has taken over yet."""
+def _given(settings: OptimizerVersion, given: PartState, tensors: Tensors) -> dict[str, Any]:
+    """Describe a loaded state that is not the table's before its next update."""
     if given.ids is not None:
         tensors["given-ids"] = given.ids
-    counts = {"era": generation, "updates": given.updates, "num_update": given.num_update}
+    counts = {"era": settings.generation, "updates": given.updates, "num_update": given.num_update}
     outline, blank = _outline(given.tree, "given", tensors), _outline(given.blank, "given-blank", tensors)
     return {**counts, "known": given.known, "outline": outline, "blank": blank}
 
 
-def _take_given(held: Table, said: dict[str, Any], tensors: Tensors) -> None:
+def _take_given(
+    held: Table, said: dict[str, Any], tensors: Tensors, versions: dict[int, OptimizerVersion]
+) -> None:
+    settings = versions.get(said["era"])
+    if settings is None or settings.optimizer is None:
+        return  # as in `_take_state`
     tree, blank = _rebuilt(said["outline"], "given", tensors), _rebuilt(said["blank"], "given-blank", tensors)
     counts = said["updates"], said["num_update"]
-    held.given = said["era"], PartState(said["known"], tree, tensors.get("given-ids"), blank, *counts)
+    held.given = settings, PartState(said["known"], tree, tensors.get("given-ids"), blank, *counts)
 
 
 def _state(state: State, key: Any, name: str, tensors: Tensors) -> dict[str, Any] | None:
@@ -226,7 +231,7 @@ def taken_back(
     rows = _typed(tensors["rows"], held.dtype)
     held.take_back(tensors.get("ids"), rows, _typed(tensors["blank"], held.dtype), blank)
     if "given" in said:
-        _take_given(held, said["given"], tensors)
+        _take_given(held, said["given"], tensors, by_generation)
 
 
 def _take_value(held: DenseSlice, value: Array, memory: Values | None) -> None:

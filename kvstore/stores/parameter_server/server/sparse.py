@@ -59,8 +59,8 @@ class Table(RowTable, TableRows):
         self._kept_room: Array = self._block  # for the rows that an update changes, as they were
         self._ids_room: Ids = np.empty(0, np.int64)  # for their ids, where `row_rounds.h` does the round,
         self._maps_room: Ids = np.empty((0, 0), np.int64)  # and where they are in each part
-        #: A loaded state, which the next update takes over, and its generation.
-        self.given: tuple[int, PartState] | None = None
+        #: A loaded state that is the table's from the next update on, and the settings that it belongs to.
+        self.given: tuple[OptimizerVersion, PartState] | None = None
 
     @property
     def updater(self) -> Updater | None:
@@ -137,7 +137,7 @@ class Table(RowTable, TableRows):
     def part_state(self, settings: OptimizerVersion) -> PartState:
         """Return the state of this generation."""
         state = self.state
-        if self.given is not None and self.given[0] == settings.generation:
+        if self.given is not None and self.given[0].generation == settings.generation:
             return self.given[1]
         updater = state.current(settings)
         if updater is None or self.key not in updater.states:
@@ -156,14 +156,21 @@ class Table(RowTable, TableRows):
             raise StateFileError(f"the state of key {self.key!r} is of rows that its slice does not have")
         if given.known:
             self._check_state(given, optimizer)
-        self.given = settings.generation, given
+        self.given = settings, given
+
+    def follow(self) -> None:
+        """Bring float32 copies of 16-bit rows, also loaded ones, in line with rows that were set."""
+        if self.given is not None:
+            self._take_given(self.given[0])
+        super().follow()
 
     def _take_given(self, settings: OptimizerVersion) -> None:
         """Become what `put_state` was given, before an update of that generation."""
         found, self.given = self.given, None
-        if found is None or settings.optimizer is None or found[0] != settings.generation:
+        if found is None or found[0].generation != settings.generation:
             return
         given, state = found[1], self.state
+        assert settings.optimizer is not None
         state.updater, state.generation = Updater(settings.optimizer), settings.generation
         state.keep((given.updates, given.num_update))
         self._blank_of = None  # what absent rows had is over, too

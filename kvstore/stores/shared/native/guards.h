@@ -71,14 +71,16 @@ static int kv_map_to_look(kv_self *me, int fd, uint64_t bytes)
     return me->base ? 0 : -1;
 }
 
-/* Look at the region of a job in which this process has no part. KV_NOT_LOOKED_AT: it is of another version, or cannot be mapped. */
+/* Look at the region of a job in which this process has no part. KV_NOT_LOOKED_AT: it is of another version, or cannot
+ * be mapped. */
 static enum kv_harm kv_find_harm(int fd)
 {
     struct stat file;
     kv_self me = {.fd = fd};
     if (fstat(fd, &file) || (uint64_t)file.st_size < KV_HEADER_BYTES || kv_map_to_look(&me, fd, KV_HEADER_BYTES))
         return KV_NOT_LOOKED_AT;
-    enum kv_harm harm = kv_is_foreign(me.head) ? KV_NOT_LOOKED_AT : kv_is_header_whole(me.head) ? KV_WHOLE : KV_HARMED_HEADER;
+    enum kv_harm harm = kv_is_header_whole(me.head) ? KV_WHOLE : KV_HARMED_HEADER;
+    harm = kv_is_foreign(me.head) ? KV_NOT_LOOKED_AT : harm;
     uint64_t window = kv_get(&me.head->window);
     munmap(me.base, KV_HEADER_BYTES);
     if (harm != KV_WHOLE)

@@ -92,7 +92,8 @@ static int kv_gather(kv_self *me, const kv_call *call, uint64_t round, uint64_t 
         s->coding[i] = (kv_coding){.code = kv_code_of(&part[w], parity), .threshold = part[w].threshold[parity]};
         if (s->coding[i].code)
             s->coded = s->coding;
-        if (kv_kind_of(&part[w], parity) != KV_PRIVATE && !kv_is_given(me, s->address[i], kv_source_bytes(e, &part[w], parity)))
+        if (kv_kind_of(&part[w], parity) != KV_PRIVATE &&
+            !kv_is_given(me, s->address[i], kv_source_bytes(e, &part[w], parity)))
             return KV_UNREADABLE;
         if (kv_kind_of(&part[w], parity) == KV_PACKED) {
             s->src[i] = (char *)kv_at(me, s->address[i]);
