@@ -28,6 +28,8 @@ SERVERS = "kvstore/stores/parameter_server/native"  # and of the parameter serve
 STREAMS = "kvstore/stores/parameter_server/transport/native"  # and of its connections
 OBSERVE = "kvstore/observe/native"  # and what they count and record
 QUIET = ["-Wno-unused-function", "-Wno-unreachable-code"]
+# KVSTORE_CHECKED=1 makes a build that looks at the guards of the shared region with each round (guards.h).
+CHECKED = [("KV_CHECKED", None)] if os.environ.get("KVSTORE_CHECKED") else []
 
 ESTIMATE = """kvstore: compiling {modules} extension modules, {side} side by side. \
 This takes about a minute of processor time, and more on a slow or busy machine."""
@@ -116,7 +118,7 @@ setup(
             NATIVE,
             OBSERVE,
             "kernels",
-            macros=[("_GNU_SOURCE", None)],
+            macros=[("_GNU_SOURCE", None), *CHECKED],
         ),
         native(
             "kvstore.observe.native._observe",

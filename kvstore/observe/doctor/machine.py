@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from .system_files import ROOT, chosen, kilobytes, size
 _LITTLE_MEMORY = 1 << 30
 _LITTLE_SHARED_MEMORY = 64 << 20  # what Docker gives a container
 _F_ADD_SEALS, _F_SEAL_SHRINK = 1033, 2
+_REGION = re.compile(r"/memfd:kvstore-[0-9a-f]{32}-")  # as rendezvous.py names it
 
 
 def processors(root: Path = ROOT, cores: int | None = None, usable: int | None = None) -> Finding:
@@ -78,6 +80,24 @@ def memfd(create: Callable[[str, int], int] | None = None) -> Finding:
         cure = "allow memfd_create and sealing in the seccomp profile; it needs Linux 3.17 or newer"
         return Finding("memfd", "error", text, cure)
     return Finding("memfd", "ok", "works; `shared` and servers on this machine use it, and no named memory")
+
+
+def shared_regions(root: Path = ROOT) -> Finding:
+    """Look whether the memory of the jobs of this user that run here is as its workers wrote it."""
+    from kvstore.stores.shared.native import _shared
+
+    found = {}
+    for link in root.glob("proc/[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):  # of another user, or closed meanwhile
+            if _REGION.search(os.readlink(link)) and (place := link.stat().st_ino) not in found:
+                with link.open("rb") as region:
+                    found[place] = _shared.harm_of(region.fileno())
+    harm = next(filter(None, found.values()), "")
+    if harm:
+        text = f"in the memory that the workers of a running job share, {harm}: its values may be wrong"
+        cure = "end the job, start it again from what it has saved last, and report this as a bug of kvstore"
+        return Finding("shared regions", "error", text, cure)
+    return Finding("shared regions", "ok", f"{len(found)} of running jobs: nothing is overwritten")
 
 
 def shared_memory_folder(path: str = "/dev/shm") -> Finding:  # noqa: S108 - only looked at

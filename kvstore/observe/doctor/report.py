@@ -25,6 +25,7 @@ CHECKS: tuple[Check, ...] = (
     machine.processors,
     machine.memory,
     machine.memfd,
+    machine.shared_regions,
     machine.shared_memory_folder,
     machine.huge_pages,
     permissions.locked_memory,

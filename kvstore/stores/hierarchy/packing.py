@@ -100,5 +100,5 @@ class HostPacking:
                 array[...] = 0
             record = {"codec": codec.name, "at": [offset for offset, _ in made]}
             handle.set_record(json.dumps(record).encode())
-        there = [handle.state_array(at, handle.shape, np.dtype(np.float32)) for at in record["at"]]
+        there = [handle.region_array(at, handle.shape, np.dtype(np.float32)) for at in record["at"]]
         return there[(round - 1) % 2], there[round % 2]

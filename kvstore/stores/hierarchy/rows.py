@@ -19,7 +19,7 @@ from ..parameter_server.protocol.messages import Kind, PayloadLocation, Record, 
 from ..parameter_server.protocol.payloads import as_bytes
 from ..parameter_server.worker.key_directory import DistKey
 from ..parameter_server.worker.operations import Request, Take
-from ..parameter_server.worker.request_builder import split_rows
+from ..parameter_server.worker.request_builder import lines_of, split_rows
 from ..rows import merged
 from ..shared.native import _shared as shm
 from ..shared.rows import rows_at
@@ -37,7 +37,7 @@ class SliceOfRows(NamedTuple):
     first : int
         Id of its first row.
     shape : tuple of int
-        Of the key, each row as one line.
+        Of the key, as lines.
     dtype : numpy.dtype
     """
 
@@ -48,17 +48,16 @@ class SliceOfRows(NamedTuple):
 
 
 class HostRows:
-    """The slices of one worker's keys that begin and end with rows."""
+    """The slices of one worker's keys to which rows can be pushed."""
 
     def __init__(self) -> None:
         self._slices: dict[Key, SliceOfRows] = {}
 
     def note(self, name: Key, key: DistKey, part: Slice) -> None:
         """Take in a slice, by its name in the region."""
-        if key.sparse or key.cut_by_rows:
-            first = part.start if key.sparse else part.start // key.row_size
-            shape = (key.shape[0], key.row_size)
-            self._slices[name] = SliceOfRows(key.sparse, first, shape, key.dtype)
+        if key.sparse or key.takes_rows:
+            first = part.start if key.sparse else part.start // key.line
+            self._slices[name] = SliceOfRows(key.sparse, first, _shape_in_lines(key), key.dtype)
 
     def knows(self, handle: Handle) -> bool:
         """Whether rows may be pushed to a slice, as far as this worker has heard of it."""
@@ -112,14 +111,17 @@ class HostRows:
 
 
 def cut_rows(key: DistKey, handles: Sequence[Handle], arrays: Sequence[RowSparseArray]) -> list[Group]:
-    """Cut rows at the slices of their key, each row as one line."""
+    """Cut rows at the slices of their key, as lines."""
     cut: list[list[RowSparseArray]] = [[] for _ in handles]
     for array in arrays:
-        lines = array.data.reshape(len(array.indices), key.row_size)
-        shape = (key.shape[0], key.row_size)
-        for into, (_, low, high) in zip(cut, split_rows(key, array.indices), strict=True):
-            into.append(trusted_rows(lines[low:high], array.indices[low:high], shape))
+        ids, lines = lines_of(key, array)
+        for into, (_, low, high) in zip(cut, split_rows(key, ids), strict=True):
+            into.append(trusted_rows(lines[low:high], ids[low:high], _shape_in_lines(key)))
     return [(handle.key, rows) for handle, rows in zip(handles, cut, strict=True)]
+
+
+def _shape_in_lines(key: DistKey) -> tuple[int, int]:
+    return key.shape[0] * key.row_size // key.line if key.line else key.shape[0], key.line
 
 
 def _dense(part: RowSparseArray | Array, of: SliceOfRows, handle: Handle) -> Array:

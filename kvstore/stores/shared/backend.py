@@ -353,10 +353,7 @@ class SharedBackend(Backend):
         """Take over the optimizer's states; what one worker adopts holds for all."""
         self._waiter.settle_all()
         self._waiter.check_writing()
-        self._updater.gather()
-        assert self.updater is not None
-        self.updater.adopt(content, self.key_templates())
-        self._updater.spread()
+        self._updater.adopt(content)
 
     def follow_states(self, content: Content) -> None:
         """Take over the settings and the time that another worker has adopted."""

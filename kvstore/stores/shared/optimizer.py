@@ -8,7 +8,6 @@ push on: before it, the rounds that it has pushed into are completed; after it, 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -31,6 +30,7 @@ from .native import _shared as shm
 from .region_table import RegionTables, wrapped
 
 if TYPE_CHECKING:
+    from ...optimizer.states import Content
     from .reading import ValueReader
     from .rows import SparseKeys
 
@@ -74,7 +74,7 @@ class JobUpdater:
         #: What was raised in this process, by key and round, until its worker is told.
         self.causes: dict[tuple[Key, int], BaseException] = {}
         self._at_work: tuple[int, Key] | None = None
-        self._records: dict[int | str, int] = {}
+        self._records: dict[int | str, tuple[int, State]] = {}  # the state in the region, by its record
 
     @property
     def at_work(self) -> Key | None:
@@ -292,7 +292,8 @@ class JobUpdater:
     def bring_state(self, handle: Handle, weight: Array) -> None:
         """Make the updater's state of a key that of the region; made there if nobody has."""
         assert self.updater is not None
-        if handle.record_at and self._records.get(handle.key) == handle.record_at:
+        known, state = self._records.get(handle.key, (0, None))
+        if known and known == handle.record_at and self.updater.states.get(handle.key, _MISSING) is state:
             return
         offset, text = handle.record()
         record = json.loads(text) if text else None
@@ -303,15 +304,24 @@ class JobUpdater:
                 handle.updates = 0
                 optimizer._index_update_count.pop(handle.key, None)
         else:
-            self.updater.states[handle.key] = wrapped(handle, record["state"])
-            self._records[handle.key] = offset
+            state = self.updater.states[handle.key] = wrapped(handle, record["state"])
+            self._records[handle.key] = offset, state
 
     def _put_state(self, handle: Handle, state: State) -> None:
         assert self.updater is not None
-        outline, there = _moved(handle, state, itertools.count())
-        handle.set_record(json.dumps({"mode": shm.mode(self._job), "state": outline}).encode())
+        offset, there = self._write(handle, state, [])
+        handle.put_record(offset)
         self.updater.states[handle.key] = there
-        self._records[handle.key] = handle.record()[0]
+        self._records[handle.key] = offset, there
+
+    def _write(self, handle: Handle, state: State, taken: list[Array]) -> tuple[int, State]:
+        """Copy a state into the region: where its description is, and the state there.
+
+        `taken` gets the arrays.
+        """
+        outline, there = _moved(handle, state, taken)
+        text = json.dumps({"mode": shm.mode(self._job), "state": outline})
+        return handle.new_record(text.encode()), there
 
     def state_arrays(self, handle: Handle) -> list[Array]:
         """Arrays of the updater's state of a key that have rows."""
@@ -330,16 +340,6 @@ class JobUpdater:
         optimizer = self.updater.optimizer
         optimizer._index_update_count = {h.key: h.updates for h in self._keys.all() if h.updates}
         optimizer.num_update = max(optimizer.begin_num_update, shm.num_update(self._job))
-
-    def gather(self) -> None:
-        """Bring states and counts of all keys into this process's updater."""
-        self._refresh()
-        assert self.updater is not None
-        for handle in self._keys.all():
-            _, text = handle.record()
-            if text and not handle.sparse and json.loads(text)["mode"] == shm.mode(self._job):
-                self.bring_state(handle, handle.like)
-        self._load_counts()
 
     def gathered(self, reader: ValueReader) -> Updater:
         """Return an updater with states and counts of all keys, of each as one round has left them."""
@@ -370,16 +370,34 @@ class JobUpdater:
         state = wrapped(handle, record["state"])
         return state if handle.stays else _copied(state), handle.updates
 
-    def spread(self) -> None:
-        """Bring states and counts of this process's updater, which it has loaded, into the region."""
+    def adopt(self, content: Content) -> None:
+        """Make states, counts and settings of the job those of a file; after an error all is as before.
+
+        A key of which the file has no state has none.
+        """
+        self._refresh()
         assert self.updater is not None
-        optimizer = self.updater.optimizer
-        for handle in self._keys.all():
-            if handle.key in self.updater.states:
-                self._put_state(handle, self.updater.states[handle.key])
-            handle.updates = optimizer._index_update_count.get(handle.key, 0)
-        shm.set_num_update(self._job, optimizer.num_update)
+        loaded, handles = Updater(self.updater.optimizer), self._keys.all()
+        loaded.adopt(content, {handle.key: handle.like for handle in handles})
+        records = self._written(handles, loaded.states)
+        self.updater = loaded
+        for handle in handles:
+            handle.put_record(records.get(handle.key, 0))
+            handle.updates = loaded.optimizer._index_update_count.get(handle.key, 0)
+        loaded.states = {}  # of each key from the region, when it is needed
+        shm.set_num_update(self._job, loaded.optimizer.num_update)
         self._put_settings()
+
+    def _written(self, handles: list[Handle], states: dict[Key, State]) -> dict[Key, int]:
+        """Write the states of keys and their descriptions to the region; return where the latter are."""
+        taken: dict[Handle, list[Array]] = {handle: [] for handle in handles if handle.key in states}
+        try:
+            return {h.key: self._write(h, states[h.key], arrays)[0] for h, arrays in taken.items()}
+        except BaseException:
+            for handle, arrays in taken.items():
+                for array in arrays:
+                    handle.give(self._job.offset_of(array), array.nbytes)
+            raise
 
     def follow(self, handle: Handle, weight: Array) -> None:
         """Bring the float32 copy of a 16-bit weight in line with a weight that was set from outside."""
@@ -410,14 +428,15 @@ def _built(text: str) -> Optimizer | None:
         return None
 
 
-def _moved(handle: Handle, state: State, numbers: Iterator[int]) -> tuple[Any, State]:
+def _moved(handle: Handle, state: State, taken: list[Array]) -> tuple[Any, State]:
     """Copy a state into the region: its description, and the same state there."""
     if state is None:
         return None, None
     if isinstance(state, tuple):
-        parts = [_moved(handle, part, numbers) for part in state]
+        parts = [_moved(handle, part, taken) for part in state]
         return [outline for outline, _ in parts], tuple(there for _, there in parts)
-    offset, there = handle.new_state(state.shape, state.dtype, next(numbers))
+    offset, there = handle.new_state(state.shape, state.dtype, len(taken))
+    taken.append(there)
     np.copyto(there, state)
     return {"at": offset, "shape": list(state.shape), "dtype": state.dtype.name}, there
 

@@ -93,8 +93,8 @@ class RegionTable(RowTable):
         if count > room or held > ids_room:
             raise KVStoreError(f"the rows of key {self.key!r} changed while they were looked at; read again")
         self.blank = self._handle.blank_row()
-        self._block = self._handle.table_array(at, (room, *self.shape[1:]), self.dtype)
-        self._lying = self._handle.table_array(ids_at, (ids_room,), _INT64)
+        self._block = self._handle.region_array(at, (room, *self.shape[1:]), self.dtype)
+        self._lying = self._handle.region_array(ids_at, (ids_room,), _INT64)
         if held < 0:
             self.index, self._lineage = None, -1
         else:
@@ -304,7 +304,7 @@ class RegionTable(RowTable):
     def _reserve(self, words: Ids, room: int, at: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Return memory of the other place for rows of that shape: that of before, if it is large enough."""
         count, offset, old = shape[0], int(words[at]), int(words[room])
-        before = self._handle.table_array(offset, (old, *shape[1:]), dtype)
+        before = self._handle.region_array(offset, (old, *shape[1:]), dtype)
         if offset and old >= count:
             return before
         made = self._empty((max(count, 1), *shape[1:]), dtype)
@@ -320,7 +320,7 @@ class RegionTable(RowTable):
         assert self.index is not None
         rows = self._room_beside(self._lying[: self.count])
         words = self._handle.table_words(other=True)
-        lying = self._handle.table_array(int(words[_IDS]), (int(words[_IDS_ROOM]),), _INT64)
+        lying = self._handle.region_array(int(words[_IDS]), (int(words[_IDS_ROOM]),), _INT64)
         rows[: self.count] = 0
         self._block, self._lying, self.blank = rows, lying, self._handle.blank_row(other=True)
         self.held[self._hold(value.indices)] = value.data
@@ -460,4 +460,4 @@ def wrapped(handle: Handle, outline: Any) -> Tree:
     if isinstance(outline, list):
         return tuple(wrapped(handle, part) for part in outline)
     dtype = handle.dtype if outline["dtype"] == handle.dtype.name else np.dtype(outline["dtype"])
-    return handle.state_array(outline["at"], tuple(outline["shape"]), dtype)
+    return handle.region_array(outline["at"], tuple(outline["shape"]), dtype)

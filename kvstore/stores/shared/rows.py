@@ -184,9 +184,9 @@ class SparseKeys:
 
 def rows_at(handle: Handle, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> RowSparseArray:
     """Look at rows of an array of that shape that somebody has pushed, where they lie."""
-    n = int(handle.state_array(offset, (1,), np.dtype(np.int64))[0])
-    ids = handle.state_array(offset + 8, (n,), np.dtype(np.int64))
-    data = handle.state_array(offset + _line_up(8 + 8 * n), (n, *shape[1:]), dtype)
+    n = int(handle.region_array(offset, (1,), np.dtype(np.int64))[0])
+    ids = handle.region_array(offset + 8, (n,), np.dtype(np.int64))
+    data = handle.region_array(offset + _line_up(8 + 8 * n), (n, *shape[1:]), dtype)
     return trusted_rows(data, ids, shape)
 
 

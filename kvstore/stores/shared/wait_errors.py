@@ -96,6 +96,11 @@ class WaitErrors:
             )
         if outcome == shm.NO_MEMORY:
             raise MemoryError(f"no memory for more of the job's shared region{where}")
+        if outcome == shm.UNREADABLE:
+            raise KVStoreError(
+                f"worker {self._rank}: the value is not in the job's shared region{where}: the region is "
+                "overwritten; start the job again from what was saved last, and report a bug of kvstore"
+            )
         raise KVStoreError(f"unexpected outcome {outcome} of a wait{where}")
 
     def peer_lost(self, text: str) -> PeerLostError:
@@ -125,7 +130,7 @@ class WaitErrors:
         """Make the error of a round that came to nothing."""
         if not shm.mode(self._job) & 1:
             self.raise_if_peer_lost(handle, patience=_DYING if text is None else 0.0)
-        why = text or "the memory of a worker could not be read"
+        why = text or "the memory of a worker could not be read, or is not in the job's shared region"
         kind = UpdaterError if shm.mode(self._job) & 1 else KVStoreError
         error = kind(f"round {round} of key {handle.key!r} came to nothing: {why}")
         error.__cause__ = self._updater.causes.pop((handle.key, round), None)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import numpy as np
 import pace
 import pytest
 
+import kvstore as kv
 from kvstore.observe.doctor import machine
 
 Tree = Callable[[Mapping[str, str]], Path]
@@ -175,3 +179,64 @@ def test_huge_pages(tree: Tree, setting: str, level: str) -> None:
 
 def test_a_kernel_without_huge_pages_is_a_warning(tree: Tree) -> None:
     assert machine.huge_pages(tree({})).level == "warning"
+
+
+GUARD = (0x7FFC6B5669644721).to_bytes(8, "little")
+
+
+def _regions_of_this_process() -> set[Path]:
+    found = set()
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # that of the folder itself
+            if machine._REGION.search(os.readlink(link)):
+                found.add(link)
+    return found
+
+
+@pytest.fixture
+def region(tmp_path: Path) -> tuple[Path, Path]:
+    """Copy the memory of a job of one worker; return a root that has it, and the copy."""
+    before = _regions_of_this_process()
+    with kv.create("shared") as store:
+        store.init(["a", "b"], [np.ones(3, np.float32)] * 2)
+        store.set_optimizer(kv.optimizer.create("adam"))
+        store.push(["a", "b"], [np.ones(3, np.float32)] * 2)
+        store.pull("a", out=np.empty(3, np.float32))
+        [link] = _regions_of_this_process() - before
+        copy = tmp_path / os.readlink(link).removeprefix("/").removesuffix(" (deleted)")
+        shutil.copyfile(link, copy)
+    (tmp_path / "root/proc/1/fd").mkdir(parents=True)
+    (tmp_path / "root/proc/1/fd/3").symlink_to(copy)
+    return tmp_path / "root", copy
+
+
+def test_every_guard_of_a_region_that_is_overwritten_is_found(region: tuple[Path, Path]) -> None:
+    root, copy = region
+    assert machine.shared_regions(root).text == "1 of running jobs: nothing is overwritten"
+    whole = copy.read_bytes()
+    places = [one.start() for one in re.finditer(re.escape(GUARD), whole)]
+    assert len(places) == 2 + 2 * 2 + 1 + 2  # of header, entries, settings, and the states of two keys
+    for place in places:
+        with copy.open("r+b") as file:
+            file.seek(place)
+            file.write(b"\0")
+        assert machine.shared_regions(root).level == "error", place
+        copy.write_bytes(whole)
+
+
+def test_a_plan_without_an_address_would_be_found(region: tuple[Path, Path]) -> None:
+    root, copy = region
+    with copy.open("r+b") as file:
+        file.write(bytes(4000))
+    found = machine.shared_regions(root)
+    assert (found.level, "its header is overwritten" in found.text) == ("error", True)
+
+
+def test_regions_of_other_versions_are_left_alone(region: tuple[Path, Path]) -> None:
+    root, copy = region
+    with copy.open("r+b") as file:
+        file.seek(8)
+        file.write((1).to_bytes(8, "little"))
+    assert machine.shared_regions(root).level == "ok"
+    copy.write_bytes(b"")
+    assert machine.shared_regions(root).level == "ok"

@@ -8,6 +8,7 @@ the loops use these types as they are.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterator
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -31,7 +32,7 @@ COPIED = 16 * 1024
 SPAN = 262144
 
 #: Version of everything in this file; processes of another version are refused.
-PROTOCOL = 10
+PROTOCOL = 11
 
 
 class Kind(enum.IntEnum):
@@ -47,6 +48,8 @@ class Kind(enum.IntEnum):
     PUT_STATE = 8  # DONE
     FORGET = 9  # drop a slice; DONE
     LAST_ROUND = 10  # DONE, which names the last round, once no more will be complete
+    SEAL = 11  # refuse pushes into a slice that moves, unless parts of a round wait in it; DONE
+    UNSEAL = 12  # take pushes again; DONE
     DONE = 20
     VALUE = 21
     FAILED = 22  # payload: msgpack of `Failure`
@@ -193,7 +196,7 @@ class KeySpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     dtype: str
     sparse: bool = False
     whole: bool = False
-    """All of it belongs on one server."""
+    """All of it belongs on one server; of a key that is spread, its initializer wants to move it."""
 
 
 class KeyEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -204,6 +207,11 @@ class KeyEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     number: int
     slices: tuple[Slice, ...]
     ready: bool
+
+    @property
+    def line(self) -> int:
+        """Elements of a line: rows that are pushed to a dense key travel as lines, each within one slice."""
+        return math.gcd(math.prod(self.spec.shape[1:]), *(part.start for part in self.slices))
 
     def names(self) -> Iterator[tuple[int, str]]:
         """Yield each slice with a name: that of the key, and where it is cut which part of it."""
@@ -302,6 +310,8 @@ class Ready(MemberRequest, frozen=True, tag=True):
     """These keys have their values."""
 
     keys: tuple[Key, ...]
+    error: Failure | None = None
+    """Of keys that were to move to one server: why they stay where they are."""
 
 
 class Lookup(MemberRequest, frozen=True, tag=True):
@@ -565,7 +575,7 @@ class LeftOut(msgspec.Struct, frozen=True, tag=True):
     """The last one that it was in."""
 
 
-_OfMember = JoinRounds | Barrier | CreateKeys | Ready | Lookup | Count | Drop | Settings | Command
+_OfMember = JoinRounds | Barrier | CreateKeys | Ready | Lookup | Count | Settings | Command
 ToScheduler = Hello | Bye | Leave | Begin | JoinPointReached | Installed | Ping | Pong | _OfMember
 FromScheduler = Met | Welcome | Refused | View | Answer | Install | Slices | Pong | Over | Ping
 Direct = Attach | Attached | Fenced | Who | Missing | LeftOut

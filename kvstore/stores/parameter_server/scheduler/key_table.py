@@ -35,10 +35,11 @@ class KeyWaiter(NamedTuple):
 class AwaitedKeys:
     """Keys, and the workers that wait for just these: usually all of them for the same."""
 
-    __slots__ = ("keys", "missing", "waiting")
+    __slots__ = ("keys", "missing", "waiting", "whole")
 
-    def __init__(self, keys: tuple[Key, ...], missing: set[Key]) -> None:
+    def __init__(self, keys: tuple[Key, ...], missing: set[Key], whole: bool) -> None:
         self.keys = keys
+        self.whole = whole  # each of them is to be on one server
         self.missing = missing  # not ready; perhaps others, too, if they have been dropped
         self.waiting: list[KeyWaiter] = []
 
@@ -58,9 +59,13 @@ class KeyTable:
         self.loads = loads  # bytes on each server, of all stores of the job
         self.whole = whole
         self.entries: dict[Key, KeyEntry] = {}
-        self._awaited: dict[tuple[Key, ...], AwaitedKeys] = {}
+        self._awaited: dict[tuple[tuple[Key, ...], bool], AwaitedKeys] = {}
         #: Keys whose first values could not be stored: why, and the workers that have been told.
         self._failed: dict[Key, tuple[Failure, set[int]]] = {}
+        #: Keys that move to one server: where they will be. Until all is there, `entries` has the old place.
+        self._moving: dict[Key, KeyEntry] = {}
+        #: Where keys were that have moved; it is read by members that are not among these ranks.
+        self._left: list[tuple[KeyEntry, set[int]]] = []
         self._numbers = 0
         self._slices = 0
 
@@ -79,8 +84,8 @@ class KeyTable:
             return Answer(request, error=error), ()
         if rank != initializer and self._waits_for(keys, KeyWaiter(rank, request, specs)):
             return None, ()
-        new = tuple(self._placed(spec) for spec in specs if spec.key not in self.entries)
-        return Answer(request, self._entries(keys)), new
+        new = tuple(self._placed(spec) for spec in specs if self._needs_place(spec))
+        return Answer(request, tuple(self._moving.get(key, self.entries[key]) for key in keys)), new
 
     def lookup(self, rank: int, request: int, keys: tuple[Key, ...], wait: bool) -> Answer | None:
         """Answer with the entries of keys once all are ready, or with those that are; no keys: with all."""
@@ -96,6 +101,9 @@ class KeyTable:
         """Note that keys have values: rank and answer of those that have waited for them."""
         for key in keys:
             entry = self.entries.get(key)
+            if entry is not None and key in self._moving:
+                self._left.append((entry, set()))
+                entry = self._moving.pop(key)
             if entry is not None:
                 self.entries[key] = msgspec.structs.replace(entry, ready=True)
                 self._failed.pop(key, None)
@@ -103,9 +111,9 @@ class KeyTable:
         for one in list(self._awaited.values()):
             one.missing.difference_update(keys)
             if not one.missing:
-                one.missing = self.without_values(one.keys)
+                one.missing = self._missing(one.keys, one.whole)
             if not one.missing:
-                del self._awaited[one.keys]
+                del self._awaited[one.keys, one.whole]
                 done += self._answers(one)
         return done
 
@@ -118,7 +126,7 @@ class KeyTable:
         answers = []
         for one in list(self._awaited.values()):
             if not one.missing.isdisjoint(keys):
-                del self._awaited[one.keys]
+                del self._awaited[one.keys, one.whole]
                 answers += [(waiter.rank, Answer(waiter.request, error=error)) for waiter in one.waiting]
         told.update(rank for rank, _ in answers)
         self._failed.update((key, (error, set(told))) for key in keys)
@@ -130,6 +138,25 @@ class KeyTable:
         for _, told in failures:
             told.add(rank)
         return failures[0][0] if failures else None
+
+    def stay(self, keys: Sequence[Key], error: Failure) -> tuple[list[int], list[tuple[int, Answer]]]:
+        """Have keys not move after all: the slices that were for them, and what those that wait are told."""
+        gone = [self._moving.pop(key) for key in keys if key in self._moving]
+        failed = [one for one in self._awaited.values() if one.whole and not set(keys).isdisjoint(one.keys)]
+        for one in failed:
+            del self._awaited[one.keys, True]
+        told = [
+            (waiter.rank, Answer(waiter.request, error=error)) for one in failed for waiter in one.waiting
+        ]
+        return self._released(gone), told
+
+    def leave_old_places(self, rank: int, members: Iterable[int]) -> list[int]:
+        """Note that a worker reads no key where it was before it has moved: slices that no member reads."""
+        for _, ranks in self._left:
+            ranks.add(rank)
+        gone = [entry for entry, ranks in self._left if ranks.issuperset(members)]
+        self._left = [one for one in self._left if not one[1].issuperset(members)]
+        return self._released(gone)
 
     def promote(self, initializer: int) -> tuple[list[tuple[int, Answer]], tuple[KeyEntry, ...]]:
         """Tell a worker that waits, and is the initializer now, to fill its keys."""
@@ -144,19 +171,27 @@ class KeyTable:
 
     def without_values(self, keys: Sequence[Key]) -> set[Key]:
         """Return those of the keys that have no value."""
-        entries = self.entries
-        return {key for key in keys if (entry := entries.get(key)) is None or not entry.ready}
+        return self._missing(keys, False)
 
     def drop(self, keys: Sequence[Key]) -> list[int]:
         """Forget keys; their slices."""
-        gone = [self.entries.pop(key) for key in keys if key in self.entries]
+        gone = [table.pop(key) for key in keys for table in (self.entries, self._moving) if key in table]
+        gone += [entry for entry, _ in self._left if entry.spec.key in keys]
+        self._left = [one for one in self._left if one[0].spec.key not in keys]
+        return self._released(gone)
+
+    def _released(self, gone: list[KeyEntry]) -> list[int]:
         for entry in gone:
             release(self._bytes(entry), self.loads)
         return [one.id for entry in gone for one in entry.slices]
 
+    def placed(self) -> tuple[KeyEntry, ...]:
+        """All places that keys have: where they are, will be, and can still be read."""
+        return (*(entry for entry, _ in self._left), *self.entries.values(), *self._moving.values())
+
     def gone(self) -> list[int]:
         """Slices of keys that were forgotten."""
-        there = {one.id for entry in self.entries.values() for one in entry.slices}
+        there = {one.id for entry in self.placed() for one in entry.slices}
         return [slice_ for slice_ in range(self._slices) if slice_ not in there]
 
     def leave(self, rank: int) -> None:
@@ -174,12 +209,13 @@ class KeyTable:
 
     def _waits_for(self, keys: tuple[Key, ...], one: KeyWaiter) -> bool:
         """Have a worker wait for keys; False: all of them are ready."""
-        awaited = self._awaited.get(keys)
+        whole = any(spec.whole for spec in one.specs)
+        awaited = self._awaited.get((keys, whole))
         if awaited is None:
-            missing = self.without_values(keys)
+            missing = self._missing(keys, whole)
             if not missing:
                 return False
-            awaited = self._awaited[keys] = AwaitedKeys(keys, missing)
+            awaited = self._awaited[keys, whole] = AwaitedKeys(keys, missing, whole)
         awaited.waiting.append(one)
         return True
 
@@ -192,8 +228,24 @@ class KeyTable:
             awaited.waiting += kept
             found += [one for one in mine if one not in kept]
             if not awaited.waiting:
-                del self._awaited[awaited.keys]
+                del self._awaited[awaited.keys, awaited.whole]
         return found
+
+    def _missing(self, keys: Sequence[Key], whole: bool) -> set[Key]:
+        """Those of the keys that have no value, or not yet where they are to be."""
+        entries = self.entries
+        return {
+            key
+            for key in keys
+            if (entry := entries.get(key)) is None or not entry.ready or (whole and _is_spread(entry))
+        }
+
+    def _needs_place(self, spec: KeySpec) -> bool:
+        """Whether a key is new, or is to move to one server and does not move yet."""
+        entry = self.entries.get(spec.key)
+        if entry is None:
+            return True
+        return spec.whole and entry.ready and _is_spread(entry) and spec.key not in self._moving
 
     def _entries(self, keys: Sequence[Key]) -> tuple[KeyEntry, ...]:
         return tuple(self.entries[key] for key in keys)
@@ -218,8 +270,11 @@ class KeyTable:
             for at, (server, (start, stop, _)) in enumerate(zip(servers, cuts, strict=True))
         )
         self._slices += len(slices)
-        entry = self.entries[spec.key] = KeyEntry(spec, self._numbers, slices, ready=False)
-        self._numbers += 1
+        known = self.entries.get(spec.key)
+        entry = KeyEntry(spec, self._numbers if known is None else known.number, slices, ready=False)
+        self._numbers += known is None
+        table = self.entries if known is None else self._moving
+        table[spec.key] = entry
         return entry
 
     def _cuts(self, spec: KeySpec) -> list[tuple[int, int, int]]:
@@ -264,6 +319,10 @@ class KeyTable:
         if not spec.sparse and count(spec, itemsize(spec.dtype), slice_bytes) + self._slices > _MOST_SLICES:
             return Failure("ConfigError", f"key {spec.key!r}: too many slices; raise slice_bytes")
         return None
+
+
+def _is_spread(entry: KeyEntry) -> bool:
+    return len({one.server for one in entry.slices}) > 1
 
 
 def itemsize(dtype: str) -> int:

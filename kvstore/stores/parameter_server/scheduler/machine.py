@@ -97,7 +97,6 @@ class Scheduler:
             m.Ready: requests.ready,
             m.Lookup: requests.lookup,
             m.Count: requests.count,
-            m.Drop: requests.drop,
             m.Settings: requests.settings,
             m.Command: requests.command,
         }

@@ -80,7 +80,13 @@ class MemberRequests:
 
     def ready(self, store: Membership, peer: Peer, message: m.Ready, outgoing: Outgoing) -> None:
         """Answer those who wait for the values of keys."""
-        self._stores.answer(store, store.keys.ready(message.keys), outgoing)
+        if message.error is None:
+            told = store.keys.ready(message.keys)
+        else:
+            slices, told = store.keys.stay(message.keys, message.error)
+            if slices:  # none would be the whole store
+                self._servers.tell_all(dropped(store, slices), outgoing)
+        self._stores.answer(store, told, outgoing)
         outgoing.write(peer, Answer(message.request))
 
     def lookup(self, store: Membership, peer: Peer, message: m.Lookup, outgoing: Outgoing) -> None:
@@ -107,6 +113,8 @@ class MemberRequests:
 
     def settings(self, store: Membership, peer: Peer, message: m.Settings, outgoing: Outgoing) -> None:
         """Have a setting installed once, and answer when all servers have it."""
+        if message.kind == "optimizer":  # a worker that sets one has nothing under way, and knows all places
+            self._stores.leave_old_places(store, peer.rank, outgoing)
         servers = set(range(self._servers.count))
         setting, new = store.settings.ask(peer.rank, message, servers, store.unpaced)
         if setting is None:

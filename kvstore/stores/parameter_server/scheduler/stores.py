@@ -115,7 +115,7 @@ class Stores:
                 self._servers.tell(rank, dropped(store), outgoing)
             if store.over or not store.started:
                 continue
-            entries = tuple(store.keys.entries.values())
+            entries = store.keys.placed()
             if entries:
                 self._servers.tell(rank, Slices(store.number, entries), outgoing)
             if gone := store.keys.gone():
@@ -142,11 +142,17 @@ class Stores:
 
     def go_on(self, store: Membership, outgoing: Outgoing) -> None:
         """After somebody has left or joined: perhaps the others need not wait any more."""
+        self.leave_old_places(store, -1, outgoing)
         self._let_join(store, outgoing)
         opened = [(rank, Answer(request)) for rank, request in store.open_barrier()]
         answers, new = store.keys.promote(store.initializer)
         self.place(store, new, outgoing)
         self.answer(store, [*opened, *answers], outgoing)
+
+    def leave_old_places(self, store: Membership, rank: int, outgoing: Outgoing) -> None:
+        """Have servers drop slices of keys that have moved, once all members know it; `rank` does now."""
+        if slices := store.keys.leave_old_places(rank, store.members):
+            self._servers.tell_all(dropped(store, slices), outgoing)
 
     def _let_join(self, store: Membership, outgoing: Outgoing) -> None:
         """Tell all of one who came back, once the others have reached where it joins; then the next may."""

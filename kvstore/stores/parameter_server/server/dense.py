@@ -11,7 +11,7 @@ import numpy as np
 
 from ....arrays import pages
 from ....arrays.grouping import Key
-from ....arrays.sparse import RowSparseArray
+from ....arrays.sparse import RowSparseArray, trusted_rows
 from ....errors import DTypeError, KeyNotFoundError, ShapeError
 from ....kernels import cpu
 from ....optimizer import SGLD, Updater
@@ -30,9 +30,13 @@ from .payload import Payload, SliceUpdate, not_kept, plain, some_rows, summands,
 class DenseKey:
     """A dense key, of which all slices or some are here."""
 
-    def __init__(self, key: Key, shape: tuple[int, ...], dtype: np.dtype[Any], whole: bool) -> None:
+    def __init__(
+        self, key: Key, shape: tuple[int, ...], dtype: np.dtype[Any], whole: bool, line: int
+    ) -> None:
         self.key, self.shape, self.dtype, self.whole = key, shape, dtype, whole
-        self.size, self.width = math.prod(shape), math.prod(shape[1:])
+        self.size = math.prod(shape)
+        #: Elements of a line, as which rows are pushed: see `KeyEntry.line`.
+        self.line = line
         #: Slices that are here, in their order.
         self.slices: list[DenseSlice] = []
         #: State of a rule that needs the whole key.
@@ -274,16 +278,12 @@ class DenseSlice(SliceValue):
         state.generation, state.updater = settings.generation, updater
         state.keep((given.updates, given.num_update))
 
-    def as_rows(self) -> tuple[Array, int]:
-        """Return the value as rows, and the first one's number; ShapeError: the slice is cut within rows."""
-        width = self.of.width
-        if not width or self.start % width or self.stop % width:
-            raise ShapeError(
-                f"rows were pushed to dense key {self.of.key!r}, whose slice {self.start} to {self.stop} is "
-                f"cut within rows of {width}"
-            )
-        shape = (self.size // width, *self.of.shape[1:])
-        return self.live().reshape(shape), self.start // width
+    def as_lines(self) -> tuple[Array, int]:
+        """Return the value as lines, and the number of the first; ShapeError: its rows have no elements."""
+        line = self.of.line
+        if not line:
+            raise ShapeError(f"rows were pushed to dense key {self.of.key!r}, which has no elements")
+        return self.live().reshape(self.size // line, line), self.start // line
 
 
 def allocate(size: int, dtype: np.dtype[Any], memory: Values | None) -> tuple[Array, Block | None]:
@@ -347,7 +347,7 @@ class Batch:
             return usual
         if all(payload.rows < 0 for _, payload in job.parts):
             return summands(job.parts, part.of.dtype, part.size)
-        table, first = part.as_rows()
+        table, first = part.as_lines()
         dtype, shape = table.dtype, table.shape
         if any(payload.rows < 0 for _, payload in job.parts):
             return [_whole_part(payload, dtype, first, shape) for _, payload in job.parts]
@@ -399,9 +399,8 @@ def update_whole(
 
 def _gradient(key: DenseKey, parts: list[tuple[DenseSlice, SliceUpdate]]) -> Array | RowSparseArray:
     """Sum of what was pushed into all slices; row-sparse where that is what everybody pushed."""
-    if len(key.slices) == 1 and all(payload.rows >= 0 for _, payload in parts[0][1].parts):
-        table, first = parts[0][0].as_rows()
-        return merged([some_rows(p, key.dtype, first, table.shape) for _, p in parts[0][1].parts])
+    if (rows := _pushed_rows(key, parts)) is not None:
+        return merged(rows)
     total = pages.empty((key.size,), key.dtype)
     items: list[cpu.ReduceItem] = []
     if len(parts) < len(key.slices):
@@ -409,12 +408,36 @@ def _gradient(key: DenseKey, parts: list[tuple[DenseSlice, SliceUpdate]]) -> Arr
     for part, job in parts:
         there = total[part.start : part.stop]
         if any(payload.rows >= 0 for _, payload in job.parts):
-            table, first = part.as_rows()
+            table, first = part.as_lines()
             items.append(([_whole_part(p, key.dtype, first, table.shape) for _, p in job.parts], there, []))
         else:
             items.append((summands(job.parts, key.dtype, part.size), there, []))
     cpu.reduce(items)
     return total.reshape(key.shape)
+
+
+def _pushed_rows(key: DenseKey, parts: list[tuple[DenseSlice, SliceUpdate]]) -> list[RowSparseArray] | None:
+    """Return what each worker has pushed, if that is rows, with lines in all slices; else None."""
+    by_rank: dict[int, list[RowSparseArray]] = {}
+    for part, job in sorted(parts, key=lambda one: one[0].start):
+        for rank, payload in job.parts:
+            if payload.rows < 0:
+                return None
+            table, first = part.as_lines()
+            lines = some_rows(payload, key.dtype, first, table.shape)
+            there = by_rank.setdefault(rank, [])
+            there.append(trusted_rows(lines.data, lines.indices + first, (key.size // key.line, key.line)))
+    if any(len(there) < len(key.slices) for there in by_rank.values()):
+        return None
+    return [_rows_of(key, there) for there in by_rank.values()]
+
+
+def _rows_of(key: DenseKey, lines: list[RowSparseArray]) -> RowSparseArray:
+    """Put the lines of rows, from all slices, together."""
+    ids = np.concatenate([part.indices for part in lines])
+    data = np.concatenate([part.data for part in lines])
+    count = math.prod(key.shape[1:]) // key.line
+    return trusted_rows(data.reshape(-1, *key.shape[1:]), ids[::count] // count, key.shape)
 
 
 def _whole_part(payload: Payload, dtype: np.dtype[Any], first: int, shape: tuple[int, ...]) -> Array:

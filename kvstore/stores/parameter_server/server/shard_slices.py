@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from ....arrays.element_types import dtype_named
 from ....errors import KeyNotFoundError
-from ..protocol.messages import KeyEntry, Slice
+from ..protocol.messages import Key, KeyEntry, Slice
 from ..transport.shared_buffers import Values
 from .dense import DenseKey, DenseSlice
 from .sparse import Table
@@ -21,6 +21,7 @@ class ShardSlices:
     def __init__(self, store: int, server: int, memory: Values | None) -> None:
         self.store, self.server, self.memory = store, server, memory
         self.entries: dict[int, KeyEntry] = {}  # by the number of the key's first slice
+        self._newest: dict[Key, int] = {}  # the first slice of each key, where the key is now
         self.held: dict[int, DenseSlice | Table] = {}
         self.ready: set[int] = set()
         #: Slices that are not as in the last snapshot.
@@ -29,16 +30,24 @@ class ShardSlices:
     def define(self, entries: Sequence[KeyEntry]) -> None:
         """Take note of slices that will come; known ones stay."""
         for entry in entries:
+            key, first = entry.spec.key, entry.slices[0].id
+            self._newest[key] = max(first, self._newest.get(key, first))
             mine = [piece for piece in entry.slices if piece.server == self.server]
             if mine and mine[0].id not in self.held:
                 self.entries[mine[0].id] = entry
                 make = self._make_tables if entry.spec.sparse else self._make_dense
                 make(entry, mine)
 
+    def current(self) -> list[KeyEntry]:
+        """Return the keys that have slices here; without the places that keys have moved from."""
+        return [
+            entry for entry in self.entries.values() if entry.slices[0].id == self._newest[entry.spec.key]
+        ]
+
     def _make_dense(self, entry: KeyEntry, mine: list[Slice]) -> None:
         spec = entry.spec
         whole = len(mine) == len(entry.slices)
-        key = DenseKey(spec.key, tuple(spec.shape), dtype_named(spec.dtype), whole)
+        key = DenseKey(spec.key, tuple(spec.shape), dtype_named(spec.dtype), whole, entry.line)
         key.slices = [DenseSlice(piece.id, key, piece.start, piece.stop) for piece in mine]
         self.held.update({part.id: part for part in key.slices})
 

@@ -51,6 +51,8 @@ class SliceRequests:
         elif kind in _PUSHES:
             if self._members.broken is not None:
                 self._effects.fail(session, record, rounds.round, self._members.broken)
+            elif rounds.sealed:
+                self._effects.fail(session, record, rounds.round, self._moved(session, rounds))
             elif self._members.sync:
                 self._push(session, rounds, record, frames)
             else:
@@ -124,9 +126,21 @@ class SliceRequests:
         elif record.kind == Kind.FORGET:
             self.forget((rounds.id,))
             self._effects.answer(session, _DONE, record, 0)
+        elif record.kind in (Kind.SEAL, Kind.UNSEAL):
+            self._seal(session, rounds, record)
         else:
             rounds.begin(_WRITE, session, record)
             self._effects.write(self._store, SliceWrite(rounds.id, record, frames))
+
+    def _seal(self, session: WorkerSession, rounds: SliceRounds, record: Record) -> None:
+        """Refuse pushes from now on, or take them again; a part that waits for its round would be lost."""
+        ahead = rounds.open_rounds()
+        if record.kind == Kind.SEAL and ahead:
+            rank = rounds.ranks(ahead[0])[0]
+            self._effects.fail(session, record, rounds.round, self._moved(session, rounds, rank))
+            return
+        rounds.seal(record.kind == Kind.SEAL)
+        self._effects.answer(session, _DONE, record, rounds.round)
 
     def _without_value(
         self, session: WorkerSession, rounds: SliceRounds | None, record: Record, frames: Frames
@@ -158,6 +172,8 @@ class SliceRequests:
         if broken is not None and not self._readable(rounds, record):
             # whoever knows of the loss asks for whatever there is
             self._effects.fail(session, record, rounds.round, broken)
+        elif rounds.sealed and not self._readable(rounds, record):
+            self._effects.fail(session, record, rounds.round, self._moved(session, rounds))
         elif rounds.busy or not self._readable(rounds, record):
             self._wait_to_read(session, rounds, record, frames)
         else:
@@ -343,6 +359,15 @@ class SliceRequests:
             text = f"{what} is lost: its server was started again, and there is no snapshot of it"
             return Failure("StateFileError", f"{text}; start the job again from what was saved last")
         return Failure("KeyNotFoundError", f"{what} has no value on this server; init its key first")
+
+    def _moved(self, session: WorkerSession, rounds: SliceRounds, rank: int = -1) -> Failure:
+        """Make the error of a push into a slice whose key moves, by this worker or by `rank`."""
+        text = (
+            f"worker {session.rank if rank < 0 else rank} has pushed into slice {rounds.id} of store "
+            f"{self._store} after round {rounds.round}, and its key moves to one server then, for an "
+            "optimizer that needs whole tensors: set the optimizer after the same push on all workers"
+        )
+        return Failure("ConfigError", text)
 
     def _refuse_unknown(self, session: WorkerSession, record: Record) -> None:
         """Answer a request that the protocol does not know."""

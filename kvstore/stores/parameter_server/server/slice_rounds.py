@@ -16,7 +16,7 @@ from .sessions import WorkerSession
 OPEN = 2
 
 #: Requests that set what a slice is, or drop it: done between rounds, in a broken store too.
-WRITES = frozenset((Kind.INIT, Kind.ASSIGN, Kind.PUT_STATE, Kind.FORGET))
+WRITES = frozenset((Kind.INIT, Kind.ASSIGN, Kind.PUT_STATE, Kind.FORGET, Kind.SEAL, Kind.UNSEAL))
 
 #: Failed rounds of a slice that are kept for workers which have not been told; the oldest are dropped.
 _FAILED = 64
@@ -43,15 +43,21 @@ class SliceRounds(SliceState):
         #: Why rounds failed, and which of the workers that had pushed into them have not been told.
         self.failures: dict[int, tuple[Failure, set[int]]] = {}
         self.skip: dict[int, int] = {}  # ranks whose parts up to a round are lost
+        self.sealed = False  # its key moves, or has moved, to other slices: it is only read
 
     def note(self) -> None:
         """Tell `native/rounds.h` whether it can handle requests; after each change of what is kept here."""
-        self.special = bool(self.queue or self.failures or self.skip or self.current)
+        self.special = bool(self.queue or self.failures or self.skip or self.current or self.sealed)
 
     def enqueue(self, request: Waiting) -> None:
         """Let a request wait until the slice is free."""
         request[0].wait(request[1].sequence)
         self.queue.append(request)
+        self.note()
+
+    def seal(self, sealed: bool) -> None:
+        """Take no more pushes, or take them again."""
+        self.sealed = sealed
         self.note()
 
     def begin(self, activity: SliceActivity, session: WorkerSession, record: Record) -> None:

@@ -26,6 +26,7 @@ from ....optimizer import Updater
 from ....optimizer.optimizer import State as Tree
 from ...entry import Array
 from ..protocol.messages import KeyEntry
+from ..protocol.optimizer_states import PartState
 from ..transport.shared_buffers import Values
 from .dense import DenseSlice
 from .optimizer import OptimizerVersion, State
@@ -171,7 +172,29 @@ def _described(held: Held, tensors: Tensors) -> dict[str, Any]:
     said = {"state": _state(held.state, held.key, "state", tensors)}
     if held.has_blank_tree():
         said["blank"] = _outline(held.blank_tree, "blank-state", tensors)
+    if held.given is not None:
+        said["given"] = _given(*held.given, tensors)
     return said
+
+
+def _given(settings: OptimizerVersion, given: PartState, tensors: Tensors) -> dict[str, Any]:
+    """Describe a loaded state that is not the table's before its next update."""
+    if given.ids is not None:
+        tensors["given-ids"] = given.ids
+    counts = {"era": settings.generation, "updates": given.updates, "num_update": given.num_update}
+    outline, blank = _outline(given.tree, "given", tensors), _outline(given.blank, "given-blank", tensors)
+    return {**counts, "known": given.known, "outline": outline, "blank": blank}
+
+
+def _take_given(
+    held: Table, said: dict[str, Any], tensors: Tensors, versions: dict[int, OptimizerVersion]
+) -> None:
+    settings = versions.get(said["era"])
+    if settings is None or settings.optimizer is None:
+        return  # as in `_take_state`
+    tree, blank = _rebuilt(said["outline"], "given", tensors), _rebuilt(said["blank"], "given-blank", tensors)
+    counts = said["updates"], said["num_update"]
+    held.given = settings, PartState(said["known"], tree, tensors.get("given-ids"), blank, *counts)
 
 
 def _state(state: State, key: Any, name: str, tensors: Tensors) -> dict[str, Any] | None:
@@ -212,6 +235,8 @@ def taken_back(
     blank = _rebuilt(said["blank"], "blank-state", tensors) if "blank" in said else None
     rows = _typed(tensors["rows"], held.dtype)
     held.take_back(tensors.get("ids"), rows, _typed(tensors["blank"], held.dtype), blank)
+    if "given" in said:
+        _take_given(held, said["given"], tensors, by_generation)
 
 
 def _take_value(held: DenseSlice, value: Array, memory: Values | None) -> None:

@@ -59,6 +59,8 @@ class Table(RowTable, TableRows):
         self._kept_room: Array = self._block  # for the rows that an update changes, as they were
         self._ids_room: Ids = np.empty(0, np.int64)  # for their ids, where `row_rounds.h` does the round,
         self._maps_room: Ids = np.empty((0, 0), np.int64)  # and where they are in each part
+        #: A loaded state that is the table's from the next update on, and the settings that it belongs to.
+        self.given: tuple[OptimizerVersion, PartState] | None = None
 
     @property
     def updater(self) -> Updater | None:
@@ -92,6 +94,11 @@ class Table(RowTable, TableRows):
         _, there, where = np.intersect1d(ids, kept.ids, assume_unique=True, return_indices=True)
         rows[there] = kept.rows[where]
         return ids, rows
+
+    def absent(self, round: int | None = None) -> Array | None:
+        """Return what absent rows are, after a round or now; None: zeros, or all rows are held."""
+        blank = self.blank if round is None or self._before.blank is None else self._before.blank
+        return None if self.index is None or not blank.view(np.uint8).any() else blank
 
     def hide(self) -> None:
         """Leave reads and updates to this class."""
@@ -130,6 +137,8 @@ class Table(RowTable, TableRows):
     def part_state(self, settings: OptimizerVersion) -> PartState:
         """Return the state of this generation."""
         state = self.state
+        if self.given is not None and self.given[0].generation == settings.generation:
+            return self.given[1]
         updater = state.current(settings)
         if updater is None or self.key not in updater.states:
             return NOTHING
@@ -139,15 +148,30 @@ class Table(RowTable, TableRows):
         return PartState(True, tree, self.ids_as_they_lie(), self.blank_tree, *counts)
 
     def put_state(self, given: PartState, settings: OptimizerVersion) -> None:
-        """Take over the state of a generation; every row that it is of is held from now on."""
+        """Take over the state of a generation, from the next update on: it holds every row of the state."""
         self.hide()
-        state, optimizer = self.state, settings.optimizer
+        optimizer = settings.optimizer
         assert optimizer is not None
         if given.known and given.ids is not None and not cpu.ascending_ids(np.sort(given.ids), self.shape[0]):
             raise StateFileError(f"the state of key {self.key!r} is of rows that its slice does not have")
         if given.known:
             self._check_state(given, optimizer)
-        state.updater, state.generation = Updater(optimizer), settings.generation
+        self.given = settings, given
+
+    def follow(self) -> None:
+        """Bring float32 copies of 16-bit rows, also loaded ones, in line with rows that were set."""
+        if self.given is not None:
+            self._take_given(self.given[0])
+        super().follow()
+
+    def _take_given(self, settings: OptimizerVersion) -> None:
+        """Become what `put_state` was given, before an update of that generation."""
+        found, self.given = self.given, None
+        if found is None or found[0].generation != settings.generation:
+            return
+        given, state = found[1], self.state
+        assert settings.optimizer is not None
+        state.updater, state.generation = Updater(settings.optimizer), settings.generation
         state.keep((given.updates, given.num_update))
         self._blank_of = None  # what absent rows had is over, too
         if not given.known:
@@ -206,6 +230,7 @@ class Table(RowTable, TableRows):
         settings is the newest that a round of the slice has had.
         """
         self.hide()
+        self._take_given(settings)
         self._keeps = keeps
         by_rows = settings.optimizer is not None and settings.optimizer.fused and is_lazy(settings.optimizer)
         if not by_rows or not all(isinstance(source, RowSparseArray) for source in sources):

@@ -31,7 +31,7 @@ from ..protocol.messages import (
     PayloadLocation,
     Record,
 )
-from ..protocol.payloads import SHARED_BYTES, as_bytes
+from ..protocol.payloads import ABSENT, SHARED_BYTES, as_bytes
 from ..transport.shared_buffers import PeerBuffers, Values
 from .payload import Payload, SliceUpdate, SliceValueWrite, opaque
 from .snapshot import Folder
@@ -216,7 +216,8 @@ class ServerStorage:
             return _state_found(shard.past_state(request.slice, request.round))
         found = shard.past(request.slice, request.round, _ids(request, frames))
         if isinstance(found, tuple):
-            return _rows_found(*found)
+            absent = shard.absent(request.slice, request.round) if request.kind == Kind.PULL else None
+            return _rows_found(*found, absent)
         return _READ._replace(place=PayloadLocation.FRAME, nbytes=found.nbytes), [as_bytes(found)]
 
     def _rows(self, shard: StoreShard, request: Record, frames: Sequence[Any]) -> tuple[Record, list[Any]]:
@@ -226,7 +227,8 @@ class ServerStorage:
                 place=PayloadLocation.FRAME, rows=len(ids), nbytes=ids.nbytes + found.nbytes
             )
             return record, [as_bytes(ids), found]
-        return _rows_found(*shard.rows(request.slice, ids))
+        there, rows = shard.rows(request.slice, ids)
+        return _rows_found(there, rows, shard.absent(request.slice) if ids is None else None)
 
     def _failure(self, error: Exception) -> Failure:
         """Say what workers are told of an error."""
@@ -427,7 +429,10 @@ def _state_found(state: bytes) -> tuple[Record, list[Any]]:
     return _READ._replace(place=PayloadLocation.FRAME, nbytes=len(state)), [state]
 
 
-def _rows_found(ids: Any, rows: Any) -> tuple[Record, list[Any]]:
+def _rows_found(ids: Any, rows: Any, absent: Any = None) -> tuple[Record, list[Any]]:
+    if absent is not None:
+        ids = np.concatenate([np.array([ABSENT]), ids])
+        rows = np.concatenate([absent.reshape(1, -1), rows])
     record = _READ._replace(place=PayloadLocation.FRAME, rows=len(ids), nbytes=ids.nbytes + rows.nbytes)
     return record, [as_bytes(ids), as_bytes(rows)]
 

@@ -161,6 +161,11 @@ class StoreShard:
         found, rows = held.read(None if ids is None else self._within(held, ids))
         return found + held.start, rows.reshape(len(found), math.prod(rows.shape[1:]))
 
+    def absent(self, slice: int, round: int | None = None) -> Array | None:
+        """Return what the rows of a table are that `rows` leaves out, or `past`; None: zeros."""
+        held = self._slices.find(slice)
+        return held.absent(round) if isinstance(held, Table) else None
+
     def gathered(self, slice: int, ids: Ids) -> GatheredRows | None:
         """Return the rows that `rows` does, to be sent before they change; None: they have to be read."""
         held = self._slices.find(slice)
@@ -207,7 +212,7 @@ class StoreShard:
         settings = self._optimizers.after(version, kind, text, clock)
         if settings is None:
             return
-        for entry in self._slices.entries.values():
+        for entry in self._slices.current():
             spec, homes = entry.spec, {piece.server for piece in entry.slices}
             parted = len(entry.slices) > 1 if spec.sparse else len(homes) > 1
             if parted and not is_side(spec.key) and needs_whole_keys(settings.optimizer, spec.sparse):

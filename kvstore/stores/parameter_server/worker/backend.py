@@ -288,7 +288,7 @@ class DistBackend(Backend):
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Use an optimizer; the first worker that says so installs it, the others must mean the same."""
         if needs_whole_keys(optimizer):
-            self._values.make_whole(self.config.timeout)
+            self._values.make_whole(optimizer)
         self._optimizer.install(optimizer, self._pushes.clock)
 
     def configure(self, changes: dict[str, Any]) -> None:

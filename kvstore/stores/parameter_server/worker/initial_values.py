@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
+
+import msgspec
 
 from ....arrays.grouping import Group, Key
 from ....arrays.sparse import RowSparseArray
 from ....devices.arrays import any_on_device
-from ....errors import KVStoreError, TimeoutError
-from ....waiting import WaitClock
+from ....errors import KVStoreError
+from ....optimizer import Optimizer
 from ...entry import Array, check_same, first_value
 from ..protocol import messages as m
 from ..protocol.messages import Kind
+from ..protocol.optimizer_states import needs_whole_keys
 from .key_directory import DistKey, spec_of
 from .operations import Request
 from .pulls import Pulls
 from .pushes import Pushes
-from .request_builder import PushHeader
-
-_LOOK_AGAIN = 0.02  # seconds until a worker looks again whether keys have been moved
+from .request_builder import PushHeader, slice_requests
 
 
 class InitialValues:
@@ -70,9 +70,9 @@ class InitialValues:
     def _check_same(self, key: DistKey, value: Array | RowSparseArray) -> None:
         check_same(key, key.sparse, value, "in this job", self._client.rank)
 
-    def _create(self, new: list[tuple[Key, Array | RowSparseArray]], whole: bool = False) -> None:
-        """Have keys placed, each on one server if `whole`, and bring their values to the servers."""
-        whole = whole or self._optimizer.wants_whole_keys
+    def _create(self, new: list[tuple[Key, Array | RowSparseArray]]) -> None:
+        """Have keys placed, each on one server if the rule wants that, and bring their values there."""
+        whole = self._optimizer.wants_whole_keys
         specs = tuple(spec_of(key, value, whole) for key, value in new)
         try:
             entries = self._client.request(partial(m.CreateKeys, keys=specs), "the placement of keys").entries
@@ -99,7 +99,7 @@ class InitialValues:
         name = type(error).__name__ if isinstance(error, KVStoreError) else KVStoreError.__name__
         rank, why = self._client.rank, str(error) or "it has too little memory"
         text = f"worker {rank} cannot store the first value of {_named(keys)}: {why}"
-        with contextlib.suppress(KVStoreError):
+        with suppress(KVStoreError):
             drop = partial(m.Drop, keys=keys, error=m.Failure(name, text))
             self._client.request(drop, "an init that has failed")
 
@@ -109,31 +109,53 @@ class InitialValues:
             return self._slices.rows(key, [value], head)
         return self._slices.dense(key, [value], head, None)
 
-    def make_whole(self, timeout: float) -> None:
-        """Bring each key to one server, for a rule that must see whole tensors; all workers come here."""
-        spread = [key for key in self._keys.all() if key.is_spread]
+    def make_whole(self, optimizer: Optimizer) -> None:
+        """Have each key on one server whose update needs all of it; all workers set this optimizer.
+
+        The lowest rank brings the values there. Workers that have not come to this yet read where the keys
+        were.
+        """
+        self._client.settle()
+        keys = self._keys.all()
+        spread = [key for key in keys if key.is_spread and needs_whole_keys(optimizer, key.sparse)]
         if not spread:
             return
         self._client.check_writing()
-        names = tuple(key.key for key in spread)
-        if self._client.member.is_initializer():
-            values = list(zip(names, self._pulls.fetch_all(list(names)), strict=True))
-            self._client.request(partial(m.Drop, keys=names), "keys to be moved")
-            self._keys.drop(names)
-            self._create(values, whole=True)
-            return
-        clock = WaitClock(timeout)
-        while any(key.is_spread for key in spread):
-            if clock.over:
-                raise TimeoutError(
-                    f"worker {self._client.rank} has waited {timeout:g} s for the lowest rank to set the "
-                    "optimizer, too: its rule needs whole keys, and that worker moves them"
-                )
-            clock.read()
-            self._keys.drop(names)
-            self._keys.wait_for(names)
-            spread = [self._keys.find_or_raise(name) for name in names]
-            time.sleep(_LOOK_AGAIN)
+        specs = tuple(msgspec.structs.replace(key.entry.spec, whole=True) for key in spread)
+        what = (
+            "the lowest rank to set the optimizer, too: its rule needs whole keys, and that worker moves them"
+        )
+        made = [
+            DistKey(entry) for entry in self._client.request(partial(m.CreateKeys, keys=specs), what).entries
+        ]
+        if coming := [key for key in made if not key.entry.ready]:
+            self._move(coming)
+        self._keys.add(made)
+
+    def _move(self, keys: list[DistKey]) -> None:
+        """Bring values of keys to their new places, or say to the workers that wait why they stay."""
+        names = tuple(key.key for key in keys)
+        try:
+            values = self._taken_away(list(names))
+            requests = [r for key, value in zip(keys, values, strict=True) for r in self._written(key, value)]
+            self._client.perform(requests, "values of keys that move to one server")
+        except KVStoreError as error:
+            failure = m.Failure(type(error).__name__, f"worker {self._client.rank} cannot move keys: {error}")
+            with suppress(KVStoreError):
+                self._ask_old(names, Kind.UNSEAL)
+                self._client.request(partial(m.Ready, keys=names, error=failure), "keys to stay")
+            raise
+        self._client.request(partial(m.Ready, keys=names), "keys to be moved to one server")
+
+    def _taken_away(self, names: list[Key]) -> list[Array | RowSparseArray]:
+        """Read keys after the rounds that this worker has pushed into; then they take no pushes any more."""
+        self._pulls.fetch_all(names)  # the rounds are complete then
+        self._ask_old(names, Kind.SEAL)
+        return self._pulls.fetch_all(names)
+
+    def _ask_old(self, names: Sequence[Key], kind: Kind) -> None:
+        keys = [self._keys.find_or_raise(name) for name in names]
+        self._client.perform([r for key in keys for r in slice_requests(key, kind)], "keys to be moved")
 
 
 def _named(keys: tuple[Key, ...]) -> str:

@@ -22,7 +22,9 @@ from .client import Client
 class DistKey:
     """A key: what it is, where its slices lie, and how often this worker has pushed into it."""
 
-    __slots__ = ("dtype", "entry", "key", "like", "number", "parts", "pushes", "row_size", "shape", "sparse")
+    __slots__ = (
+        "dtype", "entry", "key", "like", "line", "number", "parts", "pushes", "row_size", "shape", "sparse"
+    )  # fmt: skip
 
     def __init__(self, entry: KeyEntry) -> None:
         spec = entry.spec
@@ -34,6 +36,8 @@ class DistKey:
         self.like: Array = template(self.shape, self.dtype)
         #: Elements of a row.
         self.row_size = math.prod(self.shape[1:])
+        #: Elements of a line, see `KeyEntry.line`; a row of a table is one line.
+        self.line = self.row_size if self.sparse else entry.line
         self.pushes = 0
 
     @property
@@ -47,10 +51,9 @@ class DistKey:
         return self.size * self.dtype.itemsize
 
     @property
-    def cut_by_rows(self) -> bool:
-        """Whether the slices of a dense key begin and end with rows, so that rows can be pushed to it."""
-        width = self.row_size
-        return bool(self.shape) and self.size > 0 and not any(part.start % width for part in self.parts)
+    def takes_rows(self) -> bool:
+        """Whether rows can be pushed to a dense key."""
+        return bool(self.shape) and self.size > 0
 
     @property
     def is_spread(self) -> bool:
@@ -137,19 +140,13 @@ class KeyDirectory:
         known = self.known.get(entry.spec.key)
         if is_side(entry.spec.key) != self._sides:
             return False
-        return known is None or (known.parts[:1] != () and known.number != entry.number)
+        return known is None or known.parts != entry.slices
 
     def add(self, keys: Iterable[DistKey]) -> None:
         """Take over keys that are new, or in other places now."""
         for key in keys:
             self.changes += 1
             self.known[key.key] = key
-
-    def drop(self, keys: Iterable[Key]) -> None:
-        """Know no longer where keys are."""
-        self.changes += 1
-        for key in keys:
-            self.known.pop(key, None)
 
     def check_kind(self, key: Key) -> None:
         """Raise KeyKindError if a key cannot travel, or the store's keys are of the other kind."""

@@ -169,7 +169,7 @@ class Pushes:
         """Check what is pushed to a table, or rows that are pushed to a dense key."""
         if key.sparse:
             sparse.append((key, [row_source(key, value) for value in values]))
-        elif key.cut_by_rows and self.feedback is None:  # a lazy rule leaves the other rows alone
+        elif key.takes_rows and self.feedback is None:  # a lazy rule leaves the other rows alone
             sparse.append((key, [sparse_source(key, value) for value in values]))
         else:
             dense.append((key, [dense_source(key, value) for value in values]))

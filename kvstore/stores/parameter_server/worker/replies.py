@@ -12,7 +12,7 @@ from ....kernels import cpu
 from ...entry import Array
 from ...rows import Ids
 from ..protocol.messages import IN_PLACE, PayloadLocation, Record, Slice
-from ..protocol.payloads import SHARED_BYTES, as_bytes
+from ..protocol.payloads import ABSENT, SHARED_BYTES, as_bytes
 from ..transport.native._streams import ExpectedRows
 from .key_directory import DistKey
 
@@ -112,11 +112,15 @@ class CollectTable:
     def __init__(self, key: DistKey, dense: list[Array], sparse: list[RowSparseArray]) -> None:
         self._key, self._dense, self._sparse = key, dense, sparse
         self._found: dict[int, tuple[Ids, Array]] = {}
+        self._absent: dict[int, tuple[int, Array]] = {}  # first row of a slice: the end of it, and each row
 
     def __call__(self, part: Slice, record: Record, frames: Frames) -> bool:
-        """Keep the rows of one slice."""
+        """Keep the rows of one slice; with number `ABSENT`, what those are that do not come."""
         ids, data = table_of(self._key, record, frames)
-        self._found[part.start] = ids.copy(), data.copy()
+        first = int(len(ids) > 0 and ids[0] == ABSENT)
+        self._found[part.start] = ids[first:].copy(), data[first:].copy()
+        if first and self._dense:
+            self._absent[part.start] = part.stop, data[0].copy()
         return True
 
     def deliver(self) -> None:
@@ -126,6 +130,8 @@ class CollectTable:
         for out in self._dense:
             with np.errstate(all="ignore"):
                 out[...] = 0
+                for start, (stop, row) in self._absent.items():
+                    out[start:stop] = row.astype(out.dtype, copy=False)
                 out[ids] = data.astype(out.dtype, copy=False)
         for sparse in self._sparse:
             hand_over(sparse, data, ids)

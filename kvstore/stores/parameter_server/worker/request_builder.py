@@ -139,10 +139,9 @@ class RequestBuilder:
         """Send the sum of row-sparse values; every slice hears of it, also of no rows."""
         with self._memory.counters.during(SUMMING):
             total = values[0] if len(values) == 1 else merged(list(values))
-        ids = np.ascontiguousarray(total.indices)
-        data = np.ascontiguousarray(total.data).reshape(len(ids), key.row_size)
+        ids, data = lines_of(key, total)
         for part, low, high in split_rows(key, ids):
-            nbytes = (high - low) * (8 + key.row_size * key.dtype.itemsize)
+            nbytes = (high - low) * (8 + key.line * key.dtype.itemsize)
             record = Record(
                 head.kind, part.id, 0, 0, head.version, head.clock,
                 rows=high - low, place=PayloadLocation.FRAME, nbytes=nbytes,
@@ -160,12 +159,20 @@ def _flag(take: FillOuts | None, shared: SharedPayload | None, coding: int) -> i
     return PACKED if coding and coding != cpu.DIVIDED else 0
 
 
+def lines_of(key: DistKey, rows: RowSparseArray) -> tuple[Array, Array]:
+    """Return rows as lines of the key, with their ids: a row of a dense key may lie in several slices."""
+    ids, lines = np.ascontiguousarray(rows.indices), key.row_size // max(key.line, 1)
+    if lines > 1:
+        ids = (ids[:, None] * lines + np.arange(lines)).reshape(-1)
+    return ids, np.ascontiguousarray(rows.data).reshape(len(ids), key.line)
+
+
 def split_rows(key: DistKey, ids: Array) -> Iterator[tuple[Slice, int, int]]:
-    """For each slice, which of sorted row ids are its; a dense key must be `cut_by_rows`."""
+    """For each slice, which of sorted ids of lines are its."""
     if len(key.parts) == 1:
         yield key.parts[0], 0, len(ids)
         return
-    unit = 1 if key.sparse else key.row_size
+    unit = 1 if key.sparse else key.line
     bounds = np.searchsorted(ids, [part.stop // unit for part in key.parts])
     low = 0
     for part, high in zip(key.parts, bounds.tolist(), strict=True):
@@ -179,6 +186,11 @@ def read_requests(key: DistKey, kind: Kind, take: Take) -> Iterator[Request]:
     for part in key.parts:
         back = (part.stop - part.start) * (key.row_size if key.sparse else 1) * key.dtype.itemsize
         yield Request(part.server, Record(kind, part.id, 0, flags=flags), (), take, part, back)
+
+
+def slice_requests(key: DistKey, kind: Kind) -> Iterator[Request]:
+    """Ask every slice of a key for something that has no payload."""
+    return (Request(part.server, Record(kind, part.id, 0), (), None, part) for part in key.parts)
 
 
 def state_requests(key: DistKey, states: Mapping[int, bytes]) -> Iterator[Request]:

@@ -21,7 +21,7 @@ import weakref
 import numpy as np
 
 from ....arrays.element_types import dtype_named
-from ....errors import TimeoutError
+from ....errors import KVStoreError, TimeoutError
 from ....kernels import cpu
 from ....observe.native._observe import ring
 from ....waiting import WaitClock
@@ -58,6 +58,11 @@ cdef extern from "region.h" nogil:
         KV_PLAN
         KV_NEW_MODE
         KV_NO_MEMORY
+        KV_UNREADABLE
+        KV_WHOLE
+        KV_HARMED_HEADER
+        KV_HARMED_ENTRY
+        KV_HARMED_TEXT
         KV_ALIVE
         KV_JOINED
         KV_LEFT
@@ -189,6 +194,9 @@ cdef extern from "region.h" nogil:
     void kv_give_locked(kv_self *me, uint64_t offset, uint64_t size)
     uint64_t kv_text_bytes(kv_self *me, uint64_t offset)
     char *kv_text(kv_self *me, uint64_t offset)
+    int kv_is_text(kv_self *me, uint64_t offset)
+    int kv_is_given(kv_self *me, uint64_t offset, uint64_t size)
+    int kv_find_harm(int fd)
     uint64_t kv_new_text(kv_self *me, const char *text, uint64_t size)
     int kv_set_settings(kv_self *me, const char *text, uint64_t size)
     void kv_set_why(kv_self *me, kv_entry *e, uint64_t round, const char *text, uint64_t size)
@@ -256,7 +264,7 @@ cdef extern from "reading.h" nogil:
     int kv_deliver(kv_self *me, kv_call *call)
 
 READY, TICK, PEER_LOST, FENCED = KV_READY, KV_TICK, KV_PEER_LOST, KV_FENCED
-PLAN, NEW_MODE, NO_MEMORY = KV_PLAN, KV_NEW_MODE, KV_NO_MEMORY
+PLAN, NEW_MODE, NO_MEMORY, UNREADABLE = KV_PLAN, KV_NEW_MODE, KV_NO_MEMORY, KV_UNREADABLE
 MAX_WORKERS = KV_MAX_WORKERS
 
 kv_ring_here = <kv_ring *>PyCapsule_GetPointer(ring, "kvstore.events")

@@ -2,8 +2,8 @@
 #ifndef KV_ARRIVALS_H
 #define KV_ARRIVALS_H
 
+#include "guards.h"
 #include "spans.h"
-#include "table.h"
 
 enum kv_step { KV_CLOSED, KV_OPENING, KV_OPEN };
 

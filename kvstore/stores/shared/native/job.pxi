@@ -373,6 +373,13 @@ cdef class Job:
             return 0
         return data - self.me.base
 
+    def place_of(self, cnp.ndarray a):
+        """As `offset_of`; KVStoreError: others are to work on the array, and it does not lie in the region."""
+        cdef uint64_t offset = self.offset_of(a)
+        if not kv_is_given(self.me, offset, a.nbytes):
+            raise KVStoreError(f"an array of {a.nbytes} bytes that is to be updated is not in the job's shared region")
+        return offset
+
 
 cdef class Phase:
     """A phase that this thread is in, of one key or of several, as a context; see `Job.enter`."""
@@ -430,3 +437,20 @@ def no_memory(size):
         f"no memory for {size} more bytes of the job's shared region: the machine, its cgroup or a limit of this "
         "process (RLIMIT_AS, RLIMIT_FSIZE) has no more"
     )
+
+
+
+_HARM = {
+    KV_WHOLE: "",
+    KV_HARMED_HEADER: "its header is overwritten",
+    KV_HARMED_ENTRY: "the entry of a key is overwritten",
+    KV_HARMED_TEXT: "a description of states or settings is overwritten",
+}
+
+
+def harm_of(int fd):
+    """What is overwritten in the region of a running job in which this process has no part; "" for nothing.
+
+    The region is only read. None: it is of another version of kvstore, or is being made.
+    """
+    return _HARM.get(kv_find_harm(fd))

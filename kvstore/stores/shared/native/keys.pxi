@@ -138,13 +138,6 @@ cdef class Handle:
         cdef uint64_t i = kv_current_of(kv_get(&self.e.phase)) ^ <uint64_t>bool(other)
         return self.e.rows_of + i * table_bytes(row_bytes(self.shape, self.dtype))
 
-    def table_array(self, offset, shape, dtype):
-        """An array of a table; MemoryError: numbers that were read while they changed name no memory of the region."""
-        end = offset + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        if offset < 0 or end > <object>kv_get(&self.job.me.head.reserved):
-            raise no_memory(end)
-        return self.job.array(offset, shape, dtype, None)
-
     def give(self, uint64_t offset, uint64_t nbytes):
         """Give memory back that `new_state` has taken."""
         self.job.give(offset, max(nbytes, 1))
@@ -253,12 +246,20 @@ cdef class Handle:
         return offset, text_at(self.job, offset)
 
     def set_record(self, bytes text):
-        """Put the description of the states down; only for who opens a round, or holds all of them."""
+        """Put the description of the states down, or have none; only for who opens a round, or holds all of them."""
+        self.put_record(self.new_record(text) if text else 0)
+
+    def new_record(self, bytes text):
+        """Write a description of states, for `put_record`; return where it is."""
         self.job.lock()
         cdef uint64_t offset = kv_new_text(self.job.me, <char *>text, len(text))
         kv_unlock_region(self.job.me)
         if not offset:
             raise no_memory(len(text))
+        return offset
+
+    def put_record(self, uint64_t offset):
+        """Have the description of the states there hold; 0: there are none."""
         kv_put(&self.e.record, offset)
 
     def note_undo(self, list pieces):
@@ -287,7 +288,7 @@ cdef class Handle:
         offset = 16
         for array, ids in pieces:
             n, per = len(array) if ids is None else len(ids), array.nbytes // max(len(array), 1)
-            block[offset:offset + 32].view(INT64)[:] = (self.job.offset_of(array), per, n, ids is not None)
+            block[offset:offset + 32].view(INT64)[:] = (self.job.place_of(array), per, n, ids is not None)
             offset += 32
             if ids is not None:
                 block[offset:offset + 8 * n].view(INT64)[:] = ids
@@ -305,8 +306,11 @@ cdef class Handle:
         """Put back what `note_undo` has kept, in the round that this worker has opened."""
         kv_undo(self.job.me, self.e, kv_round_of(self.held))
 
-    def state_array(self, uint64_t offset, shape, dtype):
-        """An array over a state that a description names."""
+    def region_array(self, offset, shape, dtype):
+        """An array of a table or state; MemoryError: numbers read while they changed name no memory of the region."""
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if offset < 0 or not kv_is_given(self.job.me, offset, size):
+            raise no_memory(offset + size)
         return self.job.array(offset, shape, dtype, None)
 
     def new_state(self, shape, dtype, int number):
@@ -373,7 +377,12 @@ cdef class Reading:
 
 
 cdef bytes text_at(Job job, uint64_t offset):
-    return kv_text(job.me, offset)[:kv_text_bytes(job.me, offset)] if offset else b""
+    if not offset:
+        return b""
+    if not kv_is_text(job.me, offset):
+        raise KVStoreError(f"worker {job.names[job.me.rank]}: a description in the job's shared region is overwritten; "
+                           "end the job, start it again from what was saved last, and report this as a bug of kvstore")
+    return kv_text(job.me, offset)[:kv_text_bytes(job.me, offset)]
 
 
 cdef uint64_t pushed_round(Handle h) noexcept:

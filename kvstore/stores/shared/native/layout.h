@@ -14,7 +14,7 @@
 #include "job.h"
 
 enum {
-    KV_LAYOUT_VERSION = 11,
+    KV_LAYOUT_VERSION = 12,
     KV_MAX_WORKERS = 64,
     KV_BLOCK_KEYS = 1024,      /* entries are made in blocks of so many */
     KV_MAX_KEY_BLOCKS = 16384,
@@ -28,6 +28,9 @@ enum {
 };
 
 #define KV_MAGIC 0x4b5653746f726531ull
+
+/* Stands within the header, each entry and each text, and never changes: see guards.h. */
+#define KV_GUARD 0x7ffc6b5669644721ull
 
 enum kv_state { KV_ABSENT, KV_ALIVE, KV_JOINED, KV_LEFT, KV_LOST, KV_COMING /* has the rank, and is no member yet */ };
 
@@ -89,6 +92,7 @@ typedef struct {
     uint64_t parts, map;
     uint64_t master, states[KV_MAX_STATES];
     double params[KV_MAX_PARAMS];
+    uint64_t guard;
     /* What Python keeps here. */
     uint64_t number, name, name_bytes, shape, ndim;
     int64_t int_key;
@@ -102,6 +106,7 @@ typedef struct {
     _Atomic uint64_t gpu_table; /* offset of what the workers say of the key's memory on GPUs; 0: nothing yet */
     _Atomic uint64_t failed[KV_FAILURES]; /* rounds that came to nothing, each in the place of its remainder */
     _Atomic uint64_t why[KV_FAILURES];    /* offsets of the texts for those: see texts.h */
+    uint64_t last_guard;
 } kv_entry;
 
 typedef struct {
@@ -123,9 +128,11 @@ typedef struct {
     _Atomic uint64_t window;   /* bytes that every worker so far could map: it grows no further */
     _Atomic uint64_t index;    /* of the hash table: offset | log2 of its length */
     _Atomic uint64_t n_keys;
+    uint64_t guard;
     uint64_t free[KV_SIZE_CLASSES];
     uint64_t blocks[KV_MAX_KEY_BLOCKS];
     kv_worker worker[KV_MAX_WORKERS];
+    uint64_t last_guard;
 } kv_header;
 
 /* One process's view of the job. */
@@ -167,6 +174,13 @@ static const uint64_t KV_HEADER_BYTES = sizeof(kv_header);
 static inline void *kv_at(const kv_self *me, uint64_t offset)
 {
     return me->base + offset;
+}
+
+/* Whether so many bytes lie in the memory that the region has given out: not in its header, not behind its end. */
+static inline int kv_is_given(const kv_self *me, uint64_t offset, uint64_t bytes)
+{
+    uint64_t top = kv_get(&me->head->top);
+    return !bytes || (offset >= KV_HEADER_BYTES && offset <= top && bytes <= top - offset);
 }
 
 static inline uint64_t kv_bit(int rank)

@@ -97,8 +97,10 @@ static int kv_deliver(kv_self *me, kv_call *call)
     int outcome = kv_begin_read(me, e, &call->reading);
     if (outcome != KV_READY)
         return outcome;
-    uint64_t phase = call->reading.phase;
-    char *from = (char *)kv_at(me, e->value[kv_current_of(phase)]);
+    uint64_t phase = call->reading.phase, value = e->value[kv_current_of(phase)];
+    char *from = (char *)kv_at(me, value);
+    if (!kv_is_given(me, value, e->nbytes))
+        return kv_end_read(me, e, &call->reading) ? KV_UNREADABLE : KV_TICK;
     ptrdiff_t size = kv_chunk_size(e);
     for (uint64_t c = 0; c < e->chunks; c++) {
         ptrdiff_t at = (ptrdiff_t)c * size, end = at + size < (ptrdiff_t)e->n ? at + size : (ptrdiff_t)e->n;

@@ -59,6 +59,7 @@ static int kv_create_region(kv_self *me, uint64_t reserved)
     head->version = KV_LAYOUT_VERSION;
     head->size = sizeof(kv_header);
     head->n_workers = (uint64_t)me->size;
+    head->guard = head->last_guard = KV_GUARD;
     kv_put(&head->reserved, reserved);
     kv_put(&head->window, me->window);
     kv_put(&head->top, kv_round_up(sizeof(kv_header)));

@@ -22,6 +22,7 @@
 static int kv_close(kv_self *me, kv_entry *e, uint64_t phase, uint64_t current)
 {
     uint64_t version = kv_version_of(phase) + (current != kv_current_of(phase));
+    kv_check_guards(me, e);
     if (kv_get(&e->phase) != phase)
         return 0;
     if (!kv_has_failed(e, kv_round_of(phase)))
@@ -149,7 +150,7 @@ typedef struct {
 static void kv_undo(kv_self *me, kv_entry *e, uint64_t round)
 {
     uint64_t offset = kv_get(&e->undo), *block = (uint64_t *)kv_at(me, offset);
-    if (!offset || block[0] != round)
+    if (!kv_is_given(me, offset, 2 * sizeof(uint64_t)) || block[0] != round)
         return;
     char *at = (char *)(block + 2);
     for (uint64_t i = 0; i < block[1]; i++) {
@@ -157,9 +158,11 @@ static void kv_undo(kv_self *me, kv_entry *e, uint64_t round)
         memcpy(&piece, at, sizeof piece);
         const uint64_t *ids = (const uint64_t *)(at + sizeof piece);
         const char *rows = (const char *)(ids + (piece.by_ids ? piece.n : 0));
-        for (uint64_t j = 0; j < piece.n; j++)
-            memcpy((char *)kv_at(me, piece.home) + (piece.by_ids ? ids[j] : j) * piece.row_bytes,
-                   rows + j * piece.row_bytes, piece.row_bytes);
+        for (uint64_t j = 0; j < piece.n; j++) {
+            uint64_t home = piece.home + (piece.by_ids ? ids[j] : j) * piece.row_bytes;
+            if (kv_is_given(me, home, piece.row_bytes))
+                memcpy(kv_at(me, home), rows + j * piece.row_bytes, piece.row_bytes);
+        }
         at = (char *)rows + ((piece.n * piece.row_bytes + 7) & ~7ull);
     }
     kv_put(&e->undo, 0);
@@ -190,10 +193,12 @@ static int kv_prepare(kv_self *me, kv_call *call, uint64_t phase)
     }
     uint64_t current = kv_current_of(phase);
     kv_enter_round(me, KV_SUMMING, e->number, kv_round_of(phase), e->nbytes);
-    kv_sum_chunk(me, call, kv_round_of(phase), e->mask, current, 0, (ptrdiff_t)e->n);
-    if (kv_delivers(call) && kv_round_of(phase) == call->round)
+    int summed = kv_sum_chunk(me, call, kv_round_of(phase), e->mask, current, 0, (ptrdiff_t)e->n);
+    if (summed != KV_READY)
+        kv_fail(e, kv_round_of(phase));
+    else if (kv_delivers(call) && kv_round_of(phase) == call->round)
         call->delivered[0] = 1;
-    kv_close(me, e, phase, 1 - current);
+    kv_close(me, e, phase, summed == KV_READY ? 1 - current : current);
     return KV_READY;
 }
 
@@ -411,7 +416,8 @@ static int kv_sum_small(kv_self *me, kv_call *call, int patient)
         return kv_bring_forward(me, call, patient);
     kv_sources s;
     kv_enter_round(me, KV_SUMMING, e->number, call->round, e->nbytes);
-    kv_gather(me, call, call->round, a.in, &s);
+    if (kv_gather(me, call, call->round, a.in, &s) != KV_READY)
+        return kv_bring_forward(me, call, patient);
     kv_sum_here(me, call, NULL, s.src, s.coded, s.k, call->outs, call->n_outs, 0, (ptrdiff_t)e->n);
     if (!kv_still_there(me, e, call->round, a.in))
         return kv_bring_forward(me, call, patient);

@@ -472,10 +472,11 @@ def put_out(Handle handle, int rule, tuple params, master, list states, uint64_t
         return
     for i in range(16):
         e.params[i] = params[i] if i < len(params) else 0
-    e.master = handle.job.offset_of(master) if master is not None else 0
-    e.n_states = <int>len(states)
+    places = [handle.job.place_of(array) for array in states]
+    e.master = handle.job.place_of(master) if master is not None else 0
+    e.n_states = <int>len(places)
     for i in range(e.n_states):
-        e.states[i] = handle.job.offset_of(states[i])
+        e.states[i] = places[i]
     kv_put(kv_next_updates(e), updates)
     kv_put_out(handle.job.me, e, handle.held, rule)
 

@@ -56,6 +56,14 @@ static int kv_read_private(kv_self *me, int w, uint64_t address, char *to, uint6
     return 0;
 }
 
+/* Bytes of what was pushed, where it lies in the region. */
+static uint64_t kv_source_bytes(const kv_entry *e, const kv_part *part, int parity)
+{
+    if (kv_kind_of(part, parity) == KV_PACKED)
+        return (uint64_t)kv_encoded_bytes(kv_code_of(part, parity), (ptrdiff_t)e->n);
+    return e->nbytes;
+}
+
 /* Everything that goes into a sum, in the order of the ranks. */
 typedef struct {
     char *src[KV_MAX_WORKERS], *out[KV_MAX_WORKERS + KV_MOST_OUTS];
@@ -66,7 +74,8 @@ typedef struct {
     int k, m, n_remote;
 } kv_sources;
 
-static void kv_gather(kv_self *me, const kv_call *call, uint64_t round, uint64_t mask, kv_sources *s)
+/* KV_UNREADABLE: what was pushed does not lie in the region. */
+static int kv_gather(kv_self *me, const kv_call *call, uint64_t round, uint64_t mask, kv_sources *s)
 {
     const kv_entry *e = call->entry;
     const kv_part *part = kv_parts(me, e);
@@ -83,6 +92,9 @@ static void kv_gather(kv_self *me, const kv_call *call, uint64_t round, uint64_t
         s->coding[i] = (kv_coding){.code = kv_code_of(&part[w], parity), .threshold = part[w].threshold[parity]};
         if (s->coding[i].code)
             s->coded = s->coding;
+        if (kv_kind_of(&part[w], parity) != KV_PRIVATE &&
+            !kv_is_given(me, s->address[i], kv_source_bytes(e, &part[w], parity)))
+            return KV_UNREADABLE;
         if (kv_kind_of(&part[w], parity) == KV_PACKED) {
             s->src[i] = (char *)kv_at(me, s->address[i]);
             s->coding[i].packed = 1;
@@ -100,6 +112,7 @@ static void kv_gather(kv_self *me, const kv_call *call, uint64_t round, uint64_t
     if (mine && kv_delivers(call))
         for (int j = 0; j < call->n_outs; j++)
             s->out[s->m++] = call->outs[j];
+    return KV_READY;
 }
 
 /* Blocks of what lies in other processes go through a buffer that stays in the cache. */
@@ -130,8 +143,10 @@ static int kv_sum_chunk(kv_self *me, const kv_call *call, uint64_t round, uint64
                         ptrdiff_t from, ptrdiff_t end)
 {
     kv_sources s;
-    kv_gather(me, call, round, mask, &s);
-    return kv_sum_gathered(me, call, &s, (char *)kv_at(me, call->entry->value[1 - current]), from, end);
+    uint64_t to = call->entry->value[1 - current];
+    if (!kv_is_given(me, to, call->entry->nbytes) || kv_gather(me, call, round, mask, &s) != KV_READY)
+        return KV_UNREADABLE;
+    return kv_sum_gathered(me, call, &s, (char *)kv_at(me, to), from, end);
 }
 
 /* The sum of what these have pushed into a round, into memory of this process. */
@@ -141,7 +156,8 @@ static void kv_sum_of(kv_self *me, kv_entry *e, uint64_t round, uint64_t mask, c
     kv_sources s;
     pthread_mutex_lock(&me->busy);
     kv_enter_round(me, KV_SUMMING, e->number, round, e->nbytes);
-    kv_gather(me, &call, round, mask, &s);
+    if (kv_gather(me, &call, round, mask, &s) != KV_READY)
+        kv_fail(e, round);
     s.m = 0;
     for (ptrdiff_t at = 0, size = kv_chunk_size(e); at < (ptrdiff_t)e->n && !kv_has_failed(e, round); at += size) {
         ptrdiff_t end = at + size < (ptrdiff_t)e->n ? at + size : (ptrdiff_t)e->n;
@@ -164,20 +180,24 @@ typedef struct {
     int n;
 } kv_homes;
 
-static void kv_find_homes(kv_self *me, const kv_entry *e, uint64_t current, kv_homes *h)
+static int kv_add_home(kv_self *me, const kv_entry *e, kv_homes *h, uint64_t offset, ptrdiff_t size)
+{
+    h->home[h->n] = (char *)kv_at(me, offset);
+    h->size[h->n++] = size;
+    return kv_is_given(me, offset, e->n * (uint64_t)size);
+}
+
+/* KV_UNREADABLE: the plan of the update names memory that the region has not given out. */
+static int kv_find_homes(kv_self *me, const kv_entry *e, uint64_t current, kv_homes *h)
 {
     ptrdiff_t size = kv_itemsize[e->dtype], wide = e->master ? (ptrdiff_t)sizeof(float) : size;
     h->n = 0;
-    h->home[h->n] = (char *)kv_at(me, e->value[current]);
-    h->size[h->n++] = size;
-    if (e->master) {
-        h->home[h->n] = (char *)kv_at(me, e->master);
-        h->size[h->n++] = wide;
-    }
-    for (int j = 0; j < e->n_states; j++) {
-        h->home[h->n] = (char *)kv_at(me, e->states[j]);
-        h->size[h->n++] = wide;
-    }
+    int given = kv_add_home(me, e, h, e->value[current], size);
+    if (e->master)
+        given &= kv_add_home(me, e, h, e->master, wide);
+    for (int j = 0; j < e->n_states; j++)
+        given &= kv_add_home(me, e, h, e->states[j], wide);
+    return given ? KV_READY : KV_UNREADABLE;
 }
 
 static char *kv_saved(kv_self *me, const kv_log *log, int i)
@@ -209,7 +229,8 @@ static int kv_update_block(kv_self *me, const kv_call *call, uint64_t round, con
 {
     const kv_entry *e = call->entry;
     kv_sources s;
-    kv_gather(me, call, round, e->mask, &s);
+    if (kv_gather(me, call, round, e->mask, &s) != KV_READY)
+        return KV_UNREADABLE;
     int outcome = kv_fetch_remote(me, &s, kv_itemsize[e->dtype], from, end);
     if (outcome != KV_READY)
         return outcome;
@@ -228,7 +249,8 @@ static int kv_update_block(kv_self *me, const kv_call *call, uint64_t round, con
 static int kv_update_chunk(kv_self *me, const kv_call *call, kv_log *log, uint64_t current, ptrdiff_t end)
 {
     kv_homes h;
-    kv_find_homes(me, call->entry, current, &h);
+    if (kv_find_homes(me, call->entry, current, &h) != KV_READY)
+        return KV_UNREADABLE;
     kv_restore_block(me, log, &h);
     while ((ptrdiff_t)log->at < end) {
         ptrdiff_t from = (ptrdiff_t)log->at, to = from + KV_LOG_ELEMENTS < end ? from + KV_LOG_ELEMENTS : end;

@@ -92,6 +92,7 @@ static kv_entry *kv_new_entry(kv_self *me)
     memset((void *)e, 0, sizeof *e);
     e->number = n;
     e->rule = -1;
+    e->guard = e->last_guard = KV_GUARD;
     return e;
 }
 

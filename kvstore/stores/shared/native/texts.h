@@ -1,23 +1,35 @@
-/* Texts of the region: a block of the length and the bytes, so that one word says where a text is and how long. */
+/* Texts of the region: a block of a guard, the length and the bytes, so that one word says where a text is and how long. */
 #ifndef KV_TEXTS_H
 #define KV_TEXTS_H
 
 #include "arena.h"
 
+typedef struct {
+    uint64_t guard, bytes;
+} kv_text_head;
+
 static inline uint64_t kv_text_bytes(const kv_self *me, uint64_t offset)
 {
-    return *(const uint64_t *)kv_at(me, offset);
+    return ((const kv_text_head *)kv_at(me, offset))->bytes;
 }
 
 static inline char *kv_text(const kv_self *me, uint64_t offset)
 {
-    return (char *)kv_at(me, offset + sizeof(uint64_t));
+    return (char *)kv_at(me, offset + sizeof(kv_text_head));
+}
+
+/* Whether a text lies there, as it was written. */
+static inline int kv_is_text(const kv_self *me, uint64_t offset)
+{
+    return kv_is_given(me, offset, sizeof(kv_text_head)) &&
+           ((const kv_text_head *)kv_at(me, offset))->guard == KV_GUARD &&
+           kv_is_given(me, offset + sizeof(kv_text_head), kv_text_bytes(me, offset));
 }
 
 /* The bytes that a text takes. */
 static inline uint64_t kv_text_size(uint64_t bytes)
 {
-    return sizeof(uint64_t) + bytes;
+    return sizeof(kv_text_head) + bytes;
 }
 
 /* 0: there is no memory. The lock is held. */
@@ -25,7 +37,7 @@ static uint64_t kv_new_text(kv_self *me, const char *text, uint64_t bytes)
 {
     uint64_t offset = kv_take_locked(me, kv_text_size(bytes));
     if (offset) {
-        *(uint64_t *)kv_at(me, offset) = bytes;
+        *(kv_text_head *)kv_at(me, offset) = (kv_text_head){KV_GUARD, bytes};
         memcpy(kv_text(me, offset), text, bytes);
     }
     return offset;

@@ -45,19 +45,23 @@ def test_a_server_may_come_back_in_time_and_hears_everything() -> None:
 
 
 def test_a_server_that_comes_back_drops_what_was_dropped_meanwhile() -> None:
-    job = Job(1, server_grace=10.0)
+    job = Job(1, 2, server_grace=10.0)
+    large = msgspec.structs.replace(SPEC, shape=(1 << 19,))
     for number in range(2):
         job.worker(0, f"w{number}", process="w", ordinal=number)
-        job.say(f"w{number}", m.CreateKeys(1, number, (SPEC, msgspec.structs.replace(SPEC, key="v"))))
-    job.pass_time(7, "w")
+        job.say(f"w{number}", m.CreateKeys(1, number, (large,)))
+        job.say(f"w{number}", m.Ready(2, number, ("w",)))
+    job.pass_time(7, "w", "s1.1")
     job.say("w0", m.Leave(0))
-    job.say("w1", m.Drop(2, 1, ("w",)))
+    job.say("w1", m.CreateKeys(3, 1, (msgspec.structs.replace(large, whole=True),)))
+    job.say("w1", m.Ready(4, 1, ("w",)))
+    job.say("w1", m.Settings(5, 1, "optimizer", 1, "lamb"))
     job.server(0, 2, restarted=True)
     told = [one for one in job.sent["s0.2"] if isinstance(one, m.Slices | m.Install | m.View)]
     assert told[0] == m.Install(0, 0, "drop", "")
-    assert [(one.store, [entry.spec.key for entry in one.keys]) for one in told[1:2]] == [(1, ["v"])]
-    assert told[2] == m.Install(1, 0, "drop", "0")
-    assert [(type(one), one.store) for one in told[3:]] == [(m.View, 1)]
+    assert [(one.store, [part.id for part in one.keys[0].slices]) for one in told[1:2]] == [(1, [2, 3])]
+    assert told[2] == m.Install(1, 0, "drop", "0,1")
+    assert (type(told[-1]), told[-1].store) == (m.View, 1)
 
 
 def test_a_server_without_its_values_cannot_come_back() -> None:

@@ -117,3 +117,70 @@ def test_keys_one_by_one_are_no_more_work_than_all_at_once() -> None:
         keys.ready((name,))
     assert not keys.waits(1)
     assert entries.looks < 10 * len(names)
+
+
+def spread(*names: str, whole: bool = False) -> tuple[m.KeySpec, ...]:
+    """Describe keys of two slices."""
+    return tuple(m.KeySpec(name, (1 << 19,), "float32", whole=whole) for name in names)
+
+
+def spread_table() -> KeyTable:
+    made = KeyTable(1 << 20, [0, 0], False)
+    made.create(0, 1, (*spread("a", "b"), spec("c")), 0)
+    made.ready(("a", "b", "c"))
+    return made
+
+
+def test_a_key_that_moves_is_where_it_was_until_it_is_where_it_will_be() -> None:
+    keys = spread_table()
+    before, loads = keys.entries["a"], list(keys.loads)
+    assert keys.create(1, 5, spread("a", whole=True), 0) == (None, ())  # it waits for the initializer
+    answer, new = keys.create(0, 6, spread("a", whole=True), 0)
+    assert answer is not None
+    assert answer.entries == new
+    assert not new[0].ready
+    assert len({one.server for one in new[0].slices}) == 1
+    told = keys.lookup(1, 7, ("a",), wait=True)
+    assert told is not None
+    assert told.entries == (before,)
+    [(rank, answer)] = keys.ready(("a",))
+    assert (rank, answer.request) == (1, 5)
+    assert answer.entries[0].slices == new[0].slices
+    assert list(keys.entries) == ["a", "b", "c"]  # in the order of init
+    assert [one.number for one in keys.entries.values()] == [0, 1, 2]
+    assert keys.gone() == []  # some still read where it was
+    assert keys.leave_old_places(0, [0, 1]) == []
+    assert keys.leave_old_places(1, [0, 1]) == [one.id for one in before.slices]
+    assert keys.gone() == [one.id for one in before.slices]
+    assert sum(keys.loads) == sum(loads)
+
+
+def test_a_key_that_does_not_move_after_all_stays_and_nobody_waits() -> None:
+    keys = spread_table()
+    entries, loads = dict(keys.entries), list(keys.loads)
+    assert keys.create(1, 5, spread("a", "b", whole=True), 0) == (None, ())
+    _, new = keys.create(0, 6, spread("a", "b", whole=True), 0)
+    why = m.Failure("ConfigError", "on demand")
+    slices, told = keys.stay(("a", "b"), why)
+    assert slices == [one.id for entry in new for one in entry.slices]
+    assert told == [(1, m.Answer(5, error=why))]
+    assert (keys.entries, keys.loads) == (entries, loads)
+    assert not keys.waits(1)
+    assert keys.create(0, 7, spread("a", whole=True), 0)[1] != ()  # the next one may try again
+
+
+def test_who_leaves_is_not_waited_for_to_leave_old_places() -> None:
+    keys = spread_table()
+    keys.create(0, 6, spread("a", "b", whole=True), 0)
+    keys.ready(("a", "b"))
+    assert keys.leave_old_places(0, [0, 1]) == []
+    assert len(keys.leave_old_places(-1, [0])) == 4
+
+
+def test_what_the_next_initializer_finds_half_moved_it_moves() -> None:
+    keys = spread_table()
+    assert keys.create(1, 5, spread("a", whole=True), 0) == (None, ())
+    _, new = keys.create(0, 6, spread("a", whole=True), 0)
+    keys.leave(0)
+    [(rank, answer)], more = keys.promote(1)
+    assert (rank, answer.entries, more) == (1, new, ())

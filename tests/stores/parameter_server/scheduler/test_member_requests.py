@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from scheduled import SPEC, Job
 
@@ -80,7 +81,7 @@ def test_keys_that_do_not_fit(spec: m.KeySpec, error: str) -> None:
     assert job.last("w1", m.Answer).error.error == error
 
 
-def test_lookup_waits_or_not_and_drop_forgets() -> None:
+def test_lookup_waits_or_not() -> None:
     job = Job()
     job.start()
     job.say("w0", m.CreateKeys(1, 0, (SPEC,)))
@@ -90,10 +91,57 @@ def test_lookup_waits_or_not_and_drop_forgets() -> None:
     assert job.last("w1", m.Answer).request == 1
     job.say("w0", m.Ready(2, 0, ("w",)))
     assert job.last("w1", m.Answer).request == 2
-    job.say("w0", m.Drop(3, 0, ("w",)))
-    assert (job.last("s0.1", m.Install).kind, job.last("s0.1", m.Install).text) == ("drop", "0")
-    job.say("w1", m.Lookup(3, 0, ()))
-    assert job.last("w1", m.Answer).entries == ()
+
+
+def moving() -> Job:
+    """Return a job with a key on two servers; both workers want it on one, and the first is to move it."""
+    job = Job(servers=2)
+    job.start()
+    spec = m.KeySpec("w", (1 << 19,), "float32")
+    job.say("w0", m.CreateKeys(1, 0, (spec,)))
+    job.say("w0", m.Ready(2, 0, ("w",)))
+    whole = msgspec.structs.replace(spec, whole=True)
+    for rank in (1, 0):
+        job.say(f"w{rank}", m.CreateKeys(3, 0, (whole,)))
+    return job
+
+
+def installed(job: Job) -> list[tuple[str, str]]:
+    return [(one.kind, one.text) for one in job.sent["s0.1"] if isinstance(one, m.Install)]
+
+
+def test_slices_of_a_key_that_has_moved_are_dropped_once_all_set_the_optimizer() -> None:
+    job = moving()
+    assert job.last("w1", m.Answer) is None
+    assert [one.ready for one in job.last("w0", m.Answer).entries] == [False]
+    job.say("w1", m.Lookup(4, 0, ("w",), wait=False))
+    assert [part.id for part in job.last("w1", m.Answer).entries[0].slices] == [0, 1]
+    job.say("w0", m.Ready(4, 0, ("w",)))
+    assert [part.id for part in job.last("w1", m.Answer).entries[0].slices] == [2, 3]
+    job.say("w0", m.Settings(5, 0, "optimizer", 1, "lamb"))
+    assert installed(job) == [("optimizer", "lamb")]
+    job.say("w1", m.Settings(5, 0, "optimizer", 1, "lamb"))
+    assert installed(job) == [("optimizer", "lamb"), ("drop", "0,1")]
+
+
+def test_slices_of_a_key_that_has_moved_are_dropped_when_the_last_reader_leaves() -> None:
+    job = moving()
+    job.say("w0", m.Ready(4, 0, ("w",)))
+    job.say("w0", m.Settings(5, 0, "optimizer", 1, "lamb"))
+    job.say("w1", m.Leave(0))
+    assert installed(job) == [("optimizer", "lamb"), ("drop", "0,1")]
+
+
+def test_a_key_that_cannot_move_stays_and_all_are_told_why() -> None:
+    job = moving()
+    why = m.Failure("ConfigError", "on demand")
+    job.say("w0", m.Ready(4, 0, ("w",), why))
+    assert (job.last("w1", m.Answer).request, job.last("w1", m.Answer).error) == (3, why)
+    assert installed(job) == [("drop", "2,3")]
+    job.say("w0", m.Ready(5, 0, ("w",), why))  # nothing moves: no drop of the whole store
+    assert installed(job) == [("drop", "2,3")]
+    job.say("w1", m.Lookup(4, 0, ("w",)))
+    assert [part.id for part in job.last("w1", m.Answer).entries[0].slices] == [0, 1]
 
 
 def test_one_optimizer_for_all() -> None:

@@ -833,3 +833,31 @@ def test_nobody_is_told_of_who_has_joined_is_lost_or_never_pushed() -> None:
         number = 1 + (how != "never pushed")
         assert one_round(machine, number, 0, 2) == [], how
         assert one_round(machine, number + 1, 0, 2) == [], how
+
+
+def test_a_sealed_slice_is_read_and_takes_no_push() -> None:
+    machine = Machine()
+    machine.start()
+    for rank in (0, 1):
+        machine.ask(rank, K.PUSH, 1)
+    machine.applied()
+    machine.ask(0, K.SEAL)
+    assert told(machine) == [(K.DONE, 1)]
+    machine.ask(1, K.PULL, 1)
+    assert [kind for kind, _ in machine.answers()[1]] == [K.VALUE]
+    for kind in (K.PUSH, K.PUSHPULL, K.PULL):
+        machine.ask(1, kind, 2)
+        assert "worker 1 has pushed" in machine.failures()[1][0]
+    machine.ask(0, K.UNSEAL)
+    machine.ask(1, K.PUSH, 2)
+    assert [kind for kind, _ in machine.answers()[1]] == [K.DONE]
+
+
+def test_a_slice_with_a_part_of_the_next_round_is_not_sealed() -> None:
+    machine = Machine()
+    machine.start()
+    machine.ask(1, K.PUSH, 1)
+    machine.ask(0, K.SEAL)
+    assert "worker 1 has pushed" in machine.failures()[0][0]
+    machine.ask(0, K.PUSH, 1)
+    assert machine.jobs() == [(1, ["0:1", "1:1"])]

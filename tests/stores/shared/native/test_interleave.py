@@ -195,7 +195,12 @@ def build(folder: Path, headers: Path, *flags: str) -> Path:
     program = folder / "interleave"
     command = [
         *paths.c_compiler(),
-        *("-std=gnu11", *flags, *(f"-I{folder}" for folder in (headers, OBSERVE, ROOT / "kernels"))),
+        *(
+            "-std=gnu11",
+            "-DKV_CHECKED",
+            *flags,
+            *(f"-I{folder}" for folder in (headers, OBSERVE, ROOT / "kernels")),
+        ),
         str(HERE / "interleave.c"),
         *("-o", str(program), "-pthread"),
     ]
