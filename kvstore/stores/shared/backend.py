@@ -352,7 +352,7 @@ class SharedBackend(Backend):
         self._updater.gather()
         assert self.updater is not None
         self.updater.adopt(content, self.key_templates())
-        self._updater.spread()
+        self._updater.spread(content.optimizer is not None)
 
     def follow_states(self, content: Content) -> None:
         """Take over the settings and the time that another worker has adopted."""

@@ -143,7 +143,8 @@ class Stores:
     def go_on(self, store: Membership, outgoing: Outgoing) -> None:
         """After somebody has left or joined: perhaps the others need not wait any more."""
         self._let_join(store, outgoing)
-        opened = [(rank, Answer(request)) for rank, request in store.open_barrier()]
+        version = store.settings.newest_since()
+        opened = [(rank, Answer(request, version=version)) for rank, request in store.open_barrier()]
         answers, new = store.keys.promote(store.initializer)
         self.place(store, new, outgoing)
         self.answer(store, [*opened, *answers], outgoing)
