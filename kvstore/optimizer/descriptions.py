@@ -54,9 +54,14 @@ def changed(text: str, changes: str) -> str:
     Raises
     ------
     ConfigError
-        The change is one of the learning rate, and the optimizer has a schedule.
+        The change is one of the learning rate, and the optimizer has a schedule; or a text is not one of an
+        optimizer.
     """
-    described, config = json.loads(text), json.loads(changes)
+    try:
+        described, config = json.loads(text), dict(json.loads(changes))
+        before = dict(described["config"] or {})
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ConfigError(f"this is no change of an optimizer: {_short(changes)}") from error
     if _has_schedule(described, config):
         raise ConfigError(
             "the learning rate comes from a schedule, which another worker has set: pass a new lr_scheduler, "
@@ -65,7 +70,7 @@ def changed(text: str, changes: str) -> str:
     if described["config"] is None:  # each worker has an object of its own, to which the changes are made
         described["changes"] = described.get("changes", {}) | config
     else:
-        described["config"] |= config
+        described["config"] = before | config
     return json.dumps(described, sort_keys=True)
 
 

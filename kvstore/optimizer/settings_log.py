@@ -215,7 +215,7 @@ def _after(before: SettingsAt, change: Change) -> SettingsAt:
         if change.ordinal <= before.ordinal:
             return before
         return before._replace(ordinal=change.ordinal, text=change.text, epoch=change.epoch)
-    if change.ordinal != before.ordinal:
+    if change.ordinal != before.ordinal or not before.text:
         return before
     if change.kind == COUNTS:
         return before._replace(epoch=change.epoch)

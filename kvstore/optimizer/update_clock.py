@@ -6,8 +6,9 @@ order that depends on timing, so the time of an update is taken where the progra
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .optimizer import Index, Optimizer
@@ -68,6 +69,46 @@ class UpdateClock:
         count = self.counts[key] = self.counts.get(key, self._begin) + 1
         if count > self.time:
             self.time = count
+
+
+class CallOrder:
+    """Takes the time of a schedule at the place of each push, where pushes are carried out in another order."""
+
+    def __init__(self) -> None:
+        self._clock: UpdateClock | None = None
+
+    def placed(
+        self, optimizer: Optimizer, keys: Iterable[Index], call: Callable[..., Any], is_busy: bool
+    ) -> Callable[..., Any]:
+        """Return a push that is carried out with the time of its place.
+
+        Parameters
+        ----------
+        optimizer : Optimizer
+        keys : iterable of int or str
+            The keys of the push.
+        call : callable
+            The push.
+        is_busy : bool
+            Whether calls before it may not have been carried out.
+        """
+        if optimizer.lr_scheduler is None:
+            return call
+        if self._clock is None or not is_busy:
+            self._clock = UpdateClock.of(optimizer)
+        time = self._clock.time
+        for key in keys:
+            self._clock.count(key)
+        return partial(_run_at, optimizer, time, call)
+
+
+def _run_at(optimizer: Optimizer, time: int, call: Callable[..., Any], *arguments: Any) -> Any:
+    """Carry out a push as if `time` were the largest update count; the caller has the store's lock."""
+    now, optimizer.num_update = optimizer.num_update, time
+    try:
+        return call(*arguments)
+    finally:
+        optimizer.num_update = max(now, optimizer.num_update)
 
 
 def time_at(stamps: Sequence[int], epoch: int) -> int:
