@@ -72,7 +72,7 @@ class UpdateClock:
 
 
 class CallOrder:
-    """Takes the time of a schedule at the place of each push, where pushes are carried out in another order."""
+    """Takes the time of a schedule where a push is called for; pushes are carried out in another order."""
 
     def __init__(self) -> None:
         self._clock: UpdateClock | None = None
