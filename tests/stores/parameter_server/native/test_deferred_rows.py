@@ -39,7 +39,7 @@ class Job:
         self.send(0, K.INIT, 0, [first], place=P.FRAME, nbytes=first.nbytes)
         self.server.pump()
         text = json.dumps({"name": "sgd", "config": {"learning_rate": 1.0}})
-        self.server.tell(m.Install(0, 1, "optimizer", text))
+        self.server.install(text)
 
     def send(self, rank: int, kind: Any, round_: int, payloads: list[Any], **record: Any) -> int:
         self.last[rank] += 1

@@ -656,10 +656,10 @@ def test_who_is_missing() -> None:
 
 def test_settings_are_installed_once_and_acknowledged() -> None:
     server = Machine()
-    server.from_scheduler(m.Install(0, 4, "optimizer", "sgd"))
+    server.from_scheduler(m.Install(0, 4, "settings", "sgd", since=9))
     assert any(isinstance(one, m.Install) for one in server.actions)
     server.step(e.Configured(0, 4))
-    server.from_scheduler(m.Install(0, 4, "optimizer", "sgd"))
+    server.from_scheduler(m.Install(0, 4, "settings", "sgd", since=9))
     assert not any(isinstance(one, m.Install) for one in server.actions)
 
 
