@@ -48,6 +48,8 @@ class Change:
     rank: int
     #: Counts the changes of its worker.
     number: int
+    #: How often its worker had made the same one at this place before.
+    times: int = 0
     epoch: int = 0
     #: What holds after this change, and before the next.
     settings: SettingsAt = field(default_factory=SettingsAt)
@@ -85,17 +87,11 @@ class SettingsLog:
 
     def find(self, rank: int, place: int, kind: str, ordinal: int, text: str) -> Change | None:
         """Return the change of another worker at this place that is the one which this worker makes now."""
-        made = self._made.get(rank)
-        times = made[1].get((kind, ordinal, text), 0) if made is not None and made[0] == place else 0
+        times = self._times(rank, place, (kind, ordinal, text))
         begin = bisect.bisect_left(self.changes, place, key=_place)
-        for change in self.changes[begin:]:
-            if change.place != place:
-                return None
-            if change.is_like(kind, ordinal, text):
-                if not times:
-                    return change
-                times -= 1
-        return None
+        end = bisect.bisect_right(self.changes, place, key=_place)
+        there = (one for one in self.changes[begin:end] if one.is_like(kind, ordinal, text))
+        return next((one for one in there if one.times == times), None)
 
     def share(self, change: Change, rank: int) -> list[Change]:
         """Let a worker share a change, which has the later place in the order that the two give it.
@@ -106,16 +102,18 @@ class SettingsLog:
         self._numbers += 1
         if rank <= change.rank:
             return []
-        at = self.changes.index(change)
-        before = change.rank, change.number
+        before, key, held = list(self.changes), (change.rank, change.number), self.settings_at(change.place)
+        begin = self.changes.index(change)
+        del self.changes[begin]
         change.rank, change.number = rank, self._numbers
-        del self.changes[at]
+        bisect.insort(self.changes, change, key=Change.key)
         try:
-            return self._insert(change)
+            told = self._fold(begin)
         except ConfigError:
-            change.rank, change.number = before
-            self._insert(change)
+            self.changes, (change.rank, change.number) = before, key
+            self._fold(begin)
             return []
+        return told if self.settings_at(change.place) == held else [change, *told]
 
     def add(self, rank: int, place: int, kind: str, ordinal: int, text: str) -> tuple[Change, list[Change]]:
         """Add a change; return it, and the changes after which other settings hold than before.
@@ -127,7 +125,8 @@ class SettingsLog:
             has set the learning rate at a later place. Nothing has changed.
         """
         self._numbers += 1
-        change = Change(kind, place, ordinal, text, rank, self._numbers)
+        times = self._times(rank, place, (kind, ordinal, text))
+        change = Change(kind, place, ordinal, text, rank, self._numbers, times)
         if kind in _NEW or kind == COUNTS:
             self._epochs += 1
             change.epoch = self._epochs
@@ -172,6 +171,11 @@ class SettingsLog:
         self.first = dropped[-1].settings
         del self.changes[:end]
         return dropped
+
+    def _times(self, rank: int, place: int, what: tuple[str, int, str]) -> int:
+        """Return how often a worker has made a change at a place."""
+        last, made = self._made.get(rank, (-1, {}))
+        return made.get(what, 0) if last == place else 0
 
     def _note(self, rank: int, change: Change) -> None:
         place, made = self._made.get(rank, (-1, {}))

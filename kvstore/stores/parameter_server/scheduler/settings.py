@@ -83,7 +83,7 @@ class SettingsTable:
                 self._optimizers[asked.ordinal] = change
         elif change in self.log.changes and rank not in self._returned:
             told = self.log.share(change, rank)
-        if rank in self._returned:
+        if rank in self._returned and change.is_like(asked.kind, asked.ordinal, asked.text):
             self._returned[rank] = max(self._returned[rank], change.key())
         installs = self._install(told, servers, change)
         self._wait(rank, asked.request, change)
@@ -230,8 +230,8 @@ class SettingsTable:
         passed = min((self.log.place_of(rank) for rank in unpaced), default=self._last_place() + 1)
         dropped = self.log.cut(_KEPT, passed)
         self._forgotten.update(one.kind for one in dropped)
-        kept = {one.place for one in self.log.changes}
-        last = dropped[-1].place if dropped else -1
+        kept, first = {one.place for one in self.log.changes}, self.log.changes[0].place
+        last = max((place for place in self._newest if place < first), default=-1)
         for place in [place for place in self._newest if place not in kept and place != last]:
             del self._newest[place]
         self._most = 2 * max(_KEPT, len(self.log.changes))
