@@ -15,7 +15,6 @@ import pytest
 from stores.parameter_server.native.served import Answer, K, P, TableServer
 
 from kvstore.stores.parameter_server.native._native import TableRows
-from kvstore.stores.parameter_server.protocol import messages as m
 from kvstore.stores.parameter_server.protocol.messages import Record
 from kvstore.stores.parameter_server.transport import ciphers
 from kvstore.stores.parameter_server.transport.native._streams import StreamSet

@@ -543,7 +543,7 @@ def test_links_send_sums_packed(monkeypatch: pytest.MonkeyPatch) -> None:
         close(server)
 
     monkeypatch.setattr(Server, "close", counted)
-    for seed in range(40):
+    for seed in range(48):
         ran(seed, True, 40)
     assert sum(counts) > 40
 
