@@ -42,6 +42,7 @@ from .observe.native._observe import Counters
 from .observe.timeline.marks import Marks
 from .optimizer import Optimizer, Updater
 from .optimizer.changes import REVISION, Followed, differing
+from .optimizer.update_clock import CallOrder
 from .plan import Plan
 from .step import Step, check_whole_steps, refuse_async
 from .stores.protocol import Backend, counted
@@ -128,6 +129,7 @@ class KVStore(KVStoreBase):
         #: The optimizer that was set, and the same where the store updates with a copy of it.
         self._optimizer: Optimizer | None = None
         self._followed: Followed | None = None
+        self._order = CallOrder()
         backend.observe(self._counters)
         self._created = time.monotonic()
         recording.follow(self, _record)
@@ -1092,7 +1094,10 @@ class KVStore(KVStoreBase):
     def _run(self, verb: str, groups: list[Group], *arguments: Any) -> None:
         """Do a verb; where several threads may wait at the same time, outside of the lock."""
         if not self._backend.waits_concurrently or self._engine.nested():
-            self._do(groups, getattr(self._backend, verb), *arguments)
+            call = getattr(self._backend, verb)
+            if self._engine.busy:
+                call = self._placed(verb, [key for key, _ in groups], call)
+            self._do(groups, call, *arguments)
         elif not self._backend.takes_turns:
             self._do(groups, self._backend.begin, verb, arguments, None)()
         else:
@@ -1278,10 +1283,12 @@ class KVStore(KVStoreBase):
         keys = [key for key, _ in groups]
         what = f"{verb} of {keys[0]!r}" if len(keys) == 1 else f"{verb} of {len(keys)} keys"
         arguments = self._backend.capture_streams(arguments)
-        run: Callable[[], Any] = partial(self._exclusively, getattr(self._backend, verb), *arguments)
+        call = getattr(self._backend, verb)
+        run: Callable[[], Any] = partial(self._exclusively, call, *arguments)
         if self._engine.inside():
             return self._engine.run_now(partial(end, run), what)
         if not self._backend.begins_async:
+            run = partial(self._exclusively, self._placed(verb, keys, call), *arguments)
             return self._engine.submit(keys, partial(end, run), priority, what)
         waits = waits and self._backend.can_resume
         # What has begun cannot be taken back.
@@ -1295,6 +1302,13 @@ class KVStore(KVStoreBase):
             if waits:
                 return self._engine.postpone(partial(end, run), what)
             return self._engine.submit(keys, partial(end, run), priority, what)
+
+    def _placed(self, verb: str, keys: list[Key], call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a call of a store of one process, which may be carried out later than those behind it."""
+        updater = self._backend.updater
+        if updater is None or verb not in ("push", "pushpull") or self._backend.begins_async:
+            return call
+        return self._order.placed(updater.optimizer, keys, call, self._engine.busy)
 
     def _ending(self, verb: str, groups: list[Group]) -> Callable[[Callable[[], Any]], Any]:
         """Begin an asynchronous operation; what is returned does the rest of it, and counts it."""

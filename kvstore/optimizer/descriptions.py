@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
+    from .optimizer import Optimizer
     from .registry import Registrable
 
 _SHOWN = 3  # differences in an error
@@ -33,6 +34,49 @@ def text_of(optimizer: Registrable) -> str:
             "which JSON cannot represent; use numbers, strings, lists and dicts"
         )
     return json.dumps(described, sort_keys=True)
+
+
+def changes_of(optimizer: Optimizer, changes: Iterable[str]) -> str:
+    """Return the settings with these names as JSON, as `text_of` has them; a record of what has changed.
+
+    Raises
+    ------
+    ConfigError
+        JSON cannot represent a setting.
+    """
+    config = optimizer.described(changes)
+    return json.dumps(config, sort_keys=True)
+
+
+def changed(text: str, changes: str) -> str:
+    """Return the text of an optimizer after a change that `changes_of` has described.
+
+    Raises
+    ------
+    ConfigError
+        The change is one of the learning rate, and the optimizer has a schedule; or a text is not one of an
+        optimizer.
+    """
+    try:
+        described, config = json.loads(text), dict(json.loads(changes))
+        before = dict(described["config"] or {})
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ConfigError(f"this is no change of an optimizer: {_short(changes)}") from error
+    if _has_schedule(described, config):
+        raise ConfigError(
+            "the learning rate comes from a schedule, which another worker has set: pass a new lr_scheduler, "
+            "or lr_scheduler=None together with the new rate"
+        )
+    if described["config"] is None:  # each worker has an object of its own, to which the changes are made
+        described["changes"] = described.get("changes", {}) | config
+    else:
+        described["config"] = before | config
+    return json.dumps(described, sort_keys=True)
+
+
+def _has_schedule(described: Mapping[str, Any], changes: Mapping[str, Any]) -> bool:
+    config = described["config"] or described.get("changes", {})
+    return "learning_rate" in changes and "lr_scheduler" not in changes and bool(config.get("lr_scheduler"))
 
 
 def _is_json(value: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -375,6 +375,17 @@ class Optimizer(Registrable):
             config[name] = [[key, factor] for key, factor in {**attribute, **own}.items()]
         config["param_idx2name"] = [[key, text] for key, text in self.idx2name.items()]
         return config
+
+    def described(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return some settings as `get_config` has them; the schedule and the rate are one setting."""
+        wanted = set(names)
+        if "lr_scheduler" in wanted:
+            wanted.add("learning_rate")
+        try:
+            config = self.get_config()
+        except ConfigError:  # of another setting, perhaps
+            config = {name: self._described(name) for name in wanted}
+        return {name: config[name] for name in wanted}
 
     def configure(self, **changes: Any) -> None:
         """Change settings of the optimizer. If one of them is not valid, none changes.

@@ -501,7 +501,7 @@ def raising_pushes(verb: str, arrives: bool) -> None:
                 push()
             ours._region.begin = begin
             counted = [ours._flat.directory.get(key).pushes for key in keys]
-            assert (counted, pushes.clock) == ([arrives] * 2, arrives)
+            assert (counted, pushes.made, pushes.optimizer.clock.time) == ([arrives] * 2, arrives, arrives)
             assert ours._fresh == (set(keys) if arrives else set())
         elif arrives:
             push()
@@ -509,7 +509,7 @@ def raising_pushes(verb: str, arrives: bool) -> None:
             push()
         store.pull(keys, out=outs)
         assert all((out == store.num_workers).all() for out in outs)
-        assert pushes.clock == 3 + arrives
+        assert pushes.made == pushes.optimizer.clock.time == 3 + arrives
 
 
 def wait_between_portions() -> list[int]:

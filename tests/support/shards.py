@@ -12,7 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 import kvstore as kv
+from kvstore.errors import ConfigError
 from kvstore.optimizer import Optimizer
+from kvstore.optimizer.descriptions import changes_of
+from kvstore.optimizer.settings_log import COUNTS, NONE, OPTIMIZER, Change, SettingsLog
+from kvstore.optimizer.update_clock import UpdateClock
 from kvstore.stores.parameter_server.protocol.messages import KeyEntry, KeySpec, Slice
 from kvstore.stores.parameter_server.server.payload import Payload, SliceUpdate, SliceValueWrite
 from kvstore.stores.parameter_server.server.store_shard import StoreShard
@@ -63,7 +67,11 @@ class StoreShards:
         self.shards = [StoreShard(0, server, memory) for server in range(servers)]
         self.entries: dict[int | str, KeyEntry] = {}
         self._ids = iter(range(100, 10_000))
-        self._version = 0
+        #: Changes of settings, of one worker; and what it has pushed since the optimizer was set.
+        self.log, self.clock = SettingsLog(), UpdateClock()
+        #: How many calls it has made in which all workers take part.
+        self.place = 0
+        self._version = self._ordinal = 0
         self.pushes: dict[int | str, int] = {}
 
     def init(self, key: int | str, value: Value, cuts: Sequence[int] = ()) -> None:
@@ -79,25 +87,58 @@ class StoreShards:
             payload = payload_of(value, piece, entry.spec.sparse)
             assert self.shards[piece.server].write([SliceValueWrite(piece.id, payload, first)]) == [None]
 
-    def set_optimizer(self, optimizer: Optimizer, clock: int = 0) -> None:
-        self.install("optimizer", json.dumps(optimizer.describe()), clock)
+    def set_optimizer(self, optimizer: Optimizer) -> None:
+        self.install(OPTIMIZER, json.dumps(optimizer.describe()))
+        self.clock = UpdateClock(optimizer.begin_num_update, epoch=self.log.newest.epoch)
 
-    def install(self, kind: str, text: str, clock: int = 0) -> None:
-        self._version += 1
-        for shard in self.shards:
-            shard.install(self._version, kind, text, clock)
+    def configure(self, optimizer: Optimizer, *names: str) -> None:
+        """Change settings with these names to those of an optimizer."""
+        self.install("configure", changes_of(optimizer, names))
+
+    def load_counts(self, optimizer: Optimizer) -> None:
+        """Set the update counts to those of an optimizer, as a file does."""
+        self.install(COUNTS)
+        self.clock = UpdateClock.of(optimizer, self.log.newest.epoch)
+
+    def install(self, kind: str, text: str = "") -> None:
+        """Change the settings at this place, everywhere or, if a server refuses, nowhere."""
+        ordinal = self._ordinal + (kind in (OPTIMIZER, NONE))
+        change, told = self.log.add(0, self.place, kind, ordinal, text)
+        try:
+            self._tell(told)
+        except ConfigError:
+            self._tell([change, *self.log.withdraw(change)])
+            raise
+        self._ordinal, self._version = ordinal, self.place + 1
+        if kind == NONE:
+            self.clock = UpdateClock(epoch=change.epoch)
+
+    def _tell(self, told: Iterable[Change]) -> None:
+        for place in {one.place for one in told}:
+            for shard in self.shards:
+                shard.install(place + 1, self.log.settings_at(place))
+
+    def stamp(self, time: int) -> int:
+        """Return the stamp of a time since the update counts were set."""
+        return UpdateClock(time=time, epoch=self.log.newest.epoch).stamp
+
+    def barrier(self) -> None:
+        """Later settings are those of another version."""
+        self.place += 1
 
     def push(self, *pushed: tuple[int | str, Sequence[Value]]) -> list[Exception | None]:
         """Complete one round of each key, with one part for each worker; the keys in one call."""
         jobs: list[list[SliceUpdate]] = [[] for _ in self.shards]
-        for key, values in pushed:
+        for (key, values), stamp in zip(pushed, self.clock.stamps(key for key, _ in pushed), strict=True):
             self.pushes[key] = self.pushes.get(key, 0) + 1
-            clock, entry = max(self.pushes.values()), self.entries[key]
+            self.clock.count(key)
+            entry = self.entries[key]
             for piece in entry.slices:
                 parts = [(rank, payload_of(v, piece, entry.spec.sparse)) for rank, v in enumerate(values)]
                 jobs[piece.server].append(
-                    SliceUpdate(piece.id, self.pushes[key], parts, self._version, clock)
+                    SliceUpdate(piece.id, self.pushes[key], parts, self._version, stamp)
                 )
+        self.place += 1
         return self.apply(jobs)
 
     def apply(self, jobs: list[list[SliceUpdate]]) -> list[Exception | None]:

@@ -50,6 +50,7 @@ PATIENCE = 90.0  # seconds after the last fault within which everything has to e
 MESSAGES = 50_000  # no job needs nearly as many
 STALL = 0.5  # seconds at most, where nothing fails
 JOB = "simulated"
+OPTIMIZER = '{"name": "sgd", "config": {}}'
 HALF = 0  # number of a push of which a half is in a value
 
 
@@ -584,7 +585,8 @@ class Store:
         self.entries: dict[str, m.KeyEntry] = {}
         self.names = 0
         self.barriers = 0
-        self.version = 0
+        self.has_optimizer = False
+        self.made = 0  # calls that have pushed
         self.resting = False
         self.over = False
         self.error: m.Failure | None = None
@@ -712,6 +714,7 @@ class Store:
         """Ask the servers, for all slices of these keys."""
         parts = [self._part(kind, one) for key in keys for one in self.entries[key].slices]
         if kind in (m.Kind.PUSH, m.Kind.PUSHPULL):
+            self.made += 1
             self.pushed.note({key: len(self.sent[self.entries[key].slices[0].id]) for key in keys})
         verb = kind.name.lower() if kind in (m.Kind.PUSH, m.Kind.PUSHPULL, m.Kind.PULL) else ""
         self.send_parts(keys, parts, then, verb)
@@ -719,6 +722,7 @@ class Store:
     def _step(self, keys: tuple[str, ...], verb: str) -> None:
         """Push in one call, and do nothing else until all servers have it."""
         parts = [self._part(m.Kind[verb.upper()], one) for key in keys for one in self.entries[key].slices]
+        self.made += 1
         self.pushed.note({key: len(self.sent[self.entries[key].slices[0].id]) for key in keys})
         self.send_parts(("*",), parts, self._next, "step")
 
@@ -808,16 +812,30 @@ class Store:
         self._next(done)
 
     def _configure(self, text: str, at: int) -> None:
-        self.ask(m.Settings(0, 0, "configure", 0, text), lambda done: self._configured(text, at, done))
+        """Change a setting; of an optimizer, which it sets before the first time."""
+        if self.has_optimizer:
+            self._change(text, at, None)
+        else:
+            self.has_optimizer = True
+            self._ask_for("optimizer", OPTIMIZER, lambda done: self._change(text, at, done))
 
-    def _configured(self, text: str, at: int, done: e.Done) -> None:
+    def _change(self, text: str, at: int, before: e.Done | None) -> None:
+        if before is not None and before.error is not None:
+            self.fail(before.error)
+        else:
+            changes = f'{{"wd": {ord(text)}.0}}'
+            self._ask_for("configure", changes, lambda done: self._configured(at, done))
+
+    def _ask_for(self, kind: str, text: str, then: Callable[[e.Done], None]) -> None:
+        self.ask(m.Settings(0, 0, kind, 1, text, self.made + self.barriers), then)
+
+    def _configured(self, at: int, done: e.Done) -> None:
         if done.error is None and done.answer is not None and not self.job.plan.passes:
-            version = self.job.versions.setdefault((self.ordinal, at), done.answer.version)
-            self.job.check(version == done.answer.version, f"step {at} has versions {version} and another")
-            self.job.check(
-                version > self.version, f"step {at} has version {version}, which is none of its own"
-            )
-            self.version = version
+            found = done.answer.version, done.answer.epoch, done.answer.text
+            first = self.job.settings.setdefault((self.ordinal, at), found)
+            self.job.check(first == found, f"step {at} has settings {first} and others, {found}")
+            place = self.made + self.barriers
+            self.job.check(found[0] == place + 1, f"step {at} at {place} has the settings of {found[0]}")
         self._next(done)
 
     def _push(self, keys: tuple[str, ...]) -> None:
@@ -1178,7 +1196,7 @@ class Job:
         self.told: dict[tuple[int, int, int, int], tuple[str, int]] = {}  # by which request
         self.acknowledged: dict[Payload, float] = {}
         self.arrived: dict[Any, int] = {}
-        self.versions: dict[Any, int] = {}
+        self.settings: dict[Any, tuple[int, int, str]] = {}
         self.gone: dict[tuple[int, int], Value] = {}
         self.snapshots: dict[int, Any] = {}
         self.saved: dict[int, float] = {}

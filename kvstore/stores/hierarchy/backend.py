@@ -103,6 +103,9 @@ class HostProcesses(OtherProcesses):
             raise raised(host_is_gone(self._client.rank))
 
 
+_ALL = (1 << 64) - 1  # workers of the host
+
+
 class HierarchyBackend(Backend):
     """See `kvstore.stores.protocol.Backend`; `flat` is the store as it is without hosts."""
 
@@ -122,8 +125,6 @@ class HierarchyBackend(Backend):
         self._parts: dict[Key, Slice] = {}
         self._slots: dict[Key, tuple[DistKey, list[Handle]]] = {}
         self._known = flat.directory.known
-        #: Of this worker's last two pushes of a slice, by parity of the round: round and schedule's time.
-        self._clocks: dict[tuple[Key, int], tuple[int, int]] = {}
         #: Keys whose value in the host's memory is as new as this worker can know.
         self._fresh: set[Key] = set()
         self._from_servers = UndeliveredResults()  # what the region does not know of
@@ -307,7 +308,7 @@ class HierarchyBackend(Backend):
         if handle.complete + 1 < before:  # the time of the round before the last is still to be sent
             return False
         pushes, round = self._flat.pushes, before + 1
-        self._clocks[handle.key, round & 1] = round, max(pushes.clock, key.pushes + 1)
+        shm.note_stamp(handle, round, pushes.stamps([key])[0])
         try:
             call = shm.quick_call(handle, key.like, value, out)
         finally:
@@ -446,10 +447,9 @@ class HierarchyBackend(Backend):
         """Tell carriers of a push, and count it for the keys at which this worker has then arrived."""
         self._count_rounds([key.key for key in keys])
         before = [self._arrived(key) for key in keys]
-        for key, clock in zip(keys, self._flat.pushes.clocks(keys), strict=True):
+        for key, stamp in zip(keys, self._flat.pushes.stamps(keys), strict=True):
             for handle in self._handles(key):
-                round = handle.arrived + 1
-                self._clocks[handle.key, round & 1] = round, clock
+                shm.note_stamp(handle, handle.arrived + 1, stamp)
         try:
             yield
         except BaseException as error:
@@ -471,12 +471,10 @@ class HierarchyBackend(Backend):
         return sum(handle.arrived for handle in self._handles(key))
 
     def _settings(self, handle: Handle, round: int) -> tuple[int, int]:
-        """Return version and schedule's time of a round of this host; see `carrier.Settings`."""
+        """Return version and stamp of a round of this host; see `carrier.Settings`."""
         if is_side(handle.key):
             return 0, 0
-        noted, clock = self._clocks.get((handle.key, round & 1), (0, 0))
-        own = clock if noted == round else max(self._flat.pushes.clock, round)
-        return shm.num_update(self._region.job), own
+        return shm.num_update(self._region.job), shm.stamp(handle, round, _ALL)
 
     def _begin(self, verb: str, arguments: tuple[Any, ...], priority: int | None) -> Finish:
         """Begin an operation in the host's memory; what is left is to wait."""
@@ -614,14 +612,15 @@ class HierarchyBackend(Backend):
         if self._client.joined:
             self._flat.barrier()
         else:
-            self._client.barrier_of_host(self._told(self._region.meet))
+            self._flat.learn(self._client.barrier_of_host(self._told(self._region.meet)))
+        shm.raise_num_update(self._region.job, self._flat.settings_version)
 
     def side(self) -> HierarchyBackend:
         """Return the same store for side keys, which have names of their own in the host's memory."""
         side = copy.copy(self)
         side._flat = self._flat.side()
         side._known, side._slots = side._flat.directory.known, {}
-        side._clocks, side._fresh, side._from_servers = {}, set(), UndeliveredResults()
+        side._fresh, side._from_servers = set(), UndeliveredResults()
         return side
 
     def expects(self, rank: int) -> bool:

@@ -82,7 +82,7 @@ class QuickExchange(QuickCall):
         super().__init__(cast("QuickCalls", None), plan, *plan.arrays)
         self._slice, self._head, self._again = plan.part.id, head, again
         self._exchange = plan.servers[0].exchange
-        self._version, self._clocks = head.version, [head.clock]
+        self._version, self._stamps = head.version, [head.clock]
         #: What has come.
         self.received = plan.received
 
@@ -102,7 +102,7 @@ class QuickExchange(QuickCall):
         self.is_counting = False
         numbers = way.first, way.base, machine.member.epoch, self._version
         self.sent = True
-        self.sent = stream.begin(self._exchange, way.pushed, self._clocks, *numbers)
+        self.sent = stream.begin(self._exchange, way.pushed, self._stamps, *numbers)
         return True
 
     @property

@@ -316,7 +316,7 @@ class SharedBackend(Backend):
                 self.feedback.check(handle.key, values, handle.dtype)
             for handle, rows in sparse:
                 self.feedback.check(handle.key, rows, handle.dtype)
-        return dense, sparse
+        return self._arguments.by_order(dense), self._arguments.by_order(sparse)
 
     # ---------------------------------------------------------------------------------------- updates
 

@@ -1,8 +1,9 @@
 """What a round of the shared store does to a weight, and the optimizer that all workers have in common.
 
-The optimizer is one description in the region; each process builds its own object from it, and whoever opens
-a round plans with that. States lie in the region too. A worker's change of settings holds from its own next
-push on: before it, the rounds that it has pushed into are completed; after it, no round opens without it.
+The optimizer is one description in the region; each process builds its own object from it, and the worker
+that opens a round plans with that. States lie in the region too. Before a worker changes settings, the rounds
+that it has pushed into are completed; after it, no round opens without the change. Changes of several workers
+are made to the description one after the other, each to the optimizer that its worker knows.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,8 +23,9 @@ from ...errors import ConfigError, UpdaterError
 from ...observe.counters import SUMMING, UPDATING
 from ...optimizer import Optimizer, Updater
 from ...optimizer.builtin import arrays_of
-from ...optimizer.descriptions import conflict, text_of
+from ...optimizer.descriptions import changed, changes_of, conflict, text_of
 from ...optimizer.optimizer import Array, State
+from ...optimizer.update_clock import time_at
 from ..update import check_floating
 from .gpu_access import GpuAccess
 from .native import _shared as shm
@@ -37,21 +39,27 @@ if TYPE_CHECKING:
 Handle = shm.Handle
 
 _MISSING: Any = object()
+#: Of no description.
+_NO_VERSION = -1
 
 
 class _Settings(NamedTuple):
     """The description of the optimizer in the region; for all methods the caller holds `Lock`."""
 
-    now: str
+    now: str = ""
     #: Before any change, and the worker that has set it.
-    installed: str
-    rank: int
+    installed: str = ""
+    rank: int = 0
+    #: How often the update counts were set; see `UpdateClock`. And the place of the program where a file has
+    #: set them.
+    epoch: int = 0
+    place: int = -1
 
     @classmethod
     def of(cls, job: shm.Job) -> _Settings:
         """Read it; it is empty without an optimizer."""
         text = shm.settings(job).decode()
-        return cls(*json.loads(text)) if text else cls("", "", 0)
+        return cls(*json.loads(text)) if text else cls()
 
     def put(self, job: shm.Job) -> None:
         """Write it."""
@@ -70,7 +78,8 @@ class JobUpdater:
         self.tables = RegionTables(job)
         self._call: Callable[..., None] | None = None
         self._set = 0  # how often this process has set one
-        self._version = 0
+        self._mode = 0  # of the job, as this process knows it
+        self._version = self._epoch = 0  # of the description in the region, as this process knows it
         #: What was raised in this process, by key and round, until its worker is told.
         self.causes: dict[tuple[Key, int], BaseException] = {}
         self._at_work: tuple[int, Key] | None = None
@@ -99,7 +108,8 @@ class JobUpdater:
             if shm.mode(self._job) < mode:
                 shm.set_settings(self._job, b"")
                 shm.set_mode(self._job, mode)
-        self.updater, self._call = None, updater
+        self.updater, self._call, self._mode = None, updater, mode
+        shm.begin_counts(self._job, 0, 0, 0)
         shm.note_mode(self._job, mode, True)
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
@@ -109,9 +119,9 @@ class JobUpdater:
         with shm.Lock(self._job):
             there = _Settings.of(self._job)
             if shm.mode(self._job) < mode:
-                there = _Settings(text, text, self._rank)
+                self._set_counts({}, optimizer.begin_num_update)
+                there = _Settings(text, text, self._rank, there.epoch + 1)
                 there.put(self._job)
-                shm.set_num_update(self._job, optimizer.begin_num_update)
                 shm.set_mode(self._job, mode)
             elif shm.mode(self._job) == mode and there.installed != text:
                 raise ConfigError(conflict(there.installed, there.rank, text, self._rank))
@@ -119,66 +129,105 @@ class JobUpdater:
                 text = there.now  # another worker may have changed the settings by now
             version = shm.settings_version(self._job)
         self._set += 1
-        self._adopt(optimizer, text, version)
-        shm.note_mode(self._job, mode, True)
+        self._adopt(optimizer, text, version, there.epoch)
+        begin = optimizer.begin_num_update
+        shm.begin_counts(self._job, there.epoch, begin, begin)
+        self._note_mode(mode)
 
-    def _adopt(self, optimizer: Optimizer, text: str, version: int) -> None:
+    def _set_counts(self, counts: Mapping[Key, int], num_update: int) -> None:
+        for handle in self._keys.all():
+            handle.updates = counts.get(handle.key, 0)
+        shm.set_num_update(self._job, num_update)
+
+    def _note_mode(self, mode: int, able: bool = True) -> None:
+        if able:
+            self._mode = mode
+        shm.note_mode(self._job, mode, able)
+
+    def _adopt(self, optimizer: Optimizer, text: str, version: int, epoch: int) -> None:
         own = _built(text)  # the caller's object may be changed by the caller, in this process only
         self.updater, self._call = Updater(own if own is not None else optimizer), None
-        self._version = version
+        self._version, self._epoch = version, epoch
         self._records.clear()
 
     def adopt_mode(self) -> None:
         """Build the optimizer that another worker has set; if that cannot be, leave rounds to others."""
         with shm.Lock(self._job):
-            mode, text = shm.mode(self._job), _Settings.of(self._job).now
+            mode, there = shm.mode(self._job), _Settings.of(self._job)
             version = shm.settings_version(self._job)
-        optimizer = _built(text) if mode & 1 else None
+        optimizer = _built(there.now) if mode & 1 else None
         if optimizer is not None:
-            self._adopt(optimizer, text, version)
-        shm.note_mode(self._job, mode, optimizer is not None)
+            self._adopt(optimizer, there.now, version, there.epoch)
+        self._note_mode(mode, optimizer is not None)
 
     def configure(self, changes: dict[str, Any]) -> None:
         """Change settings for all workers."""
-        self._change(lambda optimizer: optimizer.configure(**changes))
+        self._change(lambda optimizer: optimizer.configure(**changes), changes)
 
     def set_learning_rate(self, lr: float) -> None:
         """Change the rate for all workers."""
-        self._change(lambda optimizer: optimizer.set_learning_rate(lr))
+        self._change(lambda optimizer: optimizer.set_learning_rate(lr), ["learning_rate"])
 
     def follow_settings(self) -> None:
-        """Take over settings and time as another worker may have changed them."""
+        """Take over settings and update counts that another worker has set by a file."""
         self._refresh()
         if self.updater is not None:
             self._load_counts()
+            self._begin_counts()
 
-    def _change(self, change: Callable[[Optimizer], None]) -> None:
-        self.follow_settings()
+    def _begin_counts(self) -> None:
         assert self.updater is not None
-        change(self.updater.optimizer)
-        self._put_settings()
+        begin = self.updater.optimizer.begin_num_update
+        shm.begin_counts(self._job, self._epoch, begin, max(begin, shm.num_update(self._job)))
 
-    def _put_settings(self) -> None:
-        """Let the settings of this process's optimizer be those of all."""
+    def _change(self, change: Callable[[Optimizer], None], names: Iterable[str]) -> None:
+        """Change the optimizer that this worker knows; nothing changes if another worker has set the next."""
+        self._refresh()
         assert self.updater is not None
-        text = _described(self.updater.optimizer)
+        optimizer = self.updater.optimizer
+        if shm.mode(self._job) == self._mode:
+            self._load_counts()
+        change(optimizer)
+        described = changes_of(optimizer, names)
+        self._amend(lambda there: there._replace(now=changed(there.now, described)))
+
+    def _record(self, text: str, place: int) -> None:
+        """Note that a file has set the update counts at a place of the program, and perhaps the optimizer."""
+
+        def loaded(there: _Settings) -> _Settings:
+            epoch = there.epoch if there.place == place else there.epoch + 1
+            return there._replace(now=text or there.now, epoch=epoch, place=place)
+
+        self._amend(loaded)
+
+    def _amend(self, change: Callable[[_Settings], _Settings]) -> None:
+        """Change the description in the region, if it is that of the optimizer which this worker knows."""
         with shm.Lock(self._job):
+            if shm.mode(self._job) != self._mode:
+                return
             there = _Settings.of(self._job)
-            if text != there.now:
-                there._replace(now=text).put(self._job)
-            self._version = shm.settings_version(self._job)
+            now = change(there)
+            if now != there:
+                now.put(self._job)
+        self._version = _NO_VERSION  # another worker may have made changes before
+        self._refresh()
 
     def _refresh(self) -> None:
-        """Follow what other workers have changed."""
+        """Follow what other workers have changed in the optimizer that this worker knows."""
         if self.updater is None or shm.settings_version(self._job) == self._version:
             return
         with shm.Lock(self._job):
-            text, self._version = _Settings.of(self._job).now, shm.settings_version(self._job)
-        optimizer = _built(text)
+            if shm.mode(self._job) != self._mode:
+                return
+            there, self._version = _Settings.of(self._job), shm.settings_version(self._job)
+        self._epoch = there.epoch
+        optimizer = _built(there.now)
         if optimizer is not None:
             states = self.updater.states
             self.updater = Updater(optimizer)
             self.updater.states = states
+        else:
+            self.updater.optimizer.configure(**json.loads(there.now).get("changes", {}))
 
     # ------------------------------------------------------------------------------------------ rounds
 
@@ -279,7 +328,8 @@ class JobUpdater:
         counts.pop(handle.key, None)
         if handle.updates:
             counts[handle.key] = handle.updates
-        optimizer.num_update = max(optimizer.begin_num_update, shm.num_update(self._job))
+        time = time_at([shm.stamp_of_opened(handle)], self._epoch)
+        optimizer.num_update = max(optimizer.begin_num_update, time)
 
         def new() -> int:
             shm.raise_num_update(self._job, optimizer.num_update)
@@ -383,10 +433,12 @@ class JobUpdater:
         self.updater = loaded
         for handle in handles:
             handle.put_record(records.get(handle.key, 0))
-            handle.updates = loaded.optimizer._index_update_count.get(handle.key, 0)
         loaded.states = {}  # of each key from the region, when it is needed
-        shm.set_num_update(self._job, loaded.optimizer.num_update)
-        self._put_settings()
+        optimizer = loaded.optimizer
+        self._set_counts(optimizer._index_update_count, optimizer.num_update)
+        place = sum(handle.arrived for handle in handles) + self._job.barriers
+        self._record("" if content.optimizer is None else _described(optimizer), place)
+        self._begin_counts()
 
     def _written(self, handles: list[Handle], states: dict[Key, State]) -> dict[Key, int]:
         """Write the states of keys and their descriptions to the region; return where the latter are."""

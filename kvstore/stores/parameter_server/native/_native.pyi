@@ -98,7 +98,7 @@ class SliceValue:
         states: tuple[Any, ...],
         counts: UpdateCounts,
         version: int,
-        base: int,
+        epoch: int,
         kept: tuple[Any, ...] | None = None,
     ) -> None: ...
     @property
@@ -128,7 +128,7 @@ class TableRows:
         states: tuple[Any, ...],
         counts: UpdateCounts,
         version: int,
-        base: int,
+        epoch: int,
         ids: Any,
         maps: Any,
         kept: Any = None,

@@ -122,7 +122,7 @@ cdef extern from "links.h" nogil:
         int keeps
         double *p
         uint32_t version
-        int64_t base
+        uint64_t epoch
         kp_counts *counts
     ctypedef struct kp_value:
         int dtype

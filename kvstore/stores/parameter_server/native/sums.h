@@ -11,6 +11,7 @@ enum {
     KP_KEPT_BYTES = 1 << 20   /* of a frame that several payloads share, and of which one may be kept */
 };
 #define KP_MOST_CLOCK ((uint64_t)1 << 61) /* twice as much has room in Python's counts */
+#define KP_TIME_BITS 40 /* of a stamp: see kvstore/optimizer/update_clock.py */
 
 typedef void (*kp_run_rows)(const kv_rows *rows, const kv_group *group, int threads); /* as kv_run_rows */
 
@@ -234,10 +235,12 @@ static kp_room *kp_target_of(const kp_slice *slice)
 static void kp_count(const kp_plan *plan, const kp_open *open)
 {
     kp_counts *counts = plan->counts;
-    int64_t time = plan->base;
+    int64_t time = 0;
     for (int i = 0; i < open->n; i++) {
-        int64_t one = plan->base + (int64_t)open->parts[i].request.clock;
-        time = one > time ? one : time;
+        uint64_t stamp = open->parts[i].request.clock;
+        int64_t one = (int64_t)(stamp & ((1ull << KP_TIME_BITS) - 1));
+        if (stamp >> KP_TIME_BITS == plan->epoch && one > time)
+            time = one;
     }
     counts->updates++;
     counts->num_update = time > counts->updates ? time : counts->updates;

@@ -28,7 +28,7 @@ cdef class TableRows:
 
     def show(
         self, rows, int dtype, int64_t first, int rule, tuple params not None, tuple states not None,
-        UpdateCounts counts not None, version, base, ids, maps, kept=None,
+        UpdateCounts counts not None, version, epoch, ids, maps, kept=None,
     ):
         """Have rounds read and update the rows without Python, until `hide` or `withdraw_plan`.
 
@@ -40,7 +40,7 @@ cdef class TableRows:
             All rows of the slice, contiguous; `first` is the id of the first one.
         dtype : int
             The kernels' number of its type.
-        rule, params, states, counts, version, base
+        rule, params, states, counts, version, epoch
             As `SliceValue.plan_updates` takes them.
         ids : numpy.ndarray
             int64, memory for the ids of a round.
@@ -57,11 +57,11 @@ cdef class TableRows:
         self.hide()
         if len(params) > KV_MAX_PARAMS or len(states) > KV_MAX_STATES or not rows.nbytes or not len(ids):
             return
-        if abs(base) >= KP_MOST_CLOCK or counts.c.updates >= <int64_t>KP_MOST_CLOCK:
+        if counts.c.updates >= <int64_t>KP_MOST_CLOCK:
             return
         t.dtype, t.n, t.first = dtype, len(rows), first
         t.row_bytes, t.cols = rows.nbytes // len(rows), rows.size // len(rows)
-        plan.rule, plan.n_states, plan.version, plan.base = rule, <int>len(states), version, base
+        plan.rule, plan.n_states, plan.version, plan.epoch = rule, <int>len(states), version, epoch
         for i in range(KV_MAX_PARAMS):
             plan.p[i] = params[i] if i < len(params) else 0
         for i in range(len(states)):

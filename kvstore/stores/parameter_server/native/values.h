@@ -29,7 +29,7 @@ typedef struct {
     int keeps;                 /* whether that is so, in rounds of several parts */
     double p[KV_MAX_PARAMS];
     uint32_t version;  /* of the settings: the newest that a round of the slice has had */
-    int64_t base;      /* of the schedule's time */
+    uint64_t epoch;    /* of the update counts: stamps of another one say nothing about the time */
     kp_counts *counts; /* the state's; NULL: nothing is planned */
 } kp_plan;
 

@@ -164,7 +164,7 @@ cdef class SliceValue:
         return self.v.plan.counts != NULL
 
     def plan_updates(
-        self, int rule, tuple params not None, tuple states not None, UpdateCounts counts not None, version, base,
+        self, int rule, tuple params not None, tuple states not None, UpdateCounts counts not None, version, epoch,
         tuple kept=None,
     ):
         """Have rounds update the value without Python, until `withdraw_plan`. Numbers without room are left to Python.
@@ -177,8 +177,8 @@ cdef class SliceValue:
             Of the state, which has had an update.
         version : int
             Of the settings: the newest that a round of the slice has had.
-        base : int
-            Of the schedule's time; a round's clock is added.
+        epoch : int
+            Of the update counts; stamps of another epoch say nothing about the time of the schedule.
         kept : tuple of numpy.ndarray
             Arrays like the states, which get what these were before each round of several parts; None: nobody asks.
         """
@@ -188,10 +188,10 @@ cdef class SliceValue:
         self.withdraw_plan()
         if len(params) > KV_MAX_PARAMS or len(states) > KV_MAX_STATES or self.v.nbytes == 0:
             return
-        if abs(base) >= KP_MOST_CLOCK or counts.c.updates >= <int64_t>KP_MOST_CLOCK:
+        if counts.c.updates >= <int64_t>KP_MOST_CLOCK:
             return
         plan.rule, plan.n_states = rule, <int>len(states)
-        plan.version, plan.base = version, base
+        plan.version, plan.epoch = version, epoch
         for i in range(KV_MAX_PARAMS):
             plan.p[i] = params[i] if i < len(params) else 0
         for i in range(len(states)):

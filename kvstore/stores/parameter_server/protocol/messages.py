@@ -75,9 +75,9 @@ class Record(NamedTuple):
     #: Requests: how many pushes of this worker into the slice there are, with this one. Replies: the last
     #: round that is complete.
     round: int = 0
-    #: Settings that the worker has agreed to (`Answer.version`); of a round the highest counts.
+    #: The newest settings that the worker knows (`Answer.version`); of a round the highest counts.
     version: int = 0
-    #: The highest number of pushes into any key of this worker; the schedule's time. Of a round the highest.
+    #: A stamp of `UpdateClock`, which holds the time of a schedule; of a round the highest counts.
     clock: int = 0
     #: 0: plain elements; `kernels.cpu.DIVIDED`: these count divided by `threshold`; else a codec's number.
     coding: int = 0
@@ -340,13 +340,15 @@ class Settings(MemberRequest, frozen=True, tag=True):
     """Install an optimizer (the first of equals does, another one is an error), or change its settings."""
 
     kind: str
-    """``"optimizer"``, ``"none"``, ``"configure"``, ``"clock"`` (base of the schedule's time) or ``"steps"``
-    (states are kept for one more round)."""
+    """``"optimizer"``, ``"none"``, ``"configure"``, ``"counts"`` (update counts as a file has them) or
+    ``"steps"`` (states are kept for one more round)."""
     ordinal: int
     """How many optimizers this worker has set, with this one."""
     text: str
-    clock: Annotated[int, _SIZE] = 0
-    """With an optimizer: the worker's clock, where the schedule's time begins. The first of equals counts."""
+    """An optimizer; of ``"configure"`` its settings that change; else empty."""
+    place: int = 0
+    """How many calls in which all workers take part this worker has made: two requests of one place in the
+    same program are one."""
 
 
 class Command(MemberRequest, frozen=True, tag=True):
@@ -357,7 +359,7 @@ class Command(MemberRequest, frozen=True, tag=True):
 
 
 class Installed(msgspec.Struct, frozen=True, tag=True):
-    """A server has settings or a command; `error`: why not."""
+    """A server has settings or a command; `error`: why not. `version` is that of `Install`."""
 
     store: int
     version: int
@@ -441,6 +443,9 @@ class View(msgspec.Struct, frozen=True, tag=True):
     of its workers as its seat. Empty where each worker pushes for itself."""
     whole: tuple[int, ...] = ()
     """Seats of hosts whose last worker has left: servers have all of their parts, and keep them."""
+    settled: tuple[tuple[int, int], ...] = ()
+    """(rank, version): the newest settings that a worker in `resting` knew. Rounds that it is not in have
+    these or newer ones."""
 
 
 class Answer(msgspec.Struct, frozen=True, tag=True):
@@ -449,9 +454,12 @@ class Answer(msgspec.Struct, frozen=True, tag=True):
     request: int
     entries: tuple[KeyEntry, ...] = ()
     version: int = 0
+    """The settings that hold; see `Record.version`."""
     text: str = ""
     error: Failure | None = None
     count: int = 0
+    epoch: int = 0
+    """As in `Install`."""
 
 
 class Install(msgspec.Struct, frozen=True, tag=True):
@@ -459,12 +467,21 @@ class Install(msgspec.Struct, frozen=True, tag=True):
 
     store: int
     version: int
+    """Counts what servers are told."""
     kind: str
-    """As in `Settings`, or ``"command"``, ``"drop"`` (slices in `text`; none: a store that all left)."""
+    """``"settings"``, ``"command"``, or ``"drop"`` (slices in `text`; none: a store that all left)."""
     text: str
+    """Of settings: the optimizer; empty: there is none."""
     head: int = 0
-    clock: Annotated[int, _SIZE] = 0
-    """As in `Settings`."""
+    since: int = 0
+    """The settings hold for pushes of this version on, up to the next one; see `Record.version`. They replace
+    others."""
+    ordinal: int = 0
+    """How many optimizers were set, with this one; states belong to one of them."""
+    epoch: int = 0
+    """How often the update counts were set, with an optimizer or by a file: see `UpdateClock`."""
+    keeps_states: bool = False
+    """Whether states are kept for one more round, as values are: a step can be withdrawn."""
 
 
 class Slices(msgspec.Struct, frozen=True, tag=True):
@@ -575,7 +592,7 @@ class LeftOut(msgspec.Struct, frozen=True, tag=True):
     """The last one that it was in."""
 
 
-_OfMember = JoinRounds | Barrier | CreateKeys | Ready | Lookup | Count | Settings | Command
+_OfMember = JoinRounds | Barrier | CreateKeys | Ready | Lookup | Count | Drop | Settings | Command
 ToScheduler = Hello | Bye | Leave | Begin | JoinPointReached | Installed | Ping | Pong | _OfMember
 FromScheduler = Met | Welcome | Refused | View | Answer | Install | Slices | Pong | Over | Ping
 Direct = Attach | Attached | Fenced | Who | Missing | LeftOut

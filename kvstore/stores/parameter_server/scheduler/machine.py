@@ -95,6 +95,7 @@ class Scheduler:
             m.Barrier: requests.barrier,
             m.CreateKeys: requests.create_keys,
             m.Ready: requests.ready,
+            m.Drop: requests.drop,
             m.Lookup: requests.lookup,
             m.Count: requests.count,
             m.Settings: requests.settings,

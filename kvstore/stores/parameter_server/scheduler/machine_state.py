@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from ....optimizer.settings_log import Change, SettingsAt, SettingsLog
 from ..protocol import messages
 from ..protocol.reliable_link import ReliableLink
 from . import (
@@ -32,10 +33,10 @@ _KEPT = (
     ReliableLink, peers.Process, peers.Peer, rank_assignment.Servers, rank_assignment.RankAssignment,
     stores.Stores, failure_detector.FailureDetector, admission.Admission, shutdown.JobShutdown,
     membership.Membership, rejoins.RejoinCoordinator, hosts.HostSeats, key_table.KeyTable,
-    key_table.AwaitedKeys, store_settings.SettingsTable, store_settings.Setting,
+    key_table.AwaitedKeys, store_settings.SettingsTable, store_settings.Installation, SettingsLog, Change,
 )  # fmt: skip
 _CLASSES: dict[str, Any] = {one.__name__: one for one in _KEPT}
-_TUPLES: dict[str, Any] = {one.__name__: one for one in (key_table.KeyWaiter, rejoins.JoinPoint)}
+_TUPLES: dict[str, Any] = {one.__name__: one for one in (key_table.KeyWaiter, rejoins.JoinPoint, SettingsAt)}
 _MESSAGES: dict[str, Any] = {
     name: one
     for name, one in vars(messages).items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ....errors import ConfigError
 from ..protocol import messages as m
 from ..protocol.messages import Answer, Failure
 from .membership import Membership
@@ -64,9 +65,10 @@ class MemberRequests:
     def barrier(self, store: Membership, peer: Peer, message: m.Barrier, outgoing: Outgoing) -> None:
         """Answer once all have arrived."""
         if not store.come_to_barrier(peer.rank, message.request, message.number):
-            outgoing.write(peer, Answer(message.request))
+            outgoing.write(peer, Answer(message.request, version=store.settings.newest_since()))
             return
-        opened = [(rank, Answer(request)) for rank, request in store.open_barrier()]
+        version = store.settings.newest_since()
+        opened = [(rank, Answer(request, version=version)) for rank, request in store.open_barrier()]
         self._stores.answer(store, opened, outgoing)
 
     # -------------------------------------------------------------------------------------------------- keys
@@ -112,31 +114,39 @@ class MemberRequests:
     # ---------------------------------------------------------------------------------------------- settings
 
     def settings(self, store: Membership, peer: Peer, message: m.Settings, outgoing: Outgoing) -> None:
-        """Have a setting installed once, and answer when all servers have it."""
+        """Have a change of settings installed once, and answer when all servers have it."""
         if message.kind == "optimizer":  # a worker that sets one has nothing under way, and knows all places
             self._stores.leave_old_places(store, peer.rank, outgoing)
         servers = set(range(self._servers.count))
-        setting, new = store.settings.ask(peer.rank, message, servers, store.unpaced)
-        if setting is None:
+        try:
+            change, installs = store.settings.ask(peer.rank, message, servers, store.unpaced)
+        except ConfigError as error:
+            failure = Failure("ConfigError", f"worker {peer.rank}: {store}: {error}")
+            outgoing.write(peer, Answer(message.request, error=failure))
+            return
+        if change is None:
             there = store.settings.in_place_of(message)
-            text = m.another_optimizer(f"worker {peer.rank}: {store}", there.rank, there.install.text)
+            text = m.another_optimizer(f"worker {peer.rank}: {store}", there.rank, there.text)
             outgoing.write(peer, Answer(message.request, error=Failure("ConfigError", text)))
             return
-        if new:
-            self._servers.tell_all(setting.install, outgoing)
-        self._stores.answer(store, setting.answers(), outgoing)
+        for install in installs:
+            self._servers.tell_all(install, outgoing)
+        self._stores.answer(store, store.settings.answers(), outgoing)
 
     def command(self, store: Membership, peer: Peer, message: m.Command, outgoing: Outgoing) -> None:
         """Pass a command on to all servers."""
-        setting = store.settings.command(peer.rank, message, set(range(self._servers.count)))
-        self._servers.tell_all(setting.install, outgoing)
+        install = store.settings.command(peer.rank, message, set(range(self._servers.count)))
+        self._servers.tell_all(install, outgoing)
 
     def installed(self, peer: Peer, message: m.Installed, outgoing: Outgoing) -> None:
         """Take a server's word that it has a setting, or why not."""
         for store in self._stores.values():
             if store.number == message.store:
-                answers = store.settings.installed(peer.rank, message.version, message.error)
-                self._stores.answer(store, answers, outgoing)
+                servers = range(self._servers.count)
+                told = store.settings.installed(peer.rank, message.version, message.error, servers)
+                for install in told[1]:
+                    self._servers.tell_all(install, outgoing)
+                self._stores.answer(store, told[0], outgoing)
 
     # ----------------------------------------------------------------------------------------------- absence
 

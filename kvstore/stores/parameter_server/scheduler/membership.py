@@ -30,6 +30,7 @@ class Membership:
         self.over = False  # all have closed it
         self.shown = False  # a view, since the last tick
         self.stale = False  # the last one that was shown
+        self._settled: dict[int, int] = {}  # by rank that has joined: the newest settings that it has changed
         self._rested: set[int] = set()  # ranks that have joined and left since then
         self.broken = False
         self.at_barrier: dict[int, int] = {}  # request by rank
@@ -86,6 +87,7 @@ class Membership:
         self.members[member.rank] = member
         self.resting.discard(member.rank)
         self._rested.discard(member.rank)
+        self._settled.pop(member.rank, None)
         self._losses.pop(("worker", member.rank), None)
         self.settings.forget(member.rank)
         if self.started:
@@ -102,6 +104,7 @@ class Membership:
     def rest(self, rank: int) -> None:
         """Let nobody wait for this worker's pushes any more."""
         self.resting.add(rank)
+        self._settled[rank] = self.settings.known(rank)
         self.epoch += 1
 
     def awaited_at_barrier(self) -> list[int]:
@@ -160,6 +163,7 @@ class Membership:
         return View(
             self.number, self.epoch, members, resting, losses, tuple(servers), self.broken, self.mode,
             rejoining, join_slice, rank, after, self.hosts.shown(), tuple(sorted(self.hosts.whole)),
+            tuple(sorted(self._settled.items())),
         )  # fmt: skip
 
     def note_shown(self) -> None:

@@ -1,182 +1,244 @@
-"""Settings of one store: each is installed on all servers once, however many workers ask for it."""
+"""Settings of one store: servers are told of each change once, however many workers make it."""
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Iterable
 
+from ....optimizer.settings_log import NONE, OPTIMIZER, Change, SettingsAt, SettingsLog
 from ..protocol.messages import Answer, Command, Failure, Install, Settings
 
-_OPTIMIZERS = ("optimizer", "none")
+_OPTIMIZERS = (OPTIMIZER, NONE)
 _KEPT = 1024  # of the newest; servers keep as many, for rounds that are under way
 
 
-class Setting:
-    """One setting, or one command, on its way to the servers or installed there."""
+class Installation:
+    """Settings or a command on their way to the servers, and the requests that wait for them."""
 
-    def __init__(self, install: Install, servers: set[int], rank: int) -> None:
+    def __init__(self, install: Install, servers: Iterable[int], change: Change | None = None) -> None:
         self.install = install
-        self.rank = rank  # of the worker that was the first to ask
-        self.pending = servers
+        self.pending = set(servers)
+        self.change = (
+            change  # that has made it necessary; None: it is a command, or follows from another change
+        )
+        self.waiting: list[
+            tuple[int, int, Change | None]
+        ] = []  # rank, request, and the change that it has made
         self.error: Failure | None = None
-        self.waiting: list[tuple[int, int]] = []  # rank and request
 
     def answers(self) -> list[tuple[int, Answer]]:
-        """Rank and answer of all that wait, if it is installed everywhere; they are forgotten."""
+        """Return rank and answer of all that wait, if it is installed everywhere; they are forgotten."""
         if self.pending:
             return []
         done, self.waiting = self.waiting, []
-        version = self.install.version
-        return [(rank, Answer(request, version=version, error=self.error)) for rank, request in done]
+        return [(rank, _answer(request, change, self.error)) for rank, request, change in done]
 
 
 class SettingsTable:
-    """The settings that count or may be asked for, in the order of their versions.
+    """The settings of a store, and what the servers know of them.
 
-    Workers that run the same program ask for the same settings in the same order, some later than others; or
-    only one of them asks. So a request is the next equal one that this worker has not asked for yet, and if
-    there is none it is new.
+    Workers that run the same program make the same changes at the same places of it, some later than others;
+    or only one of them makes a change. So a change that another worker has made at the same place is not made
+    again.
 
-    Many are changes of one number in each step. Of those the newest are kept, and the last of each kind
-    before them: who has been there from the beginning asks for no older one. Who has come back asks from the
-    beginning; what it asks for and is not known was forgotten, until it has come to what is known.
+    Many are changes of one number in each step, and the newest are kept. A worker that came back may repeat
+    its program from the beginning: it makes no change anew that others have made since the last one of its
+    own, and none before those that are kept.
     """
 
     def __init__(self, store: int) -> None:
         self.store = store
-        self.history: list[Setting] = []
-        self._commands: dict[int, Setting] = {}  # by version
-        self._versions = 0
-        self._optimizers: dict[int, int] = {}  # version, by how many a worker had set
-        self._positions: dict[int, int] = {}  # by rank: it has asked for what is before this version
-        self._returned: set[int] = set()
-        self._forgotten: dict[str, Setting] = {}  # the last one of each kind
+        self.log = SettingsLog()
+        #: By number, as long as a server has not got it.
+        self.pending: dict[int, Installation] = {}
+        self._numbers = 0
+        self._newest: dict[int, Install] = {}  # by place
+        self._optimizers: dict[int, Change] = {}  # by ordinal
+        self._returned: dict[int, tuple[int, ...]] = {}  # by rank: key of the last change that it has made
+        self._forgotten: set[str] = set()  # kinds
+        #: As `Installation.waiting`; the servers have their changes.
+        self._done: list[tuple[int, int, Change | None]] = []
         self._most = 2 * _KEPT
 
     def ask(
         self, rank: int, asked: Settings, servers: set[int], unpaced: Iterable[int] = ()
-    ) -> tuple[Setting | None, bool]:
-        """Return the setting that is meant, and whether it is new; None: another optimizer is set already.
+    ) -> tuple[Change | None, list[Install]]:
+        """Return the change that is made, None if another optimizer is set, and what servers are to be told.
 
-        `unpaced` are workers that no rounds keep near the others: what they have not asked for is kept.
+        `unpaced` are workers that no rounds keep near the others: changes that they have not come to are
+        kept.
+
+        Raises
+        ------
+        ConfigError
+            The change does not fit those of other workers.
         """
-        if asked.kind in _OPTIMIZERS:
-            setting = self._at(self._optimizers.get(asked.ordinal, 0))
-            if setting is not None and not _is_same(setting, asked):
-                return None, False
-        else:
-            setting = self._next_equal(rank, asked)
-            if setting is None and (setting := self._passed(rank, asked.kind)) is not None:
-                setting.waiting.append((rank, asked.request))
-                return setting, False
-        new = setting is None
-        if setting is None:
-            setting = self._make(asked.kind, asked.text, servers, rank, clock=asked.clock)
-            self._add(setting, asked, unpaced)
-        self._positions[rank] = max(self._positions.get(rank, 0), setting.install.version + 1)
-        setting.waiting.append((rank, asked.request))
-        return setting, new
+        told: list[Change] = []
+        change = self._find(rank, asked)
+        if change is None and asked.kind in _OPTIMIZERS and asked.ordinal in self._optimizers:
+            return None, []
+        if change is None:
+            place = max(asked.place, self._last_place()) if rank in self._returned else asked.place
+            change, told = self.log.add(rank, place, asked.kind, asked.ordinal, asked.text)
+            if asked.kind in _OPTIMIZERS:
+                self._optimizers[asked.ordinal] = change
+        elif change in self.log.changes and rank not in self._returned:
+            told = self.log.share(change, rank)
+        if rank in self._returned and change.is_like(asked.kind, asked.ordinal, asked.text):
+            self._returned[rank] = max(self._returned[rank], change.key())
+        installs = self._install(told, servers, change)
+        self._wait(rank, asked.request, change)
+        self._cut(unpaced)
+        return change, installs
 
-    def in_place_of(self, asked: Settings) -> Setting:
+    def in_place_of(self, asked: Settings) -> Change:
         """Return the optimizer that was set where a worker asks for another one."""
-        found = self._at(self._optimizers[asked.ordinal])
-        assert found is not None
-        return found
+        return self._optimizers[asked.ordinal]
 
-    def command(self, rank: int, asked: Command, servers: set[int]) -> Setting:
+    def answers(self) -> list[tuple[int, Answer]]:
+        """Return rank and answer of requests whose changes the servers had already; they are forgotten."""
+        done, self._done = self._done, []
+        return [(rank, _answer(request, change, None)) for rank, request, change in done]
+
+    def command(self, rank: int, asked: Command, servers: set[int]) -> Install:
         """Make a new command."""
-        setting = self._make("command", asked.body, servers, rank, asked.head)
-        setting.waiting.append((rank, asked.request))
-        self._commands[setting.install.version] = setting
-        return setting
+        install = self._number("command", asked.body, asked.head)
+        installation = self.pending[install.version] = Installation(install, servers)
+        installation.waiting.append((rank, asked.request, None))
+        return install
 
-    def installed(self, server: int, version: int, error: Failure | None) -> list[tuple[int, Answer]]:
-        """Take a server's word; rank and answer of those who have waited for the last one."""
-        setting = self._commands.get(version) or self._at(version)
-        if setting is None or server not in setting.pending:
-            return []
-        setting.pending.discard(server)
-        setting.error = setting.error or error
-        if not setting.pending:
-            self._commands.pop(version, None)
-        return setting.answers()
+    def installed(
+        self, server: int, number: int, error: Failure | None, servers: Iterable[int]
+    ) -> tuple[list[tuple[int, Answer]], list[Install]]:
+        """Note that a server has settings or a command, or why not.
+
+        Returns rank and answer of the requests that have waited for it; and what the servers are to be told,
+        where a change had to be withdrawn.
+        """
+        installation = self.pending.get(number)
+        if installation is None or server not in installation.pending:
+            return [], []
+        installation.pending.discard(server)
+        installation.error = installation.error or error
+        if installation.pending:
+            return [], []
+        del self.pending[number]
+        installs: list[Install] = []
+        if installation.error is not None and installation.change is not None:
+            installs = self._withdraw(installation.change, servers)
+        return installation.answers(), installs
 
     def forget(self, rank: int) -> None:
-        """Let another process take this rank: it asks from the beginning."""
-        self._positions.pop(rank, None)
-        if self.history:
-            self._returned.add(rank)
-        for setting in self._all():
-            setting.waiting = [one for one in setting.waiting if one[0] != rank]
+        """Let another process take this rank: it makes its changes from the beginning."""
+        self.log.forget(rank)
+        if self.log.changes:
+            self._returned[rank] = ()
+        for one in self.pending.values():
+            one.waiting = [waiting for waiting in one.waiting if waiting[0] != rank]
 
     def clear(self) -> list[tuple[int, int]]:
-        """Rank and request of all that wait; they are forgotten."""
-        gone = []
-        for setting in self._all():
-            gone += setting.waiting
-            setting.waiting = []
+        """Return rank and request of all that wait; they are forgotten."""
+        gone: list[tuple[int, int]] = []
+        for one in self.pending.values():
+            gone += [(rank, request) for rank, request, _ in one.waiting]
+            one.waiting = []
         return gone
 
     def again(self, server: int) -> list[Install]:
-        """Return what a server that has come back must hear, in order."""
-        settings = [*self.history, *(one for one in self._commands.values() if server in one.pending)]
-        return sorted((one.install for one in settings), key=_version)
+        """Return what a server that has come back must be told, in order."""
+        commands = [one.install for one in self.pending.values() if server in one.pending]
+        told = {install.version: install for install in (*self._newest.values(), *commands)}
+        return [told[number] for number in sorted(told)]
 
-    def _all(self) -> list[Setting]:
-        return [*self.history, *self._commands.values()]
+    def newest_since(self) -> int:
+        """Return from which place on the newest settings hold, as `Install.since` has it."""
+        return max((install.since for install in self._newest.values()), default=0)
 
-    def _place(self, version: int) -> int:
-        """Return the place in the history of this version, or of the next one that is there."""
-        return bisect.bisect_left(self.history, version, key=lambda setting: setting.install.version)
+    def known(self, rank: int) -> int:
+        """Return from which place on the newest settings hold that a worker has changed; 0: none."""
+        return self.log.place_of(rank) + 1
 
-    def _at(self, version: int) -> Setting | None:
-        place = self._place(version)
-        found = self.history[place] if place < len(self.history) else None
-        return found if found is not None and found.install.version == version else None
+    # ---------------------------------------------------------------------------------------------- changes
 
-    def _next_equal(self, rank: int, asked: Settings) -> Setting | None:
-        places = range(self._place(self._positions.get(rank, 0)), len(self.history))
-        return next((self.history[at] for at in places if _is_same(self.history[at], asked)), None)
-
-    def _passed(self, rank: int, kind: str) -> Setting | None:
-        """Return what stands for all that was forgotten, if a worker that came back is not beyond that."""
-        last = self._forgotten.get(kind)
-        if last is None or rank not in self._returned:
-            return None
-        return last if self._positions.get(rank, 0) <= last.install.version else None
-
-    def _add(self, setting: Setting, asked: Settings, unpaced: Iterable[int]) -> None:
+    def _find(self, rank: int, asked: Settings) -> Change | None:
+        """Return the change that another worker has made, and this one makes now."""
         if asked.kind in _OPTIMIZERS:
-            self._optimizers[asked.ordinal] = setting.install.version
-        self.history.append(setting)
-        if len(self.history) > self._most:
-            self._forget_old(min([self._positions.get(rank, 0) for rank in unpaced], default=self._versions))
+            there = self._optimizers.get(asked.ordinal)
+            return (
+                there if there is not None and there.is_like(asked.kind, asked.ordinal, asked.text) else None
+            )
+        if rank not in self._returned:
+            return self.log.find(rank, asked.place, asked.kind, asked.ordinal, asked.text)
+        after = self._returned[rank]
+        later = [one for one in self.log.changes if one.key() > after]
+        found = next((one for one in later if one.is_like(asked.kind, asked.ordinal, asked.text)), None)
+        if found is None and asked.kind in self._forgotten and len(later) == len(self.log.changes):
+            return later[0]  # it has not come to those that are kept
+        return found
 
-    def _forget_old(self, passed: int) -> None:
-        """Forget what every server has, nobody asks for, and had been replaced before what is asked for."""
-        old = self._place(min(passed, self.history[-_KEPT].install.version))
-        last = {one.install.kind: one for one in self.history[:old]}
-        kept = []
-        for one in self.history[:old]:
-            kind = one.install.kind
-            if kind in _OPTIMIZERS or one is last[kind] or one.pending:
-                kept.append(one)
-            elif one.error is None:
-                self._forgotten[kind] = one
-        self.history[:old] = kept
-        self._most = 2 * len(self.history)
+    def _last_place(self) -> int:
+        return self.log.changes[-1].place if self.log.changes else 0
 
-    def _make(
-        self, kind: str, text: str, servers: set[int], rank: int, head: int = 0, clock: int = 0
-    ) -> Setting:
-        self._versions += 1
-        return Setting(Install(self.store, self._versions, kind, text, head, clock), set(servers), rank)
+    def _withdraw(self, change: Change, servers: Iterable[int]) -> list[Install]:
+        if change not in self.log.changes:
+            return []
+        self._optimizers = {ordinal: one for ordinal, one in self._optimizers.items() if one is not change}
+        told = self.log.withdraw(change)
+        back = self._tell(change.place, self.log.settings_at(change.place), servers, None)
+        return [back, *self._install([one for one in told if one.place != change.place], servers, None)]
+
+    def _install(
+        self, told: Iterable[Change], servers: Iterable[int], change: Change | None
+    ) -> list[Install]:
+        """Return what the servers are to be told after changes; of each place the last settings."""
+        own = None if change is None else change.place
+        return [
+            self._tell(place, self.log.settings_at(place), servers, change if place == own else None)
+            for place in dict.fromkeys(one.place for one in told)
+        ]
+
+    def _tell(
+        self, place: int, settings: SettingsAt, servers: Iterable[int], change: Change | None
+    ) -> Install:
+        install = self._number("settings", settings.text, since=place + 1, settings=settings)
+        before = self._newest.get(place)
+        waits = self.pending.get(before.version) if before is not None else None
+        self._newest[place] = install
+        installation = self.pending[install.version] = Installation(install, servers, change)
+        if waits is not None:  # answers are given when the servers have the newest
+            waits.waiting, installation.waiting = [], waits.waiting
+        return install
+
+    def _number(
+        self, kind: str, text: str, head: int = 0, since: int = 0, settings: SettingsAt | None = None
+    ) -> Install:
+        self._numbers += 1
+        at = settings or SettingsAt()
+        return Install(
+            self.store, self._numbers, kind, text, head, since, at.ordinal, at.epoch, at.keeps_states
+        )
+
+    def _wait(self, rank: int, request: int, change: Change) -> None:
+        newest = self._newest.get(change.place)
+        installation = None if newest is None else self.pending.get(newest.version)
+        waiting = self._done if installation is None else installation.waiting
+        waiting.append((rank, request, change))
+
+    def _cut(self, unpaced: Iterable[int]) -> None:
+        """Forget changes that all servers have, no worker makes, and later ones have replaced."""
+        if len(self.log.changes) <= self._most:
+            return
+        passed = min((self.log.place_of(rank) for rank in unpaced), default=self._last_place() + 1)
+        dropped = self.log.cut(_KEPT, passed)
+        self._forgotten.update(one.kind for one in dropped)
+        kept, first = {one.place for one in self.log.changes}, self.log.changes[0].place
+        last = max((place for place in self._newest if place < first), default=-1)
+        for place in [place for place in self._newest if place not in kept and place != last]:
+            del self._newest[place]
+        self._most = 2 * max(_KEPT, len(self.log.changes))
 
 
-def _is_same(setting: Setting, asked: Settings) -> bool:
-    install = setting.install
-    return install.kind == asked.kind and install.text == asked.text
-
-
-def _version(install: Install) -> int:
-    return install.version
+def _answer(request: int, change: Change | None, error: Failure | None) -> Answer:
+    if change is None or error is not None:
+        return Answer(request, error=error)
+    settings = change.settings
+    return Answer(request, version=change.place + 1, epoch=settings.epoch, text=settings.text)

@@ -188,7 +188,7 @@ class DenseSlice(SliceValue):
         repeated = isinstance(optimizer, Elementwise) and optimizer.is_repeated()
         if repeated and master is None and counts[0] > 0:
             kept = self.room_for_states(states) if settings.keeps_states else None
-            self.plan_updates(rule, params, states, self.state, version, settings.base, kept)
+            self.plan_updates(rule, params, states, self.state, version, settings.epoch, kept)
 
     def has_state(self, settings: OptimizerVersion) -> bool:
         """Whether there is a state of this generation; `room_for_states` is of such, or of none."""

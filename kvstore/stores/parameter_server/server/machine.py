@@ -260,7 +260,7 @@ class Server:
     def _define(self, message: m.Slices, now: float) -> None:
         self._effects.actions.append(events.Define(message.store, message.keys))
         mine = [one.id for entry in message.keys for one in entry.slices if one.server == self.rank]
-        self._store(message.store).requests.define(mine)
+        self._store(message.store).define(mine)
 
     def _install(self, message: m.Install, now: float) -> None:
         store = self._store(message.store)

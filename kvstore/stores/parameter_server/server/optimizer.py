@@ -20,9 +20,10 @@ from ....errors import ConfigError, DTypeError, KVStoreError, StateFileError, Up
 from ....optimizer import Optimizer, Updater
 from ....optimizer.builtin import arrays_of
 from ....optimizer.optimizer import State as Tree
+from ....optimizer.settings_log import SettingsAt
+from ....optimizer.update_clock import time_at
 from ..native._native import UpdateCounts
 
-_KINDS = ("optimizer", "configure", "none", "clock", "steps")
 _KEPT = 1024  # rounds of a slice that wait are three; whoever changes settings more often between them is odd
 
 
@@ -35,8 +36,8 @@ class OptimizerVersion(NamedTuple):
     optimizer: Optimizer | None
     #: The optimizer's description.
     text: str
-    #: Of the schedule's time: the job's clock is added.
-    base: int
+    #: Number of the record that has set the update counts; see `UpdateClock`.
+    epoch: int
     #: Whether states are kept for one more round, as values are: a step can be taken back.
     keeps_states: bool = False
 
@@ -58,18 +59,19 @@ class OptimizerVersions:
         place = bisect.bisect_right(self._versions, version, key=lambda settings: settings.version)
         return self._versions[max(0, place - 1)]
 
-    def after(self, version: int, kind: str, text: str, clock: int = 0) -> OptimizerVersion | None:
-        """Return what will hold from a version on; None for one that is known already."""
-        last = self._versions[-1]
-        if version <= last.version:
-            return None
-        if kind not in _KINDS:
-            raise ConfigError(f"settings of a kind {kind!r}; known are {', '.join(_KINDS)}")
-        return _next(last, version, kind, text, clock)
+    def made(self, version: int, settings: SettingsAt) -> OptimizerVersion:
+        """Return what will hold from a version on; ConfigError: there can be no such optimizer here."""
+        ordinal, text, epoch, keeps_states = settings
+        like = (one.optimizer for one in self._versions if (one.generation, one.text) == (ordinal, text))
+        optimizer = next(like, None) or _built(text)
+        return OptimizerVersion(version, ordinal, optimizer, text, epoch, keeps_states)
 
-    def add(self, settings: OptimizerVersion) -> None:
-        """Add a version."""
-        self._versions.append(settings)
+    def put(self, settings: OptimizerVersion) -> None:
+        """Let settings hold from their version on, in place of those that did."""
+        place = bisect.bisect_left(self._versions, settings.version, key=lambda one: one.version)
+        found = self._versions[place : place + 1]
+        end = place + 1 if found and found[0].version == settings.version else place
+        self._versions[place:end] = [settings]
         del self._versions[1 : 1 - _KEPT]  # the first is that of side keys
 
     def all(self) -> list[OptimizerVersion]:
@@ -83,7 +85,7 @@ class OptimizerVersions:
                 "version": one.version,
                 "era": one.generation,
                 "text": one.text,
-                "base": one.base,
+                "epoch": one.epoch,
                 "keeps": one.keeps_states,
             }
             for one in self._versions
@@ -99,38 +101,12 @@ class OptimizerVersions:
                 int(one["era"]),
                 _built(one["text"]),
                 one["text"],
-                int(one["base"]),
+                int(one["epoch"]),
                 bool(one.get("keeps")),
             )
             for one in described
         ]
         return versions
-
-
-def _next(last: OptimizerVersion, version: int, kind: str, text: str, clock: int) -> OptimizerVersion:
-    keeps = last.keeps_states
-    if kind == "none":
-        return OptimizerVersion(version, last.generation + 1, None, "", 0, keeps)
-    if kind == "steps":
-        return last._replace(version=version, keeps_states=True)
-    if kind == "clock":
-        return last._replace(version=version, base=_whole_number(text))
-    optimizer = _built(text)
-    if optimizer is None:
-        raise ConfigError("settings of an optimizer without a name")
-    if kind == "optimizer":
-        base = optimizer.begin_num_update - clock
-        return OptimizerVersion(version, last.generation + 1, optimizer, text, base, keeps)
-    if type(optimizer) is not type(last.optimizer):
-        raise ConfigError(f"settings of {type(optimizer).__name__}, where {_name(last.optimizer)} is set")
-    return last._replace(version=version, optimizer=optimizer, text=text)
-
-
-def _whole_number(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ConfigError(f"the schedule's time begins with a whole number, not {text!r}") from None
 
 
 def _built(text: str) -> Optimizer | None:
@@ -185,12 +161,12 @@ class State(UpdateCounts):
         """Return the updater if it belongs to their generation."""
         return self.updater if self.generation == settings.generation else None
 
-    def begin(self, settings: OptimizerVersion, key: Key, clock: int) -> Updater:
+    def begin(self, settings: OptimizerVersion, key: Key, stamp: int) -> Updater:
         """Return the updater, with the optimizer's counts set to those of this state."""
         updater = self.follow(settings)
         optimizer = updater.optimizer
         optimizer._index_update_count = {key: self.updates} if self.updates else {}
-        optimizer.num_update = settings.base + clock
+        optimizer.num_update = max(optimizer.begin_num_update, time_at([stamp], settings.epoch))
         return updater
 
     def counted(self, key: Key) -> tuple[int, int]:
@@ -204,9 +180,9 @@ class State(UpdateCounts):
         self.updates, self.num_update = counts
 
     @contextmanager
-    def counting(self, settings: OptimizerVersion, key: Key, clock: int) -> Iterator[Updater]:
+    def counting(self, settings: OptimizerVersion, key: Key, stamp: int) -> Iterator[Updater]:
         """Lend the updater for one update, which counts if the body succeeds."""
-        updater = self.begin(settings, key, clock)
+        updater = self.begin(settings, key, stamp)
         yield updater
         self.keep(self.counted(key))
 

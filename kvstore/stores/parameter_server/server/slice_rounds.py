@@ -44,10 +44,13 @@ class SliceRounds(SliceState):
         self.failures: dict[int, tuple[Failure, set[int]]] = {}
         self.skip: dict[int, int] = {}  # ranks whose parts up to a round are lost
         self.sealed = False  # its key moves, or has moved, to other slices: it is only read
+        #: Of workers that have joined: the last round that they are in, and the settings that hold after it.
+        self.settled: dict[int, tuple[int, int]] = {}
 
     def note(self) -> None:
         """Tell `native/rounds.h` whether it can handle requests; after each change of what is kept here."""
-        self.special = bool(self.queue or self.failures or self.skip or self.current or self.sealed)
+        kept = self.queue or self.failures or self.skip or self.current or self.sealed or self.settled
+        self.special = bool(kept)
 
     def enqueue(self, request: Waiting) -> None:
         """Let a request wait until the slice is free."""
@@ -77,6 +80,22 @@ class SliceRounds(SliceState):
         self.skip[rank] = last
         self.note()
 
+    def settle(self, rank: int, version: int) -> None:
+        """Use the settings that a worker which has joined knew, in rounds that it is not in."""
+        if version:
+            self.settled[rank] = self.last(rank), version
+            self.note()
+
+    def _settled_round(self) -> SliceRound:
+        """Return the next round, with the settings of workers that have joined."""
+        job = self.next_round()
+        versions = [version for last, version in self.settled.values() if last < job.round]
+        if not versions:
+            return job
+        self.settled = {rank: one for rank, one in self.settled.items() if one[0] >= job.round}
+        self.note()
+        return job._replace(version=max(job.version, *versions))
+
     def missing(self, round: int, needed: frozenset[int]) -> list[int]:
         """Ranks for which a round waits."""
         there = set(self.ranks(round))
@@ -92,7 +111,7 @@ class SliceRounds(SliceState):
             if self.missing(self.round + 1, needed):
                 return None
             if self.ranks(self.round + 1) or not self._is_lost(self.round + 2, needed):
-                return self.next_round()
+                return self._settled_round()
             self.complete()
         return None
 

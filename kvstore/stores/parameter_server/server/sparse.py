@@ -291,7 +291,7 @@ class Table(RowTable, TableRows):
         kept = self._kept_room if len(self._kept_room) else None
         number = cpu.dtype_number(self.dtype)
         self.show(
-            self.held, number, self.start, *plan, self.state, version, settings.base,
+            self.held, number, self.start, *plan, self.state, version, settings.epoch,
             self._ids_room, self._maps_room, kept,
         )  # fmt: skip
 

@@ -15,6 +15,7 @@ import numpy as np
 from ....errors import KVStoreError, ProtocolError, StateFileError
 from ....files import read_sealed, write_sealed
 from ....kernels import cpu
+from ....optimizer.settings_log import SettingsAt
 from ....settings.hosts import host_identity, is_beside
 from ....settings.parameter_server import PsConfig
 from ..native._native import SliceValue, TableRows
@@ -278,7 +279,8 @@ class ServerStorage:
             return None
         try:
             shard = self.shard(install.store)
-            shard.install(install.version, install.kind, install.text, install.clock)
+            settings = SettingsAt(install.ordinal, install.text, install.epoch, install.keeps_states)
+            shard.install(install.since, settings)
         except KVStoreError as error:
             failure = self._failure(error)
             return Failure(failure.error, f"server {self._server}: {failure.text}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 from ..native._native import Link, Sums, take_usual
@@ -28,7 +28,8 @@ class StoreMachine:
 
     def __init__(self, number: int, hello: m.Hello, report: int, effects: StepEffects) -> None:
         self.number = number
-        self.version = 0  # of the settings
+        self.version = 0  # of what the scheduler has told of settings
+        self.settled: dict[int, int] = {}  # as in `View.settled`
         self.members = RoundMembers(hello.restarted)
         self.sessions = StoreSessions(number, hello.incarnation, effects)
         self.requests = SliceRequests(number, self.members, self.sessions, effects)
@@ -73,6 +74,10 @@ class StoreMachine:
             self.requests.leave(self.sessions.close(rank))
             if members.returning is not None:
                 members.returning.pop(rank, None)
+        for rank, version in view.settled:
+            if self.settled.get(rank) != version:
+                self.settled[rank] = version
+                self._settle({rank: version}, slices)
         for rounds in slices.values():
             rounds.lose(lost_parts)
             rounds.forget(members.without_members(gone))
@@ -86,6 +91,17 @@ class StoreMachine:
         self.requests.advance_all()
         for peer, attach in [self._early.pop(rank) for rank in list(self._early)]:
             self.attach(peer, attach)
+
+    def define(self, slices: Iterable[int]) -> None:
+        """Take note of slices of this server."""
+        slices = list(slices)
+        self.requests.define(slices)
+        self._settle(self.settled, slices)
+
+    def _settle(self, settled: Mapping[int, int], slices: Iterable[int]) -> None:
+        for rank, version in settled.items():
+            for slice_ in slices:
+                self.requests.slices[slice_].settle(self.members.seat(rank), version)
 
     def _resume(self) -> None:
         """Go on, once all members have attached to a server that has come back."""

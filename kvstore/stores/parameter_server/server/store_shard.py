@@ -16,6 +16,7 @@ import numpy as np
 from ....arrays.grouping import Key
 from ....errors import DTypeError, KVStoreError, RowIndexError, StateFileError
 from ....kernels import cpu
+from ....optimizer.settings_log import SettingsAt
 from ....settings.definitions import is_side
 from ...entry import Array
 from ...rows import Ids
@@ -197,27 +198,20 @@ class StoreShard:
 
     # ------------------------------------------------------------------------------------------- settings
 
-    def install(self, version: int, kind: str, text: str, clock: int = 0) -> None:
-        """Take in settings; they hold for jobs of this version or a later one.
+    def install(self, version: int, described: SettingsAt) -> None:
+        """Use settings for jobs of this version or a later one, up to the next version.
 
-        A version that is known changes nothing. Versions count upwards over all kinds. "optimizer": fresh
-        states from now on; "configure": the same optimizer with other settings; `text` is JSON of
-        `Optimizer.describe()`, ``{"name", "config"}``, after the change. "none": sums replace the value.
-        "steps": states are kept for one more round.
-        "clock": the schedule's time is `text`, a whole number, plus the job's clock; after "optimizer" it is
-        the optimizer's ``begin_num_update``, plus what the job's clock has gone on since `clock`. Raises
-        ConfigError for what is not known here, and for a rule that needs whole tensors where a key has slices
-        on several servers.
+        They replace those of the same version. States are fresh with another ordinal. Raises ConfigError for
+        an optimizer that is not known here, and for a rule that needs whole tensors where a key has slices on
+        several servers.
         """
-        settings = self._optimizers.after(version, kind, text, clock)
-        if settings is None:
-            return
+        settings = self._optimizers.made(version, described)
         for entry in self._slices.current():
             spec, homes = entry.spec, {piece.server for piece in entry.slices}
             parted = len(entry.slices) > 1 if spec.sparse else len(homes) > 1
             if parted and not is_side(spec.key) and needs_whole_keys(settings.optimizer, spec.sparse):
                 refuse_parts(settings.optimizer, spec.key)
-        self._optimizers.add(settings)
+        self._optimizers.put(settings)
         self._slices.withdraw_plans()
 
     def fetch_state(self, slice: int) -> bytes:

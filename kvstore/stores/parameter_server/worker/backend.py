@@ -122,6 +122,10 @@ class DistBackend(Backend):
         """What reads."""
         return self._pulls
 
+    def learn(self, version: int) -> None:
+        """Note that there are settings, which other workers have changed."""
+        self._optimizer.learn(version)
+
     @property
     def settings_version(self) -> int:
         """The version of the optimizer's settings that goes with this worker's pushes."""
@@ -164,7 +168,7 @@ class DistBackend(Backend):
 
     def prepare_step(self) -> None:
         """Have servers keep the optimizer's states of one round more, as they do with values."""
-        self._optimizer.keep_states()
+        self._optimizer.keep_states(self._pushes.place)
 
     def settle_pushes(self) -> None:
         """Wait until the servers have what was pushed."""
@@ -269,7 +273,7 @@ class DistBackend(Backend):
         if isinstance(updater, Updater):
             self.set_optimizer(updater.optimizer)
         elif updater is None:
-            self._optimizer.unset()
+            self._optimizer.unset(self._pushes.place)
         else:
             raise CapabilityError(
                 "servers take no functions from workers: set an optimizer; or register a rule of your own by "
@@ -289,15 +293,17 @@ class DistBackend(Backend):
         """Use an optimizer; the first worker that says so installs it, the others must mean the same."""
         if needs_whole_keys(optimizer):
             self._values.make_whole(optimizer)
-        self._optimizer.install(optimizer, self._pushes.clock)
+        self._optimizer.install(optimizer, self._pushes.place)
 
     def configure(self, changes: dict[str, Any]) -> None:
         """Change settings of the optimizer, from this worker's next push of each key on."""
-        self._optimizer.change(lambda optimizer: optimizer.configure(**changes), self._pushes.clock)
+        self._optimizer.change(lambda optimizer: optimizer.configure(**changes), changes, self._pushes.place)
 
     def set_learning_rate(self, lr: float) -> None:
         """Change the rate; see `configure`."""
-        self._optimizer.change(lambda optimizer: optimizer.set_learning_rate(lr), self._pushes.clock)
+        self._optimizer.change(
+            lambda optimizer: optimizer.set_learning_rate(lr), ["learning_rate"], self._pushes.place
+        )
 
     def gather_states(self) -> Updater:
         """Bring the optimizer's states from the servers."""
@@ -310,12 +316,12 @@ class DistBackend(Backend):
         """Take over the optimizer's states; what one worker adopts holds for all."""
         self._client.check_writing()
         keys = self._keys.all()
-        states = self._optimizer.adopt(content, keys, self.key_templates(), self._pushes.clock)
+        states = self._optimizer.adopt(content, keys, self.key_templates(), self._pushes.place)
         self._client.perform([r for key in keys for r in state_requests(key, states)], "states")
 
     def follow_states(self, content: Content) -> None:
         """Agree with the servers on the settings and the time that another worker has adopted."""
-        self._optimizer.adopt(content, [], {}, self._pushes.clock)
+        self._optimizer.adopt(content, [], {}, self._pushes.place)
 
     # ------------------------------------------------------------------------------------------- inspection
 
@@ -371,7 +377,7 @@ class DistBackend(Backend):
 
     def barrier(self) -> None:
         """Wait until every member has come here."""
-        self._client.barrier()
+        self._optimizer.learn(self._client.barrier())
 
     def side(self) -> DistBackend:
         """Return the same store for side keys: version 0 of the settings is that of no optimizer."""

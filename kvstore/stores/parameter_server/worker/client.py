@@ -57,7 +57,8 @@ class Client:
         self._synchronous = synchronous
         #: Counts what goes and comes, and takes times.
         self.counters = self._operations.counters
-        self._barriers = 0
+        #: Barriers that this worker has passed.
+        self.barriers = 0
         #: Whether it has told all that it has no more batches.
         self.joined = False
         #: Whether the caller has had an error that told of a loss.
@@ -349,15 +350,19 @@ class Client:
             raise raised(operation.error)
         return operation.answer
 
-    def barrier(self) -> None:
-        """Wait until every member that has not joined is here; what they pushed has been taken in by then."""
-        self.settle()
-        self.request(partial(m.Barrier, number=self._barriers + 1), f"barrier {self._barriers + 1}")
-        self._barriers += 1
+    def barrier(self) -> int:
+        """Wait until every member that has not joined is here; what they pushed has been taken in by then.
 
-    def barrier_of_host(self, number: int) -> None:
+        Returns the newest settings that the servers have.
+        """
+        self.settle()
+        return self.barrier_of_host(self.barriers + 1)
+
+    def barrier_of_host(self, number: int) -> int:
         """Wait until all other hosts are here; the workers of this one have met for its barrier `number`."""
-        self.request(partial(m.Barrier, number=number), f"barrier {number} of the hosts")
+        answer = self.request(partial(m.Barrier, number=number), f"barrier {number}")
+        self.barriers += 1
+        return answer.version
 
     def join(self) -> None:
         """Tell all that this worker has no more batches."""

@@ -1,20 +1,22 @@
 """The optimizer that all workers of a store on servers have in common, as one of them sees it.
 
-Servers update. A worker keeps the optimizer's settings, to change them and to write them to files; the
-schedule's time travels with each push, so that no server has to know what the others have done.
+Servers update. A worker keeps the optimizer's settings, to change them and to write them to files; the time
+of a schedule travels with each push, so that no server has to know what the others have done.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ....arrays.grouping import Key
-from ....errors import ConfigError
+from ....errors import ConfigError, StateFileError
 from ....optimizer import Optimizer, Updater
-from ....optimizer.descriptions import conflict, text_of
+from ....optimizer.descriptions import changes_of, conflict, text_of
+from ....optimizer.settings_log import CONFIGURE, COUNTS, NONE, OPTIMIZER, STEPS
+from ....optimizer.update_clock import UpdateClock
 from ...entry import Array
 from ..protocol import messages as m
 from ..protocol.optimizer_states import join_states, needs_whole_keys, split_states
@@ -27,15 +29,19 @@ if TYPE_CHECKING:
 
 
 class WorkerOptimizer:
-    """Optimizer and versions of one worker's store."""
+    """Optimizer and settings of one worker's store.
+
+    A change has a place: the number of calls, before it, in which all workers take part.
+    """
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self.updater: Updater | None = None
-        #: What this worker has agreed to; it goes with every push.
+        #: The newest settings that this worker knows; it goes with every push.
         self.version = 0
+        #: What it has pushed since the optimizer was set.
+        self.clock = UpdateClock()
         self._set = 0  # how often this worker has set one
-        self._begin = 0  # this worker's clock as it set the last one
         self._keeps_states = False
 
     @property
@@ -43,42 +49,48 @@ class WorkerOptimizer:
         """Whether the rule must see whole tensors."""
         return self.updater is not None and needs_whole_keys(self.updater.optimizer)
 
-    def install(self, optimizer: Optimizer, clock: int) -> None:
-        """Have the servers update, with fresh states; the first of equals does, and others change nothing.
-
-        The schedule counts from `clock` on, what has been pushed so far.
-        """
-        answer = self._agree("optimizer", _described(optimizer), self._set + 1, clock)
-        self._set, self._begin = self._set + 1, clock
-        self._adopt(answer, optimizer)
-
-    def unset(self) -> None:
-        """Go back to plain sums."""
-        answer = self._agree("none", "", self._set + 1)
+    def install(self, optimizer: Optimizer, place: int) -> None:
+        """Have the servers update, with fresh states; the first of equals does, and others change nothing."""
+        answer = self._ask(OPTIMIZER, _described(optimizer), self._set + 1, place)
         self._set += 1
-        self.updater, self.version = None, answer.version
+        self._adopt(answer, optimizer)
+        self.clock = UpdateClock(optimizer.begin_num_update, epoch=answer.epoch)
 
-    def change(self, change: Callable[[Optimizer], None], clock: int) -> None:
+    def unset(self, place: int) -> None:
+        """Go back to plain sums."""
+        answer = self._ask(NONE, "", self._set + 1, place)
+        self._set += 1
+        self.learn(answer.version)
+        self.updater, self.clock = None, UpdateClock(epoch=answer.epoch)
+
+    def change(self, change: Callable[[Optimizer], None], names: Iterable[str], place: int) -> None:
         """Change settings, from this worker's next push of each key on.
 
-        `clock` counts what it has pushed; with states on the servers, their form cannot change.
+        Once there are states, their form cannot change.
         """
+        own = self._copy()
+        change(own)
+        self._adopt(self._ask(CONFIGURE, changes_of(own, names), self._set, place), own)
+
+    def _copy(self) -> Optimizer:
         assert self.updater is not None
         own = Optimizer.from_config(**self.updater.optimizer.describe())
-        if clock > self._begin:
-            own._index_update_count = {0: clock - self._begin}
-        change(own)
-        self._adopt(self._agree("configure", _described(own), self._set), own)
+        own._index_update_count, own.num_update = dict(self.clock.counts), self.clock.time
+        return own
 
-    def keep_states(self) -> None:
+    def keep_states(self, place: int) -> None:
         """Have the servers keep states for one more round, from this worker's next push of each key on."""
         if self._keeps_states or self.updater is None:
             return
-        self.version = self._agree("steps", "", self._set).version
+        self.learn(self._ask(STEPS, "", self._set, place).version)
         self._keeps_states = True
 
-    def _agree(self, kind: str, text: str, ordinal: int, clock: int = 0) -> m.Answer:
-        settings = partial(m.Settings, kind=kind, ordinal=ordinal, text=text, clock=clock)
+    def learn(self, version: int) -> None:
+        """Note that there are settings; they hold from this worker's next push of each key on."""
+        self.version = max(self.version, version)
+
+    def _ask(self, kind: str, text: str, ordinal: int, place: int) -> m.Answer:
+        settings = partial(m.Settings, kind=kind, ordinal=ordinal, text=text, place=place)
         try:
             return self._client.request(settings, f"the settings of {kind}")
         except ConfigError as error:
@@ -89,10 +101,10 @@ class WorkerOptimizer:
             raise ConfigError(conflict(theirs, rank, text, self._client.rank)) from error
 
     def _adopt(self, answer: m.Answer, optimizer: Optimizer) -> None:
-        """Keep what holds for all: somebody may have changed more than this worker has."""
+        """Keep the settings that hold for all: another worker may have changed more than this one has."""
         described = json.loads(answer.text) if answer.text else optimizer.describe()
         self.updater = Updater(Optimizer.from_config(described["name"], described["config"]))
-        self.version = answer.version
+        self.learn(answer.version)
 
     def joined(self, found: CollectStates) -> Updater:
         """Put states that have come from the servers together, as a store of one process has them."""
@@ -101,19 +113,24 @@ class WorkerOptimizer:
         return join_states(entries, found.found, self.updater.optimizer)
 
     def adopt(
-        self, content: Content, keys: Sequence[DistKey], key_templates: Mapping[Key, Array], clock: int
+        self, content: Content, keys: Sequence[DistKey], key_templates: Mapping[Key, Array], place: int
     ) -> dict[int, bytes]:
-        """Agree with the servers on the settings of a file, and return the states of all slices.
-
-        The schedule goes on from the file's time.
-        """
+        """Agree on settings and update counts of a file with the servers; return the states of all slices."""
         assert self.updater is not None
-        loaded = Updater(Optimizer.from_config(**self.updater.optimizer.describe()))
+        loaded = Updater(self._copy())
         loaded.adopt(content, key_templates)
-        if loaded.optimizer.describe() != self.updater.optimizer.describe():
-            self._adopt(self._agree("configure", _described(loaded.optimizer), self._set), loaded.optimizer)
-        answer = self._agree("clock", str(loaded.optimizer.num_update - clock), self._set)
-        self.version = answer.version
+        optimizer = loaded.optimizer
+        if type(optimizer) is not type(self.updater.optimizer):
+            raise StateFileError(
+                f"the file has the optimizer {type(optimizer).__name__.lower()!r}, and the store's is "
+                f"{type(self.updater.optimizer).__name__.lower()!r}; set that optimizer first"
+            )
+        if content.optimizer is not None:
+            changes = changes_of(optimizer, optimizer.get_config())
+            self._adopt(self._ask(CONFIGURE, changes, self._set, place), optimizer)
+        answer = self._ask(COUNTS, "", self._set, place)
+        self.learn(answer.version)
+        self.clock = UpdateClock.of(optimizer, answer.epoch)
         return split_states([key.entry for key in keys], loaded)
 
 

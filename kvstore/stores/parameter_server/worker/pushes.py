@@ -48,8 +48,8 @@ class Pushes:
         self.optimizer, self.gpus = optimizer, gpus
         #: Codec and residuals, where pushes are packed.
         self.feedback: Feedback | None = None
-        #: The highest number of pushes into any key; the schedule's time.
-        self.clock = 0
+        #: How many calls have pushed.
+        self.made = 0
         #: What was pushed together.
         self.calls = PushCalls()
 
@@ -84,30 +84,30 @@ class Pushes:
         """Whether servers take these pushes at once, as far as is known."""
         return all(key.pushes - self.client.complete(key.parts) <= _OPEN for key in keys)
 
-    def clocks(self, keys: Sequence[DistKey]) -> list[int]:
-        """Return the schedule's time of the next push of each key, if they are pushed together."""
-        clocks, last = [], self.clock
-        for key in keys:
-            if key.pushes >= last:
-                last = key.pushes + 1
-            clocks.append(last)
-        return clocks
+    @property
+    def place(self) -> int:
+        """How many calls this worker has made in which all workers take part."""
+        return self.made + self.client.barriers
+
+    def stamps(self, keys: Iterable[DistKey]) -> list[int]:
+        """Return the stamp of the next push of each key, if they are pushed together."""
+        return self.optimizer.clock.stamps(key.key for key in keys)
 
     def count(self, keys: Sequence[DistKey]) -> None:
         """Count a push of keys; once it is sent, or nothing can keep it from that."""
         pushes: dict[Any, int] = {}
         for key in keys:
-            pushes[key.key] = count = key.pushes = key.pushes + 1
-            if count > self.clock:
-                self.clock = count
+            pushes[key.key] = key.pushes = key.pushes + 1
+            self.optimizer.clock.count(key.key)
+        self.made += 1
         self.calls.note(pushes)
 
     def count_one(self, key: DistKey) -> None:
         """As `count`, of one key alone, in fewer steps: see `KVStore._quickly`."""
-        key.pushes = count = key.pushes + 1
-        if count > self.clock:
-            self.clock = count
-        self.calls.note({key.key: count})
+        key.pushes += 1
+        self.optimizer.clock.count(key.key)
+        self.made += 1
+        self.calls.note({key.key: key.pushes})
 
     def _send(
         self,
@@ -120,7 +120,7 @@ class Pushes:
         """Send a call, which counts once nothing can keep it from that; before, nothing is changed."""
         keys = [key for key, _, _ in dense] + [key for key, _ in sparse]
         version = self.optimizer.version
-        heads = iter([PushHeader(kind, version, clock) for clock in self.clocks(keys)])
+        heads = iter([PushHeader(kind, version, stamp) for stamp in self.stamps(keys)])
         then: list[Callable[[], None]] = []
         requests: list[Request] = []
         for key, values, outs in dense:

@@ -190,9 +190,30 @@ class QuickCall:
     """
 
     __slots__ = (
-        "_before", "_calls", "_clocks", "_codec", "_outs", "_packed", "_plan", "_pushes", "_shared",
-        "_shares", "_values", "_version", "_ways", "awaited", "chained", "divisor", "ended", "is_counting",
-        "kept", "let_go", "operation", "priority", "sent", "thread",
+        "_before",
+        "_calls",
+        "_codec",
+        "_outs",
+        "_packed",
+        "_plan",
+        "_pushes",
+        "_shared",
+        "_shares",
+        "_stamps",
+        "_values",
+        "_version",
+        "_ways",
+        "awaited",
+        "chained",
+        "divisor",
+        "ended",
+        "is_counting",
+        "kept",
+        "let_go",
+        "operation",
+        "priority",
+        "sent",
+        "thread",
     )  # fmt: skip
 
     def __init__(
@@ -207,7 +228,7 @@ class QuickCall:
         self._values, self._outs = values, outs
         self._pushes = values is not None
         self._ways: list[ServerWay] = []
-        self._clocks: list[int] = []
+        self._stamps: list[int] = []
         self._shared: dict[int, SharedPayload] = {}
         self._version = 0
         self._codec: tuple[int, float] | None = None
@@ -348,7 +369,7 @@ class QuickCall:
     def _count(self) -> None:
         """Note a push."""
         pushes, keys = self._calls.pushes, self._plan.keys
-        self._clocks, self._version = pushes.clocks(keys), pushes.optimizer.version
+        self._stamps, self._version = pushes.stamps(keys), pushes.optimizer.version
         pushes.count(keys)
         self.let_go = self.kept and pushes.are_few_open(keys)
 
@@ -372,12 +393,12 @@ class QuickCall:
     def _send(self, epoch: int) -> None:
         """Send, as far as the credit allows; not `sent`: a stream is at its end."""
         self.sent = True
-        clocks = self._clocks or [0] * len(self._plan.keys)
+        stamps = self._stamps or [0] * len(self._plan.keys)
         for way in self._ways:
             exchange = way.plan.exchange
             exchange.follow(None if self._before is None else self._before.exchange_with(way.plan.server))
             numbers = way.first, way.base, epoch, self._version
-            if not way.stream.begin(exchange, way.pushed, clocks, *numbers):
+            if not way.stream.begin(exchange, way.pushed, stamps, *numbers):
                 self.sent = False
             self.let_go = self.let_go and exchange.sent == len(way.plan.slices)
 
@@ -509,11 +530,11 @@ class QuickCall:
     def _requests(self) -> Iterator[Request]:
         """Make all requests as the usual way has them."""
         slices, pulls = self._calls.slices, self._calls.pulls
-        clocks = self._clocks or [self._calls.pushes.clock] * len(self._plan.keys)
+        stamps = self._stamps or [self._calls.pushes.optimizer.clock.stamp] * len(self._plan.keys)
         for at, key in enumerate(self._plan.keys):
             values = [] if self._values is None else [self._values[0][at]]
             take = None if self._outs is None else pulls.fill(key, values, [self._outs[0][at]])
-            head = PushHeader(self._plan.kind, self._version, clocks[at])
+            head = PushHeader(self._plan.kind, self._version, stamps[at])
             if self._packed is not None and self._codec is not None:
                 yield from slices.coded(key, self._packed.words[at], head, take, self._codec)
             elif values:

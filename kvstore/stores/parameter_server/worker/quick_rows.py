@@ -109,7 +109,7 @@ class QuickRows(QuickCall):
         key = self._plan.keys[0]
         if self._take is not None:
             return row_requests(key, self._rows.indices, self._take)
-        head = PushHeader(Kind.PUSH, self._version, self._clocks[0])
+        head = PushHeader(Kind.PUSH, self._version, self._stamps[0])
         return self._calls.slices.rows(key, [self._rows], head)
 
 

@@ -88,6 +88,7 @@ cdef extern from "region.h" nogil:
         uint64_t slot[2]
         uint64_t source[2]
         uint32_t kind[2]
+        uint64_t stamp[2]
         float threshold[2]
     ctypedef struct kv_entry:
         uint64_t phase, mask
@@ -121,7 +122,7 @@ cdef extern from "region.h" nogil:
         char *base
         kv_header *head
         kv_worker *worker
-        uint64_t window, mode, tried, incarnation, spin, looked, silence, word, left_told
+        uint64_t window, mode, tried, incarnation, spin, looked, silence, word, left_told, epoch, begin, time
         int rank, size, fd, forked, is_last, go_on, crowded
         int *pidfd
         const kv_level *const *level

@@ -146,6 +146,20 @@ static void kv_end_call(kv_self *me)
     kv_wake_all(me);
 }
 
+/* The stamp of this worker's push into a round: what the update counts are if the rounds before it come to something. */
+static uint64_t kv_next_stamp(kv_self *me, const kv_entry *e, uint64_t round)
+{
+    uint64_t phase, complete, count;
+    do {
+        phase = kv_get(&e->phase);
+        complete = kv_complete_round(phase);
+        count = kv_get(&e->updates[complete & 1]);
+    } while (kv_get(&e->phase) != phase);
+    count = (count ? count : me->begin) + (round - complete);
+    me->time = count > me->time ? count : me->time;
+    return me->epoch << KV_TIME_BITS | me->time;
+}
+
 /* This worker's source of its next round is in place. Who is taken for dead arrives no more: some may have looked who
  * is in the round. Nobody is told: the round, or 0. */
 static uint64_t kv_arrive_untold(kv_self *me, kv_entry *e, uint32_t kind, float threshold, uint64_t source)
@@ -160,6 +174,8 @@ static uint64_t kv_arrive_untold(kv_self *me, kv_entry *e, uint32_t kind, float 
     part->kind[round & 1] = me->calling ? kind | KV_OF_CALL : kind;
     part->call[round & 1] = me->calling;
     part->threshold[round & 1] = threshold;
+    if (me->epoch && !e->is_side)
+        part->stamp[round & 1] = kv_next_stamp(me, e, round);
     kv_put(&part->pushed[round & 1], round);
     kv_put(&part->arrived, round);
     kv_end_work(me);

@@ -176,9 +176,14 @@ cdef class Job:
         """Whether workers read each other's memory."""
         return not kv_get(&self.me.head.no_peer_reads)
 
+    @property
+    def barriers(self):
+        """Barriers that this worker has come to."""
+        return kv_get(&self.me.worker.barriers)
+
     def arrive_at_barrier(self):
         """Reach the next barrier; returns its number."""
-        cdef uint64_t number = kv_get(&self.me.worker.barriers) + 1
+        cdef uint64_t number = self.barriers + 1
         kv_put(&self.me.worker.barriers, number)
         kv_wake_all(self.me)
         return number

@@ -14,7 +14,8 @@
 #include "job.h"
 
 enum {
-    KV_LAYOUT_VERSION = 12,
+    KV_LAYOUT_VERSION = 13,
+    KV_TIME_BITS = 40,         /* of a stamp */
     KV_MAX_WORKERS = 64,
     KV_BLOCK_KEYS = 1024,      /* entries are made in blocks of so many */
     KV_MAX_KEY_BLOCKS = 16384,
@@ -68,6 +69,7 @@ typedef struct {
     _Alignas(64) _Atomic uint64_t arrived;   /* last round that is behind it */
     uint64_t slot[2];          /* memory for copies of what it pushes; 0: none yet */
     uint64_t call[2];          /* of `pushed`, where KV_OF_CALL stands in `kind`: the worker's call that it was a part of */
+    uint64_t stamp[2];         /* of `pushed`: epoch and time of the push; see kvstore/optimizer/update_clock.py */
 } kv_part;
 
 /* KV_ON_GPU: in the memory of a GPU, where other processes reach it and this region does not. */
@@ -150,6 +152,8 @@ typedef struct {
     uint64_t mode, tried; /* the mode that this process can carry out, and that it tried to */
     uint64_t incarnation, spin, looked;
     uint64_t silence;                  /* nanoseconds without a heartbeat after which a worker counts as lost */
+    uint64_t epoch, begin, time;       /* of the update counts that this worker has set; 0: it has set none. The count of a key
+                                        * without updates; the largest count of all keys at the place of its last push */
     uint64_t calling;                  /* number of the call with several keys that is arriving; 0: none is */
     uint64_t left, left_told, left_at; /* bits: who left without having joined; of these, who was told of; the epoch */
     int pidfd[KV_MAX_WORKERS];

@@ -594,6 +594,32 @@ def num_update(Job job):
     return kv_get(&job.me.head.num_update)
 
 
+def begin_counts(Job job, uint64_t epoch, uint64_t begin, uint64_t time):
+    """Let pushes of this worker have stamps of an epoch; `begin` is the count of a key without updates."""
+    job.me.epoch, job.me.begin, job.me.time = epoch, begin, time
+
+
+def note_stamp(Handle handle, uint64_t round, uint64_t stamp):
+    """Put down the stamp of this worker's push into a round, before it arrives there."""
+    kv_parts(handle.job.me, handle.e)[handle.job.me.rank].stamp[round & 1] = stamp
+
+
+def stamp(Handle handle, uint64_t round, uint64_t mask):
+    """The highest stamp of the pushes of a round; `mask` says whose."""
+    cdef kv_part *part = kv_parts(handle.job.me, handle.e)
+    cdef uint64_t found = 0
+    cdef int w
+    for w in range(handle.job.me.size):
+        if mask >> w & 1 and part[w].stamp[round & 1] > found:
+            found = part[w].stamp[round & 1]
+    return found
+
+
+def stamp_of_opened(Handle handle):
+    """The highest stamp of the pushes of the opened round."""
+    return stamp(handle, kv_complete_round(kv_get(&handle.e.phase)) + 1, handle.e.mask)
+
+
 def raise_num_update(Job job, uint64_t n):
     """Make the largest count at least `n`."""
     cdef uint64_t now = kv_get(&job.me.head.num_update)

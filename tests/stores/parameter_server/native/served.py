@@ -222,7 +222,7 @@ class Server:
         self.loop = server_loop.ServerLoop(roles, config)
         patch.undo()
         self.sockets: Any = self.loop._sockets
-        self.letters = self.epoch = 0
+        self.letters = self.epoch = self.installs = 0
         self.workers: dict[int, Worker] = {}
         self.shapes: list[tuple[int, str]] = []
         self.tell(m.Welcome(-1, 0, 1, 0, (), ()))
@@ -232,6 +232,13 @@ class Server:
         self.letters += 1
         self.sockets.inbox.append(("scheduler", m.ReliableMessage(self.letters, 0, body)))
         self.pump()
+
+    def install(
+        self, text: str, version: int = 1, ordinal: int = 1, epoch: int = 1, kind: str = "settings"
+    ) -> None:
+        """Tell of settings that hold from a version on; or a command, if it is of that kind."""
+        self.installs += 1
+        self.tell(m.Install(0, self.installs, kind, text, since=version, ordinal=ordinal, epoch=epoch))
 
     def define(self, shapes: list[tuple[int, str]]) -> None:
         self.shapes = shapes

@@ -15,7 +15,6 @@ import pytest
 from stores.parameter_server.native.served import Answer, K, P, TableServer
 
 from kvstore.stores.parameter_server.native._native import TableRows
-from kvstore.stores.parameter_server.protocol import messages as m
 from kvstore.stores.parameter_server.protocol.messages import Record
 from kvstore.stores.parameter_server.transport import ciphers
 from kvstore.stores.parameter_server.transport.native._streams import StreamSet
@@ -39,7 +38,7 @@ class Job:
         self.send(0, K.INIT, 0, [first], place=P.FRAME, nbytes=first.nbytes)
         self.server.pump()
         text = json.dumps({"name": "sgd", "config": {"learning_rate": 1.0}})
-        self.server.tell(m.Install(0, 1, "optimizer", text))
+        self.server.install(text)
 
     def send(self, rank: int, kind: Any, round_: int, payloads: list[Any], **record: Any) -> int:
         self.last[rank] += 1

@@ -33,6 +33,7 @@ from stores.parameter_server.native.served import (
 
 from kvstore.errors import KVStoreError
 from kvstore.kernels import cpu
+from kvstore.optimizer.update_clock import UpdateClock
 from kvstore.settings.hosts import host_identity
 from kvstore.stores.parameter_server.protocol import messages as m
 from kvstore.stores.parameter_server.protocol.messages import Batch, Record
@@ -99,7 +100,7 @@ class Program:
         self.later: list[tuple[int, list[Record], list[Any]]] = []
         self.rests = False
         self.divides = not self.packs and random.Random(-seed).random() < 0.3
-        self.version = self.clock = 0
+        self.begin_settings(seed)
         self.rule: tuple[str, dict[str, Any], dict[str, Any]] | None = None
         self.kept: dict[int, bytes] = {}
         self.changed: list[list[int]] = []
@@ -109,6 +110,11 @@ class Program:
             self.send(0, [self.request(0, K.INIT, i)])
         if self.chance.random() < (0.1 if self.packs else 0.6):
             self.change_settings("optimizer")
+
+    def begin_settings(self, seed: int) -> None:
+        self.drawn = random.Random(seed + 1)
+        self.version = self.clock = self.ordinal = self.epoch = 0
+        self.text = ""
 
     @property
     def ranks(self) -> list[int]:
@@ -123,8 +129,10 @@ class Program:
         version, self.clock = self.version, self.clock + (self.chance.random() < 0.3)
         if self.chance.random() < 0.1:  # what it did not know yet, or the server does not know
             version = max(0, version + self.chance.choice([-2, -1, -1, 1]))
-        clock = max(0, self.clock - self.chance.choice([0, 0, 0, 1, 5]))
-        record = Record(kind, slice_, self.sequence[rank], round_, version, clock)  # type: ignore[arg-type]
+        time = max(0, self.clock - self.chance.choice([0, 0, 0, 1, 5]))
+        epoch = max(0, self.epoch - self.drawn.choice([0, 0, 0, 0, 1]))  # perhaps of older counts
+        stamp = UpdateClock(time=time, epoch=epoch).stamp
+        record = Record(kind, slice_, self.sequence[rank], round_, version, stamp)  # type: ignore[arg-type]
         data = None
         if kind in (K.INIT, K.ASSIGN, K.PUSH, K.PUSHPULL):
             record, data = self.filled(rank, record)
@@ -255,7 +263,7 @@ class Program:
             self.slices.remove(i)
         elif what == 8 and chance.random() < 0.5:
             self.change_settings(
-                chance.choice(["optimizer", "optimizer", "configure", "clock", "none", "command"])
+                chance.choice(["optimizer", "optimizer", "configure", "counts", "none", "command"])
             )
         elif what == 9 and not self.shares and len(self.ranks) > 1 and chance.random() < 0.5:
             server.workers.pop(rank).close()
@@ -275,22 +283,33 @@ class Program:
             self.change_settings("configure")
 
     def change_settings(self, kind: str) -> None:
-        """Tell the server of an optimizer, other settings of it, or something else that is a version."""
-        text = ""
-        if kind == "optimizer":
+        """Tell the server of an optimizer, other settings of it, other counts, or a command."""
+        self.version += 1
+        if kind == "command":
+            self.server.install("any", kind=kind)
+        elif kind == "configure" and self.chance.random() < 0.1:  # what can be no optimizer
+            self.server.install(
+                json.dumps({"name": "adm", "config": {}}), self.version, self.ordinal, self.epoch
+            )
+        else:
+            self.described(kind)
+            # Those of a version that was told of, or of one between others, may be replaced.
+            version = max(1, self.version - (self.drawn.random() < 0.1))
+            self.server.install(self.text, version, self.ordinal, self.epoch)
+
+    def described(self, kind: str) -> None:
+        """Note the settings after a change."""
+        self.ordinal += kind in ("optimizer", "none")
+        self.epoch += kind in ("optimizer", "none", "counts")
+        if kind == "none":
+            self.rule, self.text = None, ""
+        elif kind == "optimizer":
             self.rule = self.chance.choice(RULES)
-            text = json.dumps({"name": self.rule[0], "config": self.rule[1]})
+            self.text = json.dumps({"name": self.rule[0], "config": self.rule[1]})
         elif kind == "configure" and self.rule is not None:
             name, config, changes = self.rule
-            name = name if self.chance.random() < 0.9 else "test"
-            text = json.dumps({"name": name, "config": {**config, **changes}})
-            self.rule = self.rule if name == "test" else (name, {**config, **changes}, {})
-        elif kind == "clock":
-            text = str(self.chance.choice([-3, 0, 100, 1 << 80]))
-        elif kind == "none":
-            self.rule = None
-        self.version += 1
-        self.server.tell(m.Install(0, self.version, kind, text))
+            self.rule = name, {**config, **changes}, {}
+            self.text = json.dumps({"name": name, "config": self.rule[1]})
 
     def run(self, steps: int) -> dict[str, Any]:
         for _ in range(steps):
@@ -335,7 +354,7 @@ class TableProgram(Program):
         self.sequence = dict.fromkeys(range(workers), 0)
         self.sent: dict[int, list[tuple[Record, Any]]] = {rank: [] for rank in range(workers)}
         self.later: list[tuple[int, list[Record], list[Any]]] = []
-        self.version = self.clock = 0
+        self.begin_settings(seed)
         self.rule = None
         self.kept: dict[int, bytes] = {}
         self.changed: list[list[int]] = []
@@ -489,7 +508,7 @@ def test_links_update_and_answer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         server.send(0, [init], [first])
         server.pump()
         text = json.dumps({"name": "sgd", "config": {"learning_rate": 0.5}})
-        server.tell(m.Install(0, 1, "optimizer", text))
+        server.install(text)
         ids = np.arange(start, n - 10, dtype=np.int64)
         gradient = np.full((len(ids), *rest), 0.25, dtype)
         for round_ in range(1, 5):
@@ -700,7 +719,7 @@ def test_a_server_that_may_be_started_again_writes_over_nothing_that_was_pushed(
     server.mode = mode
     server.define([(8, "float32")])
     begun(server)
-    server.tell(m.Install(0, 1, "optimizer", '{"name": "sgd", "config": {"learning_rate": 1.0}}'))
+    server.install('{"name": "sgd", "config": {"learning_rate": 1.0}}')
     for round_ in (2, 3):  # the second without Python, where there are links
         for rank in (0, 1):
             sequence = round_ + 1 - rank
@@ -848,7 +867,7 @@ def test_the_value_before_a_packed_round_stays(server: Server) -> None:
 def test_an_optimizer_updates_a_packed_sum(server: Server) -> None:
     begun(server)
     push_packed(server, (3, 2), 2)
-    server.tell(m.Install(0, 1, "optimizer", json.dumps({"name": "sgd", "config": {"learning_rate": 1.0}})))
+    server.install(json.dumps({"name": "sgd", "config": {"learning_rate": 1.0}}))
     for round_ in (3, 4):
         for rank in range(2):
             record = push(round_ + 1 - rank, round_)._replace(version=1)
@@ -886,7 +905,7 @@ def started(
     server.start(2)
     server.send(0, [pushed(1, 0, 0, K.INIT)], [full(7)])
     server.pump()
-    server.tell(m.Install(0, 1, "optimizer", json.dumps({"name": name, "config": config})))
+    server.install(json.dumps({"name": name, "config": config}))
     for rank in range(2):
         server.send(rank, [pushed(2 - rank, 1, 1)], [full(1)])
         server.pump()
@@ -899,7 +918,8 @@ def full(value: float) -> Any:
 
 def pushed(sequence: int, round_: int, version: int, kind: int = K.PUSH, frame: int = 0) -> Record:
     place = {"place": P.FRAME, "frame": frame, "nbytes": 4 * LARGE}
-    return Record(kind, 0, sequence, round_, version, round_, **place)  # type: ignore[arg-type]
+    stamp = UpdateClock(time=round_, epoch=1).stamp
+    return Record(kind, 0, sequence, round_, version, stamp, **place)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
@@ -954,16 +974,21 @@ def test_pushes_that_count_by_themselves_are_each_answered_with_their_value(
     server.close()
 
 
-@pytest.mark.parametrize("kind", ["optimizer", "configure", "clock", "none", "command"])
+@pytest.mark.parametrize("kind", ["optimizer", "configure", "counts", "none", "command"])
 def test_settings_that_change_hold_from_their_round_on(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     found = []
     for links in (True, False):
         server = started(monkeypatch, links, "sgd", {"momentum": 0.9})
         text = json.dumps({"name": "sgd", "config": {"momentum": 0.5, "learning_rate": 0.25}})
-        text = {"clock": "50", "none": "", "command": "any"}.get(kind, text)
+        text = {"counts": json.dumps({"name": "sgd", "config": {"momentum": 0.9}}), "none": ""}.get(
+            kind, text
+        )
+        new = kind in ("optimizer", "none")
         for round_ in range(2, 9):
-            if round_ == 4:
-                server.tell(m.Install(0, 2, kind, text))
+            if round_ == 4 and kind == "command":
+                server.install("any", kind=kind)
+            elif round_ == 4:
+                server.install(text, 2, 1 + new, 1 + new + (kind == "counts"))
             version = 1 if round_ < 6 else 2  # workers know of it later than the server
             for rank in range(2):
                 record = pushed(round_ + 1 - rank, round_, version - (round_ == 7 and rank), K.PUSHPULL)
@@ -973,6 +998,26 @@ def test_settings_that_change_hold_from_their_round_on(monkeypatch: pytest.Monke
         assert server.loop._storage.shard(0).rounds.versions == {0: 2}
         server.close()
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_the_largest_stamp_of_a_round_counts_if_it_is_one_of_its_update_counts(
+    monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    server = started(monkeypatch, links, "sgd", {"momentum": 0.9})
+    count, found = number_of_applies(server, monkeypatch), []
+    stamps = [(1, 3), (1, 9), (2, 50), (0, 90), (1, 10)]  # epoch and time
+    for round_, (epoch, time_) in enumerate(stamps, 2):
+        for rank in range(2):
+            stamp = UpdateClock(time=time_ if rank else 1, epoch=epoch if rank else 1).stamp
+            record = pushed(round_ + 1 - rank, round_, 1)._replace(clock=stamp)
+            server.send(rank, [record], [full(1)])
+            server.pump()
+        found.append(unpacked(server.states()[0])[1:3])
+    assert (count[0] == 0) == links
+    server.close()
+    assert [time_ for _, time_ in found] == [3, 9, 4, 5, 10]
+    assert [counts for counts, _ in found] == [{"0": count} for count in range(2, 7)]
 
 
 def test_a_state_that_is_set_counts_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1174,7 +1219,7 @@ UNFIT = {
 @pytest.mark.parametrize("name", UNFIT)
 def test_a_payload_that_is_none_for_its_request_fails_that_alone(server: Server, name: str) -> None:
     begun(server)
-    server.tell(m.Install(0, 1, "optimizer", '{"name": "sgd", "config": {}}'))
+    server.install('{"name": "sgd", "config": {}}')
     frames = () if UNFIT[name].place == P.NONE else (bytes(40_000), bytes(12), bytes(12))
     server.raw(0, Codec(JOB).encode(Batch(0, 0, 100, server.epoch, [UNFIT[name]], frames)))
     server.pump()

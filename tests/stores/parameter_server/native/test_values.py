@@ -100,12 +100,20 @@ def test_a_plan_keeps_what_it_points_to_until_it_is_withdrawn() -> None:
     assert not value.has_plan and references([*states, counts]) == bare
 
 
-@pytest.mark.parametrize(("updates", "base"), [(1 << 61, 0), (1, 1 << 61), (1, -(1 << 61)), (1, 1 << 80)])
-def test_numbers_without_room_are_not_planned(updates: int, base: int) -> None:
+@pytest.mark.parametrize(("updates", "planned"), [(1 << 61, False), ((1 << 61) - 1, True)])
+def test_numbers_without_room_are_not_planned(updates: int, planned: bool) -> None:
     value, _ = furnished()
     counts = UpdateCounts()
     counts.updates = updates
-    value.plan_updates(1, (0.1,), (np.zeros(4, np.float32),), counts, 1, base)
+    value.plan_updates(1, (0.1,), (np.zeros(4, np.float32),), counts, 1, 0)
+    assert value.has_plan == planned
+
+
+@pytest.mark.parametrize("epoch", [-1, 1 << 64, 1 << 80])
+def test_an_epoch_that_is_none_is_refused(epoch: int) -> None:
+    value, _ = furnished()
+    with pytest.raises(OverflowError):
+        value.plan_updates(1, (0.1,), (np.zeros(4, np.float32),), UpdateCounts(), 1, epoch)
     assert not value.has_plan
 
 

@@ -34,7 +34,7 @@ def test_a_server_may_come_back_in_time_and_hears_everything() -> None:
     job = Job(server_grace=10.0)
     job.start()
     job.say("w0", m.CreateKeys(1, 0, (SPEC,)))
-    job.say("w0", m.Settings(2, 0, "optimizer", 1, "sgd"))
+    job.say("w0", m.Settings(2, 0, "optimizer", 1, '{"name": "sgd", "config": {}}'))
     job.pass_time(7, "w0", "w1")
     assert job.last("w0", m.View) is None
     job.server(0, 2, restarted=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import msgspec
 import pytest
 from scheduled import SPEC, Job
@@ -144,19 +146,28 @@ def test_a_key_that_cannot_move_stays_and_all_are_told_why() -> None:
     assert [part.id for part in job.last("w1", m.Answer).entries[0].slices] == [0, 1]
 
 
+def described(name: str) -> str:
+    return json.dumps({"name": name, "config": {}})
+
+
 def test_one_optimizer_for_all() -> None:
-    job = Job()
+    job = Job(3)
     job.start()
-    job.say("w0", m.Settings(1, 0, "optimizer", 1, "sgd", clock=7))
+    sgd, adam = described("sgd"), described("adam")
+    job.say("w0", m.Settings(1, 0, "optimizer", 1, sgd, 7))
     assert job.last("w0", m.Answer) is None
-    assert job.last("s0.1", m.Install).clock == 7
-    job.say("w1", m.Settings(1, 0, "optimizer", 1, "sgd", clock=9))
+    install = job.last("s0.1", m.Install)
+    assert (install.kind, install.since, install.text) == ("settings", 8, sgd)
+    assert (install.ordinal, install.epoch, install.keeps_states) == (1, 1, False)
+    job.say("w1", m.Settings(1, 0, "optimizer", 1, sgd, 9))  # it has pushed more before
     job.say("s0.1", m.Installed(0, 1))
-    assert [job.last(peer, m.Answer).version for peer in ("w0", "w1")] == [1, 1]
-    job.say("w1", m.Settings(2, 0, "optimizer", 1, "adam"))
-    error = job.last("w1", m.Answer).error
+    assert [job.last(peer, m.Answer) for peer in ("w0", "w1")] == [
+        m.Answer(1, version=8, text=sgd, epoch=1)
+    ] * 2
+    job.say("w2", m.Settings(1, 0, "optimizer", 1, adam))
+    error = job.last("w2", m.Answer).error
     assert error.error == "ConfigError"
-    assert m.optimizer_there(error.text) == (0, "sgd")
+    assert m.optimizer_there(error.text) in ((0, sgd), (1, sgd))
     assert m.optimizer_there("another error\nof two lines") is None
     assert [type(body) for body in job.sent["s0.1"]].count(m.Install) == 1
 
@@ -164,14 +175,19 @@ def test_one_optimizer_for_all() -> None:
 def test_a_worker_that_lags_gets_the_settings_of_its_step() -> None:
     job = Job()
     job.start()
-    for request, text in enumerate("aba", 1):
-        job.say("w0", m.Settings(request, 0, "configure", 0, text))
-        job.say("s0.1", m.Installed(0, request))
-    versions = []
-    for request, text in enumerate("aba", 1):
-        job.say("w1", m.Settings(request, 0, "configure", 0, text))
-        versions.append(job.last("w1", m.Answer).version)
-    assert versions == [1, 2, 3]
+    for peer in ("w0", "w1"):
+        job.say(peer, m.Settings(0, 0, "optimizer", 1, described("sgd")))
+        job.say("s0.1", m.Installed(0, 1))
+    rates = ['{"learning_rate": 0.5}', '{"learning_rate": 0.25}', '{"learning_rate": 0.5}']
+    found = []
+    for peer in ("w0", "w1"):
+        for request, text in enumerate(rates, 1):
+            job.say(peer, m.Settings(request, 0, "configure", 1, text, 3 * request))
+            job.say("s0.1", m.Installed(0, 1 + request))
+            found.append(job.last(peer, m.Answer))
+    assert [answer.version for answer in found] == [4, 7, 10, 4, 7, 10]
+    assert [json.loads(answer.text)["config"]["learning_rate"] for answer in found] == [0.5, 0.25, 0.5] * 2
+    assert [type(body) for body in job.sent["s0.1"]].count(m.Install) == 4
 
 
 def test_what_a_server_could_not_install_is_told() -> None:

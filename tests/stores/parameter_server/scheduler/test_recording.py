@@ -50,6 +50,9 @@ class Company:
             self.heard.setdefault(action.peer, []).extend(link.read(action.message, 0.0))  # type: ignore[arg-type]
 
 
+SGD = '{"name": "sgd", "config": {}}'
+
+
 def hello(role: str, rank: int) -> m.Hello:
     return m.Hello(role, rank, rank + 1, f"{role}{rank}", "job", m.PROTOCOL, options={"mode": "sync"})
 
@@ -63,11 +66,17 @@ def played(folder: Path, kills: bool) -> Company:
         (b"w1", m.CreateKeys(1, 0, (m.KeySpec("w", (3000,), "float32"),))),
         (b"w0", m.CreateKeys(1, 0, (m.KeySpec("w", (3000,), "float32"),))),
         (b"w0", m.Ready(2, 0, ("w",))),
-        (b"w0", m.Settings(3, 0, "configure", 0, "lr")),
+        (b"w0", m.Settings(3, 0, "optimizer", 1, SGD)),
         (b"s0", m.Installed(0, 1)),
-        (b"w0", m.Barrier(4, 0, 1)),
-        (b"w1", m.Barrier(2, 0, 1)),
-        (b"w1", m.JoinRounds(3, 0)),
+        (b"w0", m.Settings(4, 0, "configure", 1, '{"wd": 0.5}', 3)),
+        (b"s0", m.Installed(0, 2)),
+        (b"w1", m.Settings(2, 0, "optimizer", 1, SGD)),
+        (b"w1", m.Settings(3, 0, "configure", 1, '{"learning_rate": 0.5}', 1)),
+        (b"s0", m.Installed(0, 3)),
+        (b"s0", m.Installed(0, 4, m.Failure("ConfigError", "server 0: no"))),
+        (b"w0", m.Barrier(5, 0, 1)),
+        (b"w1", m.Barrier(4, 0, 1)),
+        (b"w1", m.JoinRounds(5, 0)),
         (b"w1", m.Leave(0)),
         (b"w1", m.Bye("worker1")),
         (b"w0", m.Leave(0)),
@@ -83,9 +92,9 @@ def played(folder: Path, kills: bool) -> Company:
 def test_it_goes_on_as_one_that_was_never_killed(tmp_path: Path) -> None:
     killed, lived = played(tmp_path / "killed", True), played(tmp_path / "lived", False)
     assert killed.heard == lived.heard
-    assert killed.scheduler.machine.term == 16
+    assert killed.scheduler.machine.term == 22
     answers = [one for one in killed.heard[b"w1"] if isinstance(one, m.Answer)]
-    assert [one.request for one in answers] == [1, 2, 3]
+    assert [one.request for one in answers] == [1, 2, 3, 4, 5]
 
 
 def test_a_state_that_is_read_is_the_one_that_was_written(tmp_path: Path) -> None:
@@ -118,9 +127,10 @@ def test_what_was_forgotten_of_the_settings_is_forgotten_after_a_restart_too(
         for role, rank in (("server", 0), ("worker", 0), ("worker", 1)):
             job.say(f"{role[0]}{rank}".encode(), hello(role, rank))
         for number in range(1, 101):
-            job.say(b"w0", m.Settings(number, 0, "configure", 0, f"lr {number}"))
+            kind, text = ("optimizer", SGD) if number == 1 else ("configure", f'{{"wd": {number}}}')
+            job.say(b"w0", m.Settings(number, 0, kind, 1, text, number))
             job.say(b"s0", m.Installed(0, number))
-            job.say(b"w1", m.Settings(number, 0, "configure", 0, f"lr {number}"))
+            job.say(b"w1", m.Settings(number, 0, kind, 1, text, number))
             if name == "killed" and number % 7 == 0:
                 job.kill()
         heard.append(job.heard)

@@ -656,10 +656,10 @@ def test_who_is_missing() -> None:
 
 def test_settings_are_installed_once_and_acknowledged() -> None:
     server = Machine()
-    server.from_scheduler(m.Install(0, 4, "optimizer", "sgd"))
+    server.from_scheduler(m.Install(0, 4, "settings", "sgd", since=9))
     assert any(isinstance(one, m.Install) for one in server.actions)
     server.step(e.Configured(0, 4))
-    server.from_scheduler(m.Install(0, 4, "optimizer", "sgd"))
+    server.from_scheduler(m.Install(0, 4, "settings", "sgd", since=9))
     assert not any(isinstance(one, m.Install) for one in server.actions)
 
 
@@ -861,3 +861,117 @@ def test_a_slice_with_a_part_of_the_next_round_is_not_sealed() -> None:
     assert "worker 1 has pushed" in machine.failures()[0][0]
     machine.ask(0, K.PUSH, 1)
     assert machine.jobs() == [(1, ["0:1", "1:1"])]
+
+
+# ------------------------------------------------------------ settings of workers that have joined
+
+
+def versions(server: Machine) -> list[tuple[int, int]]:
+    """Carry out all rounds that are due; return each and the settings that it has."""
+    found = []
+    while jobs := [job for one in server.actions if isinstance(one, e.Apply) for job in one.jobs]:
+        found += [(job.round, job.version) for job in jobs]
+        server.applied()
+    return found
+
+
+def test_rounds_without_a_worker_that_has_joined_have_the_settings_that_it_changed() -> None:
+    server = Machine()
+    server.start()
+    for round_ in (1, 2):
+        server.ask(1, K.PUSH, round_, version=3)
+    server.view(2, resting=(1,), settled=((1, 9),))  # it has changed them after its last push
+    found = []
+    for round_ in (1, 2, 3, 4):
+        server.ask(0, K.PUSH, round_, version=4)
+        found += versions(server)
+    assert found[:3] == [(1, 4), (2, 4), (3, 9)]
+    assert found[3][0] == 4
+    assert not server.rounds().settled
+    assert not server.rounds().special
+
+
+def test_rounds_that_wait_for_a_worker_have_its_settings_when_it_has_joined() -> None:
+    server = Machine()
+    server.start()
+    server.ask(1, K.PUSH, 1)
+    for round_ in (1, 2, 3):
+        server.ask(0, K.PUSH, round_, version=2)
+        if round_ == 1:
+            assert versions(server) == [(1, 2)]
+    assert versions(server) == []
+    server.view(2, resting=(1,), settled=((1, 9),))
+    found = versions(server)
+    assert [round_ for round_, _ in found] == [2, 3]
+    assert found[0] == (2, 9)
+
+
+def test_each_worker_that_has_joined_counts_from_the_last_round_that_it_is_in() -> None:
+    server = Machine(4)
+    server.start()
+    for rank, last in ((1, 3), (2, 1)):
+        for round_ in range(1, last + 1):
+            server.ask(rank, K.PUSH, round_)
+    server.view(2, resting=(2, 3), settled=((2, 5), (3, 0)))
+    server.view(3, resting=(1, 2, 3), settled=((1, 8), (2, 5), (3, 0)))
+    found = []
+    for round_ in (1, 2, 3, 4):
+        server.ask(0, K.PUSH, round_, version=2)
+        found += versions(server)
+    assert found == [(1, 2), (2, 5), (3, 2), (4, 8)]  # of a slice, no older settings than before hold
+
+
+def test_a_worker_that_has_changed_nothing_changes_nothing_by_joining() -> None:
+    server = Machine()
+    server.start()
+    server.view(2, resting=(1,), settled=((1, 0),))
+    assert not server.rounds().special
+    server.ask(0, K.PUSH, 1, version=2)
+    assert versions(server) == [(1, 2)]
+
+
+def test_a_later_view_says_nothing_new_of_a_worker_that_has_joined() -> None:
+    server = Machine()
+    server.start()
+    server.view(2, resting=(1,), settled=((1, 9),))
+    server.ask(0, K.PUSH, 1)
+    assert versions(server) == [(1, 9)]
+    server.view(3, resting=(1,), settled=((1, 9),))
+    assert not server.rounds().special
+    server.ask(0, K.PUSH, 2)
+    assert [round_ for round_, _ in versions(server)] == [2]
+
+
+def test_a_newer_push_than_what_a_joined_worker_knew_counts() -> None:
+    server = Machine()
+    server.start()
+    server.view(2, resting=(1,), settled=((1, 9),))
+    server.ask(0, K.PUSH, 1, version=12)
+    assert versions(server) == [(1, 12)]
+
+
+def test_slices_that_are_made_later_have_the_settings_of_workers_that_have_joined() -> None:
+    server = Machine()
+    server.start()
+    server.view(2, resting=(1,), settled=((1, 9),))
+    entry = m.KeyEntry(m.KeySpec("v", (8,), "float32"), 1, (m.Slice(1, 0, 0, 8),), ready=False)
+    server.from_scheduler(m.Slices(0, (entry,)))
+    rounds = server.machine._stores[0].requests.slices
+    assert rounds[1].settled == rounds[0].settled == {1: (0, 9)}
+
+
+def test_the_settings_of_a_host_whose_worker_has_joined() -> None:
+    server = Machine(4)
+    seats = ((0, 0), (1, 0), (2, 2), (3, 2))
+    server.view(2, seats=seats)
+    for rank in (0, 2):
+        server.attach(rank, 2)
+    server.ask(0, K.INIT, epoch=2)
+    server.applied()
+    server.ask(2, K.PUSH, 1, epoch=2)
+    server.view(3, resting=(2, 3), seats=seats, settled=((2, 4), (3, 7)))
+    found = []
+    for round_ in (1, 2):
+        server.ask(0, K.PUSH, round_, epoch=2)
+        found += versions(server)
+    assert found == [(1, 0), (2, 7)]

@@ -105,7 +105,7 @@ def test_servers_write_the_file_that_one_process_writes(
         loaded = Updater(create(name, **settings))
         loaded.load(tmp_path / path, there.local._backend.key_templates())
         there.shards.put_states(split_states(there.shards.entries.values(), loaded))
-        there.shards.install("clock", str(loaded.optimizer.num_update))
+        there.shards.load_counts(loaded.optimizer)
         train(there, name, range(3, 5))
 
 
@@ -183,7 +183,7 @@ def test_states_that_do_not_fit() -> None:
     shards.set_optimizer(create("sgd", momentum=0.9))
     with pytest.raises(kv.StateFileError, match="'adam', and the store's is 'sgd'"):
         shard.put_state(low.id, parts[low.id])
-    shards.install("none", "")
+    shards.install("none")
     with pytest.raises(kv.StateFileError, match="set the optimizer first"):
         shard.put_state(low.id, parts[low.id])
 
@@ -198,7 +198,7 @@ def test_a_table_whose_states_begin_anew_with_other_settings() -> None:
     shards.push(("t", [rows(3, 1)]))
     fresh.write("t", kv.RowSparseArray(shards.pull("t"), np.arange(TABLE[0]), TABLE))
     optimizer.configure(momentum=0.9)
-    shards.install("configure", json.dumps(optimizer.describe()))
+    shards.configure(optimizer, "momentum")
     shards.put_states(nothing)
     fresh.set_optimizer(optimizer)
     fresh.pushes = dict(shards.pushes)
@@ -364,7 +364,7 @@ def test_settings_of_rounds_to_come_are_in_a_snapshot(tmp_path: Path) -> None:
     train(pair, "adam", range(3))
     rule.configure(wd=0.5)
     pair.local.update_optimizer(wd=0.5)
-    pair.shards.install("configure", json.dumps(rule.describe()))
+    pair.shards.configure(rule, "wd")
     snapshot(pair, tmp_path, {})
     restored(pair, tmp_path)
     train(pair, "adam", range(3, 6))

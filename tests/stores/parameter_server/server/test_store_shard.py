@@ -17,7 +17,12 @@ from shards import Beside, StoreShards, payload_of
 import kvstore as kv
 from kvstore.kernels import cpu
 from kvstore.optimizer import Optimizer, create, registry
-from kvstore.stores.parameter_server.protocol.optimizer_states import needs_whole_keys
+from kvstore.optimizer.settings_log import SettingsAt
+from kvstore.stores.parameter_server.protocol.optimizer_states import (
+    join_states,
+    needs_whole_keys,
+    split_states,
+)
 from kvstore.stores.parameter_server.server import round_updates
 from kvstore.stores.parameter_server.server.payload import Payload, SliceUpdate, SliceValueWrite
 from kvstore.stores.parameter_server.transport.shared_buffers import PeerBuffers, Values
@@ -136,20 +141,63 @@ def test_a_schedule_goes_by_the_clock(servers: int, cuts: tuple[int, ...]) -> No
         pair.check("b")
 
 
-@pytest.mark.parametrize("clock", [0, 5])
-def test_the_base_of_the_schedules_time(clock: int) -> None:
-    schedule = kv.optimizer.lr_scheduler.FactorScheduler(step=1, factor=0.5, base_lr=1.0)
+def halves() -> kv.optimizer.lr_scheduler.LRScheduler:
+    """Return a schedule with the rate 2 for the first update, and half of that for each later one."""
+    return kv.optimizer.lr_scheduler.FactorScheduler(step=1, factor=0.5, base_lr=2.0)
+
+
+def rates(shards: StoreShards, *keys: str) -> list[float]:
+    """Return the rate with which a push of each key, one after the other, is carried out by the rule."""
+    found = []
+    for key in keys:
+        before = shards.pull(key)
+        assert shards.push((key, [np.ones(3, np.float32)])) == [None]
+        (rate,) = set((before - shards.pull(key)).tolist())
+        found.append(rate)
+    return found
+
+
+@pytest.mark.parametrize(("begin", "first"), [(0, 2.0), (3, 0.25)])
+def test_the_time_of_a_schedule_begins_with_the_optimizer(begin: int, first: float) -> None:
+    shards = StoreShards(1)
+    for key in "abc":
+        shards.init(key, np.zeros(3, np.float32))
+    for _ in range(5):
+        shards.push(("a", [np.zeros(3, np.float32)]))
+    for _ in range(2):  # the second time, all keys have counts of the first
+        shards.set_optimizer(create("sgd", lr_scheduler=halves(), begin_num_update=begin))
+        found = rates(shards, *"bbac")
+        assert found == [first, first / 2, first / 2, first / 2]
+
+
+def test_the_time_of_a_schedule_goes_on_from_the_counts_of_a_file() -> None:
+    shards = StoreShards(1)
+    for key in "abc":
+        shards.init(key, np.zeros(3, np.float32))
+    shards.set_optimizer(create("sgd", lr_scheduler=halves()))
+    assert rates(shards, *"aaab") == [2.0, 1.0, 0.5, 0.5]
+    content = join_states(shards.entries.values(), shards.states(), create("sgd", lr_scheduler=halves()))
+    assert rates(shards, *"bbbc") == [0.5, 0.5, 0.25, 0.25]  # what is not in the file
+    shards.put_states(split_states(shards.entries.values(), content))
+    shards.load_counts(content.optimizer)
+    assert rates(shards, *"bcba") == [0.5, 0.5, 0.5, 0.25]
+
+
+def test_a_stamp_of_other_counts_says_nothing_about_the_time() -> None:
     shards = StoreShards(1)
     shards.init("w", np.zeros(3, np.float32))
-    for _ in range(5):
-        shards.push(("w", [np.zeros(3, np.float32)]))
-    shards.set_optimizer(create("test", lr_scheduler=schedule), clock)
-    if not clock:
-        shards.install("clock", "-5")  # the pushes before there was an optimizer
-    shards.push(("w", [np.ones(3, np.float32)]))
-    assert (shards.pull("w") == -1).all()
-    shards.push(("w", [np.ones(3, np.float32)]))
-    assert (shards.pull("w") == -1.5).all()
+    shards.set_optimizer(create("sgd", lr_scheduler=halves()))
+    old = shards.stamp(7)
+    shards.barrier()
+    shards.set_optimizer(create("sgd", lr_scheduler=halves()))
+    (piece,) = shards.entries["w"].slices
+    found = []
+    for round_, stamp in enumerate((old, shards.stamp(1), shards.stamp(4), old, old), 1):
+        parts = [(0, payload_of(np.ones(3, np.float32), piece, False))]
+        before = shards.pull("w")
+        assert shards.apply([[SliceUpdate(piece.id, round_, parts, 2, stamp)]]) == [None]
+        found.append(float((before - shards.pull("w"))[0]))
+    assert found == [2.0, 1.0, 0.25, 0.25, 0.125]  # by its own count, unless a stamp is later
 
 
 def test_slices_apart_give_what_they_give_together() -> None:
@@ -164,7 +212,7 @@ def test_slices_apart_give_what_they_give_together() -> None:
         together.push(("w", values))
         for piece in reversed(apart.entries["w"].slices):
             parts = [(rank, payload_of(v, piece, False)) for rank, v in enumerate(values)]
-            job = SliceUpdate(piece.id, step + 1, parts, 1, step + 1)
+            job = SliceUpdate(piece.id, step + 1, parts, 1, apart.stamp(step + 1))
             if piece.start == 0:  # this one is slow
                 late.append(job)
             else:
@@ -702,7 +750,8 @@ def test_a_round_has_the_settings_of_its_pushes() -> None:
     rule = create("test", learning_rate=1.0)
     shards.set_optimizer(rule)
     rule.set_learning_rate(10.0)
-    shards.install("configure", json.dumps(rule.describe()))
+    shards.barrier()
+    shards.configure(rule, "learning_rate")
     shard, slice = shards.shards[0], shards.entries["w"].slices[0].id
     one = [(0, Payload(np.ones(4, np.float32)))]
     for version, value in ((0, 1), (1, 0), (2, -10), (1, -20), (9, -30)):  # never back to older ones
@@ -728,43 +777,77 @@ def test_other_settings_keep_states_and_another_optimizer_does_not() -> None:
         push(step)
         rule.configure(learning_rate=0.1 / (step + 1), wd=0.01)
         pair.local.update_optimizer(learning_rate=0.1 / (step + 1), wd=0.01)
-        pair.shards.install("configure", json.dumps(rule.describe()))
+        pair.shards.configure(rule, "learning_rate", "wd")
     pair.set_optimizer(rule)
-    pair.shards.pushes.clear()
     for step in range(3, 5):
         push(step)
     pair.local.set_updater(None)
-    pair.shards.install("none", "")
+    pair.shards.install("none")
     push(5)
 
 
-def test_a_version_counts_once() -> None:
+def test_settings_replace_those_of_their_version() -> None:
     shards = StoreShards(1)
     shards.init("w", np.zeros(4, np.float32))
     shards.set_optimizer(create("adam"))
+    shard, (piece,) = shards.shards[0], shards.entries["w"].slices
+    described = shards.log.newest
+    shard.install(1, SettingsAt(2, json.dumps(create("test", learning_rate=3.0).describe()), 2))
+    shard.install(1, described._replace(text=json.dumps(create("sgd", learning_rate=2.0).describe())))
+    assert [one.version for one in shard._optimizers.all()] == [0, 1]
     shards.push(("w", [np.ones(4, np.float32)]))
-    shard = shards.shards[0]
-    shard.install(1, "none", "")
-    assert shard.fetch_state(shards.entries["w"].slices[0].id) != b""
+    assert (shards.pull("w") == -2).all()
+    assert shard.fetch_state(piece.id) != b""
+
+
+def test_settings_of_an_earlier_version_hold_up_to_the_next() -> None:
+    shards = StoreShards(1)
+    shards.init("w", np.zeros(4, np.float32))
+    shard, (piece,) = shards.shards[0], shards.entries["w"].slices
+    for version in (9, 3, 6):
+        text = json.dumps(create("sgd", learning_rate=float(version)).describe())
+        shard.install(version, SettingsAt(1, text, 1))
+    assert [one.version for one in shard._optimizers.all()] == [0, 3, 6, 9]
+    found = []
+    for version in (2, 3, 5, 6, 8, 9, 20):
+        before = shards.pull("w")
+        parts = [(0, Payload(np.ones(4, np.float32)))]
+        assert shard.rounds.apply([SliceUpdate(piece.id, 1, parts, version, 1)]) == [None]
+        found.append(float((before - shards.pull("w"))[0]))
+    assert found == [-1, 3, 3, 6, 6, 9, 9]  # at first the sum is the value
+
+
+def test_settings_that_another_change_replaces_keep_states() -> None:
+    shards = StoreShards(1)
+    shards.init("w", np.zeros(4, np.float32))
+    rule = create("sgd", learning_rate=1.0, momentum=0.5)
+    shards.set_optimizer(rule)
+    shards.push(("w", [np.ones(4, np.float32)]))
+    rule.configure(learning_rate=2.0)
+    for name in ("learning_rate", "wd"):
+        shards.configure(rule, name)
+    shards.push(("w", [np.ones(4, np.float32)]))
+    assert (shards.pull("w") == -1 - 2.5).all()
 
 
 @pytest.mark.parametrize(
     ("kind", "text", "words"),
     [
-        ("optimizer", "", "without a name"),
         ("optimizer", "{", "describe no optimizer"),
         ("optimizer", "[]", "describe no optimizer"),
         ("optimizer", '{"name": "adm", "config": {}}', "adm"),
         ("optimizer", '{"name": "adam", "config": {"foo": 1}}', "foo"),
         ("optimizer", '{"name": "Mine", "config": null}', "register its class"),
-        ("configure", json.dumps(create("adam").describe()), "where SGD is set"),
-        ("clock", "soon", "whole number"),
-        ("command", "", "known are"),
+        ("configure", '{"betas": 3}', "betas"),
+        ("configure", '{"learning_rate": "fast"}', "learning_rate"),
+        ("configure", '"wd"', "no change of an optimizer"),
+        ("configure", "{", "no change of an optimizer"),
+        ("configure", "[" * 100_000, "no change of an optimizer"),
     ],
 )
 def test_settings_that_are_none(kind: str, text: str, words: str) -> None:
-    shards = StoreShards(1)
-    shards.init("w", np.zeros(4, np.float32))
+    shards = StoreShards(2)
+    shards.init("w", np.zeros(4, np.float32), (2,))
     shards.set_optimizer(create("sgd", learning_rate=1.0))
     with pytest.raises(kv.ConfigError, match=words):
         shards.install(kind, text)
@@ -774,10 +857,10 @@ def test_settings_that_are_none(kind: str, text: str, words: str) -> None:
 
 def test_settings_that_change_all_the_time_do_not_pile_up() -> None:
     shards = StoreShards(1)
-    rule = create("sgd")
-    shards.set_optimizer(rule)
-    for i in range(3000):
-        shards.install("clock", str(i))
+    shards.set_optimizer(create("sgd"))
+    for _ in range(3000):
+        shards.install("counts")
+        shards.barrier()
     assert len(shards.shards[0]._optimizers.all()) == 1024
 
 
@@ -923,7 +1006,7 @@ def test_sums_and_rules_in_turn_give_the_same_with_what_was_there_kept(
         shards.init("w", numbers((50, 80)), (7, 1024))
         for turn, rule in enumerate(("", "lamb", "none", "sgd", "none", "lamb")):
             if rule == "none":
-                shards.install("none", "")
+                shards.install("none")
             elif rule:
                 shards.set_optimizer(create(rule))
             for round_ in range(3):

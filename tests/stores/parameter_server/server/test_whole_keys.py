@@ -61,7 +61,8 @@ class Job:
         hello = m.Hello("server", 0, 1, "s", "job", m.PROTOCOL, restarted=completed is not None)
         self.machine = Server(hello, ServerOptions(), self._snapshot(completed))
         self.from_scheduler(m.Slices(0, (ENTRY,)))
-        self.from_scheduler(m.Install(0, 1, "optimizer", json.dumps(create("lamb", wd=0.1).describe())))
+        text = json.dumps(create("lamb", wd=0.1).describe())
+        self.from_scheduler(m.Install(0, 1, "settings", text, since=1, ordinal=1, epoch=1))
         self.view()
 
     def _snapshot(self, completed: int | None) -> dict[str, Any] | None:

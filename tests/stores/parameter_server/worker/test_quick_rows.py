@@ -85,7 +85,7 @@ def counts(store: Any, servers: int) -> list[Any]:
     tables = [store._client._machine._servers[server].requests for server in range(servers)]
     names = ("_sent", "_answered", "_received", "_next")
     sums = [sum(getattr(one, name) for one in tables) for name in names]
-    return [*sums, store._pushes.clock, store._keys.get("t").pushes]
+    return [*sums, store._pushes.made, store._optimizer.clock.stamp, store._keys.get("t").pushes]
 
 
 #: Every time each type, and one server and two with rounds and without.

@@ -1,0 +1,226 @@
+"""The settings of a store's optimizer: what its workers change, in one order, and what the changes come to.
+
+A change has the place in the program at which its worker has made it: the number of calls before it in which
+all workers take part. Changes are ordered by place, at one place by the optimizer that they belong to, then
+by rank. So they come to the same whichever worker is late, and the settings of a place are all changes up to
+it.
+"""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ..errors import ConfigError
+from .descriptions import changed
+
+#: Kinds of changes: another optimizer, or None; settings of it; its update counts; to keep states for one
+#: round more.
+OPTIMIZER, NONE, CONFIGURE, COUNTS, STEPS = "optimizer", "none", "configure", "counts", "steps"
+KINDS = (OPTIMIZER, NONE, CONFIGURE, COUNTS, STEPS)
+_NEW = (OPTIMIZER, NONE)
+
+
+class SettingsAt(NamedTuple):
+    """The settings at a place of the program."""
+
+    #: How many optimizers were set, with the present one; None counts.
+    ordinal: int = 0
+    #: The optimizer as `descriptions.text_of` describes it; empty: there is none.
+    text: str = ""
+    #: Number of the change that has set the update counts; see `UpdateClock`.
+    epoch: int = 0
+    #: Whether states are kept for one more round, so that a step can be withdrawn.
+    keeps_states: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Change:
+    """One change of one worker; others that make the same one at the same place share it."""
+
+    kind: str
+    place: int
+    #: How many optimizers its worker had set; with this one, if it is one.
+    ordinal: int
+    #: An optimizer, or the settings of it that change; see `descriptions.changes_of`.
+    text: str
+    rank: int
+    #: Counts the changes of its worker.
+    number: int
+    #: How often its worker had made the same one at this place before.
+    times: int = 0
+    epoch: int = 0
+    #: What holds after this change, and before the next.
+    settings: SettingsAt = field(default_factory=SettingsAt)
+
+    def key(self) -> tuple[int, int, bool, int, int]:
+        """Return the place in the order of all changes."""
+        return self.place, self.ordinal, self.kind not in _NEW, self.rank, self.number
+
+    def is_like(self, kind: str, ordinal: int, text: str) -> bool:
+        """Return whether this change is the same as that of another worker."""
+        return (self.kind, self.ordinal, self.text) == (kind, ordinal, text)
+
+
+class SettingsLog:
+    """All changes that count, in order.
+
+    Attributes
+    ----------
+    changes : list of Change
+    first : SettingsAt
+        The settings before them.
+    """
+
+    def __init__(self) -> None:
+        self.changes: list[Change] = []
+        self.first = SettingsAt()
+        self._numbers = self._epochs = 0
+        #: By rank: the last place at which it has made changes, and how often each of these.
+        self._made: dict[int, tuple[int, dict[tuple[str, int, str], int]]] = {}
+
+    @property
+    def newest(self) -> SettingsAt:
+        """The settings at the end of all changes."""
+        return self.changes[-1].settings if self.changes else self.first
+
+    def find(self, rank: int, place: int, kind: str, ordinal: int, text: str) -> Change | None:
+        """Return the change of another worker at this place that is the one which this worker makes now."""
+        times = self._times(rank, place, (kind, ordinal, text))
+        begin = bisect.bisect_left(self.changes, place, key=_place)
+        end = bisect.bisect_right(self.changes, place, key=_place)
+        there = (one for one in self.changes[begin:end] if one.is_like(kind, ordinal, text))
+        return next((one for one in there if one.times == times), None)
+
+    def share(self, change: Change, rank: int) -> list[Change]:
+        """Let a worker share a change, which has the later place in the order that the two give it.
+
+        Returns the changes after which other settings hold than before.
+        """
+        self._note(rank, change)
+        self._numbers += 1
+        if rank <= change.rank:
+            return []
+        before, key, held = list(self.changes), (change.rank, change.number), self.settings_at(change.place)
+        begin = self.changes.index(change)
+        del self.changes[begin]
+        change.rank, change.number = rank, self._numbers
+        bisect.insort(self.changes, change, key=Change.key)
+        try:
+            told = self._fold(begin)
+        except ConfigError:
+            self.changes, (change.rank, change.number) = before, key
+            self._fold(begin)
+            return []
+        return told if self.settings_at(change.place) == held else [change, *told]
+
+    def add(self, rank: int, place: int, kind: str, ordinal: int, text: str) -> tuple[Change, list[Change]]:
+        """Add a change; return it, and the changes after which other settings hold than before.
+
+        Raises
+        ------
+        ConfigError
+            It is one of the learning rate, and there is a schedule; or it sets a schedule, and another worker
+            has set the learning rate at a later place. Nothing has changed.
+        """
+        self._numbers += 1
+        times = self._times(rank, place, (kind, ordinal, text))
+        change = Change(kind, place, ordinal, text, rank, self._numbers, times)
+        if kind in _NEW or kind == COUNTS:
+            self._epochs += 1
+            change.epoch = self._epochs
+        told = self._insert(change)
+        self._note(rank, change)
+        return change, told
+
+    def withdraw(self, change: Change) -> list[Change]:
+        """Remove a change; return the changes after which other settings hold than before."""
+        at = self.changes.index(change)
+        del self.changes[at]
+        return self._fold(at)
+
+    def settings_at(self, place: int) -> SettingsAt:
+        """Return the settings at a place of the program, after all changes there."""
+        at = bisect.bisect_right(self.changes, place, key=_place)
+        return self.changes[at - 1].settings if at else self.first
+
+    def forget(self, rank: int) -> None:
+        """Forget which changes a worker has made."""
+        self._made.pop(rank, None)
+
+    def place_of(self, rank: int) -> int:
+        """Return the last place at which a worker has made a change; -1 if it has made none."""
+        made = self._made.get(rank)
+        return -1 if made is None else made[0]
+
+    def cut(self, keep: int, passed: int) -> list[Change]:
+        """Drop all changes but the newest ones; return them, oldest first.
+
+        Parameters
+        ----------
+        keep : int
+            How many changes stay at least.
+        passed : int
+            Changes at this place and later ones stay.
+        """
+        end = min(len(self.changes) - keep, bisect.bisect_left(self.changes, passed, key=_place))
+        if end <= 0:
+            return []
+        dropped = self.changes[:end]
+        self.first = dropped[-1].settings
+        del self.changes[:end]
+        return dropped
+
+    def _times(self, rank: int, place: int, what: tuple[str, int, str]) -> int:
+        """Return how often a worker has made a change at a place."""
+        last, made = self._made.get(rank, (-1, {}))
+        return made.get(what, 0) if last == place else 0
+
+    def _note(self, rank: int, change: Change) -> None:
+        place, made = self._made.get(rank, (-1, {}))
+        if place != change.place:
+            made = {}
+        what = change.kind, change.ordinal, change.text
+        made[what] = made.get(what, 0) + 1
+        self._made[rank] = change.place, made
+
+    def _insert(self, change: Change) -> list[Change]:
+        at = bisect.bisect_left(self.changes, change.key(), key=Change.key)
+        self.changes.insert(at, change)
+        try:
+            return self._fold(at)
+        except ConfigError:
+            del self.changes[at]
+            self._fold(at)
+            raise
+
+    def _fold(self, begin: int) -> list[Change]:
+        """Compute the settings from a change on; return those after which they are other ones."""
+        settings = self.changes[begin - 1].settings if begin else self.first
+        told: list[Change] = []
+        for change in self.changes[begin:]:
+            settings = _after(settings, change)
+            if settings != change.settings:
+                change.settings = settings
+                told.append(change)
+        return told
+
+
+def _place(change: Change) -> int:
+    return change.place
+
+
+def _after(before: SettingsAt, change: Change) -> SettingsAt:
+    """Return the settings after a change; of an optimizer that is not the present one it changes nothing."""
+    if change.kind == STEPS:
+        return before._replace(keeps_states=True)
+    if change.kind in _NEW:
+        if change.ordinal <= before.ordinal:
+            return before
+        return before._replace(ordinal=change.ordinal, text=change.text, epoch=change.epoch)
+    if change.ordinal != before.ordinal or not before.text:
+        return before
+    if change.kind == COUNTS:
+        return before._replace(epoch=change.epoch)
+    return before._replace(text=changed(before.text, change.text))

@@ -1,0 +1,116 @@
+"""The time of a schedule, at the place of each push in the order of a worker's calls.
+
+A schedule's time is the largest update count of all keys. Updates of different keys are carried out in an
+order that depends on timing, so the time of an update is taken where the program calls for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .optimizer import Index, Optimizer
+
+#: Bits of a stamp that hold the time; the epoch is above them.
+TIME_BITS = 40
+_MASK = (1 << TIME_BITS) - 1
+
+
+class UpdateClock:
+    """Update counts as one worker has called for them, and the largest of them, the time.
+
+    Parameters
+    ----------
+    begin : int
+        Count of a key without updates; the optimizer's `begin_num_update`.
+    counts : mapping
+        Counts of keys with updates.
+    time : int
+        The time so far.
+    epoch : int
+        Number of the record of the store that has set the counts. Stamps of an older epoch say nothing about
+        the time in this one.
+    """
+
+    __slots__ = ("_begin", "_epoch", "counts", "time")
+
+    def __init__(
+        self, begin: int = 0, counts: Mapping[Index, int] | None = None, time: int = 0, epoch: int = 0
+    ) -> None:
+        self._begin, self.counts = begin, dict(counts or {})
+        self.time = max(begin, time)
+        self._epoch = epoch << TIME_BITS
+
+    @classmethod
+    def of(cls, optimizer: Optimizer, epoch: int = 0) -> UpdateClock:
+        """Return a clock with the counts of an optimizer."""
+        counts = optimizer._index_update_count
+        return cls(optimizer.begin_num_update, counts, optimizer.num_update, epoch)
+
+    @property
+    def stamp(self) -> int:
+        """The epoch and the time of the last push."""
+        return self._epoch | self.time
+
+    def stamps(self, keys: Iterable[Index]) -> list[int]:
+        """Return the epoch and the time of the next push of each key, if they are pushed in one call."""
+        stamps, last, counts, begin = [], self.time, self.counts, self._begin
+        for key in keys:
+            count = counts.get(key, begin) + 1
+            if count > last:
+                last = count
+            stamps.append(self._epoch | last)
+        return stamps
+
+    def count(self, key: Index) -> None:
+        """Count a push of a key."""
+        count = self.counts[key] = self.counts.get(key, self._begin) + 1
+        if count > self.time:
+            self.time = count
+
+
+class CallOrder:
+    """Takes the time of a schedule where a push is called for; pushes are carried out in another order."""
+
+    def __init__(self) -> None:
+        self._clock: UpdateClock | None = None
+
+    def placed(
+        self, optimizer: Optimizer, keys: Iterable[Index], call: Callable[..., Any], is_busy: bool
+    ) -> Callable[..., Any]:
+        """Return a push that is carried out with the time of its place.
+
+        Parameters
+        ----------
+        optimizer : Optimizer
+        keys : iterable of int or str
+            The keys of the push.
+        call : callable
+            The push.
+        is_busy : bool
+            Whether calls before it may not have been carried out.
+        """
+        if optimizer.lr_scheduler is None:
+            return call
+        if self._clock is None or not is_busy:
+            self._clock = UpdateClock.of(optimizer)
+        time = self._clock.time
+        for key in keys:
+            self._clock.count(key)
+        return partial(_run_at, optimizer, time, call)
+
+
+def _run_at(optimizer: Optimizer, time: int, call: Callable[..., Any], *arguments: Any) -> Any:
+    """Carry out a push as if `time` were the largest update count; the caller has the store's lock."""
+    now, optimizer.num_update = optimizer.num_update, time
+    try:
+        return call(*arguments)
+    finally:
+        optimizer.num_update = max(now, optimizer.num_update)
+
+
+def time_at(stamps: Sequence[int], epoch: int) -> int:
+    """Return the largest time of stamps of an epoch, or 0 if there are none."""
+    return max((stamp & _MASK for stamp in stamps if stamp >> TIME_BITS == epoch), default=0)
