@@ -1,0 +1,280 @@
+"""Random programs, by seed, for stores that mean the same."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from .left_out import may
+from .playing import SHAPES, TABLES
+from .program import BARRIER, Call, Key, Program, Stage
+
+#: Constructor arguments of each optimizer, of which some are used.
+RULES: dict[str, tuple[str, ...]] = {
+    "SGD": ("momentum=0.5", "lazy_update=True"),
+    "NAG": ("momentum=0.5",),
+    "Adam": ("lazy_update=True", "beta1=0.5"),
+    "AdamW": ("beta1=0.5",),
+    "AdaGrad": ("epsilon=0.5",),
+    "AdaDelta": ("rho=0.5",),
+    "Adamax": ("beta2=0.5",),
+    "Nadam": ("schedule_decay=0.5",),
+    "RMSProp": ("centered=True", "momentum=0.5"),
+    "Ftrl": ("lamda1=0.125",),
+    "FTML": ("beta1=0.5",),
+    "Signum": ("momentum=0.5", "wd_lh=0.125"),
+    "SGLD": ("seed=3",),
+    "DCASGD": ("momentum=0.5",),
+    "LAMB": ("bias_correction=False",),
+    "LARS": ("momentum=0.5", "lazy_update=True"),
+    "GroupAdaGrad": (),
+    "Test": (),
+}
+COMMON = ("rescale_grad=0.5", "clip_gradient=0.75", "lr_mult={KEY: 0.5}")
+SCHEDULES = (
+    "kv.lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.5)",
+    "kv.lr_scheduler.MultiFactorScheduler([2, 3, 5], 0.5, base_lr=0.25)",
+    "kv.lr_scheduler.PolyScheduler(9, base_lr=0.5)",
+    "kv.lr_scheduler.CosineScheduler(7, base_lr=0.25, warmup_steps=2)",
+)
+#: Settings that change, with the values that they get.
+CHANGES = {
+    "learning_rate": ("0.25", "0.0625", "0.5"),
+    "rescale_grad": ("0.25", "2.0", "0.75"),
+    "wd": ("0.125", "0.25", "0.0"),
+    "clip_gradient": ("0.25", "1.5", "None"),
+    "lr_mult": ("{KEY: 0.25}", "{KEY: 2.0}", "{}"),
+    "wd_mult": ("{KEY: 0.25}", "{KEY: 2.0}", "{}"),
+}
+COMPRESSIONS = ('{"type": "2bit", "threshold": 0.5}', '{"type": "2bit", "threshold": 0.25}')
+SECONDS = (0.0, 0.001, 0.01, 0.1)
+EXCHANGES = {
+    "store.push(KEYS, g(KEYS, NUMBERHOWWITHOUT))": 4,
+    "store.pushpull(KEYS, seen(g(KEYS, NUMBERHOWWITHOUT), KEYS))": 2,
+    "store.pushpull(KEYS, g(KEYS, NUMBERHOWWITHOUT), out=out(KEYS))": 4,
+    "later(store.push, KEYS, g(KEYS, NUMBERHOWWITHOUT), priority=NUMBER)": 2,
+    "later(store.pushpull, KEYS, g(KEYS, NUMBERHOWWITHOUT), out=out(KEYS))": 1,
+    "store.pull(KEYS, out=out(KEYS))": 3,
+    "later(store.pull, KEYS, out=out(KEYS))": 1,
+}
+KINDS = ("all", "one", "different")
+
+
+def drawn(seed: int, stores: Sequence[str]) -> Program:
+    """Draw the program of a seed for these stores."""
+    return _Drawing(seed, stores).program()
+
+
+class _Drawing:
+    """What is known of the program so far."""
+
+    def __init__(self, seed: int, stores: Sequence[str]) -> None:
+        self.draw, self._stores = random.Random(seed), stores
+        self.workers = self.draw.choice((2, 3, 4))
+        self.dtype = self.draw.choice(("float32", "float32", "float64", "float16"))
+        self.kind = self.draw.choice(KINDS)
+        self.compressed = self.dtype == "float32" and self.draw.random() < 0.1
+        self.all_keys = self._keys()
+        self.keys: list[Key] = []
+        self.scheduled = self.draw.random() < 0.3
+        self.rule = ""
+        self.number = 0
+        self.optimizers = 0
+        self.changed = False
+        self.joined = False
+        self.updated: set[Key] = set()
+        self.files: list[tuple[str, int, str, set[Key]]] = []
+        if (self.kind != "all" and not self._may("C")) or (self.kind == "different" and not self._may("I")):
+            self.kind = "all"
+
+    def _may(self, letter: str) -> bool:
+        return may(letter, self._stores)
+
+    def _keys(self) -> list[Key]:
+        names = [key for key in SHAPES if isinstance(key, str)]
+        if self.compressed:
+            names = [key for key in names if key not in TABLES]
+        some = self.draw.sample(names, self.draw.randint(1, min(4, len(names))))
+        if self.draw.random() < 0.8:
+            return list(some)
+        return [list(SHAPES).index(key) + 1 for key in some]
+
+    @property
+    def _together(self) -> bool:
+        """Whether all keys are pushed in each call."""
+        return self.scheduled and not (self._may("D") and self._may("J"))
+
+    def program(self) -> Program:
+        first = self.all_keys if self._together else self.all_keys[: self.draw.randint(1, len(self.all_keys))]
+        stages = [self._init(first)]
+        if self.compressed:
+            stages.append((Call(f"store.set_gradient_compression({COMPRESSIONS[0]})"),))
+        for _ in range(self.draw.randint(0, 2)):
+            stages.append(self._exchange())
+        stages += self._optimizer()
+        for _ in range(self.draw.randint(4, 20)):
+            stages += self._stage()
+        return Program(self.workers, self.dtype, tuple(stages))
+
+    def _init(self, keys: Sequence[Key]) -> Stage:
+        self.keys += keys
+        return (Call("store.init(KEYS, first(KEYS))", tuple(keys)),)
+
+    def _stage(self) -> list[Stage]:
+        late = [self._sleep()] if self.draw.random() < 0.25 else []
+        kinds = {
+            self._exchange: 60, self._change: 22, self._file: 10, self._rows: 4, self._wait: 4, self._more: 4,
+            self._optimizer: 4, self._join: 1,
+        }  # fmt: skip
+        (made,) = self.draw.choices([*kinds], [*kinds.values()])
+        found: Any = made()
+        stages = found if isinstance(found, list) else [found]
+        return [*late, *(stage for stage in stages if stage)]
+
+    def _sleep(self) -> Stage:
+        (seconds,) = self.draw.choices(SECONDS, (4, 4, 4, 1))
+        return (Call(f"time.sleep({seconds})", by=self.draw.randrange(self.workers)),)
+
+    # ------------------------------------------------------------------------------------------ exchanges
+
+    def _some(self) -> tuple[Key, ...]:
+        if self._together:
+            return tuple(self.keys)
+        some = self.draw.sample(self.keys, self.draw.randint(1, len(self.keys)))
+        return (*some, some[0]) if self.draw.random() < 0.1 else tuple(some)
+
+    def _exchange(self) -> Stage:
+        choices = {
+            text: weight
+            for text, weight in EXCHANGES.items()
+            if not self.scheduled
+            or ((self._may("G") or "later" not in text) and (self._may("J") or "(store.push," not in text))
+        }
+        if self.scheduled and not self._may("J"):
+            choices.pop("store.push(KEYS, g(KEYS, NUMBERHOWWITHOUT))", None)
+        (text,) = self.draw.choices([*choices], [*choices.values()])
+        keys = self._some()
+        if "seen(" in text:  # rows would get what is stored of theirs only
+            keys, text = tuple(key for key in keys if key not in TABLES), text.replace("HOW", "")
+        if "g(" in text:
+            self.updated |= set(keys)
+        return (Call(self._numbered(text), keys),) if keys else ()
+
+    def _numbered(self, text: str) -> str:
+        self.number += 1
+        how = self.draw.choice(("", "", "", ", values=2", ", values=3"))
+        if self.draw.random() < 0.2 and self._may_have_rows():
+            how += ", rows=True"
+        return text.replace("NUMBER", str(self.number)).replace("HOW", how)
+
+    def _may_have_rows(self) -> bool:
+        return not self.compressed and (self._may("E") or not {"d", 4} & set(self.keys))
+
+    def _rows(self) -> Stage:
+        tables = tuple(key for key in self.keys if key in TABLES)
+        self.number += 1
+        text = f"store.row_sparse_pull(KEYS, out=rows_out(KEYS), row_ids=ids(KEYS, {self.number}))"
+        return (Call(text, tables),) if tables else ()
+
+    def _wait(self) -> Stage:
+        return (self.draw.choice((BARRIER, Call("store.wait()"))),)
+
+    def _more(self) -> Stage:
+        left = [key for key in self.all_keys if key not in self.keys]
+        if not left:
+            return ()
+        if self.draw.random() < 0.5 or left[0] in TABLES:
+            return self._init(left[:1])
+        self.keys += left[:1]
+        return (Call("store.broadcast(KEYS, first(KEYS), out=out(KEYS))", tuple(left[:1])),)
+
+    def _join(self) -> Stage:
+        may = self.workers > 2 and not (self.joined or self.compressed or self.kind != "all")
+        if not may or (self.changed and not self._may("C")):
+            return ()
+        self.joined = True
+        return (Call("store.join()", by=self.workers - 1, joins=True),)
+
+    # ----------------------------------------------------------------------------------------- settings
+
+    def _optimizer(self) -> list[Stage]:
+        if self.optimizers and not self._may("H"):
+            return []
+        if self.joined and not self._may("C"):
+            return []
+        text = self._optimizer_text()
+        if self._may("B") and self._may("F"):
+            before: list[Stage] = []
+        else:
+            before = [(BARRIER,)]
+        self.optimizers += 1
+        self.updated = set()
+        return [*before, (Call(f"o = {text}; store.set_optimizer(o)", by=self._one()),)]
+
+    def _optimizer_text(self) -> str:
+        rules = dict(RULES)
+        if not self._may("K") and set(self.all_keys) & set(TABLES):
+            del rules["FTML"]
+        self.rule = self.draw.choice([*rules])
+        own = [one for one in rules[self.rule] if self.draw.random() < 0.5]
+        own += [one for one in COMMON if self.draw.random() < 0.2]
+        wd = self.rule != "GroupAdaGrad" and self.draw.random() < 0.3
+        own += ["wd=0.0625"] if wd else []
+        own += ["multi_precision=True"] if self.dtype == "float16" else []
+        if self.scheduled:
+            own.append(f"lr_scheduler={self.draw.choice(SCHEDULES)}")
+        else:
+            own.append(f"learning_rate={self.draw.choice(('0.125', '0.03125'))}")
+        return f"kv.optimizer.{self.rule}({', '.join(own)})".replace("KEY", repr(self.keys[0]))
+
+    def _one(self) -> int | None:
+        return None if self.kind == "all" else self.draw.randrange(self.workers)
+
+    def _change(self) -> Stage:
+        self.changed = True
+        if self.compressed and self.draw.random() < 0.2:
+            return (Call(f"store.set_gradient_compression({self.draw.choice(COMPRESSIONS)})"),)
+        if self.kind == "different":
+            ranks = self.draw.sample(range(self.workers), self.draw.randint(2, self.workers))
+            names = self.draw.sample(self._names(), len(ranks))
+            return tuple(
+                Call(self._one_change(name), by=rank) for name, rank in zip(names, ranks, strict=True)
+            )
+        if self.draw.random() < 0.05 and self.kind == "all" and not self.scheduled:
+            return (Call(self.draw.choice(("store.set_updater(adding(0.5))", "store.set_updater(None)"))),)
+        return (Call(self._one_change(self.draw.choice(self._names())), by=self._one()),)
+
+    def _names(self) -> list[str]:
+        names = [name for name in CHANGES if self.rule != "GroupAdaGrad" or not name.startswith("wd")]
+        return names
+
+    def _one_change(self, name: str) -> str:
+        value = self.draw.choice(CHANGES[name]).replace("KEY", repr(self.draw.choice(self.keys)))
+        if name == "learning_rate" and self.scheduled:
+            return f"store.update_optimizer(lr_scheduler={self.draw.choice(SCHEDULES)})"
+        if name == "learning_rate" and self.draw.random() < 0.7:
+            return f"store.set_learning_rate({value})"
+        if self.kind == "all" and self.optimizers and self.draw.random() < 0.2:
+            return f"o.{name} = {value}"
+        return f"store.update_optimizer({name}={value})"
+
+    # -------------------------------------------------------------------------------------------- files
+
+    def _file(self) -> Stage:
+        if self.files and self.draw.random() < 0.5:
+            return self._load()
+        self.number += 1
+        if self.draw.random() < 0.3:
+            self.files.append(("load", self.number, self.rule, set()))
+            return (Call(f"note(store.save, {self.number})", by=self._one()),)
+        dump = self.draw.choice(("", ", dump_optimizer=True"))
+        self.files.append(("load_optimizer_states", self.number, self.rule, set(self.updated)))
+        return (Call(f"note(store.save_optimizer_states, {self.number}{dump})", by=self._one()),)
+
+    def _load(self) -> Stage:
+        self.changed = True
+        verb, number, rule, keys = self.draw.choice(self.files)
+        if verb != "load" and (rule != self.rule or not (self._may("A") or self.updated <= keys)):
+            return ()
+        return (Call(f"store.{verb}(path({number}))", by=self._one()),)

@@ -1,0 +1,333 @@
+"""The names that the lines of a program use: on a worker, and in the one process that shows what they mean.
+
+Both run the same lines. A worker pushes its own values; the process pushes those of all workers, in the order
+of the ranks, and does what any worker does.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+from references import Array, assert_same_bits, total
+from safetensors.numpy import load_file
+from tested_store import by_hosts
+
+import kvstore as kv
+from kvstore.optimizer import states
+from kvstore.stores.rows import merged
+
+#: With slices of 4 KB: of one slice, and of several, whose slices do not begin at rows.
+_SHAPES = {"a": (3,), "b": (5, 2), "c": (1500,), "d": (40, 30), "t": (9, 4), "u": (300, 20)}
+#: By key; the same for keys that are numbers, from 1.
+SHAPES: dict[int | str, tuple[int, ...]] = {**_SHAPES, **dict(enumerate(_SHAPES.values(), 1))}
+TABLES = ("t", "u", 5, 6)
+#: Errors of a call that leave the store as it was.
+HARMLESS = (
+    *(kv.ConfigError, kv.KeyNotFoundError, kv.DuplicateKeyError, kv.CapabilityError, kv.StateFileError),
+    *(kv.ShapeError, kv.DTypeError, kv.ArrayError, kv.ArgumentError),
+)
+
+
+class Seen(NamedTuple):
+    """A result: the number of its line, the key or kind, and the same thing once or several times."""
+
+    line: int
+    what: str
+    things: list[Any]
+
+
+class _Everyone:
+    """A rank that is equal to each, and different from each."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __ne__(self, other: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Names:
+    """What lines call, on a worker."""
+
+    def __init__(self, store: Any, workers: int, folder: Path, dtype: str) -> None:
+        self.store, self.workers, self.folder, self.dtype = store, workers, folder, np.dtype(dtype)
+        self.rank: Any = store.rank
+        self.line = 0
+        self.seen_so_far: list[Seen] = []
+        self._works: list[tuple[int, Any]] = []
+
+    def table(self) -> dict[str, Any]:
+        """Return the names for `exec`."""
+        own = {name: getattr(self, name) for name in ("g", "first", "out", "rows_out", "ids", "seen", "note")}
+        own |= {"later": self.later, "path": self.path, "adding": adding, "time": time}
+        return own | {"store": self.store, "rank": self.rank, "kv": kv, "np": np}
+
+    def values_of(self, rank: int, key: int | str, number: int, values: int, rows: bool) -> list[Any]:
+        """Return what a worker pushes into a key."""
+        made = []
+        for at in range(values):
+            draw = np.random.default_rng([number, rank, at, list(SHAPES).index(key) % len(_SHAPES)])
+            array = draw.standard_normal(SHAPES[key]).astype(self.dtype)
+            made.append(_some_rows(array, draw) if key in TABLES or (rows and array.ndim > 1) else array)
+        return made
+
+    def g(
+        self,
+        keys: Sequence[int | str],
+        number: int,
+        values: int = 1,
+        rows: bool = False,
+        without: Sequence[int] = (),
+    ) -> list[list[Any]]:
+        """Make gradients: so many values for each key, and rows of what has rows."""
+        return [
+            self.values_of(self.rank, key, number + 100 * at, values, rows) for at, key in enumerate(keys)
+        ]
+
+    def first(self, keys: Sequence[int | str]) -> list[Any]:
+        """Make first values; those of rank 0 count."""
+        values = [self.values_of(0, key, 0, 1, False)[0] for key in keys]
+        return values if self.rank == 0 else [_zeros(value) for value in values]
+
+    def out(self, keys: Sequence[int | str]) -> list[list[Array]]:
+        """Make room for values, which are compared at the end."""
+        return self.seen([[np.full(SHAPES[key], 7, self.dtype)] for key in keys], keys)
+
+    def rows_out(self, keys: Sequence[int | str]) -> list[list[Any]]:
+        """Make room for rows, which are compared at the end."""
+        return self.seen([[kv.RowSparseArray.zeros(SHAPES[key], self.dtype)] for key in keys], keys)
+
+    def ids(self, keys: Sequence[int | str], number: int) -> list[Any]:
+        """Draw ids of rows, one array for each key."""
+        draw = np.random.default_rng(number)
+        return [[draw.integers(0, SHAPES[key][0], 6)] for key in keys]
+
+    def seen(self, arrays: list[list[Any]], keys: Sequence[int | str]) -> list[list[Any]]:
+        """Have arrays compared at the end."""
+        for key, some in zip(keys, arrays, strict=True):
+            self.seen_so_far.append(Seen(self.line, str(key), some))
+        return arrays
+
+    def note(self, save: Callable[..., None], number: int, **options: Any) -> None:
+        """Save to a file, and have it compared."""
+        save(self.path(number), **options)
+        self.seen_so_far.append(Seen(self.line, save.__name__, [content(Path(self.path(number)))]))
+
+    def path(self, number: int) -> str:
+        """Name a file."""
+        return str(self.folder / f"{number}.safetensors")
+
+    def later(self, verb: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+        """Begin an operation that runs in the background."""
+        self._works.append((self.line, verb(*arguments, async_op=True, **options)))
+
+    def play(self, lines: Sequence[str]) -> list[Seen]:
+        """Run the lines; return what was seen. An error that is not harmless is the last thing seen."""
+        names = self.table()
+        for self.line, line in enumerate(lines):
+            try:
+                exec(line, names)  # noqa: S102 - the lines are ours
+            except HARMLESS as error:
+                self._failed(self.line, error)
+            except BaseException as error:
+                self._failed(self.line, error)
+                raise
+        for at, work in self._works:
+            if (found := work.exception()) is not None:
+                self._failed(at, found)
+        return [one for one in self.seen_so_far if one.things]
+
+    def _failed(self, line: int, error: BaseException) -> None:
+        # What the call was to write is as it was, or half written.
+        self.seen_so_far = [one for one in self.seen_so_far if one.line != line]
+        self.seen_so_far.append(Seen(line, "error", [Failure(type(error).__name__, str(error))]))
+
+
+class Failure(NamedTuple):
+    """An error that a line has raised."""
+
+    kind: str
+    text: str
+
+
+class Reference(Names):
+    """What lines call in one process, which stands for all workers of a job, on hosts if these are given.
+
+    With `background` operations run in the background as on a worker, else at once.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        workers: int,
+        folder: Path,
+        dtype: str,
+        hosts: Sequence[int] = (),
+        servers: bool = False,
+        background: bool = False,
+    ) -> None:
+        super().__init__(store, workers, folder, dtype)
+        self.rank, self._hosts, self._servers, self._background = _Everyone(), hosts, servers, background
+
+    def table(self) -> dict[str, Any]:
+        """Return the names for `exec`."""
+        names = super().table() | {"time": SimpleNamespace(sleep=lambda seconds: None)}
+        return names | ({"store": _WithoutUpdater(self.store)} if self._servers else {})
+
+    def g(
+        self,
+        keys: Sequence[int | str],
+        number: int,
+        values: int = 1,
+        rows: bool = False,
+        without: Sequence[int] = (),
+    ) -> list[list[Any]]:
+        """Make the sums of all workers that take part; what is passed for a key again is in its first list."""
+        some = [rank for rank in range(self.workers) if rank not in without]
+        places = [self._hosts[rank] for rank in some] if self._hosts else []
+        parts: dict[int | str, list[list[Any]]] = defaultdict(lambda: [[] for _ in some])
+        for at, key in enumerate(keys):
+            for place, rank in enumerate(some):
+                parts[key][place] += self.values_of(rank, key, number + 100 * at, values, rows)
+        sums = {
+            key: by_hosts([merged(one) if _is_rows(one[0]) else total(one) for one in own], places)
+            for key, own in parts.items()
+        }
+        return [sums[key] if key not in keys[:at] else [] for at, key in enumerate(keys)]
+
+    def later(self, verb: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+        """Run an operation; in the background only where that is asked for."""
+        if self._background:
+            super().later(verb, *arguments, **options)
+        else:
+            verb(*arguments, **options)
+
+
+class _WithoutUpdater:
+    """A store that takes no updater, as those on servers."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def set_updater(self, updater: Any) -> None:
+        raise kv.CapabilityError("servers take optimizers")
+
+
+def adding(factor: float) -> Callable[[Any, Any, Array], None]:
+    """Make an updater that adds what is pushed."""
+
+    def add(key: Any, summed: Any, stored: Array) -> None:
+        dense = summed.todense() if _is_rows(summed) else summed
+        stored += (factor * dense).astype(stored.dtype)
+
+    return add
+
+
+def _some_rows(array: Array, draw: np.random.Generator) -> kv.RowSparseArray:
+    share = draw.choice([0.0, 0.3, 0.7, 1.0], p=[0.1, 0.5, 0.3, 0.1])
+    ids = np.flatnonzero(draw.random(len(array)) < share)
+    return kv.RowSparseArray(array[ids], ids, array.shape)
+
+
+def _zeros(value: Any) -> Any:
+    return kv.RowSparseArray.zeros(value.shape, value.dtype) if _is_rows(value) else np.zeros_like(value)
+
+
+def _is_rows(value: Any) -> bool:
+    return isinstance(value, kv.RowSparseArray)
+
+
+def content(path: Path) -> dict[str, Any]:
+    """Return all that a file of values or of states holds."""
+    arrays: dict[str, Any] = dict(load_file(path))
+    if not any(name.startswith("value") for name in arrays):
+        found = states.read(path)
+        kept = None if found.optimizer is None else json.dumps(found.optimizer.get_config(), sort_keys=True)
+        keys = sorted(map(str, found.states))
+        arrays |= {"counts": dict(sorted(found.counts.items())), "num_update": found.num_update}
+        arrays |= {"rule": found.rule, "optimizer": kept, "keys": keys}
+    return arrays
+
+
+def alone(store: str, dtype: str, **options: Any) -> dict[str, Any]:
+    """Return the names for a program that is a file of its own; `show()` prints what was seen."""
+    made = kv.create(store, **options)
+    names = Names(made, made.num_workers, Path(tempfile.gettempdir()), dtype)
+
+    def show() -> None:
+        for one in names.seen_so_far:
+            print(made.rank, one.what, one.things)  # noqa: T201 - it is for that
+
+    return {**names.table(), "show": show}
+
+
+# -------------------------------------------------------------------------------------------- differences
+
+
+def difference(lines: Sequence[str], ours: Sequence[Seen], reference: Sequence[Seen]) -> tuple[int, str]:
+    """Return the first line whose results differ, and how; -1 if none does."""
+    # What a line of some workers does is not seen by the others.
+    ours_by, theirs_by = _by_line(ours), _by_line(reference)
+    for line, what in sorted({*ours_by, *theirs_by}):
+        found, wanted = ours_by.get((line, what), []), theirs_by.get((line, what), [])
+        if not found and lines[line].startswith("if rank"):
+            continue
+        if not found or not wanted:
+            return line, f"{what}: {_shown(found)}, and in one process {_shown(wanted)}"
+        for one in found:
+            if text := _different(one, wanted[0]):
+                return line, f"{what}: {text}"
+    return -1, ""
+
+
+def _by_line(seen: Sequence[Seen]) -> dict[tuple[int, str], list[Any]]:
+    found: dict[tuple[int, str], list[Any]] = defaultdict(list)
+    for line, what, things in seen:
+        found[line, what] += things
+    return found
+
+
+def _shown(things: Sequence[Any]) -> str:
+    return " ".join(str(things[0]).split())[:900] if things else "nothing"
+
+
+def _different(one: Any, wanted: Any) -> str:
+    if isinstance(one, dict):
+        both = sorted({*one, *wanted}, key=str)
+        parts = [f"{name}: {text}" for name in both if (text := _different(one.get(name), wanted.get(name)))]
+        return "; ".join(parts)
+    if isinstance(one, Failure):
+        return "" if one.kind == wanted.kind else f"{one.kind}, and in one process {wanted.kind}: {one.text}"
+    if isinstance(one, np.ndarray) and isinstance(wanted, np.ndarray):
+        return _different_arrays(one, wanted)
+    if _is_rows(one):
+        return _different_arrays(one.indices, wanted.indices) or _different_arrays(one.data, wanted.data)
+    return "" if type(one) is type(wanted) and one == wanted else f"{one!r}, and in one process {wanted!r}"
+
+
+def _different_arrays(one: Array, wanted: Array) -> str:
+    try:
+        assert_same_bits(np.ascontiguousarray(one), np.ascontiguousarray(wanted))
+    except AssertionError:
+        if one.shape != wanted.shape or one.dtype != wanted.dtype:
+            return f"{one.dtype}{one.shape}, and in one process {wanted.dtype}{wanted.shape}"
+        at = np.flatnonzero((one != wanted).reshape(-1) | (np.signbit(one) != np.signbit(wanted)).reshape(-1))
+        some = at[:3]
+        return (
+            f"{len(at)} of {one.size} elements: {one.reshape(-1)[some].tolist()}, and in one process "
+            f"{wanted.reshape(-1)[some].tolist()}, at {some.tolist()}"
+        )
+    return ""
