@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import pickle
@@ -146,10 +147,10 @@ class Crews:
         if place.servers:
             seen = self._crews[script.workers, place.servers].play(place, script)
         else:
-            seen = [_in_one_process(script, place.name, background=True)]
+            seen = [_in_one_process.__wrapped__(script, place.name, background=True)]
         if isinstance(seen, str):
             return Found(store, -1, -1, f"a worker has ended: {seen[-1500:]}")
-        hosts = HOSTS[script.workers] if place.by_hosts else ()
+        hosts = tuple(HOSTS[script.workers]) if place.by_hosts else ()
         reference = _in_one_process(
             script, _model(script), hosts, place.name not in ("local", "device", "shared")
         )
@@ -168,8 +169,9 @@ def _model(script: Script) -> str:
     return "device" if "set_gradient_compression" in str(script) else "local"
 
 
+@functools.lru_cache(64)
 def _in_one_process(
-    script: Script, name: str, hosts: Sequence[int] = (), servers: bool = False, background: bool = False
+    script: Script, name: str, hosts: tuple[int, ...] = (), servers: bool = False, background: bool = False
 ) -> list[Seen]:
     with tempfile.TemporaryDirectory() as folder, kv.create(name, processes=1) as store:
         played = Reference(store, script.workers, Path(folder), script.dtype, hosts, servers, background)
@@ -179,7 +181,7 @@ def _in_one_process(
 def _up_to_the_end(played: Names, lines: Sequence[str]) -> list[Seen]:
     try:
         return played.play(lines)
-    except kv.KVStoreError:
+    except Exception:  # it is the last thing seen
         return played.seen_so_far
 
 

@@ -110,8 +110,7 @@ class _Drawing:
         stages = [self._init(first)]
         if self.compressed:
             stages.append((Call(f"store.set_gradient_compression({COMPRESSIONS[0]})"),))
-        for _ in range(self.draw.randint(0, 2)):
-            stages.append(self._exchange())
+        stages += [self._exchange() for _ in range(self.draw.randint(0, 2))]
         stages += self._optimizer()
         for _ in range(self.draw.randint(4, 20)):
             stages += self._stage()
@@ -156,7 +155,8 @@ class _Drawing:
         (text,) = self.draw.choices([*choices], [*choices.values()])
         keys = self._some()
         if "seen(" in text:  # rows would get what is stored of theirs only
-            keys, text = tuple(key for key in keys if key not in TABLES), text.replace("HOW", "")
+            keys = tuple(key for key in dict.fromkeys(keys) if key not in TABLES)
+            text = text.replace("HOW", "")
         if "g(" in text:
             self.updated |= set(keys)
         return (Call(self._numbered(text), keys),) if keys else ()
@@ -210,7 +210,8 @@ class _Drawing:
             before = [(BARRIER,)]
         self.optimizers += 1
         self.updated = set()
-        return [*before, (Call(f"o = {text}; store.set_optimizer(o)", by=self._one()),)]
+        by = self._one() if self._may("L") else None
+        return [*before, (Call(f"o = {text}; store.set_optimizer(o)", by=by),)]
 
     def _optimizer_text(self) -> str:
         rules = dict(RULES)
@@ -243,25 +244,38 @@ class _Drawing:
             )
         if self.draw.random() < 0.05 and self.kind == "all" and not self.scheduled:
             return (Call(self.draw.choice(("store.set_updater(adding(0.5))", "store.set_updater(None)"))),)
-        return (Call(self._one_change(self.draw.choice(self._names())), by=self._one()),)
+        name = self.draw.choice(self._names())
+        if self.kind == "all" and self.optimizers and not self.joined and self.draw.random() < 0.2:
+            return self._assignment(name)
+        return (Call(self._one_change(name), by=self._one()),)
+
+    def _assignment(self, name: str) -> Stage:
+        """Change the object, which the next push sends."""
+        keys = self._some()
+        self.updated |= set(keys)
+        text = self._numbered("store.pushpull(KEYS, g(KEYS, NUMBERHOWWITHOUT), out=out(KEYS))")
+        wait = "" if self._may("N") else "store.wait(); "
+        return (Call(f"{wait}o.{self._text_of(name)}; {text}", keys),)
 
     def _names(self) -> list[str]:
         names = [name for name in CHANGES if self.rule != "GroupAdaGrad" or not name.startswith("wd")]
         return names
 
     def _one_change(self, name: str) -> str:
-        value = self.draw.choice(CHANGES[name]).replace("KEY", repr(self.draw.choice(self.keys)))
+        text = self._text_of(name)
+        if text.startswith("learning_rate") and self.draw.random() < 0.7:
+            return f"store.set_learning_rate({text.partition('=')[2]})"
+        return f"store.update_optimizer({text})"
+
+    def _text_of(self, name: str) -> str:
         if name == "learning_rate" and self.scheduled:
-            return f"store.update_optimizer(lr_scheduler={self.draw.choice(SCHEDULES)})"
-        if name == "learning_rate" and self.draw.random() < 0.7:
-            return f"store.set_learning_rate({value})"
-        if self.kind == "all" and self.optimizers and self.draw.random() < 0.2:
-            return f"o.{name} = {value}"
-        return f"store.update_optimizer({name}={value})"
+            return f"lr_scheduler={self.draw.choice(SCHEDULES)}"
+        value = self.draw.choice(CHANGES[name]).replace("KEY", repr(self.draw.choice(self.keys)))
+        return f"{name}={value}"
 
     # -------------------------------------------------------------------------------------------- files
 
-    def _file(self) -> Stage:
+    def _file(self) -> Stage | list[Stage]:
         if self.files and self.draw.random() < 0.5:
             return self._load()
         self.number += 1
@@ -272,9 +286,10 @@ class _Drawing:
         self.files.append(("load_optimizer_states", self.number, self.rule, set(self.updated)))
         return (Call(f"note(store.save_optimizer_states, {self.number}{dump})", by=self._one()),)
 
-    def _load(self) -> Stage:
+    def _load(self) -> list[Stage]:
         self.changed = True
         verb, number, rule, keys = self.draw.choice(self.files)
         if verb != "load" and (rule != self.rule or not (self._may("A") or self.updated <= keys)):
-            return ()
-        return (Call(f"store.{verb}(path({number}))", by=self._one()),)
+            return []
+        before = [(BARRIER,)] if verb == "load" and not self._may("M") else []
+        return [*before, (Call(f"store.{verb}(path({number}))", by=self._one()),)]

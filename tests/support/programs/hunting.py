@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
 
 from .crews import PLACES, Crews, Found, Script
 from .drawing import drawn

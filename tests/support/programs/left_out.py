@@ -1,4 +1,4 @@
-"""What is known to be broken, and is not drawn: a letter, the stores, and what programs for these do without."""
+"""Known faults: a letter, the stores that have it, and what is not drawn for them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,12 @@ LEFT_OUT: dict[str, tuple[tuple[str, ...], str]] = {
     "H": (("shared",), "a second optimizer"),
     "I": (("shared",), "changes by several workers"),
     "J": (("shared",), "schedules with pushes that no pull follows, or keys that are not pushed together"),
+    "L": (
+        ("shared", *_ON_SERVERS),
+        "set_optimizer by one worker, before another changes or saves what it has set",
+    ),
+    "M": (("shared",), "load without a barrier before it"),
+    "N": (("local", "device"), "changes of the optimizer's object with operations in the background"),
     "K": (("shared", *_ON_SERVERS), "FTML with row-sparse keys"),
 }
 

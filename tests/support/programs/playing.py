@@ -33,6 +33,7 @@ TABLES = ("t", "u", 5, 6)
 HARMLESS = (
     *(kv.ConfigError, kv.KeyNotFoundError, kv.DuplicateKeyError, kv.CapabilityError, kv.StateFileError),
     *(kv.ShapeError, kv.DTypeError, kv.ArrayError, kv.ArgumentError),
+    NameError,  # of a smaller program, which has no optimizer `o` any more
 )
 
 
@@ -135,17 +136,19 @@ class Names:
         """Run the lines; return what was seen. An error that is not harmless is the last thing seen."""
         names = self.table()
         for self.line, line in enumerate(lines):
-            try:
-                exec(line, names)  # noqa: S102 - the lines are ours
-            except HARMLESS as error:
-                self._failed(self.line, error)
-            except BaseException as error:
-                self._failed(self.line, error)
-                raise
+            self._run(line, names)
         for at, work in self._works:
             if (found := work.exception()) is not None:
                 self._failed(at, found)
         return [one for one in self.seen_so_far if one.things]
+
+    def _run(self, line: str, names: dict[str, Any]) -> None:
+        try:
+            exec(line, names)
+        except Exception as error:
+            self._failed(self.line, error)
+            if not isinstance(error, HARMLESS):
+                raise
 
     def _failed(self, line: int, error: BaseException) -> None:
         # What the call was to write is as it was, or half written.
@@ -192,7 +195,7 @@ class Reference(Names):
         rows: bool = False,
         without: Sequence[int] = (),
     ) -> list[list[Any]]:
-        """Make the sums of all workers that take part; what is passed for a key again is in its first list."""
+        """Make the sums of all workers; values that are passed for a key again are in its first list."""
         some = [rank for rank in range(self.workers) if rank not in without]
         places = [self._hosts[rank] for rank in some] if self._hosts else []
         parts: dict[int | str, list[list[Any]]] = defaultdict(lambda: [[] for _ in some])
@@ -223,7 +226,9 @@ class _WithoutUpdater:
         return getattr(self._store, name)
 
     def set_updater(self, updater: Any) -> None:
-        raise kv.CapabilityError("servers take optimizers")
+        if updater is not None:
+            raise kv.CapabilityError("servers take optimizers")
+        self._store.set_updater(None)
 
 
 def adding(factor: float) -> Callable[[Any, Any, Array], None]:
@@ -285,23 +290,24 @@ def difference(lines: Sequence[str], ours: Sequence[Seen], reference: Sequence[S
         found, wanted = ours_by.get((line, what), []), theirs_by.get((line, what), [])
         if not found and lines[line].startswith("if rank"):
             continue
-        if not found or not wanted:
+        if len(found) != len(wanted):
             return line, f"{what}: {_shown(found)}, and in one process {_shown(wanted)}"
-        for one in found:
-            if text := _different(one, wanted[0]):
-                return line, f"{what}: {text}"
+        for one, other in zip(found, wanted, strict=True):
+            for thing in one:
+                if text := _different(thing, other[0]):
+                    return line, f"{what}: {text}"
     return -1, ""
 
 
-def _by_line(seen: Sequence[Seen]) -> dict[tuple[int, str], list[Any]]:
-    found: dict[tuple[int, str], list[Any]] = defaultdict(list)
+def _by_line(seen: Sequence[Seen]) -> dict[tuple[int, str], list[list[Any]]]:
+    found: dict[tuple[int, str], list[list[Any]]] = defaultdict(list)
     for line, what, things in seen:
-        found[line, what] += things
+        found[line, what].append(things)
     return found
 
 
-def _shown(things: Sequence[Any]) -> str:
-    return " ".join(str(things[0]).split())[:900] if things else "nothing"
+def _shown(things: Sequence[list[Any]]) -> str:
+    return " ".join(str(things[0][0]).split())[:900] if things else "nothing"
 
 
 def _different(one: Any, wanted: Any) -> str:
