@@ -10,7 +10,7 @@ import pytest
 from programs import crews as playing
 from programs.hunting import hunted
 
-#: Seeds of the usual run, from 0; at night, from a number that is drawn. `KVSTORE_PROGRAMS=FIRST:END` sets them.
+#: Seeds of the usual run, from 0; at night, from a number that is drawn; the variable sets them: FIRST:END.
 USUAL, NIGHTLY = 20, 10_000
 SEEDS = "KVSTORE_PROGRAMS"
 

@@ -47,7 +47,7 @@ CHANGES = {
     "lr_mult": ("{KEY: 0.25}", "{KEY: 2.0}", "{}"),
     "wd_mult": ("{KEY: 0.25}", "{KEY: 2.0}", "{}"),
 }
-COMPRESSIONS = ('{"type": "2bit", "threshold": 0.5}', '{"type": "2bit", "threshold": 0.25}')
+COMPRESSIONS = ("2bit", "1bit", "fp16")
 SECONDS = (0.0, 0.001, 0.01, 0.1)
 EXCHANGES = {
     "store.push(KEYS, g(KEYS, NUMBERHOWWITHOUT))": 4,
@@ -55,6 +55,8 @@ EXCHANGES = {
     "store.pushpull(KEYS, g(KEYS, NUMBERHOWWITHOUT), out=out(KEYS))": 4,
     "later(store.push, KEYS, g(KEYS, NUMBERHOWWITHOUT), priority=NUMBER)": 2,
     "later(store.pushpull, KEYS, g(KEYS, NUMBERHOWWITHOUT), out=out(KEYS))": 1,
+    "store.push(KEYS, at_home(KEYS, g(KEYS, NUMBERWITHOUT))); store.pull(KEYS, out=out(KEYS))": 2,
+    "store.pushpull(KEYS, at_home(KEYS, g(KEYS, NUMBERWITHOUT))); home(KEYS)": 1,
     "store.pull(KEYS, out=out(KEYS))": 3,
     "later(store.pull, KEYS, out=out(KEYS))": 1,
 }
@@ -72,13 +74,15 @@ class _Drawing:
     def __init__(self, seed: int, stores: Sequence[str]) -> None:
         self.draw, self._stores = random.Random(seed), stores
         self.workers = self.draw.choice((2, 3, 4))
-        self.dtype = self.draw.choice(("float32", "float32", "float64", "float16"))
+        self.dtype = self.draw.choice(
+            ("float32",) * 5 + ("float64", "float64", "float16", "float16", "int32")
+        )
         self.kind = self.draw.choice(KINDS)
         self.compressed = self.dtype == "float32" and self.draw.random() < 0.1
         self.all_keys = self._keys()
         self.keys: list[Key] = []
         self.scheduled = self.draw.random() < 0.3
-        self.rule = ""
+        self.rule = self.codec = ""
         self.number = 0
         self.optimizers = 0
         self.changed = False
@@ -109,7 +113,7 @@ class _Drawing:
         first = self.all_keys if self._together else self.all_keys[: self.draw.randint(1, len(self.all_keys))]
         stages = [self._init(first)]
         if self.compressed:
-            stages.append((Call(f"store.set_gradient_compression({COMPRESSIONS[0]})"),))
+            stages.append(self._compression())
         stages += [self._exchange() for _ in range(self.draw.randint(0, 2))]
         stages += self._optimizer()
         for _ in range(self.draw.randint(4, 20)):
@@ -154,7 +158,7 @@ class _Drawing:
             choices.pop("store.push(KEYS, g(KEYS, NUMBERHOWWITHOUT))", None)
         (text,) = self.draw.choices([*choices], [*choices.values()])
         keys = self._some()
-        if "seen(" in text:  # rows would get what is stored of theirs only
+        if "seen(" in text or "home(" in text:  # rows would get what is stored of theirs only
             keys = tuple(key for key in dict.fromkeys(keys) if key not in TABLES)
             text = text.replace("HOW", "")
         if "g(" in text:
@@ -165,7 +169,7 @@ class _Drawing:
         self.number += 1
         how = self.draw.choice(("", "", "", ", values=2", ", values=3"))
         if self.draw.random() < 0.2 and self._may_have_rows():
-            how += ", rows=True"
+            how += self.draw.choice((', rows="all"', ', rows="all"', ', rows="some"'))
         return text.replace("NUMBER", str(self.number)).replace("HOW", how)
 
     def _may_have_rows(self) -> bool:
@@ -199,7 +203,7 @@ class _Drawing:
     # ----------------------------------------------------------------------------------------- settings
 
     def _optimizer(self) -> list[Stage]:
-        if self.optimizers and not self._may("H"):
+        if self.dtype == "int32" or (self.optimizers and not self._may("H")):
             return []
         if self.joined and not self._may("C"):
             return []
@@ -217,6 +221,8 @@ class _Drawing:
         rules = dict(RULES)
         if not self._may("K") and set(self.all_keys) & set(TABLES):
             del rules["FTML"]
+        if any(len(SHAPES[key]) < 2 for key in self.all_keys):
+            del rules["GroupAdaGrad"]
         self.rule = self.draw.choice([*rules])
         own = [one for one in rules[self.rule] if self.draw.random() < 0.5]
         own += [one for one in COMMON if self.draw.random() < 0.2]
@@ -235,7 +241,7 @@ class _Drawing:
     def _change(self) -> Stage:
         self.changed = True
         if self.compressed and self.draw.random() < 0.2:
-            return (Call(f"store.set_gradient_compression({self.draw.choice(COMPRESSIONS)})"),)
+            return self._compression()
         if self.kind == "different":
             ranks = self.draw.sample(range(self.workers), self.draw.randint(2, self.workers))
             names = self.draw.sample(self._names(), len(ranks))
@@ -248,6 +254,12 @@ class _Drawing:
         if self.kind == "all" and self.optimizers and not self.joined and self.draw.random() < 0.2:
             return self._assignment(name)
         return (Call(self._one_change(name), by=self._one()),)
+
+    def _compression(self) -> Stage:
+        """Set the codec, or its threshold later."""
+        self.codec = self.codec or self.draw.choice(COMPRESSIONS)
+        more = f', "threshold": {self.draw.choice((0.25, 0.5, 1.0))}' if self.codec == "2bit" else ""
+        return (Call(f'store.set_gradient_compression({{"type": "{self.codec}"{more}}})'),)
 
     def _assignment(self, name: str) -> Stage:
         """Change the object, which the next push sends."""

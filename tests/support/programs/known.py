@@ -98,7 +98,7 @@ note(store.save_optimizer_states, 2)
     "E: rows of a key whose slices do not begin at rows": """
 store.init(["d"], first(["d"]))
 store.set_optimizer(kv.optimizer.Adam(learning_rate=0.125, lazy_update=True))
-for n in (1, 2): store.pushpull(["d"], g(["d"], n, rows=True), out=out(["d"]))
+for n in (1, 2): store.pushpull(["d"], g(["d"], n, rows="all"), out=out(["d"]))
 """,
     "F: a slower worker still reads": """
 store.init(["a", "c"], first(["a", "c"]))

@@ -22,7 +22,7 @@ from tested_store import by_hosts
 
 import kvstore as kv
 from kvstore.optimizer import states
-from kvstore.stores.rows import merged
+from kvstore.stores.rows import merged, with_all_rows
 
 #: With slices of 4 KB: of one slice, and of several, whose slices do not begin at rows.
 _SHAPES = {"a": (3,), "b": (5, 2), "c": (1500,), "d": (40, 30), "t": (9, 4), "u": (300, 20)}
@@ -66,20 +66,25 @@ class Names:
         self.line = 0
         self.seen_so_far: list[Seen] = []
         self._works: list[tuple[int, Any]] = []
+        self._homes: dict[int | str, list[Any]] = {}
 
     def table(self) -> dict[str, Any]:
         """Return the names for `exec`."""
-        own = {name: getattr(self, name) for name in ("g", "first", "out", "rows_out", "ids", "seen", "note")}
-        own |= {"later": self.later, "path": self.path, "adding": adding, "time": time}
-        return own | {"store": self.store, "rank": self.rank, "kv": kv, "np": np}
+        verbs = (self.g, self.first, self.out, self.rows_out, self.ids, self.seen, self.note, self.later)
+        own: dict[str, Any] = {verb.__name__: verb for verb in (*verbs, self.path, self.at_home, self.home)}
+        return own | {"store": self.store, "rank": self.rank, "kv": kv, "adding": adding, "time": time}
 
-    def values_of(self, rank: int, key: int | str, number: int, values: int, rows: bool) -> list[Any]:
-        """Return what a worker pushes into a key."""
+    def values_of(self, rank: int, key: int | str, number: int, values: int = 1, rows: str = "") -> list[Any]:
+        """Return what a worker pushes into a key: with rows "some", all but worker 0 push rows."""
         made = []
+        whole = rank == 0 and rows == "some"
         for at in range(values):
             draw = np.random.default_rng([number, rank, at, list(SHAPES).index(key) % len(_SHAPES)])
-            array = draw.standard_normal(SHAPES[key]).astype(self.dtype)
-            made.append(_some_rows(array, draw) if key in TABLES or (rows and array.ndim > 1) else array)
+            array = (draw.standard_normal(SHAPES[key]) * (9 if self.dtype.kind == "i" else 1)).astype(
+                self.dtype
+            )
+            as_rows = not whole and (key in TABLES or (rows and array.ndim > 1))
+            made.append(_some_rows(array, draw) if as_rows else array)
         return made
 
     def g(
@@ -87,7 +92,7 @@ class Names:
         keys: Sequence[int | str],
         number: int,
         values: int = 1,
-        rows: bool = False,
+        rows: str = "",
         without: Sequence[int] = (),
     ) -> list[list[Any]]:
         """Make gradients: so many values for each key, and rows of what has rows."""
@@ -97,7 +102,7 @@ class Names:
 
     def first(self, keys: Sequence[int | str]) -> list[Any]:
         """Make first values; those of rank 0 count."""
-        values = [self.values_of(0, key, 0, 1, False)[0] for key in keys]
+        values = [self.values_of(0, key, 0)[0] for key in keys]
         return values if self.rank == 0 else [_zeros(value) for value in values]
 
     def out(self, keys: Sequence[int | str]) -> list[list[Array]]:
@@ -118,6 +123,20 @@ class Names:
         for key, some in zip(keys, arrays, strict=True):
             self.seen_so_far.append(Seen(self.line, str(key), some))
         return arrays
+
+    def at_home(self, keys: Sequence[int | str], values: list[list[Any]]) -> list[list[Any]]:
+        """Move values to arrays of the store, which it has read to the end by now."""
+        for key, some in zip(keys, values, strict=True):
+            if key not in self._homes:
+                self._homes[key] = [self.store.empty(key)]
+            self.store.pull(key, out=self._homes[key][0])
+            self._homes[key][0][...] = some[0]
+        return [self._homes[key] for key in keys]
+
+    def home(self, keys: Sequence[int | str]) -> None:
+        """Have the arrays of the store compared, as they are now."""
+        for key in keys:
+            self.seen_so_far.append(Seen(self.line, str(key), [self._homes[key][0].copy()]))
 
     def note(self, save: Callable[..., None], number: int, **options: Any) -> None:
         """Save to a file, and have it compared."""
@@ -192,7 +211,7 @@ class Reference(Names):
         keys: Sequence[int | str],
         number: int,
         values: int = 1,
-        rows: bool = False,
+        rows: str = "",
         without: Sequence[int] = (),
     ) -> list[list[Any]]:
         """Make the sums of all workers; values that are passed for a key again are in its first list."""
@@ -202,11 +221,13 @@ class Reference(Names):
         for at, key in enumerate(keys):
             for place, rank in enumerate(some):
                 parts[key][place] += self.values_of(rank, key, number + 100 * at, values, rows)
-        sums = {
-            key: by_hosts([merged(one) if _is_rows(one[0]) else total(one) for one in own], places)
-            for key, own in parts.items()
-        }
+        sums = {key: by_hosts(_alike(key, [_sum(one) for one in own]), places) for key, own in parts.items()}
         return [sums[key] if key not in keys[:at] else [] for at, key in enumerate(keys)]
+
+    def at_home(self, keys: Sequence[int | str], values: list[list[Any]]) -> list[list[Any]]:
+        """Remember the values, which stand for arrays of the store."""
+        self._homes |= dict(zip(keys, values, strict=True))
+        return values
 
     def later(self, verb: Callable[..., Any], *arguments: Any, **options: Any) -> None:
         """Run an operation; in the background only where that is asked for."""
@@ -245,6 +266,19 @@ def _some_rows(array: Array, draw: np.random.Generator) -> kv.RowSparseArray:
     share = draw.choice([0.0, 0.3, 0.7, 1.0], p=[0.1, 0.5, 0.3, 0.1])
     ids = np.flatnonzero(draw.random(len(array)) < share)
     return kv.RowSparseArray(array[ids], ids, array.shape)
+
+
+def _sum(values: list[Any]) -> Any:
+    return merged(values) if _is_rows(values[0]) else total(values)
+
+
+def _alike(key: int | str, parts: list[Any]) -> list[Any]:
+    """Make all parts rows of a table, or arrays, if only some of them are rows."""
+    if all(map(_is_rows, parts)):
+        return parts
+    if key in TABLES:
+        return [part if _is_rows(part) else with_all_rows(part) for part in parts]
+    return [part.todense() if _is_rows(part) else part for part in parts]
 
 
 def _zeros(value: Any) -> Any:

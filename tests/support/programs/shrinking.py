@@ -9,6 +9,8 @@ from .program import Program
 
 #: How often a smaller program is played before it counts as one that shows nothing.
 _TRIES = 3
+#: What a call may do without.
+_DETAILS = (", values=2", ", values=3", ', rows="all"', ', rows="some"', ", dump_optimizer=True")
 
 
 def shrunk(crews: Crews, program: Program, found: Found, tries: int = _TRIES) -> tuple[Program, Found]:
@@ -59,14 +61,9 @@ def _smaller_stages(stage: tuple) -> Iterator[tuple]:  # type: ignore[type-arg]
 
 
 def _plainer(text: str) -> Iterator[str]:
-    for old, new in (
-        (", values=2", ""),
-        (", values=3", ""),
-        (", rows=True", ""),
-        (", dump_optimizer=True", ""),
-    ):
-        if old in text:
-            yield text.replace(old, new)
+    for detail in _DETAILS:
+        if detail in text:
+            yield text.replace(detail, "")
     if text.startswith("later("):
         verb, rest = text.removeprefix("later(").split(", ", 1)
         yield f"{verb}({rest}"
