@@ -112,7 +112,7 @@ class _Crew:
             with self._starting:
                 folder = Path(tempfile.mkdtemp(dir=self._folder.name))
                 self._job = servers.ServedJob(
-                    self._nursery, folder, self._size, self._servers, KVSTORE_SLICE_BYTES="4096"
+                    self._nursery, folder, self._size, self._servers, KVSTORE_SLICE_BYTES="16384"
                 )
                 servers.start_on_hosts(self._job, hosts, "procs_programs", "play", KVSTORE_HIERARCHY="flat")
             for worker in self._job.workers:

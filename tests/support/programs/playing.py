@@ -24,8 +24,8 @@ import kvstore as kv
 from kvstore.optimizer import states
 from kvstore.stores.rows import merged, with_all_rows
 
-#: With slices of 4 KB: of one slice, and of several, whose slices do not begin at rows.
-_SHAPES = {"a": (3,), "b": (5, 2), "c": (1500,), "d": (40, 30), "t": (9, 4), "u": (300, 20)}
+#: With slices of 16 KB: of one slice, and of several, whose slices do not begin at rows.
+_SHAPES = {"a": (3,), "b": (5, 2), "c": (16_385,), "d": (60, 100), "t": (9, 4), "u": (300, 20)}
 #: By key; the same for keys that are numbers, from 1.
 SHAPES: dict[int | str, tuple[int, ...]] = {**_SHAPES, **dict(enumerate(_SHAPES.values(), 1))}
 TABLES = ("t", "u", 5, 6)
