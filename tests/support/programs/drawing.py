@@ -208,14 +208,10 @@ class _Drawing:
         if self.joined and not self._may("C"):
             return []
         text = self._optimizer_text()
-        if self._may("B") and self._may("F"):
-            before: list[Stage] = []
-        else:
-            before = [(BARRIER,)]
         self.optimizers += 1
         self.updated = set()
         by = self._one() if self._may("L") else None
-        return [*before, (Call(f"o = {text}; store.set_optimizer(o)", by=by),)]
+        return [*self._barrier("BF"), (Call(f"o = {text}; store.set_optimizer(o)", by=by),)]
 
     def _optimizer_text(self) -> str:
         rules = dict(RULES)
@@ -287,21 +283,24 @@ class _Drawing:
 
     # -------------------------------------------------------------------------------------------- files
 
-    def _file(self) -> Stage | list[Stage]:
+    def _file(self) -> list[Stage]:
+        """Save, or load what was saved."""
         if self.files and self.draw.random() < 0.5:
             return self._load()
         self.number += 1
-        if self.draw.random() < 0.3:
-            self.files.append(("load", self.number, self.rule, set()))
-            return (Call(f"note(store.save, {self.number})", by=self._one()),)
-        dump = self.draw.choice(("", ", dump_optimizer=True"))
-        self.files.append(("load_optimizer_states", self.number, self.rule, set(self.updated)))
-        return (Call(f"note(store.save_optimizer_states, {self.number}{dump})", by=self._one()),)
+        verb = self.draw.choice(("save", "save_optimizer_states", "save_optimizer_states"))
+        dump = ", dump_optimizer=True" if verb != "save" and self.draw.random() < 0.5 else ""
+        self.files.append((verb.replace("save", "load"), self.number, self.rule, set(self.updated)))
+        stage = (Call(f"note(store.{verb}, {self.number}{dump})", by=self._one()),)
+        return [stage, *self._barrier("O")]
 
     def _load(self) -> list[Stage]:
         self.changed = True
         verb, number, rule, keys = self.draw.choice(self.files)
         if verb != "load" and (rule != self.rule or not (self._may("A") or self.updated <= keys)):
             return []
-        before = [(BARRIER,)] if verb == "load" and not self._may("M") else []
-        return [*before, (Call(f"store.{verb}(path({number}))", by=self._one()),)]
+        return [*self._barrier("M"), (Call(f"store.{verb}(path({number}))", by=self._one()),)]
+
+    def _barrier(self, letters: str) -> list[Stage]:
+        """Make a barrier where a fault is known that it hides."""
+        return [] if all(map(self._may, letters)) else [(BARRIER,)]

@@ -162,6 +162,13 @@ for n in range(20): later(store.push, ["a"], g(["a"], n)); o.learning_rate = 1 /
 store.wait()
 store.pull(["a"], out=out(["a"]))
 """,
+    "O: a file of a worker that is slower than a change": f"""
+store.init(["a"], first(["a"]))
+store.set_optimizer({_SGD}(learning_rate=0.125))
+note(store.save_optimizer_states, 1, dump_optimizer=True)
+store.set_learning_rate(0.25)
+store.pushpull(["a"], g(["a"], 1), out=out(["a"]))
+""",
     "K: rows that are absent": """
 store.init(["t"], first(["t"]))
 store.set_optimizer(kv.optimizer.FTML(clip_gradient=0.75, learning_rate=0.125))
