@@ -26,16 +26,19 @@ def hunted(
     crews: Crews, seeds: Iterable[int], stores: Sequence[str], small: bool = True, side_by_side: int = 4
 ) -> Iterator[str]:
     """Play the programs of these seeds in these stores; yield what differs, as small as it can be."""
-    scripts = {seed: drawn(seed, stores_of(seed, stores)) for seed in seeds}
-    work = [(seed, store) for seed in scripts for store in stores_of(seed, stores)]
+    programs = {seed: drawn(seed, stores_of(seed, stores)) for seed in seeds}
+    work = [(seed, store) for seed in programs for store in stores_of(seed, stores)]
     with ThreadPoolExecutor(side_by_side) as pool:
-        results = pool.map(lambda one: crews.differs(scripts[one[0]].script(), one[1]), work)
-        for (seed, _), found in zip(work, results, strict=True):
-            if found is not None:
-                program = scripts[seed]
-                if small:
-                    program, found = shrunk(crews, program, found)
-                yield told(f"seed {seed}", program.script(), found)
+        played = [pool.submit(crews.differs, programs[seed].script(), store) for seed, store in work]
+        try:
+            for (seed, _), one in zip(work, played, strict=True):
+                if (found := one.result()) is not None:
+                    program = programs[seed]
+                    if small:
+                        program, found = shrunk(crews, program, found)
+                    yield told(f"seed {seed}", program.script(), found)
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def told(name: str, script: Script, found: Found) -> str:
