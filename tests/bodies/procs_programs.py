@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import jobs
-from programs.playing import Failure, Names, Seen
+from programs.playing import Names
+from programs.seen import Failure, Seen
 
 import kvstore as kv
 

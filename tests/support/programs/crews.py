@@ -19,7 +19,8 @@ import servers
 
 import kvstore as kv
 
-from .playing import HARMLESS, Names, Reference, Seen, difference
+from .playing import HARMLESS, Names, Reference
+from .seen import Seen, difference
 
 #: Of each worker, by their number.
 HOSTS = {2: [0, 0], 3: [1, 0, 0], 4: [0, 1, 0, 1]}

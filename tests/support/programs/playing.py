@@ -6,23 +6,22 @@ of the ranks, and does what any worker does.
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from references import Array, assert_same_bits, total
-from safetensors.numpy import load_file
+from references import Array, total
 from tested_store import by_hosts
 
 import kvstore as kv
-from kvstore.optimizer import states
 from kvstore.stores.rows import merged, with_all_rows
+
+from .seen import Failure, Seen, content, is_rows
 
 #: With slices of 16 KB: of one slice, and of several, whose slices do not begin at rows.
 _SHAPES = {"a": (3,), "b": (5, 2), "c": (16_385,), "d": (60, 100), "t": (9, 4), "u": (300, 20)}
@@ -35,14 +34,6 @@ HARMLESS = (
     *(kv.ShapeError, kv.DTypeError, kv.ArrayError, kv.ArgumentError),
     NameError,  # of a smaller program, which has no optimizer `o` any more
 )
-
-
-class Seen(NamedTuple):
-    """A result: the number of its line, the key or kind, and the same thing once or several times."""
-
-    line: int
-    what: str
-    things: list[Any]
 
 
 class _Everyone:
@@ -175,13 +166,6 @@ class Names:
         self.seen_so_far.append(Seen(line, "error", [Failure(type(error).__name__, str(error))]))
 
 
-class Failure(NamedTuple):
-    """An error that a line has raised."""
-
-    kind: str
-    text: str
-
-
 class Reference(Names):
     """What lines call in one process, which stands for all workers of a job, on hosts if these are given.
 
@@ -256,7 +240,7 @@ def adding(factor: float) -> Callable[[Any, Any, Array], None]:
     """Make an updater that adds what is pushed."""
 
     def add(key: Any, summed: Any, stored: Array) -> None:
-        dense = summed.todense() if _is_rows(summed) else summed
+        dense = summed.todense() if is_rows(summed) else summed
         stored += (factor * dense).astype(stored.dtype)
 
     return add
@@ -269,36 +253,20 @@ def _some_rows(array: Array, draw: np.random.Generator) -> kv.RowSparseArray:
 
 
 def _sum(values: list[Any]) -> Any:
-    return merged(values) if _is_rows(values[0]) else total(values)
+    return merged(values) if is_rows(values[0]) else total(values)
 
 
 def _alike(key: int | str, parts: list[Any]) -> list[Any]:
     """Make all parts rows of a table, or arrays, if only some of them are rows."""
-    if all(map(_is_rows, parts)):
+    if all(map(is_rows, parts)):
         return parts
     if key in TABLES:
-        return [part if _is_rows(part) else with_all_rows(part) for part in parts]
-    return [part.todense() if _is_rows(part) else part for part in parts]
+        return [part if is_rows(part) else with_all_rows(part) for part in parts]
+    return [part.todense() if is_rows(part) else part for part in parts]
 
 
 def _zeros(value: Any) -> Any:
-    return kv.RowSparseArray.zeros(value.shape, value.dtype) if _is_rows(value) else np.zeros_like(value)
-
-
-def _is_rows(value: Any) -> bool:
-    return isinstance(value, kv.RowSparseArray)
-
-
-def content(path: Path) -> dict[str, Any]:
-    """Return all that a file of values or of states holds."""
-    arrays: dict[str, Any] = dict(load_file(path))
-    if not any(name.startswith("value") for name in arrays):
-        found = states.read(path)
-        kept = None if found.optimizer is None else json.dumps(found.optimizer.get_config(), sort_keys=True)
-        keys = sorted(map(str, found.states))
-        arrays |= {"counts": dict(sorted(found.counts.items())), "num_update": found.num_update}
-        arrays |= {"rule": found.rule, "optimizer": kept, "keys": keys}
-    return arrays
+    return kv.RowSparseArray.zeros(value.shape, value.dtype) if is_rows(value) else np.zeros_like(value)
 
 
 def alone(store: str, dtype: str, **options: Any) -> dict[str, Any]:
@@ -311,63 +279,3 @@ def alone(store: str, dtype: str, **options: Any) -> dict[str, Any]:
             print(made.rank, one.what, one.things)  # noqa: T201 - it is for that
 
     return {**names.table(), "show": show}
-
-
-# -------------------------------------------------------------------------------------------- differences
-
-
-def difference(lines: Sequence[str], ours: Sequence[Seen], reference: Sequence[Seen]) -> tuple[int, str]:
-    """Return the first line whose results differ, and how; -1 if none does."""
-    # What a line of some workers does is not seen by the others.
-    ours_by, theirs_by = _by_line(ours), _by_line(reference)
-    for line, what in sorted({*ours_by, *theirs_by}):
-        found, wanted = ours_by.get((line, what), []), theirs_by.get((line, what), [])
-        if not found and lines[line].startswith("if rank"):
-            continue
-        if len(found) != len(wanted):
-            return line, f"{what}: {_shown(found)}, and in one process {_shown(wanted)}"
-        for one, other in zip(found, wanted, strict=True):
-            for thing in one:
-                if text := _different(thing, other[0]):
-                    return line, f"{what}: {text}"
-    return -1, ""
-
-
-def _by_line(seen: Sequence[Seen]) -> dict[tuple[int, str], list[list[Any]]]:
-    found: dict[tuple[int, str], list[list[Any]]] = defaultdict(list)
-    for line, what, things in seen:
-        found[line, what].append(things)
-    return found
-
-
-def _shown(things: Sequence[list[Any]]) -> str:
-    return " ".join(str(things[0][0]).split())[:900] if things else "nothing"
-
-
-def _different(one: Any, wanted: Any) -> str:
-    if isinstance(one, dict):
-        both = sorted({*one, *wanted}, key=str)
-        parts = [f"{name}: {text}" for name in both if (text := _different(one.get(name), wanted.get(name)))]
-        return "; ".join(parts)
-    if isinstance(one, Failure):
-        return "" if one.kind == wanted.kind else f"{one.kind}, and in one process {wanted.kind}: {one.text}"
-    if isinstance(one, np.ndarray) and isinstance(wanted, np.ndarray):
-        return _different_arrays(one, wanted)
-    if _is_rows(one):
-        return _different_arrays(one.indices, wanted.indices) or _different_arrays(one.data, wanted.data)
-    return "" if type(one) is type(wanted) and one == wanted else f"{one!r}, and in one process {wanted!r}"
-
-
-def _different_arrays(one: Array, wanted: Array) -> str:
-    try:
-        assert_same_bits(np.ascontiguousarray(one), np.ascontiguousarray(wanted))
-    except AssertionError:
-        if one.shape != wanted.shape or one.dtype != wanted.dtype:
-            return f"{one.dtype}{one.shape}, and in one process {wanted.dtype}{wanted.shape}"
-        at = np.flatnonzero((one != wanted).reshape(-1) | (np.signbit(one) != np.signbit(wanted)).reshape(-1))
-        some = at[:3]
-        return (
-            f"{len(at)} of {one.size} elements: {one.reshape(-1)[some].tolist()}, and in one process "
-            f"{wanted.reshape(-1)[some].tolist()}, at {some.tolist()}"
-        )
-    return ""
