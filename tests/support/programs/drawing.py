@@ -78,7 +78,7 @@ class _Drawing:
             ("float32",) * 5 + ("float64", "float64", "float16", "float16", "int32")
         )
         self.kind = self.draw.choice(KINDS)
-        self.compressed = self.dtype == "float32" and self.draw.random() < 0.1
+        self.compressed = self.dtype == "float32" and self.draw.random() < 0.2
         self.all_keys = self._keys()
         self.keys: list[Key] = []
         self.scheduled = self.draw.random() < 0.3
@@ -116,7 +116,7 @@ class _Drawing:
             stages.append(self._compression())
         stages += [self._exchange() for _ in range(self.draw.randint(0, 2))]
         stages += self._optimizer()
-        for _ in range(self.draw.randint(4, 20)):
+        for _ in range(self.draw.randint(6, 24)):
             stages += self._stage()
         return Program(self.workers, self.dtype, tuple(stages))
 
@@ -127,8 +127,8 @@ class _Drawing:
     def _stage(self) -> list[Stage]:
         late = [self._sleep()] if self.draw.random() < 0.25 else []
         kinds = {
-            self._exchange: 60, self._change: 22, self._file: 10, self._rows: 4, self._wait: 4, self._more: 4,
-            self._optimizer: 4, self._join: 1,
+            self._exchange: 50, self._change: 20, self._save: 8, self._load: 12, self._rows: 4, self._wait: 4,
+            self._more: 6, self._optimizer: 5, self._join: 2,
         }  # fmt: skip
         (made,) = self.draw.choices([*kinds], [*kinds.values()])
         found: Any = made()
@@ -246,7 +246,7 @@ class _Drawing:
             )
         if self.draw.random() < 0.05 and self.kind == "all" and not self.scheduled:
             return (Call(self.draw.choice(("store.set_updater(adding(0.5))", "store.set_updater(None)"))),)
-        name = self.draw.choice(self._names())
+        name = self.draw.choice(["learning_rate", *self._names()])
         if self.kind == "all" and self.optimizers and not self.joined and self.draw.random() < 0.2:
             return self._assignment(name)
         return (Call(self._one_change(name), by=self._one()),)
@@ -283,10 +283,7 @@ class _Drawing:
 
     # -------------------------------------------------------------------------------------------- files
 
-    def _file(self) -> list[Stage]:
-        """Save, or load what was saved."""
-        if self.files and self.draw.random() < 0.5:
-            return self._load()
+    def _save(self) -> list[Stage]:
         self.number += 1
         verb = self.draw.choice(("save", "save_optimizer_states", "save_optimizer_states"))
         dump = ", dump_optimizer=True" if verb != "save" and self.draw.random() < 0.5 else ""
@@ -295,11 +292,16 @@ class _Drawing:
         return [stage, *self._barrier("O")]
 
     def _load(self) -> list[Stage]:
-        self.changed = True
-        verb, number, rule, keys = self.draw.choice(self.files)
-        if verb != "load" and (rule != self.rule or not (self._may("A") or self.updated <= keys)):
+        some = [one for one in self.files if one[0] == "load" or self._fits(*one[2:])]
+        if not some:
             return []
+        self.changed = True
+        verb, number, *_ = self.draw.choice(some)
         return [*self._barrier("M"), (Call(f"store.{verb}(path({number}))", by=self._one()),)]
+
+    def _fits(self, rule: str, keys: set[Key]) -> bool:
+        """Whether the states of a file are those of this optimizer, and of all keys that have one."""
+        return rule == self.rule and (self._may("A") or self.updated <= keys)
 
     def _barrier(self, letters: str) -> list[Stage]:
         """Make a barrier where a fault is known that it hides."""

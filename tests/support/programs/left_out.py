@@ -23,7 +23,7 @@ LEFT_OUT: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "M": (("shared",), "load without a barrier before it"),
     "N": (("local", "device"), "changes of the optimizer's object with operations in the background"),
-    "O": (("shared",), "a save without a barrier after it"),
+    "O": (("shared", *_ON_SERVERS), "a save without a barrier after it"),
     "K": (("shared", *_ON_SERVERS), "FTML with row-sparse keys"),
 }
 
