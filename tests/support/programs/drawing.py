@@ -31,6 +31,8 @@ RULES: dict[str, tuple[str, ...]] = {
     "GroupAdaGrad": (),
     "Test": (),
 }
+#: Those that need whole keys.
+WHOLE = ("LAMB", "LARS", "GroupAdaGrad")
 COMMON = ("rescale_grad=0.5", "clip_gradient=0.75", "lr_mult={KEY: 0.5}")
 SCHEDULES = (
     "kv.lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.5)",
@@ -219,6 +221,8 @@ class _Drawing:
             del rules["FTML"]
         if any(len(SHAPES[key]) < 2 for key in self.all_keys):
             del rules["GroupAdaGrad"]
+        if self.compressed and not self._may("P"):
+            rules = {name: own for name, own in rules.items() if name not in WHOLE}
         self.rule = self.draw.choice([*rules])
         own = [one for one in rules[self.rule] if self.draw.random() < 0.5]
         own += [one for one in COMMON if self.draw.random() < 0.2]

@@ -169,6 +169,13 @@ note(store.save_optimizer_states, 1, dump_optimizer=True)
 store.set_learning_rate(0.25)
 store.pushpull(["a"], g(["a"], 1), out=out(["a"]))
 """,
+    "P: residuals of keys that move to one server": """
+store.init(["d"], first(["d"]))
+store.set_gradient_compression({"type": "1bit"})
+store.pushpull(["d"], g(["d"], 1), out=out(["d"]))
+store.set_optimizer(kv.optimizer.LARS(learning_rate=0.125))
+store.pushpull(["d"], g(["d"], 2), out=out(["d"]))
+""",
     "K: rows that are absent": """
 store.init(["t"], first(["t"]))
 store.set_optimizer(kv.optimizer.FTML(clip_gradient=0.75, learning_rate=0.125))
