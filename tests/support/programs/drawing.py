@@ -213,7 +213,7 @@ class _Drawing:
         self.optimizers += 1
         self.updated = set()
         by = self._one() if self._may("L") else None
-        return [*self._barrier("BF"), (Call(f"o = {text}; store.set_optimizer(o)", by=by),)]
+        return [(*self._barrier("BF"), Call(f"o = {text}; store.set_optimizer(o)", by=by))]
 
     def _optimizer_text(self) -> str:
         rules = dict(RULES)
@@ -287,26 +287,25 @@ class _Drawing:
 
     # -------------------------------------------------------------------------------------------- files
 
-    def _save(self) -> list[Stage]:
+    def _save(self) -> Stage:
         self.number += 1
         verb = self.draw.choice(("save", "save_optimizer_states", "save_optimizer_states"))
         dump = ", dump_optimizer=True" if verb != "save" and self.draw.random() < 0.5 else ""
         self.files.append((verb.replace("save", "load"), self.number, self.rule, set(self.updated)))
-        stage = (Call(f"note(store.{verb}, {self.number}{dump})", by=self._one()),)
-        return [stage, *self._barrier("O")]
+        return (Call(f"note(store.{verb}, {self.number}{dump})", by=self._one()), *self._barrier("O"))
 
-    def _load(self) -> list[Stage]:
+    def _load(self) -> Stage:
         some = [one for one in self.files if one[0] == "load" or self._fits(*one[2:])]
         if not some:
-            return []
+            return ()
         self.changed = True
         verb, number, *_ = self.draw.choice(some)
-        return [*self._barrier("M"), (Call(f"store.{verb}(path({number}))", by=self._one()),)]
+        return (*self._barrier("M"), Call(f"store.{verb}(path({number}))", by=self._one()))
 
     def _fits(self, rule: str, keys: set[Key]) -> bool:
         """Whether the states of a file are those of this optimizer, and of all keys that have one."""
         return rule == self.rule and (self._may("A") or self.updated <= keys)
 
-    def _barrier(self, letters: str) -> list[Stage]:
+    def _barrier(self, letters: str) -> Stage:
         """Make a barrier where a fault is known that it hides."""
-        return [] if all(map(self._may, letters)) else [(BARRIER,)]
+        return () if all(map(self._may, letters)) else (Call("store.wait(); store.barrier()", kept=True),)

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 _ON_SERVERS = ("dist_sync:1", "dist_device_sync:1", "dist_sync:3", "p3", "hosts")
 
 LEFT_OUT: dict[str, tuple[tuple[str, ...], str]] = {
-        "set_optimizer by one worker, before another changes or saves what it has set",
-        ("shared", *_ON_SERVERS),
     "A": (("shared",), "loads of states without a state of a key that has one"),
     "B": (("shared",), "set_optimizer without a barrier before it"),
     "C": (_ON_SERVERS, "changes by single workers; changes before a join"),
@@ -21,11 +19,13 @@ LEFT_OUT: dict[str, tuple[tuple[str, ...], str]] = {
     "J": (("shared",), "schedules with pushes that no pull follows, or keys that are not pushed together"),
     "K": (("shared", *_ON_SERVERS), "FTML with row-sparse keys"),
     "L": (
+        ("shared", *_ON_SERVERS),
+        "set_optimizer by one worker, before another changes or saves what it set",
+    ),
     "M": (("shared",), "load without a barrier before it"),
     "N": (("local", "device"), "changes of the optimizer's object with operations in the background"),
     "O": (("shared", *_ON_SERVERS), "a save without a barrier after it"),
     "P": (("hosts",), "a rule that needs whole keys, with compression"),
-    ),
 }
 
 

@@ -14,13 +14,14 @@ class Call(NamedTuple):
     """One line, with KEYS for its keys and WITHOUT for workers that have joined.
 
     `by` is the worker that makes the call; None: all that have not joined. In the last call of a worker
-    `joins` is set.
+    `joins` is set; a smaller stage has what is `kept`, too.
     """
 
     text: str
     keys: tuple[Key, ...] = ()
     by: int | None = None
     joins: bool = False
+    kept: bool = False
 
     def line(self, joined: list[int]) -> str:
         """Return the line, if these have joined."""

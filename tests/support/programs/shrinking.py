@@ -50,7 +50,7 @@ def _smaller(program: Program) -> Iterator[Program]:
 
 def _smaller_stages(stage: tuple) -> Iterator[tuple]:  # type: ignore[type-arg]
     for at, call in enumerate(stage):
-        if len(stage) > 1:
+        if len(stage) > 1 and not call.kept:
             yield stage[:at] + stage[at + 1 :]
         if len(call.keys) > 1:
             for key in range(len(call.keys)):
