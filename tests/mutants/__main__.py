@@ -138,7 +138,7 @@ def caught_by_seeds(chosen: list[Mutant], told: list[str]) -> dict[str, set[str]
     """Return the simulated jobs that caught mutants of each group."""
     seeds: dict[str, set[str]] = {}
     for mutant, one in zip(chosen, told, strict=True):
-        if found := re.search(r"\(seed (\d+)\)$", one):
+        if mutant.by == SIMULATED and (found := re.search(r"\(seed (\d+)\)$", one)):
             seeds.setdefault(mutant.group, set()).add(found[1])
     return seeds
 

@@ -155,6 +155,17 @@ store.pushpull(["a"], g(["a"], 1), out=out(["a"]))
 store.load(path(1))
 store.pull(["a"], out=out(["a"]))
 """,
+    "M: states of a file, while another worker has not pushed": """
+store.init(["a"], first(["a"]))
+store.set_optimizer(kv.optimizer.Adam(learning_rate=0.125))
+store.pushpull(["a"], g(["a"], 1), out=out(["a"]))
+note(store.save_optimizer_states, 1)
+store.barrier()
+for n in (2, 3): store.pushpull(["a"], g(["a"], n), out=out(["a"]))
+store.push(["a"], g(["a"], 4))
+store.load_optimizer_states(path(1))
+store.pushpull(["a"], g(["a"], 5), out=out(["a"]))
+""",
     "N: an object that changes, with a push in the background": f"""
 store.init(["a"], first(["a"]))
 o = {_SGD}(learning_rate=0.125); store.set_optimizer(o)
