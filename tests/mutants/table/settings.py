@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .mutant import PROGRAMS, SERVED_OPTIMIZER, SHARED_OPTIMIZER, WORKER_OPTIMIZER, Mutant
+from .mutant import PROGRAMS, SERVED_OPTIMIZER, SHARED_OPTIMIZER, Mutant
 
 
 def _of(file: str, old: str, new: str, why: str) -> Mutant:
@@ -65,9 +65,9 @@ SETTINGS = [
         "a schedule begins one update later",
     ),
     _of(
-        WORKER_OPTIMIZER,
-        "str(loaded.optimizer.num_update - clock)",
-        "str(-clock)",
-        "a load begins a schedule again",
+        SERVED_OPTIMIZER,
+        "        base = optimizer.begin_num_update - clock\n",
+        "        base = optimizer.begin_num_update\n",
+        "a schedule counts what was pushed before it",
     ),
 ]

@@ -120,7 +120,7 @@ class _Drawing:
         stages += self._optimizer()
         for _ in range(self.draw.randint(6, 24)):
             stages += self._stage()
-        return Program(self.workers, self.dtype, tuple(stages))
+        return Program(self.workers, self.dtype, tuple(stages), self._together)
 
     def _init(self, keys: Sequence[Key]) -> Stage:
         self.keys += keys
@@ -150,14 +150,7 @@ class _Drawing:
         return (*some, some[0]) if self.draw.random() < 0.1 else tuple(some)
 
     def _exchange(self) -> Stage:
-        choices = {
-            text: weight
-            for text, weight in EXCHANGES.items()
-            if not self.scheduled
-            or ((self._may("G") or "later" not in text) and (self._may("J") or "(store.push," not in text))
-        }
-        if self.scheduled and not self._may("J"):
-            choices.pop("store.push(KEYS, g(KEYS, NUMBERHOWWITHOUT))", None)
+        choices = {text: weight for text, weight in EXCHANGES.items() if self._may_exchange(text)}
         (text,) = self.draw.choices([*choices], [*choices.values()])
         keys = self._some()
         if "seen(" in text or "home(" in text:  # rows would get what is stored of theirs only
@@ -166,6 +159,16 @@ class _Drawing:
         if "g(" in text:
             self.updated |= set(keys)
         return (Call(self._numbered(text), keys),) if keys else ()
+
+    def _may_exchange(self, text: str) -> bool:
+        if not self.scheduled:
+            return True
+        if "later(" in text and not (self._may("G") and self._may("J")):
+            return False
+        if text.startswith("store.push(KEYS, g(") and not self._may("J"):
+            return False
+        some = "seen(" in text or "home(" in text  # tables have no part in it
+        return not (some and self._together and set(self.all_keys) & set(TABLES))
 
     def _numbered(self, text: str) -> str:
         self.number += 1

@@ -38,12 +38,27 @@ Stage = tuple[Call, ...]
 BARRIER = Call("store.barrier()")
 
 
+def _without(key: Key, stage: Stage) -> Iterator[Call]:
+    for call in stage:
+        keys = tuple(one for one in call.keys if one != key)
+        if keys or not call.keys:
+            yield call._replace(keys=keys)
+
+
 class Program(NamedTuple):
-    """Stages of all workers, and at their end a look at everything."""
+    """Stages of all workers, and at their end a look at everything.
+
+    With `together` all keys are in each push, and stay so in a smaller program.
+    """
 
     workers: int
     dtype: str
     stages: tuple[Stage, ...]
+    together: bool = False
+
+    def without(self, key: Key) -> Program:
+        """Return the program without a key."""
+        return self._replace(stages=tuple(tuple(_without(key, stage)) for stage in self.stages))
 
     def script(self) -> Script:
         """Return the program as lines."""

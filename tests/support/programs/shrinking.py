@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .crews import Crews, Found
-from .program import Program
+from .program import Program, Stage
 
 #: How often a smaller program is played before it counts as one that shows nothing.
 _TRIES = 3
@@ -41,18 +41,20 @@ def _smaller(program: Program) -> Iterator[Program]:
             yield program._replace(stages=stages[:start] + stages[start + size :])
     if program.workers > 2:
         yield program._replace(workers=program.workers - 1)
+    for key in {key: 0 for stage in stages for call in stage for key in call.keys}:
+        yield program.without(key)
     for at, stage in enumerate(stages):
-        for other in _smaller_stages(stage):
+        for other in _smaller_stages(stage, program.together):
             yield program._replace(stages=(*stages[:at], other, *stages[at + 1 :]))
     if program.dtype != "float32":
         yield program._replace(dtype="float32")
 
 
-def _smaller_stages(stage: tuple) -> Iterator[tuple]:  # type: ignore[type-arg]
+def _smaller_stages(stage: Stage, together: bool) -> Iterator[Stage]:
     for at, call in enumerate(stage):
         if len(stage) > 1 and not call.kept:
             yield stage[:at] + stage[at + 1 :]
-        if len(call.keys) > 1:
+        if len(call.keys) > 1 and not together:
             for key in range(len(call.keys)):
                 fewer = call._replace(keys=call.keys[:key] + call.keys[key + 1 :])
                 yield (*stage[:at], fewer, *stage[at + 1 :])
