@@ -115,7 +115,7 @@ class _Crew:
                 self._job = servers.ServedJob(
                     self._nursery, folder, self._size, self._servers, KVSTORE_SLICE_BYTES="16384"
                 )
-                servers.start_on_hosts(self._job, hosts, "procs_programs", "play", KVSTORE_HIERARCHY="flat")
+                servers.start_on_hosts(self._job, hosts, "programs.worker", "play", KVSTORE_HIERARCHY="flat")
             for worker in self._job.workers:
                 worker.expect("ready")
         return self._job

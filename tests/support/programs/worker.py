@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import jobs
-from programs.playing import Names
-from programs.seen import Failure, Seen
 
 import kvstore as kv
+
+from .playing import Names
+from .seen import Failure, Seen
 
 _LONG = 24 * 3600.0
 
