@@ -17,7 +17,7 @@ LEFT_OUT: dict[str, tuple[tuple[str, ...], str]] = {
     "H": (("shared",), "a second optimizer"),
     "I": (("shared",), "changes by several workers"),
     "J": (("shared",), "schedules with pushes that no pull follows, or keys that are not pushed together"),
-    "K": (("shared", *_ON_SERVERS), "FTML with row-sparse keys"),
+    "K": (_ON_SERVERS, "FTML with row-sparse keys"),
     "L": (
         ("shared", *_ON_SERVERS),
         "set_optimizer by one worker, before another changes or saves what it set",
