@@ -26,7 +26,7 @@ def test_it_fits_once(mutant: Mutant) -> None:
 def test_there_are_sixty_of_all_groups() -> None:
     groups = Counter(one.group for one in MUTANTS)
     assert sum(groups[one] for one in ("rounds", "duplicates", "fencing", "snapshots", "phases")) >= 60
-    assert set(groups) == {"rounds", "duplicates", "fencing", "snapshots", "reads", "phases"}
+    assert set(groups) == {"rounds", "duplicates", "fencing", "snapshots", "reads", "phases", "settings"}
 
 
 def test_the_page_tells_how_each_is_caught() -> None:
@@ -34,7 +34,7 @@ def test_the_page_tells_how_each_is_caught() -> None:
     assert [(row[0], row[1], row[2]) for row in rows[1:]] == [
         (one.group, Path(one.file).name, one.why) for one in MUTANTS
     ]
-    assert all(row[3].startswith(("history of", "test ")) for row in rows[1:])
+    assert all(row[3].startswith(("history of", "test ", "random program")) for row in rows[1:])
 
 
 def some() -> list[Mutant]:

@@ -21,7 +21,7 @@ import click
 
 from .building import ROOT, Extension, copied, run
 from .table import MUTANTS, Mutant
-from .table.mutant import PROCESSES, SIMULATED
+from .table.mutant import PROCESSES, PROGRAMS, SIMULATED
 
 PAGE = ROOT / "docs/reference/mutants.md"
 HEAD = """# Mutants
@@ -29,10 +29,11 @@ HEAD = """# Mutants
 What tests are worth shows when the code is wrong. Each row is a small change of the code that breaks a
 promise of [Stores](../stores.md), and what sees it: the history of a job in the simulator, whose own checks
 are off, or of real processes, judged by a model that knows nothing of the code
-([decision 0029](../decisions/0029-histories.md)); or, where histories do not show it, a test. Written by
-`python -m mutants --write`, run in `tests`.
+([decision 0029](../decisions/0029-histories.md)); or, where histories do not show it, a test, or a random
+program that is compared with one process. Written by `python -m mutants --write`, run in `tests`.
 
 """
+PLAYED = ["-m", "programs", "--seeds", "0:60", "--first", "--whole"]
 PYTEST = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
 TABLE = "| group | file | what is broken | caught by |\n|---|---|---|---|"
 
@@ -43,6 +44,9 @@ def caught(tree: Path, mutant: Mutant, seconds: float) -> str:
         jobs = ("-m", "mutants.simulations", str(seconds), mutant.group)
         code, told = run(tree, *jobs, seconds=2 * seconds + 60)
         return told.rpartition("\n")[2] if code else ""
+    if mutant.by == PROGRAMS:
+        code, told = run(tree, *PLAYED, seconds=1800)
+        return program_of(told) if code else ""
     code, told = run(tree, *PYTEST, test_of(mutant), seconds=300)
     return judged(told, mutant.by.startswith(PROCESSES)) if code else ""
 
@@ -50,6 +54,12 @@ def caught(tree: Path, mutant: Mutant, seconds: float) -> str:
 def test_of(mutant: Mutant) -> str:
     """Return the test that a row names."""
     return mutant.by.replace(PROCESSES + " ", "tests/faults/test_histories.py::test_")
+
+
+def program_of(told: str) -> str:
+    """Return the first program that differs, and in which store."""
+    found = re.match(r"seed (\d+): ([^,]+),", told)
+    return f"random program: {found[2]} (seed {found[1]})" if found else f"programs: {told[-100:]!r}"
 
 
 def judged(told: str, history: bool) -> str:
@@ -114,7 +124,11 @@ def broken_without(chosen: list[Mutant], told: list[str]) -> Iterator[str]:
             code, text = run(tree, "-m", "mutants.simulations", "600", group, *seeds, seconds=660)
             if code:
                 yield f"{group}: {text.rpartition(chr(10))[2]}"
-        tests = sorted({test_of(one) for one in chosen if one.by != SIMULATED})
+        tests = sorted({test_of(one) for one in chosen if one.by not in (SIMULATED, PROGRAMS)})
+        if any(one.by == PROGRAMS for one in chosen):
+            code, text = run(tree, *PLAYED, seconds=1800)
+            if code:
+                yield program_of(text)
         code, text = run(tree, *PYTEST, *tests, seconds=600) if tests else (0, "")
         if code:
             yield text[-2000:]
@@ -124,7 +138,7 @@ def caught_by_seeds(chosen: list[Mutant], told: list[str]) -> dict[str, set[str]
     """Return the simulated jobs that caught mutants of each group."""
     seeds: dict[str, set[str]] = {}
     for mutant, one in zip(chosen, told, strict=True):
-        if found := re.search(r"\(seed (\d+)\)$", one):
+        if mutant.by == SIMULATED and (found := re.search(r"\(seed (\d+)\)$", one)):
             seeds.setdefault(mutant.group, set()).add(found[1])
     return seeds
 
@@ -134,6 +148,7 @@ def summary(chosen: list[Mutant], told: list[str]) -> str:
     how = Counter(one.split(":")[0].split(" `")[0] for one in told)
     names = {"": "survive", "history of a simulated job": "histories of simulated jobs"}
     names |= {"history of processes": "histories of processes", "test": "tests"}
+    names |= {"random program": "random programs"}
     counts = ", ".join(f"{names.get(name, name)} {how[name]}" for name in sorted(how, reverse=True))
     return f"{len(chosen)} mutants: {counts}."
 

@@ -106,18 +106,23 @@ def nurse(descriptor: int) -> None:
     gc.collect()
     gc.freeze()  # the end of a worker looked at all of this again, which was most of a small worker's time
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is for pytest
+    alive: set[int] = set()
     with socket.socket(fileno=descriptor) as asked:
         while True:
             text, descriptors, _, _ = socket.recv_fds(asked, 100_000, 3)
             if not text:
+                for pid in alive:  # of tests that were killed
+                    os.kill(pid, signal.SIGKILL)
                 return
             request = json.loads(text)
             if "reap" in request:
                 answer = os.waitstatus_to_exitcode(os.waitpid(request["reap"], 0)[1])
+                alive.discard(request["reap"])
             else:
                 answer = os.fork()
                 if answer == 0:
                     break
+                alive.add(answer)
             for one in descriptors:
                 os.close(one)
             asked.send(json.dumps(answer).encode())

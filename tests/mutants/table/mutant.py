@@ -12,10 +12,13 @@ STORE, SESSIONS = _SERVER + "store_machine.py", _SERVER + "sessions.py"
 C_ROUNDS, C_SESSIONS = _NATIVE + "rounds.h", _NATIVE + "sessions.h"
 READS = "kvstore/stores/parameter_server/worker/consistent_rounds.py"
 _SHARED = "kvstore/stores/shared/native/"
+SHARED_OPTIMIZER = "kvstore/stores/shared/optimizer.py"
+SERVED_OPTIMIZER = _SERVER + "optimizer.py"
 ARRIVALS, CHUNKS, ROUND = _SHARED + "arrivals.h", _SHARED + "chunks.h", _SHARED + "round.h"
 
-#: What judges: histories of jobs in the simulator, or of real processes. All else is the name of a test.
-SIMULATED, PROCESSES = "simulated", "processes"
+#: What judges: histories of jobs in the simulator, or of real processes; or random programs. All else is the
+#: name of a test.
+SIMULATED, PROCESSES, PROGRAMS = "simulated", "processes", "programs"
 
 
 class Mutant(NamedTuple):

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pace
 import pytest
 import tested_store
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
 from nightly import each_once, nightly_unless
-from procs_hierarchy import SHAPES, VERBS
-from references import DTYPES, dtype_of, is_float
 from servers import ServedJob, start_on_hosts
 
 from kvstore.observe.counters import SHARED, STREAM
@@ -235,47 +229,6 @@ def test_threads_wait_side_by_side(served: Served) -> None:
 
 def test_a_wait_is_not_held_up_by_operations_of_other_keys(served: Served) -> None:
     run(served, [0, 0], ROUNDS, "waits_out_of_order")
-
-
-LAYOUTS = [[0, 0], [0, 0, 1, 1], [0, 1, 1, 1], [0, 1, 0, 1], [0, 1, 0], [1, 0, 0, 2], [0, 1]]
-CODECS = [{"type": "2bit", "threshold": 0.3}, {"type": "1bit"}, {"type": "fp16"}]
-KINDS = [*((name, {}) for name in DTYPES), *(("float32", codec) for codec in CODECS)]
-STEPS = st.lists(
-    st.tuples(
-        st.sampled_from(VERBS),
-        st.lists(st.sampled_from(sorted(SHAPES)), min_size=1, max_size=4, unique=True),
-        st.integers(0, 50),
-    ),
-    min_size=5,
-    max_size=30,
-)
-
-
-@given(
-    hosts=st.sampled_from(LAYOUTS),
-    kind=st.sampled_from(KINDS),
-    rule=st.sampled_from(["", "sgd", "adam", "lamb"]),
-    steps=STEPS,
-)
-def check_program(
-    served: Served, tmp_path: Path, hosts: list[int], kind: tuple[str, Any], rule: str, steps: Any
-) -> None:
-    name, codec = kind
-    folder = tempfile.mkdtemp(dir=tmp_path)
-    run(served, hosts, HOSTS, "program", name, rule if is_float(dtype_of(name)) else "", codec, folder, steps)
-
-
-@pytest.mark.parametrize("examples", [5, pytest.param(300, marks=pytest.mark.nightly)])
-def test_any_program_of_verbs_gives_the_bits_of_hosts(served: Served, tmp_path: Path, examples: int) -> None:
-    settings(
-        max_examples=examples,
-        phases=[
-            Phase.explicit,
-            Phase.reuse,
-            Phase.generate,
-        ],  # to shrink takes minutes: each example is a job
-        suppress_health_check=[HealthCheck.function_scoped_fixture],
-    )(check_program)(served, tmp_path)
 
 
 # ------------------------------------------------------------------------------------------- what it is for

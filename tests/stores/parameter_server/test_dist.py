@@ -399,31 +399,6 @@ def test_residuals_in_files(served: Served, tmp_path: Path) -> None:
     run(served(2, 2, **SMALL), COMPRESSION, "saved", str(tmp_path / "files"))
 
 
-# ------------------------------------------------------------------------------------------------- programs
-
-VERBS = ["push", "pushpull", "out", "home", "home push", "async", "rows", "rate", "barrier", "pause"]
-
-
-@portions(4)
-@settings(
-    max_examples=2,
-    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # to shrink takes minutes: each example is a job
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-@given(
-    rule=st.sampled_from(["", "sgd", "adam", "lamb"]),
-    steps=st.lists(
-        st.tuples(st.sampled_from(VERBS), st.integers(0, 3), st.integers(0, 50)), min_size=15, max_size=40
-    ),
-)
-def test_any_program_of_verbs_gives_the_bits_of_local(
-    served: Served, portion: int, rule: str, steps: Any
-) -> None:
-    made = served(2, 2, **{**SYNC, "KVSTORE_SLICE_BYTES": "65536"})
-    run(made, ROUNDS, "program", rule, steps)
-    made.close()
-
-
 # ---------------------------------------------------------------------------------------- what servers decide
 
 

@@ -12,10 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
 from jobs import Job
-from nightly import each_once, nightly_unless, portions
+from nightly import each_once, nightly_unless
 from references import DTYPES
 
 import kvstore as kv
@@ -311,29 +309,6 @@ def test_pushes_without_pulls_go_on(job: MakeJob, size: int) -> None:
 
 def test_arrays_that_the_caller_drops_are_read_all_the_same(job: MakeJob) -> None:
     together(job(3), "dropped")
-
-
-VERBS = ["push", "pushpull", "out", "home", "home push", "async", "rows", "rate", "barrier", "pause"]
-
-
-@portions(8)
-@settings(
-    max_examples=4,
-    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # to shrink takes minutes: each example is a job
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-@given(
-    rule=st.sampled_from(["", "sgd", "adam", "lamb"]),
-    steps=st.lists(
-        st.tuples(st.sampled_from(VERBS), st.integers(0, 3), st.integers(0, 50)), min_size=5, max_size=30
-    ),
-)
-def test_any_program_of_verbs_gives_the_bits_of_local(
-    job: MakeJob, portion: int, rule: str, steps: Any
-) -> None:
-    made = job(2)
-    together(made, "program", rule, steps)
-    made.close()
 
 
 # ------------------------------------------------------------------------------------------- one process
