@@ -336,8 +336,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """Push a gradient that a pass has accumulated, if it is the last of its passes."""
         if slot not in self._ours:
             return
-        if slot.ready or slot.queued or slot.total is not None:
-            self._check_gradient(slot)
+        self._check_gradient(slot)
         progress = self._progress
         if progress.is_exchanged or not progress.has_gradients:
             self._check_weights()
@@ -477,7 +476,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._exchange.finish(taking_part)
         self.note_weights()
         self._buckets.record_step(begin)
-        self._progress.is_exchanged = True  # first: what has been reset would be sent again
+        self._progress.is_exchanged = True  # first: Ctrl-C between it and `reset` would send gradients twice
         self._progress.has_local_passes = False
         for slot in self._slots:
             slot.total = slot.parameter.grad if self._sums else None
