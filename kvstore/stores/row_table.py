@@ -1,9 +1,8 @@
 """Rows of a row-sparse key: in every store, only rows that were touched take memory.
 
-Rows lie in the order in which they were first touched, beside them in the same order the rows of the
-optimizer's states. All others are one blank row, of which weight and states have a part in every update that
-touches absent rows: so a table gives the numbers of one that is all there, whatever the rule does to rows
-without a gradient.
+Rows lie in the order of their first touch, and the rows of the optimizer's states lie in the same order. One
+blank row stands for all absent rows: its weight and its states have a part in every update of absent rows.
+So a table gives the numbers of a dense key, whatever the rule does to rows without a gradient.
 """
 
 from __future__ import annotations
@@ -451,7 +450,7 @@ def spread(rows: Array, blank: Array, order: Pair, table: Array) -> Array:
 
 
 def _mapped(change: Callable[[Array, Array], Array], tree: Tree, beside: Tree) -> Tree:
-    """Return a state of new arrays: `change` gets each array of `tree` with its counterpart in `beside`."""
+    """Return a state of the arrays that `change` makes of each array of `tree` and its twin in `beside`."""
     if isinstance(tree, tuple):
         assert isinstance(beside, tuple)
         return tuple(_mapped(change, part, other) for part, other in zip(tree, beside, strict=True))

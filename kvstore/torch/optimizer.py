@@ -34,7 +34,7 @@ _OWN = frozenset(
     {
         *("store", "_optimizer", "_closed", "_marks", "_passes_per_step", "_slots", "_ours", "_counts"),
         *("_overlap", "_is_sent_in_step", "_exchange", "_buckets", "_agreement", "_passes", "_sums"),
-        *("_updates", "_progress"),
+        *("_updates", "_progress", "_has_hidden"),
     }
 )
 
@@ -163,8 +163,10 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         order = None if store.is_capable("optimizer") else self._slots[::-1]
         self._buckets = Buckets(self._exchange, self._marks, full, order)
         self._progress = Progress()
+        self._has_hidden = False
         self._agreement = make_agreement(store, prefix, check_every, restarts=self._updates)
-        self._compare_workers()
+        self._start_comparison()
+        self._finish_comparison()
         self.note_weights()
         self._passes = BackwardPasses(
             self._slots, self, DistributedOptimizer._notice, DistributedOptimizer._end_pass
@@ -236,8 +238,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             result = self._optimizer.step()
         self._progress.steps += 1
         self._progress.begin_step()
-        if self._updates:
-            self._reveal_gradients()
+        self._reveal_gradients()
         return result
 
     def synchronize(self) -> None:
@@ -276,6 +277,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if not self._buckets.is_empty or any(slot.is_under_way for slot in self._slots):
             raise KVStoreError(f"worker {self.store.rank}: zero_grad {self._explain_under_way()}")
         self._check_usable()
+        self._passes.check()
         self._reveal_gradients()
         for slot in self._slots:
             slot.reset()
@@ -336,8 +338,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """Push a gradient that a pass has accumulated, if it is the last of its passes."""
         if slot not in self._ours:
             return
-        if slot.ready or slot.queued or slot.total is not None:
-            self._check_gradient(slot)
+        self._check_gradient(slot)
         progress = self._progress
         if progress.is_exchanged or not progress.has_gradients:
             self._check_weights()
@@ -346,7 +347,8 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             return
         slot.ready = True
         if self._overlap:
-            reveal(slot.parameter)
+            if self._has_hidden:
+                reveal(slot.parameter)
             self._buckets.add(slot, self._takes_part)
 
     def _check_gradient(self, slot: Slot) -> None:
@@ -429,7 +431,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def _check_hidden(self) -> None:
         """Raise KVStoreError if the program has replaced a gradient that the store has already."""
-        for slot in self._ours:
+        for slot in self._ours if self._has_hidden else ():
             if slot.hidden is not None and slot.parameter.grad is not slot.hidden:
                 raise KVStoreError(
                     f"worker {self.store.rank}: the gradient of parameter {slot.name!r} was replaced between "
@@ -459,6 +461,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     def _run_exchange(self) -> None:
         """Push what is not pushed yet, and wait for the result of all workers."""
         begin = self._marks.begin()
+        self._passes.check()
         self._check_weights()
         self._check_hidden()
         self._reveal_gradients()
@@ -466,18 +469,14 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if self._sums:
             for slot in taking_part:
                 self._check_total(slot)
-        # The rest follows the gradients that travel; behind none, the comparison alone is quicker.
-        follows = any(slot.work is not None for slot in taking_part)
-        if follows:
-            self._buckets.add_rest(self._slots, self._takes_part)
-        # Before `finish`, which does not end if other parameters take part on another worker.
-        self._compare_workers()
-        if not follows:
-            self._buckets.add_rest(self._slots, self._takes_part)
+        self._start_comparison()
+        self._buckets.add_rest(self._slots, self._takes_part, waits=True)
+        # Before `finish` of the exchange, which does not end if other parameters take part on another worker.
+        self._finish_comparison()
         self._exchange.finish(taking_part)
         self.note_weights()
         self._buckets.record_step(begin)
-        self._progress.is_exchanged = True  # first: what has been reset would be sent again
+        self._progress.is_exchanged = True  # first: Ctrl-C between it and `reset` would send gradients twice
         self._progress.has_local_passes = False
         for slot in self._slots:
             slot.total = slot.parameter.grad if self._sums else None
@@ -485,17 +484,27 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if self._updates:
             self._hide_pushed()
 
-    def _compare_workers(self) -> None:
-        """Raise an error, now and in all later calls, if the steps, settings or weights of workers differ."""
+    def _start_comparison(self) -> None:
+        """Start to compare the steps, settings and weights of the workers, with errors as in the finish."""
         if self._agreement is None:
             return
         try:
-            self._agreement.compare(
+            self._agreement.start(
                 self._progress.steps,
                 [slot.number for slot in self._ours if slot.parameter.requires_grad],
                 lambda: describe_settings(self._optimizer.param_groups),
                 lambda: sum_bits(self._ours),
             )
+        except KVStoreError as error:
+            self._progress.error = error
+            raise
+
+    def _finish_comparison(self) -> None:
+        """Raise an error, now and in all later calls, if the workers differ."""
+        if self._agreement is None:
+            return
+        try:
+            self._agreement.finish()
         except KVStoreError as error:
             self._progress.error = error
             raise
@@ -522,14 +531,14 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             raise ClosedError("this DistributedOptimizer is closed: create another one")
         if self._progress.error is not None:
             raise self._progress.error
-        self._passes.check()
 
     def _hide_gradients(self, reason: str, sparse: bool = False) -> None:
+        self._has_hidden = True
         for slot in self._ours:
             hide(slot.parameter, f"worker {self.store.rank}, parameter {slot.name!r}: {reason}", sparse)
 
     def _reveal_gradients(self) -> None:
-        for slot in self._ours:
+        for slot in self._ours if self._has_hidden else ():
             reveal(slot.parameter)
             slot.hidden = None
 

@@ -75,10 +75,10 @@ def rows_to_servers(rounds: int) -> int:
         before = sum(store.statistics().sent)
         for _ in range(rounds):
             store.push("t", rows)
-        store.barrier()
-        sent = sum(store.statistics().sent) - before
         store.row_sparse_pull("t", out=rows, row_ids=ids)
         assert (rows.data == store.num_workers).all()
+        store.barrier()  # the pushes of all workers have been sent
+        sent = sum(store.statistics().sent) - before
         store.barrier()
         return int(sent)
 

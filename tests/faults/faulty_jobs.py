@@ -126,6 +126,8 @@ class FaultyJob(ServedJob):
         if self._keys:
             name = role if role == "scheduler" else f"{role}-{rank}"
             variables["KVSTORE_KEYS_FILE"] = self._keys[name]
+        if role != "scheduler":  # which returns to ports that are of no server
+            variables["KVSTORE_PORTS"] = ""
         module = BODIES if self._bodies[role] else "servers"
         return super()._role(role, rank, module, self._bodies[role], **variables)
 

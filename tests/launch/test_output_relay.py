@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -109,3 +110,17 @@ def test_what_a_reader_does_not_take_is_lost(pipe: tuple[int, int], monkeypatch:
         sink.flush()
         assert (sink.broken, sink.empty) == (lost, lost)
     assert sink.reason == "the reader has taken nothing for 10 s"
+
+
+def test_a_signal_that_comes_during_the_look_at_processes_ends_the_next_wait() -> None:
+    """A process that ends just after it was looked at would else be waited for without end."""
+    came: list[int] = []
+    relay = OutputRelay((signal.SIGUSR1, signal.SIGUSR2), came.append)
+    try:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        relay.turn(5.0, lambda: os.kill(os.getpid(), signal.SIGUSR2))
+        assert came == [signal.SIGUSR1]
+        relay.turn(5.0, lambda: None)
+        assert came == [signal.SIGUSR1, signal.SIGUSR2]
+    finally:
+        relay.close()

@@ -225,8 +225,8 @@ class Worker:
                 raise AssertionError(f"the worker never said {line!r}: {self.lines}\n{self.errors()}")
         return time.monotonic()
 
-    def expect_some(self, start: str, timeout: float = DEADLINE) -> str:
-        """Wait until the worker has said a line that begins so; return the line."""
+    def expect_some(self, start: str | tuple[str, ...], timeout: float = DEADLINE) -> str:
+        """Wait until the worker has said a line that begins so, or one of these ways; return the line."""
         end = pace.deadline(timeout)
         while not (found := [line for line in self.lines if line.startswith(start)]):
             if not self._read(end):
