@@ -134,11 +134,18 @@ class SettingsLog:
         self._note(rank, change)
         return change, told
 
-    def withdraw(self, change: Change) -> list[Change]:
-        """Remove a change; return the changes after which other settings hold than before."""
+    def withdraw(self, change: Change) -> tuple[list[Change], dict[Change, ConfigError]]:
+        """Remove a change, and those that are not allowed without it.
+
+        Returns the changes after which other settings hold than before; and what else was removed, with the
+        reason.
+        """
         at = self.changes.index(change)
         del self.changes[at]
-        return self._fold(at)
+        dropped: dict[Change, ConfigError] = {}
+        told = self._fold(at, dropped)
+        self.changes = [one for one in self.changes if one not in dropped]
+        return told, dropped
 
     def settings_at(self, place: int) -> SettingsAt:
         """Return the settings at a place of the program, after all changes there."""
@@ -195,12 +202,22 @@ class SettingsLog:
             self._fold(at)
             raise
 
-    def _fold(self, begin: int) -> list[Change]:
-        """Compute the settings from a change on; return those after which they are other ones."""
+    def _fold(self, begin: int, dropped: dict[Change, ConfigError] | None = None) -> list[Change]:
+        """Compute the settings from a change on; return the changes after which they are other ones.
+
+        A change that is not allowed is added to `dropped`, with its error, and left out; if that is None, the
+        error is raised.
+        """
         settings = self.changes[begin - 1].settings if begin else self.first
         told: list[Change] = []
         for change in self.changes[begin:]:
-            settings = _after(settings, change)
+            try:
+                settings = _after(settings, change)
+            except ConfigError as error:
+                if dropped is None:
+                    raise
+                dropped[change] = error
+                continue
             if settings != change.settings:
                 change.settings = settings
                 told.append(change)

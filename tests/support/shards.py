@@ -107,7 +107,7 @@ class StoreShards:
         try:
             self._tell(told)
         except ConfigError:
-            self._tell([change, *self.log.withdraw(change)])
+            self._tell([change, *self.log.withdraw(change)[0]])
             raise
         self._ordinal, self._version = ordinal, self.place + 1
         if kind == NONE:

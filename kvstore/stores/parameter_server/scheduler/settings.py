@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from ....optimizer.settings_log import NONE, OPTIMIZER, Change, SettingsAt, SettingsLog
 from ..protocol.messages import Answer, Command, Failure, Install, Settings
@@ -14,21 +14,17 @@ _KEPT = 1024  # of the newest; servers keep as many, for rounds that are under w
 class Installation:
     """Settings or a command on their way to the servers, and the requests that wait for them."""
 
-    def __init__(self, install: Install, servers: Iterable[int], change: Change | None = None) -> None:
+    def __init__(self, install: Install, servers: Iterable[int], changes: Iterable[Change] = ()) -> None:
         self.install = install
         self.pending = set(servers)
-        self.change = (
-            change  # that has made it necessary; None: it is a command, or follows from another change
-        )
-        self.waiting: list[
-            tuple[int, int, Change | None]
-        ] = []  # rank, request, and the change that it has made
+        #: Changes that no server has had before, of which the last is withdrawn if a server refuses them.
+        self.changes = list(changes)
+        #: Rank, request, and the change that it has made.
+        self.waiting: list[tuple[int, int, Change | None]] = []
         self.error: Failure | None = None
 
     def answers(self) -> list[tuple[int, Answer]]:
-        """Return rank and answer of all that wait, if it is installed everywhere; they are forgotten."""
-        if self.pending:
-            return []
+        """Return rank and answer of all that wait; they are forgotten."""
         done, self.waiting = self.waiting, []
         return [(rank, _answer(request, change, self.error)) for rank, request, change in done]
 
@@ -122,10 +118,9 @@ class SettingsTable:
         if installation.pending:
             return [], []
         del self.pending[number]
-        installs: list[Install] = []
-        if installation.error is not None and installation.change is not None:
-            installs = self._withdraw(installation.change, servers)
-        return installation.answers(), installs
+        if installation.error is None or not installation.changes:
+            return installation.answers(), []
+        return self._withdraw(installation, installation.error, servers)
 
     def forget(self, rank: int) -> None:
         """Let another process take this rank: it makes its changes from the beginning."""
@@ -178,33 +173,57 @@ class SettingsTable:
     def _last_place(self) -> int:
         return self.log.changes[-1].place if self.log.changes else 0
 
-    def _withdraw(self, change: Change, servers: Iterable[int]) -> list[Install]:
-        if change not in self.log.changes:
-            return []
-        self._optimizers = {ordinal: one for ordinal, one in self._optimizers.items() if one is not change}
-        told = self.log.withdraw(change)
-        back = self._tell(change.place, self.log.settings_at(change.place), servers, None)
-        return [back, *self._install([one for one in told if one.place != change.place], servers, None)]
+    def _withdraw(
+        self, refused: Installation, error: Failure, servers: Iterable[int]
+    ) -> tuple[list[tuple[int, Answer]], list[Install]]:
+        """Withdraw the last change that was refused, and those that are not allowed without it.
 
-    def _install(
-        self, told: Iterable[Change], servers: Iterable[int], change: Change | None
-    ) -> list[Install]:
-        """Return what the servers are to be told after changes; of each place the last settings."""
-        own = None if change is None else change.place
+        The workers that have made them are told. The others wait until the servers have what is left.
+        """
+        change = refused.changes.pop()
+        gone, told = {change: error}, []
+        if change in self.log.changes:
+            told, dropped = self.log.withdraw(change)
+            gone |= {one: Failure("ConfigError", str(why)) for one, why in dropped.items()}
+        self._optimizers = {ordinal: one for ordinal, one in self._optimizers.items() if one not in gone}
+        self.pending[refused.install.version] = refused  # for what waits, and for the other changes
+        installs = [
+            self._tell(place, servers, self._unconfirmed(place, gone))
+            for place in dict.fromkeys(one.place for one in (*gone, *told))
+        ]
+        del self.pending[refused.install.version]
+        answers: list[tuple[int, Answer]] = []
+        for one in self.pending.values():
+            ended = [waiting for waiting in one.waiting if waiting[2] in gone]
+            one.waiting = [waiting for waiting in one.waiting if waiting[2] not in gone]
+            answers += [(rank, Answer(request, error=gone[made])) for rank, request, made in ended if made]
+        return answers, installs
+
+    def _unconfirmed(self, place: int, gone: Container[Change]) -> list[Change]:
+        """Take over the changes of a place that are on their way, and that a server can refuse yet."""
+        found: list[Change] = []
+        for one in self.pending.values():
+            if one.install.kind == "settings" and one.install.since == place + 1:
+                found += [change for change in one.changes if change not in gone]
+                one.changes = []
+        return found
+
+    def _install(self, told: Iterable[Change], servers: Iterable[int], change: Change) -> list[Install]:
+        """Return what the servers are to be told after a change; of each place the last settings."""
         return [
-            self._tell(place, self.log.settings_at(place), servers, change if place == own else None)
+            self._tell(place, servers, [change] if place == change.place else [])
             for place in dict.fromkeys(one.place for one in told)
         ]
 
-    def _tell(
-        self, place: int, settings: SettingsAt, servers: Iterable[int], change: Change | None
-    ) -> Install:
+    def _tell(self, place: int, servers: Iterable[int], changes: list[Change]) -> Install:
+        """Return what servers are told of a place; requests are answered when they have the newest."""
+        settings = self.log.settings_at(place)
         install = self._number("settings", settings.text, since=place + 1, settings=settings)
         before = self._newest.get(place)
         waits = self.pending.get(before.version) if before is not None else None
         self._newest[place] = install
-        installation = self.pending[install.version] = Installation(install, servers, change)
-        if waits is not None:  # answers are given when the servers have the newest
+        installation = self.pending[install.version] = Installation(install, servers, changes)
+        if waits is not None:
             waits.waiting, installation.waiting = [], waits.waiting
         return install
 
@@ -234,6 +253,9 @@ class SettingsTable:
         last = max((place for place in self._newest if place < first), default=-1)
         for place in [place for place in self._newest if place not in kept and place != last]:
             del self._newest[place]
+        newest = self.log.newest.ordinal
+        known = self._optimizers.items()
+        self._optimizers = {at: one for at, one in known if one.place >= first or at == newest}
         self._most = 2 * max(_KEPT, len(self.log.changes))
 
 

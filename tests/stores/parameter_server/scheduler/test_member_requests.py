@@ -121,9 +121,9 @@ def test_slices_of_a_key_that_has_moved_are_dropped_once_all_set_the_optimizer()
     job.say("w0", m.Ready(4, 0, ("w",)))
     assert [part.id for part in job.last("w1", m.Answer).entries[0].slices] == [2, 3]
     job.say("w0", m.Settings(5, 0, "optimizer", 1, "lamb"))
-    assert installed(job) == [("optimizer", "lamb")]
+    assert installed(job) == [("settings", "lamb")]
     job.say("w1", m.Settings(5, 0, "optimizer", 1, "lamb"))
-    assert installed(job) == [("optimizer", "lamb"), ("drop", "0,1")]
+    assert installed(job) == [("settings", "lamb"), ("drop", "0,1")]
 
 
 def test_slices_of_a_key_that_has_moved_are_dropped_when_the_last_reader_leaves() -> None:
@@ -131,7 +131,7 @@ def test_slices_of_a_key_that_has_moved_are_dropped_when_the_last_reader_leaves(
     job.say("w0", m.Ready(4, 0, ("w",)))
     job.say("w0", m.Settings(5, 0, "optimizer", 1, "lamb"))
     job.say("w1", m.Leave(0))
-    assert installed(job) == [("optimizer", "lamb"), ("drop", "0,1")]
+    assert installed(job) == [("settings", "lamb"), ("drop", "0,1")]
 
 
 def test_a_key_that_cannot_move_stays_and_all_are_told_why() -> None:

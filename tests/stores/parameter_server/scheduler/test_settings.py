@@ -350,8 +350,11 @@ def test_a_change_whose_withdrawal_another_one_does_not_survive() -> None:
     job.ask(0, "optimizer", text)
     _, [first] = job.make(0, "configure", json.dumps({"lr_scheduler": None, "learning_rate": 0.25}), 1)
     job.make(1, "configure", rate(1), 2)
-    [(rank, answer)] = job.installed(first, REFUSED)
-    assert (rank, answer.error) == (0, REFUSED)
+    [(first_rank, answer), (rank, other)] = job.installed(first, REFUSED)
+    assert (first_rank, answer.error) == (0, REFUSED)
+    assert rank == 1
+    assert other.error is not None
+    assert (other.error.error, "schedule" in other.error.text) == ("ConfigError", True)
     assert [job.holds(place) for place in range(4)] == [
         job.table.log.settings_at(place) for place in range(4)
     ]
