@@ -181,7 +181,8 @@ class SettingsTable:
         The workers that have made them are told. The others wait until the servers have what is left.
         """
         change = refused.changes.pop()
-        gone, told = {change: error}, []
+        gone: dict[Change, Failure] = {change: error}
+        told: list[Change] = []
         if change in self.log.changes:
             told, dropped = self.log.withdraw(change)
             gone |= {one: Failure("ConfigError", str(why)) for one, why in dropped.items()}
