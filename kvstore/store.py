@@ -41,7 +41,7 @@ from .observe.counters import CALLS, Seconds, Transferred, Waits, seconds_of, wa
 from .observe.native._observe import Counters
 from .observe.timeline.marks import Marks
 from .optimizer import Optimizer, Updater
-from .optimizer.changes import REVISION, Followed, differing
+from .optimizer.changes import REVISION, Followed, differing, read_by
 from .optimizer.update_clock import CallOrder
 from .plan import Plan
 from .step import Step, check_whole_steps, refuse_async
@@ -590,7 +590,8 @@ class KVStore(KVStoreBase):
         ----------
         optimizer : Optimizer
             Stores of one process use the object itself. Its update counts and, with a schedule, its
-            `learning_rate` are then those of the store. The other stores use copies of it.
+            `learning_rate` are then those of the store; an assignment waits for the pushes that were called
+            before it. The other stores use copies of it.
 
         Raises
         ------
@@ -614,8 +615,11 @@ class KVStore(KVStoreBase):
     def _follow_copy(self) -> None:
         """Follow the caller's optimizer from now on, if the store updates with another object."""
         updater, optimizer = self._backend.updater, self._optimizer
-        if optimizer is None or updater is None or updater.optimizer is optimizer:
+        if optimizer is None or updater is None:
             self._followed = None
+        elif updater.optimizer is optimizer:
+            self._followed = None
+            read_by(self._engine)
         elif self._followed is None:
             with suppress(ConfigError):  # it cannot be described, and what a file had took its place
                 self._followed = Followed(optimizer)

@@ -1,14 +1,16 @@
 """Changes of settings: what a store that works with a copy of the caller's optimizer has to send.
 
 Each assignment of a setting changes one number of the process. A push compares it with the number that it has
-seen last, and only if they differ does it look for what has changed.
+seen last, and only if they differ does it look for what has changed. A store that works with the caller's
+object completes the pushes before an assignment first.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakSet
 
 from ..errors import ConfigError
 from . import checks
@@ -30,6 +32,30 @@ REVISION = Revision()
 _NUMBERS = itertools.count(1)
 #: No number of `REVISION`.
 _NEVER = -1
+
+
+class Pushes(Protocol):
+    """Pushes in the background that read the settings of the caller's optimizer; the engine of a store."""
+
+    busy: bool
+
+    def wait_all(self) -> None:
+        """Wait for all of them; return at once where one of them makes the change."""
+
+
+_PUSHES: WeakSet[Pushes] = WeakSet()
+
+
+def read_by(pushes: Pushes) -> None:
+    """Complete these pushes before each change of a setting."""
+    _PUSHES.add(pushes)
+
+
+def begin_change() -> None:
+    """Complete the pushes that were called for before the change."""
+    for pushes in list(_PUSHES):
+        if pushes.busy:
+            pushes.wait_all()
 
 
 def note_change() -> None:
@@ -56,16 +82,21 @@ class SettingTable(dict[Any, Any]):
         raise NotImplementedError
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        super().__setitem__(*self._checked(key, value))
+        entry = self._checked(key, value)
+        begin_change()
+        super().__setitem__(*entry)
         note_change()
 
     def __delitem__(self, key: Any) -> None:
+        begin_change()
         super().__delitem__(key)
         note_change()
 
     def update(self, *tables: Any, **entries: Any) -> None:
         """Set entries. If one of them is not valid, none changes."""
-        super().update([self._checked(*entry) for entry in dict(*tables, **entries).items()])
+        checked = [self._checked(*entry) for entry in dict(*tables, **entries).items()]
+        begin_change()
+        super().update(checked)
         note_change()
 
     def __ior__(self, other: Any) -> Any:  # type: ignore[misc]
@@ -74,12 +105,14 @@ class SettingTable(dict[Any, Any]):
 
     def pop(self, key: Any, *default: Any) -> Any:
         """Remove an entry and return it."""
+        begin_change()
         found = super().pop(key, *default)
         note_change()
         return found
 
     def popitem(self) -> tuple[Any, Any]:
         """Remove the last entry and return it."""
+        begin_change()
         found = super().popitem()
         note_change()
         return found

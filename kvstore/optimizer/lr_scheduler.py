@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar, Union
 
 from ..errors import ConfigError, nearest
-from .changes import note_change
+from .changes import begin_change, note_change
 from .checks import count, finite, plain
 
 Schedule = Union["LRScheduler", Callable[[int], float]]
@@ -88,6 +88,7 @@ class LRScheduler:
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Keep scalars of NumPy as Python's, and have stores look for what has changed."""
+        begin_change()
         object.__setattr__(self, name, plain(value))
         note_change()
 

@@ -13,7 +13,7 @@ from ..arrays import pages
 from ..arrays.element_types import HALVES
 from ..errors import ArgumentError, ConfigError, nearest
 from . import checks
-from .changes import REVISION, FactorTable, NameTable, ParameterTable, note_change
+from .changes import REVISION, FactorTable, NameTable, ParameterTable, begin_change, note_change
 from .checks import Settings
 from .lr_scheduler import LRScheduler, Schedule, from_config
 from .registry import Registrable, create, register
@@ -190,10 +190,13 @@ class Optimizer(Registrable):
     def _assign(self, name: str, value: Any) -> None:
         """Set an attribute that is a setting to a checked value; an equal scalar is no change."""
         before = vars(self).get(name, _ABSENT)
-        object.__setattr__(self, name, value)
         comparable = type(before) is type(value) and (value is None or isinstance(value, _SCALARS))
-        if not comparable or before != value:
-            self._note_change()
+        if comparable and before == value:
+            object.__setattr__(self, name, value)
+            return
+        begin_change()
+        object.__setattr__(self, name, value)
+        self._note_change()
 
     def _note_change(self) -> None:
         """Note that a setting has changed. A rule that keeps what it has computed of settings forgets it."""

@@ -120,7 +120,7 @@ def test_stamps_of_the_region_are_those_of_a_clock(begin: int) -> None:
 def test_a_region_and_a_clock_go_on_from_the_same_counts(
     region: Region, calls: list[list[str]], begin: int, time: int, epoch: int
 ) -> None:
-    counts = dict(zip("abc", (begin + 1, begin + 7, begin + 3), strict=True))
+    counts = dict(zip("abcd", (begin + 1, begin + 7, begin + 3, begin + 2), strict=True))
     for key, handle in region.handles.items():
         handle.updates = counts.get(key, 0)
     region.backend._updater._epoch = epoch

@@ -209,3 +209,27 @@ def test_memory_is_used_again_only_when_its_array_is_gone() -> None:
         if number % 7 == 0:
             kept.append((number % 256, array))
     assert all((array == number).all() for number, array in kept)
+
+
+@pytest.mark.parametrize("change", ["learning_rate", "lr_mult", "schedule"])
+def test_changes_of_the_optimizer_come_after_pushes_in_the_background(change: str) -> None:
+    schedule = kv.lr_scheduler.FactorScheduler(step=1000, base_lr=1.0)
+    with kv.create() as store:
+        store.init("w", np.zeros(200_000, np.float32))
+        optimizer = kv.optimizer.SGD(
+            learning_rate=1.0, lr_scheduler=schedule if change == "schedule" else None
+        )
+        store.set_optimizer(optimizer)
+        ones = np.ones(200_000, np.float32)
+        for _ in range(6):
+            store.push("w", ones, async_op=True)
+        if change == "learning_rate":
+            optimizer.learning_rate = 100.0
+        elif change == "lr_mult":
+            optimizer.lr_mult["w"] = 100.0
+        else:
+            schedule.base_lr = 100.0
+        store.push("w", ones)
+        out = np.empty_like(ones)
+        store.pull("w", out=out)
+        assert (out == -106).all()

@@ -23,7 +23,6 @@ LEFT_OUT: dict[str, tuple[tuple[str, ...], str]] = {
         "set_optimizer by one worker, before another changes or saves what it set",
     ),
     "M": (("shared", *_ON_SERVERS), "a load without a barrier before it"),
-    "N": (("local", "device"), "changes of the optimizer's object with operations in the background"),
     "O": (("shared", *_ON_SERVERS), "a save without a barrier after it"),
     "P": (("hosts",), "a rule that needs whole keys, with compression"),
 }
