@@ -152,6 +152,12 @@ class SettingsLog:
         at = bisect.bisect_right(self.changes, place, key=_place)
         return self.changes[at - 1].settings if at else self.first
 
+    def settings_for(self, change: Change) -> SettingsAt:
+        """Return the settings of an optimizer at the place of a change that belongs to it."""
+        after = (change.place, change.ordinal + 1)
+        at = bisect.bisect_left(self.changes, after, key=_place_and_ordinal)
+        return self.changes[at - 1].settings if at else self.first
+
     def forget(self, rank: int) -> None:
         """Forget which changes a worker has made."""
         self._made.pop(rank, None)
@@ -226,6 +232,10 @@ class SettingsLog:
 
 def _place(change: Change) -> int:
     return change.place
+
+
+def _place_and_ordinal(change: Change) -> tuple[int, int]:
+    return change.place, change.ordinal
 
 
 def _after(before: SettingsAt, change: Change) -> SettingsAt:

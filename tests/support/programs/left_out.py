@@ -7,17 +7,6 @@ from collections.abc import Sequence
 _ON_SERVERS = ("dist_sync:1", "dist_device_sync:1", "dist_sync:3", "p3", "hosts")
 
 LEFT_OUT: dict[str, tuple[tuple[str, ...], str]] = {
-    "A": (("shared",), "loads of states without a state of a key that has one"),
-    "B": (("shared",), "set_optimizer without a barrier before it"),
-    "C": (_ON_SERVERS, "changes by single workers; changes before a join"),
-    "D": (_ON_SERVERS, "schedules with keys that are not always pushed together"),
-    "E": (_ON_SERVERS, "rows of dense keys whose slices do not begin at rows"),
-    "F": (_ON_SERVERS, "set_optimizer without a barrier before it"),
-    "G": (("local", "device"), "schedules with operations in the background"),
-    "H": (("shared",), "a second optimizer"),
-    "I": (("shared",), "changes by several workers"),
-    "J": (("shared",), "schedules with pushes that no pull follows, or keys that are not pushed together"),
-    "K": (_ON_SERVERS, "FTML with row-sparse keys"),
     "L": (
         ("shared", *_ON_SERVERS),
         "set_optimizer by one worker, before another changes or saves what it set",

@@ -458,6 +458,7 @@ class Answer(msgspec.Struct, frozen=True, tag=True):
     text: str = ""
     error: Failure | None = None
     count: int = 0
+    """Of settings at a barrier: how many optimizers were set, with that of `text`."""
     epoch: int = 0
     """As in `Install`."""
 

@@ -65,10 +65,9 @@ class MemberRequests:
     def barrier(self, store: Membership, peer: Peer, message: m.Barrier, outgoing: Outgoing) -> None:
         """Answer once all have arrived."""
         if not store.come_to_barrier(peer.rank, message.request, message.number):
-            outgoing.write(peer, Answer(message.request, version=store.settings.newest_since()))
+            outgoing.write(peer, store.settings.at_barrier(message.request))
             return
-        version = store.settings.newest_since()
-        opened = [(rank, Answer(request, version=version)) for rank, request in store.open_barrier()]
+        opened = [(rank, store.settings.at_barrier(request)) for rank, request in store.open_barrier()]
         self._stores.answer(store, opened, outgoing)
 
     # -------------------------------------------------------------------------------------------------- keys

@@ -23,11 +23,6 @@ class Installation:
         self.waiting: list[tuple[int, int, Change | None]] = []
         self.error: Failure | None = None
 
-    def answers(self) -> list[tuple[int, Answer]]:
-        """Return rank and answer of all that wait; they are forgotten."""
-        done, self.waiting = self.waiting, []
-        return [(rank, _answer(request, change, self.error)) for rank, request, change in done]
-
 
 class SettingsTable:
     """The settings of a store, and what the servers know of them.
@@ -93,7 +88,7 @@ class SettingsTable:
     def answers(self) -> list[tuple[int, Answer]]:
         """Return rank and answer of requests whose changes the servers had already; they are forgotten."""
         done, self._done = self._done, []
-        return [(rank, _answer(request, change, None)) for rank, request, change in done]
+        return self._answers(done, None)
 
     def command(self, rank: int, asked: Command, servers: set[int]) -> Install:
         """Make a new command."""
@@ -119,7 +114,7 @@ class SettingsTable:
             return [], []
         del self.pending[number]
         if installation.error is None or not installation.changes:
-            return installation.answers(), []
+            return self._answers(installation.waiting, installation.error), []
         return self._withdraw(installation, installation.error, servers)
 
     def forget(self, rank: int) -> None:
@@ -144,9 +139,11 @@ class SettingsTable:
         told = {install.version: install for install in (*self._newest.values(), *commands)}
         return [told[number] for number in sorted(told)]
 
-    def newest_since(self) -> int:
-        """Return from which place on the newest settings hold, as `Install.since` has it."""
-        return max((install.since for install in self._newest.values()), default=0)
+    def at_barrier(self, request: int) -> Answer:
+        """Return the answer to a worker that has come to a barrier: the newest settings."""
+        since = max((install.since for install in self._newest.values()), default=0)
+        newest = self.log.newest
+        return Answer(request, version=since, text=newest.text, count=newest.ordinal)
 
     def known(self, rank: int) -> int:
         """Return from which place on the newest settings hold that a worker has changed; 0: none."""
@@ -228,6 +225,18 @@ class SettingsTable:
             waits.waiting, installation.waiting = [], waits.waiting
         return install
 
+    def _answers(
+        self, done: Iterable[tuple[int, int, Change | None]], error: Failure | None
+    ) -> list[tuple[int, Answer]]:
+        """Return rank and answer of requests that have waited."""
+        return [(rank, self._answer(request, change, error)) for rank, request, change in done]
+
+    def _answer(self, request: int, change: Change | None, error: Failure | None) -> Answer:
+        if change is None or error is not None:
+            return Answer(request, error=error)
+        settings = self.log.settings_for(change)
+        return Answer(request, version=change.place + 1, epoch=settings.epoch, text=settings.text)
+
     def _number(
         self, kind: str, text: str, head: int = 0, since: int = 0, settings: SettingsAt | None = None
     ) -> Install:
@@ -258,10 +267,3 @@ class SettingsTable:
         known = self._optimizers.items()
         self._optimizers = {at: one for at, one in known if one.place >= first or at == newest}
         self._most = 2 * max(_KEPT, len(self.log.changes))
-
-
-def _answer(request: int, change: Change | None, error: Failure | None) -> Answer:
-    if change is None or error is not None:
-        return Answer(request, error=error)
-    settings = change.settings
-    return Answer(request, version=change.place + 1, epoch=settings.epoch, text=settings.text)

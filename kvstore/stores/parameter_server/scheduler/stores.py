@@ -144,8 +144,7 @@ class Stores:
         """After somebody has left or joined: perhaps the others need not wait any more."""
         self.leave_old_places(store, -1, outgoing)
         self._let_join(store, outgoing)
-        version = store.settings.newest_since()
-        opened = [(rank, Answer(request, version=version)) for rank, request in store.open_barrier()]
+        opened = [(rank, store.settings.at_barrier(request)) for rank, request in store.open_barrier()]
         answers, new = store.keys.promote(store.initializer)
         self.place(store, new, outgoing)
         self.answer(store, [*opened, *answers], outgoing)

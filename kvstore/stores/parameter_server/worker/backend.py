@@ -122,9 +122,9 @@ class DistBackend(Backend):
         """What reads."""
         return self._pulls
 
-    def learn(self, version: int) -> None:
-        """Note that there are settings, which other workers have changed."""
-        self._optimizer.learn(version)
+    def learn(self, newest: m.Answer) -> None:
+        """Note the settings that all workers have come to at a barrier."""
+        self._optimizer.learn_all(newest)
 
     @property
     def settings_version(self) -> int:
@@ -381,7 +381,7 @@ class DistBackend(Backend):
 
     def barrier(self) -> None:
         """Wait until every member has come here."""
-        self._optimizer.learn(self._client.barrier())
+        self._optimizer.learn_all(self._client.barrier())
 
     def side(self) -> DistBackend:
         """Return the same store for side keys: version 0 of the settings is that of no optimizer."""

@@ -352,19 +352,19 @@ class Client:
             raise raised(operation.error)
         return operation.answer
 
-    def barrier(self) -> int:
+    def barrier(self) -> m.Answer:
         """Wait until every member that has not joined is here; what they pushed has been taken in by then.
 
-        Returns the newest settings that the servers have.
+        Returns the newest settings.
         """
         self.settle()
         return self.barrier_of_host(self.barriers + 1)
 
-    def barrier_of_host(self, number: int) -> int:
+    def barrier_of_host(self, number: int) -> m.Answer:
         """Wait until all other hosts are here; the workers of this one have met for its barrier `number`."""
         answer = self.request(partial(m.Barrier, number=number), f"barrier {number}")
         self.barriers += 1
-        return answer.version
+        return answer
 
     def join(self) -> None:
         """Tell all that this worker has no more batches."""

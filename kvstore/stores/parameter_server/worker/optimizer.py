@@ -42,6 +42,7 @@ class WorkerOptimizer:
         #: What it has pushed since the optimizer was set.
         self.clock = UpdateClock()
         self._set = 0  # how often this worker has set one
+        self._text = ""  # describes that of `updater`
         self._keeps_states = False
 
     @property
@@ -89,6 +90,12 @@ class WorkerOptimizer:
         """Note that there are settings; they hold from this worker's next push of each key on."""
         self.version = max(self.version, version)
 
+    def learn_all(self, newest: m.Answer) -> None:
+        """Note the settings that all workers have come to at a barrier."""
+        self.learn(newest.version)
+        if newest.count == self._set and newest.text:
+            self._use(newest.text)
+
     def _ask(self, kind: str, text: str, ordinal: int, place: int) -> m.Answer:
         settings = partial(m.Settings, kind=kind, ordinal=ordinal, text=text, place=place)
         try:
@@ -102,9 +109,14 @@ class WorkerOptimizer:
 
     def _adopt(self, answer: m.Answer, optimizer: Optimizer) -> None:
         """Keep the settings that hold for all: another worker may have changed more than this one has."""
-        described = json.loads(answer.text) if answer.text else optimizer.describe()
-        self.updater = Updater(Optimizer.from_config(described["name"], described["config"]))
+        self._use(answer.text or _described(optimizer))
         self.learn(answer.version)
+
+    def _use(self, text: str) -> None:
+        if self.updater is None or text != self._text:
+            described = json.loads(text)
+            self.updater = Updater(Optimizer.from_config(described["name"], described["config"]))
+            self._text = text
 
     def joined(self, found: CollectStates) -> Updater:
         """Put states that have come from the servers together, as a store of one process has them."""

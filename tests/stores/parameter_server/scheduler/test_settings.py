@@ -664,5 +664,5 @@ def test_a_barrier_tells_of_the_newest_settings() -> None:
     say(job, "w0", 1, "optimizer", described(512), 4)
     job.say("w0", m.Barrier(2, 0, 1))
     assert [job.last(peer, m.Answer) for peer in ("w0", "w1")] == [
-        m.Answer(2, version=5), m.Answer(1, version=5)
+        m.Answer(2, version=5, text=described(512), count=1), m.Answer(1, version=5, text=described(512), count=1)
     ]  # fmt: skip
