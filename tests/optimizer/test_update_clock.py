@@ -137,6 +137,17 @@ def region() -> Any:
         yield region
 
 
+def test_stamps_of_a_call_are_in_the_order_of_its_keys_whichever_arrives_first() -> None:
+    """Of a key with several values the sum arrives after a copy."""
+    with Region("ab") as region:
+        region.store.set_optimizer(create("sgd"))
+        assert region.stamps(["a"]) == [1 << TIME_BITS | 1]
+        ones = np.ones(3, np.float32)
+        region.store.push(["a", "b"], [[ones, ones], ones])
+        stamps = [shm.stamp(handle, handle.arrived, 1) for handle in region.handles.values()]
+        assert stamps == [1 << TIME_BITS | 2] * 2
+
+
 def test_sums_have_no_stamps() -> None:
     with Region("ab") as region:
         assert region.stamps(["a", "b"]) == [0, 0]

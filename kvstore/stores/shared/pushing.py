@@ -47,7 +47,7 @@ class RoundPusher:
     @contextlib.contextmanager
     def _several(self, handles: list[Handle]) -> Iterator[None]:
         try:
-            shm.begin_call(self._job)
+            shm.begin_call(self._job, handles)
             yield
             self._waiter.note_call(handles)
         finally:

@@ -225,6 +225,7 @@ cdef extern from "region.h" nogil:
     int kv_bring_forward(kv_self *me, kv_call *call, int patient)
     int kv_sum_small(kv_self *me, kv_call *call, int patient)
     void kv_begin_call(kv_self *me)
+    void kv_take_stamp(kv_self *me, kv_entry *e, uint64_t round)
     void kv_end_call(kv_self *me)
     int kv_whole(kv_self *me, kv_part *part, int w, int parity)
     int kv_over_own(kv_self *me, const kv_call *call)

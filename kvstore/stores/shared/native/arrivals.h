@@ -160,6 +160,12 @@ static uint64_t kv_next_stamp(kv_self *me, const kv_entry *e, uint64_t round)
     return me->epoch << KV_TIME_BITS | me->time;
 }
 
+static void kv_take_stamp(kv_self *me, kv_entry *e, uint64_t round)
+{
+    if (me->epoch && !e->is_side)
+        kv_parts(me, e)[me->rank].stamp[round & 1] = kv_next_stamp(me, e, round);
+}
+
 /* This worker's source of its next round is in place. Who is taken for dead arrives no more: some may have looked who
  * is in the round. Nobody is told: the round, or 0. */
 static uint64_t kv_arrive_untold(kv_self *me, kv_entry *e, uint32_t kind, float threshold, uint64_t source)
@@ -174,8 +180,8 @@ static uint64_t kv_arrive_untold(kv_self *me, kv_entry *e, uint32_t kind, float 
     part->kind[round & 1] = me->calling ? kind | KV_OF_CALL : kind;
     part->call[round & 1] = me->calling;
     part->threshold[round & 1] = threshold;
-    if (me->epoch && !e->is_side)
-        part->stamp[round & 1] = kv_next_stamp(me, e, round);
+    if (!me->calling)
+        kv_take_stamp(me, e, round);
     kv_put(&part->pushed[round & 1], round);
     kv_put(&part->arrived, round);
     kv_end_work(me);

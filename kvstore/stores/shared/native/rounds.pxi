@@ -247,9 +247,16 @@ def rounds_of(list handles):
     return [pushed_round(<Handle>h) for h in handles]
 
 
-def begin_call(Job job):
-    """What this worker arrives at until `end_call` is one call: no round is opened with a part of it only."""
+def begin_call(Job job, list handles):
+    """What this worker arrives at until `end_call` is one call: no round is opened with a part of it only.
+
+    The stamps of its pushes are taken here, in the order of the keys; it may arrive at them in another order.
+    """
+    cdef Handle h
     kv_begin_call(job.me)
+    for handle in handles:
+        h = <Handle?>handle
+        kv_take_stamp(job.me, h.e, pushed_round(h) + 1)
 
 
 def end_call(Job job):
