@@ -663,6 +663,6 @@ def test_a_barrier_tells_of_the_newest_settings() -> None:
     job.say("w1", m.Barrier(1, 0, 1))
     say(job, "w0", 1, "optimizer", described(512), 4)
     job.say("w0", m.Barrier(2, 0, 1))
-    assert [job.last(peer, m.Answer) for peer in ("w0", "w1")] == [
-        m.Answer(2, version=5, text=described(512), count=1), m.Answer(1, version=5, text=described(512), count=1)
-    ]  # fmt: skip
+    newest = {"version": 5, "text": described(512), "count": 1}
+    assert job.last("w0", m.Answer) == m.Answer(2, **newest)
+    assert job.last("w1", m.Answer) == m.Answer(1, **newest)
