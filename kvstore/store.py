@@ -1222,6 +1222,26 @@ class KVStore(KVStoreBase):
             if took and turns.waiting and turns.wanted((key,)):
                 turns.tell()
 
+    def _start_quickly(self, keys: list[Any], values: Any, outs: Any, divisor: int) -> Work | None:
+        """Begin a usual `pushpull` that the caller waits for next; None under the conditions of `_quickly`."""
+        engine, done = self._engine, None
+        lock, turns = engine.exclusive, engine.turns
+        if engine.busy or turns.waiting:
+            return None
+        try:
+            if not lock.acquire(False) or turns.taken or self._closed:
+                return None
+            done = self._backend.start_quick_sum(keys, values, outs, divisor)
+        finally:
+            try:  # noqa: SIM105 - a context manager is a step of its own
+                lock.release()
+            except RuntimeError:
+                pass
+        if done is None:
+            return None
+        end = self._ending("pushpull", [(key, [value]) for key, value in zip(keys, values, strict=True)])
+        return engine.postpone(partial(end, done), f"pushpull of {len(keys)} keys")
+
     def _do_all(self, run: Callable[[], Any]) -> Any:
         """Run now, behind everything that is still under way."""
         if self._engine.busy:
@@ -1336,9 +1356,11 @@ def start_pushpull(
     """
     if store._steps:
         store._own_step(async_op=True)  # raises within a step
+    store._follow()
+    if waits and (work := store._start_quickly(key, value, out, divisor)) is not None:
+        return work
     groups = group(key, value)
     outs = None if out is None else group(key, out, "out")
-    store._follow()
     by = (divisor,) if divisor > 1 else ()
     return store._start("pushpull", groups, 0, groups, outs, *by, waits=waits)
 

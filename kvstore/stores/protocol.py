@@ -155,6 +155,15 @@ class Backend(Protocol):
         """
         return False
 
+    def start_quick_sum(
+        self, keys: list[Any], values: Any, outs: Any, divisor: int
+    ) -> Callable[[], None] | None:
+        """Begin a `pushpull` of a list of keys, with one array each, in few steps, without an updater here.
+
+        None: nothing has happened. The result completes the operation, and can be called again after Ctrl-C.
+        """
+        return None
+
     def quick_push(self, key: Any, value: Any) -> bool | Callable[[], None]:
         """With `has_quick_push_and_pull`: as `quick_pushpull`."""
         return False

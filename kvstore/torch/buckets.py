@@ -49,12 +49,15 @@ class Buckets:
             elif not ready.ready and takes_part(ready):
                 return
 
-    def add_rest(self, slots: list[Slot], takes_part: Callable[[Slot], bool]) -> None:
-        """Add and push all gradients that are not pushed yet, and zeros where a gradient is absent."""
+    def add_rest(self, slots: list[Slot], takes_part: Callable[[Slot], bool], waits: bool = False) -> None:
+        """Add and push all gradients that are not pushed yet, and zeros where a gradient is absent.
+
+        With `waits` the caller waits for them next.
+        """
         for slot in self._order or reversed(slots):
             if takes_part(slot) and not slot.queued:
                 self._put(slot)
-        self._push()
+        self._push(waits)
 
     def record_step(self, begin: int) -> None:
         """Record the end of an exchange, and the buckets that it has pushed, in the timeline."""
@@ -70,14 +73,14 @@ class Buckets:
         if self._nbytes >= self._full:
             self._push()
 
-    def _push(self) -> None:
+    def _push(self, waits: bool = False) -> None:
         bucket, nbytes = self._bucket, self._nbytes
         self._bucket, self._nbytes = [], 0
         if not bucket:
             return
         begin = self._marks.begin()
         try:
-            self._exchange.start(bucket)
+            self._exchange.start(bucket, waits)
         except Exception as error:
             for slot in bucket:  # `step` must not use a gradient that was not sent
                 if slot.work is None:

@@ -41,8 +41,8 @@ class Gradients:
         if tables:
             store.init([slot.key for slot in tables], [no_rows(slot.parameter) for slot in tables])
 
-    def start(self, batch: list[Slot]) -> None:
-        """Push what there is, in one call."""
+    def start(self, batch: list[Slot], waits: bool = False) -> None:
+        """Push what there is, in one call. With `waits`, the caller calls `finish` next."""
         check_sums(self._store)
         for slot in batch:
             slot.absent = slot.parameter.grad is None
@@ -52,11 +52,11 @@ class Gradients:
                 slot.work = self._store.push(slot.key, rows, async_op=not self._whole)
             dense = [slot for slot in batch if not slot.sparse]
             if dense:
-                self._start_dense(dense)
+                self._start_dense(dense, waits or self._at_once)
         if self._whole:
             _end(batch)
 
-    def _start_dense(self, dense: list[Slot]) -> None:
+    def _start_dense(self, dense: list[Slot], waits: bool) -> None:
         gradients = [_nothing(slot.parameter) if slot.absent else _something(slot) for slot in dense]
         values = [array(walked(one, slot.order)) for slot, one in zip(dense, gradients, strict=True)]
         divisor = self._divisor
@@ -72,7 +72,7 @@ class Gradients:
         if self._whole:
             self._store.pushpull(keys, values)
             return
-        work = start_pushpull(self._store, keys, values, None, divisor, self._at_once)
+        work = start_pushpull(self._store, keys, values, None, divisor, waits)
         for slot in dense:
             slot.work = work
 
@@ -108,7 +108,7 @@ class Weights:
         self._rule.rescale_grad = self._rule.rescale_grad / divisor
         store.set_optimizer(self._rule)
 
-    def start(self, batch: list[Slot]) -> None:
+    def start(self, batch: list[Slot], waits: bool = False) -> None:
         """Push what there is, in one call."""
         if self._followed.seen != REVISION.number:
             self._follow()

@@ -34,7 +34,7 @@ _OWN = frozenset(
     {
         *("store", "_optimizer", "_closed", "_marks", "_passes_per_step", "_slots", "_ours", "_counts"),
         *("_overlap", "_is_sent_in_step", "_exchange", "_buckets", "_agreement", "_passes", "_sums"),
-        *("_updates", "_progress"),
+        *("_updates", "_progress", "_has_hidden"),
     }
 )
 
@@ -163,6 +163,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         order = None if store.is_capable("optimizer") else self._slots[::-1]
         self._buckets = Buckets(self._exchange, self._marks, full, order)
         self._progress = Progress()
+        self._has_hidden = False
         self._agreement = make_agreement(store, prefix, check_every, restarts=self._updates)
         self._compare_workers()
         self.note_weights()
@@ -236,8 +237,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             result = self._optimizer.step()
         self._progress.steps += 1
         self._progress.begin_step()
-        if self._updates:
-            self._reveal_gradients()
+        self._reveal_gradients()
         return result
 
     def synchronize(self) -> None:
@@ -428,7 +428,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def _check_hidden(self) -> None:
         """Raise KVStoreError if the program has replaced a gradient that the store has already."""
-        for slot in self._ours:
+        for slot in self._ours if self._has_hidden else ():
             if slot.hidden is not None and slot.parameter.grad is not slot.hidden:
                 raise KVStoreError(
                     f"worker {self.store.rank}: the gradient of parameter {slot.name!r} was replaced between "
@@ -468,11 +468,11 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         # The rest follows the gradients that travel; behind none, the comparison alone is quicker.
         follows = any(slot.work is not None for slot in taking_part)
         if follows:
-            self._buckets.add_rest(self._slots, self._takes_part)
+            self._buckets.add_rest(self._slots, self._takes_part, waits=True)
         # Before `finish`, which does not end if other parameters take part on another worker.
         self._compare_workers()
         if not follows:
-            self._buckets.add_rest(self._slots, self._takes_part)
+            self._buckets.add_rest(self._slots, self._takes_part, waits=True)
         self._exchange.finish(taking_part)
         self.note_weights()
         self._buckets.record_step(begin)
@@ -524,11 +524,12 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._passes.check()
 
     def _hide_gradients(self, reason: str, sparse: bool = False) -> None:
+        self._has_hidden = True
         for slot in self._ours:
             hide(slot.parameter, f"worker {self.store.rank}, parameter {slot.name!r}: {reason}", sparse)
 
     def _reveal_gradients(self) -> None:
-        for slot in self._ours:
+        for slot in self._ours if self._has_hidden else ():
             reveal(slot.parameter)
             slot.hidden = None
 

@@ -288,6 +288,13 @@ class SharedBackend(Backend):
             return False
         return partial(waiter.complete, [done]) if isinstance(done, shm.Call) else True
 
+    def start_quick_sum(self, keys: list[Any], values: Any, outs: Any, divisor: int) -> Finish | None:
+        """As `start_pushpull`, of small dense keys with one plain array each."""
+        waiter = self._waiter
+        if waiter.joined or waiter.rejoining or self.feedback is not None or self._gpus.staging.in_use:
+            return None
+        return self._quick.start_sum(keys, values, outs, divisor)
+
     def quick_push(self, key: Any, value: Any) -> bool | Finish:
         """As `quick_pushpull`, of lists only."""
         waiter = self._waiter

@@ -64,10 +64,10 @@ class RoundPusher:
         for handle, sources in sparse:
             self._rows.arrive(handle, sources)
 
-    def push_copies(self, handles: list[Handle], values: list[Array]) -> None:
+    def push_copies(self, handles: list[Handle], values: list[Array], divisor: int = 1) -> None:
         """Push copies of small arrays, one for each key, for which `shm.can_arrive` has found room."""
         with self.one_call(handles):
-            shm.arrive_with_copies(handles, values)
+            shm.arrive_with_copies(handles, values, divisor)
 
     def push_on_gpu(self, on_gpu: Dense) -> None:
         """Push what GPUs hand to each other."""

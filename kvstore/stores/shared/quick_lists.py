@@ -33,7 +33,16 @@ class QuickLists:
         self._lists = KeyLists[Columns[Handle]]()
         self._known = 0  # keys of this process as the lists were made
 
-    def push(self, names: list[Any], value: Any, out: Any, receives: bool) -> bool | Finish:
+    def start_sum(self, names: list[Any], value: Any, out: Any, divisor: int) -> Finish | None:
+        """Arrive as `push` does, if no updater is called; what is left can be done again after Ctrl-C."""
+        if self._updater.updater is not None:
+            return None
+        finish = self.push(names, value, out, True, divisor)
+        return self._undelivered.note(names, finish) if callable(finish) else None
+
+    def push(
+        self, names: list[Any], value: Any, out: Any, receives: bool, divisor: int = 1
+    ) -> bool | Finish:
         """Arrive, if that takes no wait; what is left is to wait and to receive, or to help."""
         columns, same = self._find(names), receives and (out is None or out is value)
         if columns is None or (columns.integral and self._updater.updater is not None):
@@ -44,7 +53,7 @@ class QuickLists:
             return False
         if self._undelivered.has_any(names):
             return False
-        self._pusher.push_copies(columns.keys, values[0])
+        self._pusher.push_copies(columns.keys, values[0], divisor)
         if not receives:
             return partial(self._waiter.help_all, shm.Calls(columns.keys))
         return partial(self._waiter.complete_all, shm.Calls(columns.keys, outs[0]))

@@ -188,6 +188,10 @@ class DistBackend(Backend):
         """Dense keys with plain arrays; a compiled codec may pack them."""
         return self._quick.pushpull(key, value, out)
 
+    def start_quick_sum(self, keys: list[Any], values: Any, outs: Any, divisor: int) -> Finish | None:
+        """As `quick_pushpull`, behind other calls that were started."""
+        return self._quick.start_sum(keys, values, outs, divisor) if self.chains else None
+
     def quick_push(self, key: Any, value: Any) -> bool | Finish:
         """As `quick_pushpull`; or rows of a table."""
         rows = sole(value)

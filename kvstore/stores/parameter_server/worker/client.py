@@ -184,16 +184,17 @@ class Client:
         """Bytes of a payload at most."""
         return self._sockets.frame_bytes
 
-    def finish(self, operation: PendingOperation, what: str) -> None:
+    def finish(self, operation: PendingOperation, what: str, resumes: bool = False) -> None:
         """Wait until all requests of an operation are answered; raise what a server answered.
 
         After the store's deadline raises TimeoutError. A push that was under way goes on, unless arrays were
-        being sent that are now the caller's again: then the store is of no use any more.
+        being sent that are now the caller's again: then the store is of no use any more. `resumes`: after
+        Ctrl-C the caller, whose the arrays are not yet, calls it again.
         """
         try:
             self.driver.wait(lambda: operation.done, what, operation)
         except BaseException as error:
-            if not operation.done:
+            if not operation.done and (isinstance(error, Exception) or not resumes):
                 self.give_up(operation, what, error)
             raise
         if operation.error is not None:
@@ -201,16 +202,17 @@ class Client:
             failed = self.driver.failure if operation.error.error == ClosedError.__name__ else None
             raise raised(failed or operation.error)
 
-    def end(self, call: QuickCall) -> None:
+    def end(self, call: QuickCall, resumes: bool = False) -> None:
         """Wait for a call that the driver has begun; as `finish`."""
         try:
             operation = self.driver.end(call)
         except BaseException as error:
             self.counters.leave()
-            self.give_up_call(call, error)
+            if isinstance(error, Exception) or not resumes:
+                self.give_up_call(call, error)
             raise
         if operation is not None:
-            self.finish(operation, call.what)
+            self.finish(operation, call.what, resumes)
 
     def give_up_call(self, call: QuickCall, error: BaseException) -> None:
         """Give up a call that has been sent, unless nothing of it is the caller's."""

@@ -96,6 +96,20 @@ class QuickCalls:
         call.chained, call.priority, call.divisor = True, priority, divisor
         return self.begun(call)
 
+    def start_sum(self, names: list[Any], value: Any, out: Any, divisor: int) -> Finish | None:
+        """As `pushpull`, behind other calls; what is left can be done again after Ctrl-C."""
+        plan = self._plan(Kind.PUSHPULL, names)
+        if plan is None or not self.may_push(plan) or (divisor > 1 and self.pushes.feedback is not None):
+            return None
+        same = out is None or out is value
+        values = plan.found(value, same)
+        outs = values if same or values is None else plan.found(out, True)
+        if values is None or outs is None:
+            return None
+        call = QuickCall(self, plan, values, outs)
+        call.chained, call.divisor = True, divisor
+        return partial(self._client.end, call, resumes=True) if self.begun(call) else None
+
     def push(self, names: Any, value: Any) -> bool | Finish:
         """As `pushpull`; True: it keeps nothing of the caller's, and is waited for by nobody."""
         plan = self._plan(Kind.PUSH, names)

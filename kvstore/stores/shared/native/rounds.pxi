@@ -207,13 +207,13 @@ def can_arrive(Job job, list handles):
     return True
 
 
-def arrive_with_copies(list handles, list values):
+def arrive_with_copies(list handles, list values, float divisor=1):
     """As `arrive_with_copy` for each key."""
     cdef Py_ssize_t at
     cdef Handle h
     for at in range(len(handles)):
         h = <Handle?>handles[at]
-        kv_arrive_divided(h.job.me, h.e, KV_SLOT, 1, slot_with_copy(h, <cnp.ndarray?>values[at]))
+        kv_arrive_divided(h.job.me, h.e, KV_SLOT, divisor, slot_with_copy(h, <cnp.ndarray?>values[at]))
     kv_leave()
 
 
