@@ -35,7 +35,7 @@ class OutputRelay:
         with contextlib.ExitStack() as stack:
             stack.callback(self._selector.close)
             self._signals = stack.enter_context(_caught(numbers))
-            self._selector.register(self._signals, selectors.EVENT_READ, self._read_signals)
+            self._selector.register(self._signals, selectors.EVENT_READ, lambda: None)
             self._stack = stack.pop_all()
 
     def add(self, lines: Lines) -> None:
@@ -68,9 +68,16 @@ class OutputRelay:
         self._set(sink.fd, 0, sink.flush)
 
     def turn(self, timeout: float | None, first: Callable[[], None]) -> None:
-        """Wait until something can be done or `timeout` is over; call `first`, then do it."""
+        """Wait until something can be done or `timeout` is over; call `first`, then do it.
+
+        Signals are read before `first` looks at processes: the SIGCHLD of one that ends after that look ends
+        the next wait.
+        """
         ready = self._selector.select(timeout)
+        numbers = os.read(self._signals, 4096) if any(key.fd == self._signals for key, _ in ready) else b""
         first()
+        for number in numbers:
+            self._on_signal(number)
         for key, _ in ready:
             if self._selector.get_map().get(key.fd) == key:  # else closed, and the number used again
                 key.data()
@@ -119,10 +126,6 @@ class OutputRelay:
             self._selector.register(fd, event, call)
         elif watched and not event:
             self._selector.unregister(fd)
-
-    def _read_signals(self) -> None:
-        for number in os.read(self._signals, 4096):
-            self._on_signal(number)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -61,3 +62,17 @@ def test_a_stream_with_the_number_of_a_closed_one_is_not_taken_for_it(relay: Out
     relay.forget(reader)
     os.close(reader)
     os.close(writer)
+
+
+def test_a_signal_that_comes_during_the_look_at_processes_ends_the_next_wait() -> None:
+    """A process that ends just after it was looked at would else be waited for without end."""
+    came: list[int] = []
+    relay = OutputRelay((signal.SIGUSR1, signal.SIGUSR2), came.append)
+    try:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        relay.turn(5.0, lambda: os.kill(os.getpid(), signal.SIGUSR2))
+        assert came == [signal.SIGUSR1]
+        relay.turn(5.0, lambda: None)
+        assert came == [signal.SIGUSR1, signal.SIGUSR2]
+    finally:
+        relay.close()
