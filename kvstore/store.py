@@ -1223,7 +1223,7 @@ class KVStore(KVStoreBase):
                 turns.tell()
 
     def _start_quickly(self, keys: list[Any], values: Any, outs: Any, divisor: int) -> Work | None:
-        """Begin a usual `pushpull` that the caller waits for next; None under the conditions of `_quickly`."""
+        """Begin a usual `pushpull` that the caller waits for next; None where `_quickly` returns False."""
         engine, done = self._engine, None
         lock, turns = engine.exclusive, engine.turns
         if engine.busy or turns.waiting:

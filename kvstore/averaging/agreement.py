@@ -8,9 +8,17 @@ from typing import Any
 
 import numpy as np
 
+from ..engine import Work
 from ..errors import ConfigError, KVStoreError
 from ..settings.definitions import SIDE
-from ..store import KVStore, call_before_join, outlives_workers, side_store
+from ..store import (
+    KVStore,
+    call_before_join,
+    is_bound_by_processors,
+    outlives_workers,
+    side_store,
+    start_pushpull,
+)
 from ..store_kinds import is_synchronous
 
 #: Columns of the table, which has a row for each worker.
@@ -40,7 +48,7 @@ class StepAgreement:
 
     def __init__(self, store: KVStore, every: int, prefix: str) -> None:
         self._rank, self._every = store.rank, every
-        self._continues = outlives_workers(store)
+        self._continues, self._has_delay = outlives_workers(store), not is_bound_by_processors(store)
         self._side, self._key = side_store(store), f"{SIDE}steps/{prefix}"
         self._table = np.zeros((store.num_workers, 4), np.int64)
         self._joined: set[int] = set()
@@ -48,6 +56,7 @@ class StepAgreement:
         self._numbers: list[int] | None = None
         self._hash = 0
         self._is_unknown = False
+        self._work: Work | None = None
         if self._side is not None:
             self._side.init(self._key, self._table)
             call_before_join(store, self._announce_join)
@@ -80,6 +89,21 @@ class StepAgreement:
         ConfigError
             The settings of their optimizers differ, or the parameters that take part.
         """
+        self.start(steps, parameters, settings, weights)
+        self.finish()
+
+    def start(
+        self,
+        steps: int,
+        parameters: Sequence[int] = (),
+        settings: Callable[[], str] = str,
+        weights: Callable[[], int] = int,
+    ) -> None:
+        """Start a comparison, with the arguments and errors of `compare`; `finish` completes it.
+
+        Where a round takes nothing but the time of processors, `start` completes it.
+        """
+        self.finish()  # an exception can have come before it
         if self._side is None:
             return
         if parameters != self._numbers:
@@ -88,11 +112,6 @@ class StepAgreement:
         if self._every and steps % self._every == 0:
             self._settings = settings()
             row[_SETTINGS:] = [zlib.crc32(self._settings.encode()), weights()]
-        self._exchange(self._side, row)
-        if self._table.tobytes() != self._table[self._rank].tobytes() * len(self._table):
-            self._find_difference()
-
-    def _exchange(self, side: KVStore, row: list[int]) -> None:
         if self._is_unknown:
             raise KVStoreError(
                 f"worker {self._rank}: an exception, such as a TimeoutError, has ended the comparison of the "
@@ -101,8 +120,23 @@ class StepAgreement:
             )
         self._is_unknown = True
         self._write_row(row)
-        side.pushpull(self._key, self._table, out=self._table)
+        if self._has_delay:
+            self._work = start_pushpull(self._side, [self._key], [self._table], waits=True)
+        else:
+            self._side.pushpull(self._key, self._table, out=self._table)
+            self._compare_rows()
+
+    def finish(self) -> None:
+        """Wait for the rows of all workers, if a comparison was started, and compare them."""
+        work, self._work = self._work, None
+        if work is not None:
+            work.wait()
+            self._compare_rows()
+
+    def _compare_rows(self) -> None:
         self._is_unknown = False
+        if self._table.tobytes() != self._table[self._rank].tobytes() * len(self._table):
+            self._find_difference()
 
     def _find_difference(self) -> None:
         rows = self._table.tolist()

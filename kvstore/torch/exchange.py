@@ -257,8 +257,13 @@ def _end(batch: list[Slot]) -> None:
 
 
 def _wait_for(taking_part: list[Slot]) -> None:
+    waited = None  # a work is that of many slots
     for slot in taking_part:
-        slot.wait()
+        if slot.work is None or slot.work is not waited:
+            waited = slot.work
+            slot.wait()
+        else:
+            slot.ended, slot.work = True, None
     for slot in taking_part:
         if slot.error is not None:
             raise slot.error

@@ -165,7 +165,8 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._progress = Progress()
         self._has_hidden = False
         self._agreement = make_agreement(store, prefix, check_every, restarts=self._updates)
-        self._compare_workers()
+        self._start_comparison()
+        self._finish_comparison()
         self.note_weights()
         self._passes = BackwardPasses(
             self._slots, self, DistributedOptimizer._notice, DistributedOptimizer._end_pass
@@ -276,6 +277,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if not self._buckets.is_empty or any(slot.is_under_way for slot in self._slots):
             raise KVStoreError(f"worker {self.store.rank}: zero_grad {self._explain_under_way()}")
         self._check_usable()
+        self._passes.check()
         self._reveal_gradients()
         for slot in self._slots:
             slot.reset()
@@ -345,7 +347,8 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             return
         slot.ready = True
         if self._overlap:
-            reveal(slot.parameter)
+            if self._has_hidden:
+                reveal(slot.parameter)
             self._buckets.add(slot, self._takes_part)
 
     def _check_gradient(self, slot: Slot) -> None:
@@ -458,6 +461,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     def _run_exchange(self) -> None:
         """Push what is not pushed yet, and wait for the result of all workers."""
         begin = self._marks.begin()
+        self._passes.check()
         self._check_weights()
         self._check_hidden()
         self._reveal_gradients()
@@ -465,14 +469,10 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if self._sums:
             for slot in taking_part:
                 self._check_total(slot)
-        # The rest follows the gradients that travel; behind none, the comparison alone is quicker.
-        follows = any(slot.work is not None for slot in taking_part)
-        if follows:
-            self._buckets.add_rest(self._slots, self._takes_part, waits=True)
-        # Before `finish`, which does not end if other parameters take part on another worker.
-        self._compare_workers()
-        if not follows:
-            self._buckets.add_rest(self._slots, self._takes_part, waits=True)
+        self._start_comparison()
+        self._buckets.add_rest(self._slots, self._takes_part, waits=True)
+        # Before `finish` of the exchange, which does not end if other parameters take part on another worker.
+        self._finish_comparison()
         self._exchange.finish(taking_part)
         self.note_weights()
         self._buckets.record_step(begin)
@@ -484,17 +484,27 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if self._updates:
             self._hide_pushed()
 
-    def _compare_workers(self) -> None:
-        """Raise an error, now and in all later calls, if the steps, settings or weights of workers differ."""
+    def _start_comparison(self) -> None:
+        """Start to compare the steps, settings and weights of the workers, with errors as in the finish."""
         if self._agreement is None:
             return
         try:
-            self._agreement.compare(
+            self._agreement.start(
                 self._progress.steps,
                 [slot.number for slot in self._ours if slot.parameter.requires_grad],
                 lambda: describe_settings(self._optimizer.param_groups),
                 lambda: sum_bits(self._ours),
             )
+        except KVStoreError as error:
+            self._progress.error = error
+            raise
+
+    def _finish_comparison(self) -> None:
+        """Raise an error, now and in all later calls, if the workers differ."""
+        if self._agreement is None:
+            return
+        try:
+            self._agreement.finish()
         except KVStoreError as error:
             self._progress.error = error
             raise
@@ -521,7 +531,6 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             raise ClosedError("this DistributedOptimizer is closed: create another one")
         if self._progress.error is not None:
             raise self._progress.error
-        self._passes.check()
 
     def _hide_gradients(self, reason: str, sparse: bool = False) -> None:
         self._has_hidden = True

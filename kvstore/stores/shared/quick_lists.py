@@ -40,9 +40,7 @@ class QuickLists:
         finish = self.push(names, value, out, True, divisor)
         return self._undelivered.note(names, finish) if callable(finish) else None
 
-    def push(
-        self, names: list[Any], value: Any, out: Any, receives: bool, divisor: int = 1
-    ) -> bool | Finish:
+    def push(self, names: list[Any], value: Any, out: Any, receives: bool, divisor: int = 1) -> bool | Finish:
         """Arrive, if that takes no wait; what is left is to wait and to receive, or to help."""
         columns, same = self._find(names), receives and (out is None or out is value)
         if columns is None or (columns.integral and self._updater.updater is not None):
