@@ -1357,7 +1357,7 @@ def start_pushpull(
     if store._steps:
         store._own_step(async_op=True)  # raises within a step
     store._follow()
-    if waits and (work := store._start_quickly(key, value, out, divisor)) is not None:
+    if waits and type(key) is list and (work := store._start_quickly(key, value, out, divisor)) is not None:
         return work
     groups = group(key, value)
     outs = None if out is None else group(key, out, "out")

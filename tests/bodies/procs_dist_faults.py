@@ -33,6 +33,7 @@ from references import Array
 from tested_store import together
 
 import kvstore as kv
+from kvstore.store import start_pushpull
 from kvstore.stores.hierarchy import pusher
 from kvstore.stores.parameter_server.server import loop as server_loop
 from kvstore.stores.parameter_server.worker.process import WorkerProcess
@@ -930,6 +931,32 @@ def interrupted(where: str, goes_on: bool) -> float:
         with pytest.raises(kv.KVStoreError) as caught:
             store.pull("large", out=out)
         check_why(caught.value)
+    store.close()
+    return at
+
+
+def interrupted_sum(size: int) -> float:
+    """Ctrl-C in the wait for a sum that was started: the next wait completes it."""
+    load = Load()
+    store, value = load.store, np.ones(size, F)
+    store.init("sum", np.zeros(size, F))
+    if load.rank == 1:
+        hear()
+        store.pushpull(["sum"], [value])
+        store.pushpull(["sum"], [value])
+        store.close()
+        return 0.0
+    work = start_pushpull(store, ["sum"], [value], None, 2, waits=True)
+    with pytest.raises(KeyboardInterrupt):
+        tell("waits")
+        work.wait()
+    at = time.monotonic()
+    tell("interrupted")
+    assert not work.done()
+    work.wait()
+    assert (value == 1.5).all()
+    store.pushpull(["sum"], [value])
+    assert (value == 3).all()
     store.close()
     return at
 

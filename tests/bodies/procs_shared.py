@@ -211,12 +211,12 @@ def quotients(on_peer_loss: str) -> str:
         store.init(key, np.zeros(n, F))
         home = store.empty(key)
         for level, stream, divisor in product(cpu.levels(), (0, 2**62), (2, 3, 1)):  # 1: nothing is left of 3
-            for mine in (np.empty(n, F), home):
+            for mine, waits in product((np.empty(n, F), home), (False, True)):
                 parts = values.next(n)
                 mine[...] = parts[store.rank]
                 assert divides(store, [mine])
                 with knobs(level=level, stream=stream):
-                    start_pushpull(store, [key], [mine], None, divisor).wait()
+                    start_pushpull(store, [key], [mine], None, divisor, waits).wait()
                 with np.errstate(all="ignore"):
                     wanted = total([part / F(divisor) for part in parts])
                 assert_same_bits(mine, wanted)

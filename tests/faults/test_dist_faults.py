@@ -691,6 +691,18 @@ def test_ctrl_c_in_a_wait(faults: Faults, seed: int) -> None:
     faults.run(interrupt, [*cases, ("barrier", True)], seed)
 
 
+@pytest.mark.parametrize("size", [100, 70_000])
+def test_ctrl_c_in_the_wait_for_a_sum(faults: Faults, size: int) -> None:
+    with faults.job(2, 1) as made:
+        waiting, late = made.start_all(BODIES, "interrupted_sum", size)
+        waiting.expect("waits")
+        time.sleep(0.1)  # it is likely to wait now; sooner is no error
+        waiting.signal(signal.SIGINT)
+        waiting.expect("interrupted")
+        say(late, "go")
+        finish(waiting, late)
+
+
 def test_who_leaves_says_why_also_if_pushes_had_no_answer(faults: Faults) -> None:
     with faults.job(1, 1, KVSTORE_DEAD_AFTER="60") as made:
         (worker,) = made.start_all(BODIES, "leaves_with_open_pushes")

@@ -460,7 +460,7 @@ def test_another_users_process_under_the_name_of_a_worker(job: MakeJob) -> None:
     made.finish()
 
 
-@pytest.mark.parametrize("where", ["pull", "barrier", "join", "rest of a pushpull"])
+@pytest.mark.parametrize("where", ["pull", "barrier", "join", "rest of a pushpull", "rest of small sums"])
 def test_ctrl_c_in_a_wait(job: MakeJob, where: str) -> None:
     made = job(2)
     waiting, late = made.start_all(BODIES, "interrupted", where)
