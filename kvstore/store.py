@@ -1226,7 +1226,7 @@ class KVStore(KVStoreBase):
         """Begin a usual `pushpull` that the caller waits for next; None where `_quickly` returns False."""
         engine, done = self._engine, None
         lock, turns = engine.exclusive, engine.turns
-        if engine.busy or turns.waiting:
+        if engine.busy or turns.waiting or not self._backend.starts_quick_sums:
             return None
         try:
             if not lock.acquire(False) or turns.taken or self._closed:
@@ -1334,6 +1334,11 @@ def _end_and(
 def is_bound_by_processors(store: KVStore) -> bool:
     """Return whether to exchange arrays on the host takes nothing but time of the workers' processors."""
     return store._backend.bound_by_processors
+
+
+def starts_quick_sums(store: KVStore) -> bool:
+    """Return whether `start_pushpull` with `waits` begins a call of small keys in few steps."""
+    return store._backend.starts_quick_sums
 
 
 def divides(store: KVStore, values: Iterable[Any]) -> bool:

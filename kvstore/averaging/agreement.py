@@ -18,6 +18,7 @@ from ..store import (
     outlives_workers,
     side_store,
     start_pushpull,
+    starts_quick_sums,
 )
 from ..store_kinds import is_synchronous
 
@@ -48,7 +49,9 @@ class StepAgreement:
 
     def __init__(self, store: KVStore, every: int, prefix: str) -> None:
         self._rank, self._every = store.rank, every
-        self._continues, self._has_delay = outlives_workers(store), not is_bound_by_processors(store)
+        self._continues = outlives_workers(store)
+        #: Another exchange can begin before the answers of servers come.
+        self._has_delay = starts_quick_sums(store) and not is_bound_by_processors(store)
         self._side, self._key = side_store(store), f"{SIDE}steps/{prefix}"
         self._table = np.zeros((store.num_workers, 4), np.int64)
         self._joined: set[int] = set()
@@ -101,7 +104,7 @@ class StepAgreement:
     ) -> None:
         """Start a comparison, with the arguments and errors of `compare`; `finish` completes it.
 
-        Where a round takes nothing but the time of processors, `start` completes it.
+        In stores in which the caller gains nothing meanwhile, `start` completes it.
         """
         self.finish()  # an exception can have come before it
         if self._side is None:

@@ -52,6 +52,8 @@ class Backend(Protocol):
     takes_turns: bool = False
     #: Whether `quick_pushpull`, `quick_push` and `quick_pull` take lists of keys.
     quick_lists: bool = False
+    #: Whether there is `start_quick_sum`.
+    starts_quick_sums: bool = False
     #: Whether there are `quick_push` and `quick_pull`.
     has_quick_push_and_pull: bool = False
     #: Whether there is `quick_row_sparse_pull`.
@@ -158,7 +160,7 @@ class Backend(Protocol):
     def start_quick_sum(
         self, keys: list[Any], values: Any, outs: Any, divisor: int
     ) -> Callable[[], None] | None:
-        """Begin a `pushpull` of a list of keys, with one array each, in few steps, without an updater here.
+        """With `starts_quick_sums`: begin a `pushpull` of a list of keys, with one array each, in few steps.
 
         None: nothing has happened. The result completes the operation, and can be called again after Ctrl-C.
         """

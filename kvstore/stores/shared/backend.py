@@ -58,7 +58,7 @@ class SharedBackend(Backend):
     waits_concurrently = True
     takes_turns = True
     can_compress = True
-    quick_lists = True
+    quick_lists = starts_quick_sums = True
     logger = "kvstore.shared"
     feedback: Feedback | None = None
 

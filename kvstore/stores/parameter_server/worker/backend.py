@@ -67,7 +67,7 @@ class DistBackend(Backend):
     #: Whether pushes count in rounds, or each as it comes.
     synchronous = True
     #: Whether asynchronous calls go out one behind the other.
-    chains = True
+    chains = starts_quick_sums = True
 
     @staticmethod
     def usual_slice_bytes() -> int:
@@ -190,7 +190,7 @@ class DistBackend(Backend):
 
     def start_quick_sum(self, keys: list[Any], values: Any, outs: Any, divisor: int) -> Finish | None:
         """As `quick_pushpull`, behind other calls that were started."""
-        return self._quick.start_sum(keys, values, outs, divisor) if self.chains else None
+        return self._quick.start_sum(keys, values, outs, divisor)
 
     def quick_push(self, key: Any, value: Any) -> bool | Finish:
         """As `quick_pushpull`; or rows of a table."""
@@ -414,7 +414,7 @@ class DistBackend(Backend):
 class AsyncDistBackend(DistBackend):
     """The same without rounds: each push counts as it arrives."""
 
-    synchronous = chains = False
+    synchronous = chains = starts_quick_sums = False
 
     def can_divide(self, values: Iterable[Any]) -> bool:
         """Not without rounds."""
@@ -431,7 +431,7 @@ class AsyncDistBackend(DistBackend):
 class P3Backend(DistBackend):
     """The same with slices as small as those of MXNet's P3, so that what is urgent overtakes sooner."""
 
-    chains = False
+    chains = starts_quick_sums = False
 
     @staticmethod
     def usual_slice_bytes() -> int:
