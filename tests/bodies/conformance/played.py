@@ -141,6 +141,7 @@ def _group(meeting: str, size: int) -> Iterator[None]:
         "gloo", init_method=f"file://{meeting}", rank=detect().rank, world_size=size, timeout=patience
     )
     try:
+        dist.barrier()  # torch connects late: one that has left would be a broken connection
         yield
     finally:
         dist.destroy_process_group()

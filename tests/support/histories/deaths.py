@@ -47,9 +47,9 @@ def _at_one_key() -> None:
         copy(pusher, pairs[:1], divisor)
         now()
 
-    def to_first(pusher: RoundPusher, handles: list[Handle], values: list[Array]) -> None:
+    def to_first(pusher: RoundPusher, handles: list[Handle], values: list[Array], divisor: int = 1) -> None:
         with pusher.one_call(handles):
-            shm.arrive_with_copies(handles[:1], values[:1])
+            shm.arrive_with_copies(handles[:1], values[:1], divisor)
             now()
 
     RoundPusher._copy_to_slots = to_one  # type: ignore[method-assign]
