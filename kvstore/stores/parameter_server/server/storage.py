@@ -161,7 +161,7 @@ class ServerStorage:
         for slice, record, frames in action.writes:
             payload = _payload(record, frames)
             if record.kind == Kind.PUT_STATE:
-                results.append((slice, self._put_state(shard, slice, payload)))
+                results.append((slice, self._put_state(shard, slice, payload, record.version)))
             else:
                 values.append(SliceValueWrite(slice, payload, record.kind == Kind.INIT))
         errors = shard.write(values)
@@ -169,9 +169,9 @@ class ServerStorage:
             results.append((slice, None if error is None else self._failure(error)))
         return events.Applied(action.store, results)
 
-    def _put_state(self, shard: StoreShard, slice: int, payload: Payload) -> Failure | None:
+    def _put_state(self, shard: StoreShard, slice: int, payload: Payload, ordinal: int) -> Failure | None:
         try:
-            shard.put_state(slice, opaque(payload))
+            shard.put_state(slice, opaque(payload), ordinal)
         except (KVStoreError, MemoryError) as error:
             return self._failure(error)
         return None

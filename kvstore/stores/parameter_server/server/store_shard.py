@@ -230,12 +230,15 @@ class StoreShard:
             raise not_kept(held.key, round)
         return pack_part(held.key, held.past_state(settings, round), False, settings.optimizer)
 
-    def put_state(self, slice: int, data: bytes) -> None:
+    def put_state(self, slice: int, data: bytes, ordinal: int | None = None) -> None:
         """Take over a state that `optimizer_states.split_states` made.
 
-        Raises StateFileError where it is damaged, of another optimizer, or not for this slice.
+        `ordinal` is that of its optimizer: if another worker has replaced that, the state counts no more.
+        Raises StateFileError where the state is damaged, of another optimizer, or not for this slice.
         """
         settings, held = self._optimizers.newest(), self._slices.find(slice)
+        if ordinal is not None and ordinal < settings.generation:
+            return
         if settings.optimizer is None:
             raise StateFileError("a state of an optimizer, and the store has none; set the optimizer first")
         held.put_state(unpack_part(held.key, data, isinstance(held, Table), settings.optimizer), settings)

@@ -321,7 +321,8 @@ class DistBackend(Backend):
         self._client.check_writing()
         keys = self._keys.all()
         states = self._optimizer.adopt(content, keys, self.key_templates(), self._pushes.place)
-        self._client.perform([r for key in keys for r in state_requests(key, states)], "states")
+        ordinal = self._optimizer.ordinal
+        self._client.perform([r for key in keys for r in state_requests(key, states, ordinal)], "states")
 
     def follow_states(self, content: Content) -> None:
         """Agree with the servers on the settings and the time that another worker has adopted."""

@@ -41,7 +41,8 @@ class WorkerOptimizer:
         self.version = 0
         #: What it has pushed since the optimizer was set.
         self.clock = UpdateClock()
-        self._set = 0  # how often this worker has set one
+        #: How many optimizers this worker has set; None counts.
+        self.ordinal = 0
         self._text = ""  # describes that of `updater`
         self._keeps_states = False
 
@@ -52,15 +53,15 @@ class WorkerOptimizer:
 
     def install(self, optimizer: Optimizer, place: int) -> None:
         """Have the servers update, with fresh states; the first of equals does, and others change nothing."""
-        answer = self._ask(OPTIMIZER, _described(optimizer), self._set + 1, place)
-        self._set += 1
+        answer = self._ask(OPTIMIZER, _described(optimizer), self.ordinal + 1, place)
+        self.ordinal += 1
         self._adopt(answer, optimizer)
         self.clock = UpdateClock(optimizer.begin_num_update, epoch=answer.epoch)
 
     def unset(self, place: int) -> None:
         """Go back to plain sums."""
-        answer = self._ask(NONE, "", self._set + 1, place)
-        self._set += 1
+        answer = self._ask(NONE, "", self.ordinal + 1, place)
+        self.ordinal += 1
         self.learn(answer.version)
         self.updater, self.clock = None, UpdateClock(epoch=answer.epoch)
 
@@ -71,7 +72,7 @@ class WorkerOptimizer:
         """
         own = self._copy()
         change(own)
-        self._adopt(self._ask(CONFIGURE, changes_of(own, names), self._set, place), own)
+        self._adopt(self._ask(CONFIGURE, changes_of(own, names), self.ordinal, place), own)
 
     def _copy(self) -> Optimizer:
         assert self.updater is not None
@@ -83,7 +84,7 @@ class WorkerOptimizer:
         """Have the servers keep states for one more round, from this worker's next push of each key on."""
         if self._keeps_states or self.updater is None:
             return
-        self.learn(self._ask(STEPS, "", self._set, place).version)
+        self.learn(self._ask(STEPS, "", self.ordinal, place).version)
         self._keeps_states = True
 
     def learn(self, version: int) -> None:
@@ -93,7 +94,7 @@ class WorkerOptimizer:
     def learn_all(self, newest: m.Answer) -> None:
         """Note the settings that all workers have come to at a barrier."""
         self.learn(newest.version)
-        if newest.count == self._set and newest.text:
+        if newest.count == self.ordinal and newest.text:
             self._use(newest.text)
 
     def _ask(self, kind: str, text: str, ordinal: int, place: int) -> m.Answer:
@@ -139,8 +140,8 @@ class WorkerOptimizer:
             )
         if content.optimizer is not None:
             changes = changes_of(optimizer, optimizer.get_config())
-            self._adopt(self._ask(CONFIGURE, changes, self._set, place), optimizer)
-        answer = self._ask(COUNTS, "", self._set, place)
+            self._adopt(self._ask(CONFIGURE, changes, self.ordinal, place), optimizer)
+        answer = self._ask(COUNTS, "", self.ordinal, place)
         self.learn(answer.version)
         self.clock = UpdateClock.of(optimizer, answer.epoch)
         return split_states([key.entry for key in keys], loaded)

@@ -193,11 +193,12 @@ def slice_requests(key: DistKey, kind: Kind) -> Iterator[Request]:
     return (Request(part.server, Record(kind, part.id, 0), (), None, part) for part in key.parts)
 
 
-def state_requests(key: DistKey, states: Mapping[int, bytes]) -> Iterator[Request]:
-    """Bring optimizer states to the slices of a key."""
+def state_requests(key: DistKey, states: Mapping[int, bytes], ordinal: int) -> Iterator[Request]:
+    """Bring states of the optimizer with this ordinal to the slices of a key."""
     for part in key.parts:
         state = states[part.id]
-        record = Record(Kind.PUT_STATE, part.id, 0, place=PayloadLocation.FRAME, nbytes=len(state))
+        sent = Record(Kind.PUT_STATE, part.id, 0, version=ordinal)
+        record = sent._replace(place=PayloadLocation.FRAME, nbytes=len(state))
         yield Request(part.server, record, (state,), None, part)
 
 

@@ -722,6 +722,20 @@ def test_a_state_of_a_slice_without_a_value(name: str) -> None:
         shard.put_state(50, state)
 
 
+def test_a_state_of_an_optimizer_that_was_replaced_changes_nothing() -> None:
+    shards = StoreShards(1)
+    shards.init("v", np.zeros(4, np.float32))
+    shards.set_optimizer(create("adam"))
+    shards.push(("v", [np.ones(4, np.float32)]))
+    slice = shards.entries["v"].slices[0].id
+    state = shards.states()[slice]
+    shards.install("none")
+    shards.shards[0].put_state(slice, state, 1)
+    assert shards.states()[slice] == b""
+    with pytest.raises(kv.errors.StateFileError, match="set the optimizer first"):
+        shards.shards[0].put_state(slice, state, 2)
+
+
 def test_a_slice_without_a_value() -> None:
     shards = StoreShards(1)
     shards.init("w", np.zeros(10, np.float32))
