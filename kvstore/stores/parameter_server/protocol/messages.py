@@ -75,8 +75,8 @@ class Record(NamedTuple):
     #: Requests: how many pushes of this worker into the slice there are, with this one. Replies: the last
     #: round that is complete.
     round: int = 0
-    #: The newest settings that the worker knows (`Answer.version`); of a round the highest counts. Of a state:
-    #: the ordinal of its optimizer (`Install.ordinal`).
+    #: The newest settings that the worker knows (`Answer.version`); of a round the highest counts. Of a
+    #: state: the ordinal of its optimizer (`Install.ordinal`).
     version: int = 0
     #: A stamp of `UpdateClock`, which holds the time of a schedule; of a round the highest counts.
     clock: int = 0
