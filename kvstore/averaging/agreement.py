@@ -104,7 +104,7 @@ class StepAgreement:
     ) -> None:
         """Start a comparison, with the arguments and errors of `compare`; `finish` completes it.
 
-        In stores in which the caller gains nothing meanwhile, `start` completes it.
+        `start` completes it in stores whose rounds have no delay that another exchange could use.
         """
         self.finish()  # an exception can have come before it
         if self._side is None:

@@ -450,7 +450,7 @@ def spread(rows: Array, blank: Array, order: Pair, table: Array) -> Array:
 
 
 def _mapped(change: Callable[[Array, Array], Array], tree: Tree, beside: Tree) -> Tree:
-    """Return a state of the arrays that `change` makes of each array of `tree` and its twin in `beside`."""
+    """Build a state: `change` of each array of `tree` and its twin in `beside`."""
     if isinstance(tree, tuple):
         assert isinstance(beside, tuple)
         return tuple(_mapped(change, part, other) for part, other in zip(tree, beside, strict=True))

@@ -109,7 +109,7 @@ class Weights:
         store.set_optimizer(self._rule)
 
     def start(self, batch: list[Slot], waits: bool = False) -> None:
-        """Push what there is, in one call."""
+        """Push gradients in one call. `waits` is that of `Gradients.start`, and changes nothing here."""
         if self._followed.seen != REVISION.number:
             self._follow()
         self._optimizer.tell_rate(self._store)

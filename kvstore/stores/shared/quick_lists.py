@@ -34,7 +34,7 @@ class QuickLists:
         self._known = 0  # keys of this process as the lists were made
 
     def start_sum(self, names: list[Any], value: Any, out: Any, divisor: int) -> Finish | None:
-        """Arrive as `push` does, if no updater is called; what is left can be done again after Ctrl-C."""
+        """Arrive as `push` does, unless there is an updater; the result can be called again after Ctrl-C."""
         if self._updater.updater is not None:
             return None
         finish = self.push(names, value, out, True, divisor)

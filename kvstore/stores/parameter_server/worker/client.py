@@ -188,9 +188,9 @@ class Client:
     def finish(self, operation: PendingOperation, what: str, resumes: bool = False) -> None:
         """Wait until all requests of an operation are answered; raise what a server answered.
 
-        After the store's deadline raises TimeoutError. A push that was under way goes on, unless arrays were
-        being sent that are now the caller's again: then the store is of no use any more. `resumes`: after
-        Ctrl-C the caller, whose the arrays are not yet, calls it again.
+        Raises TimeoutError after the store's deadline. A push that was under way goes on; but an error while
+        the sockets still read the caller's arrays ends the store. With `resumes`, Ctrl-C ends nothing: the
+        sockets keep the arrays, and the caller waits again.
         """
         try:
             self.driver.wait(lambda: operation.done, what, operation)

@@ -97,7 +97,7 @@ class QuickCalls:
         return self.begun(call)
 
     def start_sum(self, names: list[Any], value: Any, out: Any, divisor: int) -> Finish | None:
-        """As `pushpull`, behind other calls; what is left can be done again after Ctrl-C."""
+        """Send a sum as `pushpull` does, behind other calls; the result can be called again after Ctrl-C."""
         plan = self._plan(Kind.PUSHPULL, names)
         if plan is None or not self.may_push(plan) or (divisor > 1 and self.pushes.feedback is not None):
             return None
