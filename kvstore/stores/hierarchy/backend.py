@@ -207,6 +207,13 @@ class HierarchyBackend(Backend):
             if self._region.find(name) is None:
                 self._bring([key])
         handles = [handle for name in names if (handle := self._region.find(name)) is not None]
+        if (
+            known is not None
+            and known[1] != handles
+            and self._carrier is not None
+            and self._region.is_lowest()
+        ):
+            self._carrier.packing.move(known[1], handles)  # before this worker pushes, and so before any sum
         self._slots[key.key] = key, handles
         return handles
 

@@ -7,7 +7,7 @@ from that of the round before, which stays. So whoever takes a round over from a
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -90,15 +90,46 @@ class HostPacking:
         cpu.encode(*codec.compiled, [total], residual, words)
         return words
 
+    def move(self, before: Sequence[Handle], now: Sequence[Handle]) -> None:
+        """Move the residuals of a key to other slices; no worker of the host pushes the key meanwhile."""
+        records = [_record(handle) for handle in before]
+        if None in records:
+            return
+        newest = [
+            _arrays(handle, one)[handle.complete % 2] for handle, one in zip(before, records, strict=True)
+        ]
+        whole, at = np.concatenate(newest), 0
+        for handle in now:
+            begun = _begun(handle, records[0]["codec"])[handle.complete % 2]
+            begun[...] = whole[at : at + begun.size]
+            at += begun.size
+
     def _residuals(self, handle: Handle, codec: Codec, round: int) -> tuple[Array, Array]:
         """Return those of the round before and of this one; zeros for another codec than before."""
-        _, text = handle.record()
-        record = json.loads(text) if text else None
-        if record is None or record["codec"] != codec.name:
-            made = [handle.new_state(handle.shape, np.dtype(np.float32), at) for at in range(2)]
-            for _, array in made:
-                array[...] = 0
-            record = {"codec": codec.name, "at": [offset for offset, _ in made]}
-            handle.set_record(json.dumps(record).encode())
-        there = [handle.region_array(at, handle.shape, np.dtype(np.float32)) for at in record["at"]]
+        record = _record(handle)
+        there = (
+            _begun(handle, codec.name)
+            if record is None or record["codec"] != codec.name
+            else _arrays(handle, record)
+        )
         return there[(round - 1) % 2], there[round % 2]
+
+
+def _record(handle: Handle) -> Any:
+    """Return which codec a slice has residuals of, and where they are; None: it has none."""
+    _, text = handle.record()
+    return json.loads(text) if text else None
+
+
+def _arrays(handle: Handle, record: Any) -> list[Array]:
+    """Return both residuals of a slice."""
+    return [handle.region_array(at, handle.shape, np.dtype(np.float32)) for at in record["at"]]
+
+
+def _begun(handle: Handle, codec: str) -> list[Array]:
+    """Return new residuals of a slice, which are 0."""
+    made = [handle.new_state(handle.shape, np.dtype(np.float32), at) for at in range(2)]
+    for _, array in made:
+        array[...] = 0
+    handle.set_record(json.dumps({"codec": codec, "at": [offset for offset, _ in made]}).encode())
+    return [array for _, array in made]

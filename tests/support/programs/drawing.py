@@ -6,7 +6,6 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from .left_out import may
 from .playing import SHAPES, TABLES
 from .program import BARRIER, Call, Key, Program, Stage
 
@@ -31,8 +30,6 @@ RULES: dict[str, tuple[str, ...]] = {
     "GroupAdaGrad": (),
     "Test": (),
 }
-#: Those that need whole keys.
-WHOLE = ("LAMB", "LARS", "GroupAdaGrad")
 COMMON = ("rescale_grad=0.5", "clip_gradient=0.75", "lr_mult={KEY: 0.5}")
 SCHEDULES = (
     "kv.lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.5)",
@@ -63,18 +60,20 @@ EXCHANGES = {
     "later(store.pull, KEYS, out=out(KEYS))": 1,
 }
 KINDS = ("all", "one", "different")
+#: Before a file is read, all must have written; after it is written, none may be ahead.
+TOGETHER = Call("store.wait(); store.barrier()", kept=True)
 
 
-def drawn(seed: int, stores: Sequence[str]) -> Program:
-    """Draw the program of a seed for these stores."""
-    return _Drawing(seed, stores).program()
+def drawn(seed: int) -> Program:
+    """Draw the program of a seed."""
+    return _Drawing(seed).program()
 
 
 class _Drawing:
     """What is known of the program so far."""
 
-    def __init__(self, seed: int, stores: Sequence[str]) -> None:
-        self.draw, self._stores = random.Random(seed), stores
+    def __init__(self, seed: int) -> None:
+        self.draw = random.Random(seed)
         self.workers = self.draw.choice((2, 3, 4))
         self.dtype = self.draw.choice(
             ("float32",) * 5 + ("float64", "float64", "float16", "float16", "int32")
@@ -87,15 +86,8 @@ class _Drawing:
         self.rule = self.codec = ""
         self.number = 0
         self.optimizers = 0
-        self.changed = False
         self.joined = False
-        self.updated: set[Key] = set()
-        self.files: list[tuple[str, int, str, set[Key]]] = []
-        if (self.kind != "all" and not self._may("C")) or (self.kind == "different" and not self._may("I")):
-            self.kind = "all"
-
-    def _may(self, letter: str) -> bool:
-        return may(letter, self._stores)
+        self.files: list[tuple[str, int, str]] = []
 
     def _keys(self) -> list[Key]:
         names = [key for key in SHAPES if isinstance(key, str)]
@@ -106,21 +98,15 @@ class _Drawing:
             return list(some)
         return [list(SHAPES).index(key) + 1 for key in some]
 
-    @property
-    def _together(self) -> bool:
-        """Whether all keys are pushed in each call."""
-        return self.scheduled and not (self._may("D") and self._may("J"))
-
     def program(self) -> Program:
-        first = self.all_keys if self._together else self.all_keys[: self.draw.randint(1, len(self.all_keys))]
-        stages = [self._init(first)]
+        stages = [self._init(self.all_keys[: self.draw.randint(1, len(self.all_keys))])]
         if self.compressed:
             stages.append(self._compression())
         stages += [self._exchange() for _ in range(self.draw.randint(0, 2))]
         stages += self._optimizer()
         for _ in range(self.draw.randint(6, 24)):
             stages += self._stage()
-        return Program(self.workers, self.dtype, tuple(stages), self._together)
+        return Program(self.workers, self.dtype, tuple(stages))
 
     def _init(self, keys: Sequence[Key]) -> Stage:
         self.keys += keys
@@ -144,41 +130,23 @@ class _Drawing:
     # ------------------------------------------------------------------------------------------ exchanges
 
     def _some(self) -> tuple[Key, ...]:
-        if self._together:
-            return tuple(self.keys)
         some = self.draw.sample(self.keys, self.draw.randint(1, len(self.keys)))
         return (*some, some[0]) if self.draw.random() < 0.1 else tuple(some)
 
     def _exchange(self) -> Stage:
-        choices = {text: weight for text, weight in EXCHANGES.items() if self._may_exchange(text)}
-        (text,) = self.draw.choices([*choices], [*choices.values()])
+        (text,) = self.draw.choices([*EXCHANGES], [*EXCHANGES.values()])
         keys = self._some()
         if "seen(" in text or "home(" in text:  # rows would get what is stored of theirs only
             keys = tuple(key for key in dict.fromkeys(keys) if key not in TABLES)
             text = text.replace("HOW", "")
-        if "g(" in text:
-            self.updated |= set(keys)
         return (Call(self._numbered(text), keys),) if keys else ()
-
-    def _may_exchange(self, text: str) -> bool:
-        if not self.scheduled:
-            return True
-        if "later(" in text and not (self._may("G") and self._may("J")):
-            return False
-        if text.startswith("store.push(KEYS, g(") and not self._may("J"):
-            return False
-        some = "seen(" in text or "home(" in text  # tables have no part in it
-        return not (some and self._together and set(self.all_keys) & set(TABLES))
 
     def _numbered(self, text: str) -> str:
         self.number += 1
         how = self.draw.choice(("", "", "", ", values=2", ", values=3"))
-        if self.draw.random() < 0.2 and self._may_have_rows():
+        if self.draw.random() < 0.2 and not self.compressed:
             how += self.draw.choice((', rows="all"', ', rows="all"', ', rows="some"'))
         return text.replace("NUMBER", str(self.number)).replace("HOW", how)
-
-    def _may_have_rows(self) -> bool:
-        return not self.compressed and (self._may("E") or not {"d", 4} & set(self.keys))
 
     def _rows(self) -> Stage:
         tables = tuple(key for key in self.keys if key in TABLES)
@@ -200,7 +168,7 @@ class _Drawing:
 
     def _join(self) -> Stage:
         may = self.workers > 2 and not (self.joined or self.compressed or self.kind != "all")
-        if not may or (self.changed and not self._may("C")):
+        if not may:
             return ()
         self.joined = True
         return (Call("store.join()", by=self.workers - 1, joins=True),)
@@ -208,24 +176,16 @@ class _Drawing:
     # ----------------------------------------------------------------------------------------- settings
 
     def _optimizer(self) -> list[Stage]:
-        if self.dtype == "int32" or (self.optimizers and not self._may("H")):
-            return []
-        if self.joined and not self._may("C"):
+        if self.dtype == "int32":
             return []
         text = self._optimizer_text()
         self.optimizers += 1
-        self.updated = set()
-        by = self._one() if self._may("L") else None
-        return [(*self._barrier("BF"), Call(f"o = {text}; store.set_optimizer(o)", by=by))]
+        return [(Call(f"o = {text}; store.set_optimizer(o)"),)]
 
     def _optimizer_text(self) -> str:
         rules = dict(RULES)
-        if not self._may("K") and set(self.all_keys) & set(TABLES):
-            del rules["FTML"]
         if any(len(SHAPES[key]) < 2 for key in self.all_keys):
             del rules["GroupAdaGrad"]
-        if self.compressed and not self._may("P"):
-            rules = {name: own for name, own in rules.items() if name not in WHOLE}
         self.rule = self.draw.choice([*rules])
         own = [one for one in rules[self.rule] if self.draw.random() < 0.5]
         own += [one for one in COMMON if self.draw.random() < 0.2]
@@ -242,21 +202,21 @@ class _Drawing:
         return None if self.kind == "all" else self.draw.randrange(self.workers)
 
     def _change(self) -> Stage:
-        self.changed = True
         if self.compressed and self.draw.random() < 0.2:
             return self._compression()
         if self.kind == "different":
             ranks = self.draw.sample(range(self.workers), self.draw.randint(2, self.workers))
             names = self.draw.sample(self._names(), len(ranks))
             return tuple(
-                Call(self._one_change(name), by=rank) for name, rank in zip(names, ranks, strict=True)
+                Call(self._one_change(name), by=rank, holds=True)
+                for name, rank in zip(names, ranks, strict=True)
             )
         if self.draw.random() < 0.05 and self.kind == "all" and not self.scheduled:
             return (Call(self.draw.choice(("store.set_updater(adding(0.5))", "store.set_updater(None)"))),)
         name = self.draw.choice(["learning_rate", *self._names()])
         if self.kind == "all" and self.optimizers and not self.joined and self.draw.random() < 0.2:
             return self._assignment(name)
-        return (Call(self._one_change(name), by=self._one()),)
+        return (Call(self._one_change(name), by=self._one(), holds=True),)
 
     def _compression(self) -> Stage:
         """Set the codec, or its threshold later."""
@@ -267,10 +227,8 @@ class _Drawing:
     def _assignment(self, name: str) -> Stage:
         """Change the object, which the next push sends."""
         keys = self._some()
-        self.updated |= set(keys)
         text = self._numbered("store.pushpull(KEYS, g(KEYS, NUMBERHOWWITHOUT), out=out(KEYS))")
-        wait = "" if self._may("N") else "store.wait(); "
-        return (Call(f"{wait}o.{self._text_of(name)}; {text}", keys),)
+        return (Call(f"o.{self._text_of(name)}; {text}", keys),)
 
     def _names(self) -> list[str]:
         names = [name for name in CHANGES if self.rule != "GroupAdaGrad" or not name.startswith("wd")]
@@ -294,21 +252,12 @@ class _Drawing:
         self.number += 1
         verb = self.draw.choice(("save", "save_optimizer_states", "save_optimizer_states"))
         dump = ", dump_optimizer=True" if verb != "save" and self.draw.random() < 0.5 else ""
-        self.files.append((verb.replace("save", "load"), self.number, self.rule, set(self.updated)))
-        return (Call(f"note(store.{verb}, {self.number}{dump})", by=self._one()), *self._barrier("O"))
+        self.files.append((verb.replace("save", "load"), self.number, self.rule))
+        return (Call(f"note(store.{verb}, {self.number}{dump})", by=self._one()), TOGETHER)
 
     def _load(self) -> Stage:
-        some = [one for one in self.files if one[0] == "load" or self._fits(*one[2:])]
+        some = [one for one in self.files if one[0] == "load" or one[2] == self.rule]
         if not some:
             return ()
-        self.changed = True
-        verb, number, *_ = self.draw.choice(some)
-        return (*self._barrier("M"), Call(f"store.{verb}(path({number}))", by=self._one()))
-
-    def _fits(self, rule: str, keys: set[Key]) -> bool:
-        """Whether the states of a file are those of this optimizer, and of all keys that have one."""
-        return rule == self.rule and (self._may("A") or self.updated <= keys)
-
-    def _barrier(self, letters: str) -> Stage:
-        """Make a barrier where a fault is known that it hides."""
-        return () if all(map(self._may, letters)) else (Call("store.wait(); store.barrier()", kept=True),)
+        verb, number, _ = self.draw.choice(some)
+        return (TOGETHER, Call(f"store.{verb}(path({number}))", by=self._one()))

@@ -9,25 +9,13 @@ from .crews import PLACES, Crews, Found, Script
 from .drawing import drawn
 from .shrinking import shrunk
 
-#: Families of stores for which programs are drawn: what is left out of one need not be of the others.
-FAMILIES = (
-    tuple(PLACES),
-    ("local", "device", "shared"),
-    tuple(name for name, place in PLACES.items() if place.name not in ("local", "device", "shared")),
-)
-
-
-def stores_of(seed: int, stores: Sequence[str]) -> list[str]:
-    """Return the stores in which the program of a seed runs."""
-    return [one for one in FAMILIES[seed % len(FAMILIES)] if one in stores]
-
 
 def hunted(
     crews: Crews, seeds: Iterable[int], stores: Sequence[str], small: bool = True, side_by_side: int = 4
 ) -> Iterator[str]:
     """Play the programs of these seeds in these stores; yield what differs, as small as it can be."""
-    programs = {seed: drawn(seed, stores_of(seed, stores)) for seed in seeds}
-    work = [(seed, store) for seed in programs for store in stores_of(seed, stores)]
+    programs = {seed: drawn(seed) for seed in seeds}
+    work = [(seed, store) for seed in programs for store in stores]
     with ThreadPoolExecutor(side_by_side) as pool:
         played = [pool.submit(crews.differs, programs[seed].script(), store) for seed, store in work]
         try:

@@ -141,50 +141,12 @@ store.set_optimizer({_SGD}(lr_scheduler=kv.lr_scheduler.PolyScheduler(999, base_
 for n in range(50): store.push(["a"], g(["a"], n)); store.push(["a", "b"], g(["a", "b"], 50 + n))
 store.pull(["a", "b"], out=out(["a", "b"]))
 """,
-    "L: another worker changes what one has set": f"""
-store.init(["a"], first(["a"]))
-if rank == 0: store.set_optimizer({_SGD}(learning_rate=0.125))
-store.barrier()
-if rank == 1: store.set_learning_rate(0.25)
-store.barrier()
-store.pushpull(["a"], g(["a"], 1), out=out(["a"]))
-note(store.save_optimizer_states, 1, dump_optimizer=True)
-""",
-    "M: values of a file, while another worker still reads": """
-store.init(["a"], first(["a"]))
-note(store.save, 1)
-store.push(["a"], g(["a"], 1))
-if rank == 1: time.sleep(0.05)
-store.pull(["a"], out=out(["a"]))
-store.load(path(1))
-store.pull(["a"], out=out(["a"]))
-""",
-    "M: states of a file, while another worker has not pushed": """
-store.init(["a"], first(["a"]))
-store.set_optimizer(kv.optimizer.Adam(learning_rate=0.125))
-store.pushpull(["a"], g(["a"], 1), out=out(["a"]))
-note(store.save_optimizer_states, 1)
-store.barrier()
-for n in (2, 3): store.pushpull(["a"], g(["a"], n), out=out(["a"]))
-if rank == 1: time.sleep(0.05)
-store.push(["a"], g(["a"], 4))
-store.load_optimizer_states(path(1))
-store.pushpull(["a"], g(["a"], 5), out=out(["a"]))
-""",
     "N: an object that changes, with a push in the background": f"""
 store.init(["a"], first(["a"]))
 o = {_SGD}(learning_rate=0.125); store.set_optimizer(o)
 for n in range(20): later(store.push, ["a"], g(["a"], n)); o.learning_rate = 1 / (2 + n)
 store.wait()
 store.pull(["a"], out=out(["a"]))
-""",
-    "O: a file of a worker that is slower than a change": f"""
-store.init(["a"], first(["a"]))
-store.set_optimizer({_SGD}(learning_rate=0.125))
-if rank == 1: time.sleep(0.05)
-note(store.save_optimizer_states, 1, dump_optimizer=True)
-store.set_learning_rate(0.25)
-store.pushpull(["a"], g(["a"], 1), out=out(["a"]))
 """,
     "P: residuals of keys that move to one server": """
 store.init(["d"], first(["d"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 from .crews import Script
@@ -14,7 +15,8 @@ class Call(NamedTuple):
     """One line, with KEYS for its keys and WITHOUT for workers that have joined.
 
     `by` is the worker that makes the call; None: all that have not joined. In the last call of a worker
-    `joins` is set; a smaller stage has what is `kept`, too.
+    `joins` is set; a smaller stage has what is `kept`, too. What `holds` does so from the next push of its
+    worker on.
     """
 
     text: str
@@ -22,6 +24,7 @@ class Call(NamedTuple):
     by: int | None = None
     joins: bool = False
     kept: bool = False
+    holds: bool = False
 
     def line(self, joined: list[int]) -> str:
         """Return the line, if these have joined."""
@@ -33,7 +36,7 @@ class Call(NamedTuple):
         return f"if {guard}: {text}" if joined else text
 
 
-#: Calls between which no worker waits; if single workers make some of them, a barrier follows.
+#: Calls between which no worker waits; if single workers make some of them, a barrier or a push follows.
 Stage = tuple[Call, ...]
 BARRIER = Call("store.barrier()")
 
@@ -46,15 +49,11 @@ def _without(key: Key, stage: Stage) -> Iterator[Call]:
 
 
 class Program(NamedTuple):
-    """Stages of all workers, and at their end a look at everything.
-
-    With `together` all keys are in each push, and stay so in a smaller program.
-    """
+    """Stages of all workers, and at their end a look at everything."""
 
     workers: int
     dtype: str
     stages: tuple[Stage, ...]
-    together: bool = False
 
     def without(self, key: Key) -> Program:
         """Return the program without a key."""
@@ -66,13 +65,15 @@ class Program(NamedTuple):
 
     def _lines(self) -> Iterator[str]:
         joined: list[int] = []
-        for stage in (*self.stages, *self._end()):
+        stages = (*self.stages, *self._end())
+        for stage, after in pairwise((*stages, ())):
             for call in stage:
                 if call.by is not None and (call.by in joined or call.by >= self.workers):
                     continue
                 yield call.line(joined)
                 joined += [call.by] if call.joins and call.by is not None else []
-            if any(call.by is not None and not call.text.startswith("time.") for call in stage):
+            alone = [call for call in stage if call.by is not None and not call.text.startswith("time.")]
+            if alone and not (all(call.holds for call in alone) and any("g(" in one.text for one in after)):
                 yield BARRIER.line(joined)
 
     def _end(self) -> Iterator[Stage]:

@@ -44,17 +44,17 @@ def _smaller(program: Program) -> Iterator[Program]:
     for key in {key: 0 for stage in stages for call in stage for key in call.keys}:
         yield program.without(key)
     for at, stage in enumerate(stages):
-        for other in _smaller_stages(stage, program.together):
+        for other in _smaller_stages(stage):
             yield program._replace(stages=(*stages[:at], other, *stages[at + 1 :]))
     if program.dtype != "float32":
         yield program._replace(dtype="float32")
 
 
-def _smaller_stages(stage: Stage, together: bool) -> Iterator[Stage]:
+def _smaller_stages(stage: Stage) -> Iterator[Stage]:
     for at, call in enumerate(stage):
         if len(stage) > 1 and not call.kept:
             yield stage[:at] + stage[at + 1 :]
-        if len(call.keys) > 1 and not together:
+        if len(call.keys) > 1:
             for key in range(len(call.keys)):
                 fewer = call._replace(keys=call.keys[:key] + call.keys[key + 1 :])
                 yield (*stage[:at], fewer, *stage[at + 1 :])
