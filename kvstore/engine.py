@@ -240,7 +240,8 @@ class Engine:
         self._ready: list[_Entry] = []
         self._pending: dict[_Task, int] = {}  # with the numbers of the calls
         self._calls = 0
-        self._postponed: set[Work] = set()
+        self._postponed: list[Work] = []  # in the order of the calls; some may be done
+        self._most_postponed = 16  # before those that are done are dropped
         self._sequence = 0
         self._thread: threading.Thread | None = None
         self._threads: set[threading.Thread] = set()  # that one, and those that run what is urgent
@@ -299,7 +300,10 @@ class Engine:
         work = Work(what, self.timeout, self._marks)
         work._rest = partial(self.run_inside, run)
         with self._lock:
-            self._postponed = {work, *(one for one in self._postponed if not one.done())}
+            self._postponed.append(work)
+            if len(self._postponed) > self._most_postponed:
+                self._postponed = [one for one in self._postponed if not one.done()]
+                self._most_postponed = 2 * len(self._postponed) + 16
         return work
 
     def _enqueue(self, task: _Task) -> None:

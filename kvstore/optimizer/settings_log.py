@@ -168,7 +168,7 @@ class SettingsLog:
         return -1 if made is None else made[0]
 
     def cut(self, keep: int, passed: int) -> list[Change]:
-        """Drop all changes but the newest ones; return them, oldest first.
+        """Drop all changes but those of the newest places; return them, oldest first.
 
         Parameters
         ----------
@@ -178,6 +178,8 @@ class SettingsLog:
             Changes at this place and later ones stay.
         """
         end = min(len(self.changes) - keep, bisect.bisect_left(self.changes, passed, key=_place))
+        if 0 < end < len(self.changes):  # all changes of a place stay, or none
+            end = bisect.bisect_left(self.changes, self.changes[end].place, key=_place)
         if end <= 0:
             return []
         dropped = self.changes[:end]

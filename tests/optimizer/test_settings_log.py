@@ -354,6 +354,16 @@ def test_settings_of_what_is_kept_are_as_before(program: list[Call], keep: int, 
     assert [log.settings_at(place) for place in places[first:]] == before[first:]
 
 
+def test_changes_of_one_place_stay_together() -> None:
+    log = SettingsLog()
+    log.add(0, 0, "optimizer", 1, optimizer(learning_rate=0.5))
+    for number in range(6):
+        log.add(0, 1 + number // 3, "configure", 1, setting("wd", number / 8))
+    assert [one.place for one in log.cut(2, 9)] == [0, 1, 1, 1]
+    assert [one.place for one in log.changes] == [2, 2, 2]
+    assert log.cut(2, 9) == []
+
+
 def test_a_worker_that_is_forgotten_makes_its_changes_from_the_beginning() -> None:
     log = SettingsLog()
     log.add(0, 0, "optimizer", 1, optimizer())

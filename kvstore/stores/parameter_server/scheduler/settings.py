@@ -141,7 +141,7 @@ class SettingsTable:
 
     def at_barrier(self, request: int) -> Answer:
         """Return the answer to a worker that has come to a barrier: the newest settings."""
-        since = max((install.since for install in self._newest.values()), default=0)
+        since = max(self._newest, default=-1) + 1
         newest = self.log.newest
         return Answer(request, version=since, text=newest.text, count=newest.ordinal)
 
