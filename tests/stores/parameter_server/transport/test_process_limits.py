@@ -59,11 +59,11 @@ def caused(error: Exception, cause: Exception) -> Exception:
 def test_what_the_system_does_not_give_is_named_with_its_limit(
     error: Exception, word: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(role: str) -> None:
+    def fail(name: str) -> None:
         raise error
 
     assert word in str(shortage(error))
-    monkeypatch.setattr(role_process.log, "start", fail)
+    monkeypatch.setattr(role_process, "begin", fail)
     with pytest.raises(kv.KVStoreError if not isinstance(error, ImportError) else ImportError) as caught:
         role_process.server(SERVER)
     assert isinstance(error, ImportError) or f"server 3 has {word}" in str(caught.value)
@@ -71,11 +71,11 @@ def test_what_the_system_does_not_give_is_named_with_its_limit(
 
 @pytest.mark.parametrize("error", [RuntimeError("no"), OSError(errno.EPIPE, "no"), ImportError("no")])
 def test_other_errors_stay_as_they_are(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(role: str) -> None:
+    def fail(name: str) -> None:
         raise error
 
     assert shortage(error) is None
-    monkeypatch.setattr(role_process.log, "start", fail)
+    monkeypatch.setattr(role_process, "begin", fail)
     with pytest.raises(type(error)) as caught:
         role_process.server(SERVER)
     assert caught.value is error
