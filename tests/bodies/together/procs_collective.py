@@ -10,7 +10,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from references import Array, assert_same_bits, draw, dtype_of, is_float, total
 from tested_store import create
 
 import kvstore as kv
+from kvstore.tensor_file import raw
 
 F = np.float32
 
@@ -151,7 +151,7 @@ def written(store: Any, outs: list[Array]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         store.save(f"{folder}/values")
         store.save_optimizer_states(f"{folder}/states", dump_optimizer=True)
-        files = [Path(folder, name).read_bytes().hex() for name in ("values", "states")]
+        files = [content(f"{folder}/{name}") for name in ("values", "states")]
     counts = store.statistics()
     return {
         "keys": store.keys(),
@@ -161,6 +161,12 @@ def written(store: Any, outs: list[Array]) -> dict[str, Any]:
         "outs": [out.tobytes().hex()[:4000] for out in outs],
         "files": files,
     }
+
+
+def content(path: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Return what a file holds; safetensors writes its metadata in an order of chance."""
+    metadata, tensors = raw(path)
+    return metadata, {name: array.tobytes().hex() for name, array in tensors.items()}
 
 
 def kinds_of_keys() -> None:

@@ -138,9 +138,11 @@ class RoundUpdates:
 
     def _settings(self, job: SliceUpdate) -> OptimizerVersion:
         """Return the settings for a job; those of a slice never go back."""
-        version = max(job.version, self.versions.get(job.slice, 0))
-        self.versions[job.slice] = version
         held = self._slices.held.get(job.slice)
+        version = max(job.version, self.versions.get(job.slice, 0))
+        if held is not None and is_side(held.key):
+            version = 0  # also where a worker that has joined knew of an optimizer
+        self.versions[job.slice] = version
         if held is not None:
             held.withdraw_plan()
         if isinstance(held, DenseSlice):

@@ -95,6 +95,8 @@ class Pushes:
 
     def count(self, keys: Sequence[DistKey]) -> None:
         """Count a push of keys; once it is sent, or nothing can keep it from that."""
+        if not keys:  # the push was refused
+            return
         pushes: dict[Any, int] = {}
         for key in keys:
             pushes[key.key] = key.pushes = key.pushes + 1
