@@ -1332,7 +1332,7 @@ class KVStore(KVStoreBase):
         updater = self._backend.updater
         if updater is None or verb not in ("push", "pushpull") or self._backend.begins_async:
             return call
-        return self._order.placed(updater.optimizer, keys, call, self._engine.busy)
+        return self._order.placed(updater.optimizer, keys, call)
 
     def _ending(self, verb: str, groups: list[Group]) -> Callable[[Callable[[], Any]], Any]:
         """Begin an asynchronous operation; what is returned does the rest of it, and counts it."""

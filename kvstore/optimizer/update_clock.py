@@ -6,8 +6,8 @@ order that depends on timing, so the time of an update is taken where the progra
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -75,10 +75,11 @@ class CallOrder:
     """Takes the time of a schedule where a push is called for; pushes are carried out in another order."""
 
     def __init__(self) -> None:
-        self._clock: UpdateClock | None = None
+        self._clock = UpdateClock()
+        self._open: weakref.WeakSet[_PlacedPush] = weakref.WeakSet()  # not carried out yet
 
     def placed(
-        self, optimizer: Optimizer, keys: Iterable[Index], call: Callable[..., Any], is_busy: bool
+        self, optimizer: Optimizer, keys: Iterable[Index], call: Callable[..., Any]
     ) -> Callable[..., Any]:
         """Return a push that is carried out with the time of its place.
 
@@ -89,26 +90,38 @@ class CallOrder:
             The keys of the push.
         call : callable
             The push.
-        is_busy : bool
-            Whether calls before it may not have been carried out.
         """
         if optimizer.lr_scheduler is None:
             return call
-        if self._clock is None or not is_busy:
+        if not self._open:  # the optimizer has the counts of all pushes
             self._clock = UpdateClock.of(optimizer)
-        time = self._clock.time
+        push = _PlacedPush(optimizer, self._clock.time, call, self._open)
         for key in keys:
             self._clock.count(key)
-        return partial(_run_at, optimizer, time, call)
+        return push
 
 
-def _run_at(optimizer: Optimizer, time: int, call: Callable[..., Any], *arguments: Any) -> Any:
-    """Carry out a push as if `time` were the largest update count; the caller has the store's lock."""
-    now, optimizer.num_update = optimizer.num_update, time
-    try:
-        return call(*arguments)
-    finally:
-        optimizer.num_update = max(now, optimizer.num_update)
+class _PlacedPush:
+    """Carries a push out as if a time were the largest update count; the caller has the store's lock."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        time: int,
+        call: Callable[..., Any],
+        still_open: weakref.WeakSet[_PlacedPush],
+    ) -> None:
+        self._optimizer, self._time, self._call, self._open = optimizer, time, call, still_open
+        still_open.add(self)
+
+    def __call__(self, *arguments: Any) -> Any:
+        optimizer = self._optimizer
+        now, optimizer.num_update = optimizer.num_update, self._time
+        try:
+            return self._call(*arguments)
+        finally:
+            optimizer.num_update = max(now, optimizer.num_update)
+            self._open.discard(self)
 
 
 def time_at(stamps: Sequence[int], epoch: int) -> int:

@@ -214,12 +214,12 @@ def test_a_push_that_is_carried_out_first_has_the_time_of_its_place() -> None:
         optimizer._update_count(key)
         found.append((key, optimizer.num_update))
 
-    calls = [order.placed(optimizer, key, push, at > 0) for at, key in enumerate("aaab")]
+    calls = [order.placed(optimizer, key, push) for key in "aaab"]
     for at in (3, 0, 1, 2):
         calls[at]("aaab"[at])
     assert found == [("b", 3), ("a", 1), ("a", 2), ("a", 3)]
     assert (optimizer.num_update, optimizer._index_update_count) == (3, {"a": 3, "b": 1})
-    order.placed(optimizer, "b", push, False)("b")  # nothing else is under way: from the counts on
+    order.placed(optimizer, "b", push)("b")  # nothing else is under way: from the counts on
     assert found[-1] == ("b", 3)
 
 
@@ -236,7 +236,7 @@ def test_the_order_in_which_pushes_are_carried_out_changes_no_time(calls: list[l
             optimizer._update_count(key)
             found[at].append(optimizer.num_update)
 
-    placed = [order.placed(optimizer, keys, push, at > 0) for at, keys in enumerate(calls)]
+    placed = [order.placed(optimizer, keys, push) for keys in calls]
     waiting = list(range(len(calls)))
     while waiting:
         free = [
@@ -258,15 +258,29 @@ def test_a_push_that_fails_leaves_the_time_of_the_others() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        order.placed(optimizer, "b", push, False)()
+        order.placed(optimizer, "b", push)()
     assert optimizer.num_update == 2
+
+
+def test_counts_of_pushes_that_are_not_placed_are_known_once_no_placed_push_is_open() -> None:
+    """While only a pull was in the background, the time was that of the push in the background before it."""
+    optimizer, order = create("sgd", lr_scheduler=PowersOfTwo(base_lr=1.0)), CallOrder()
+
+    def push(key: str) -> int:
+        optimizer._update_count(key)
+        return optimizer.num_update
+
+    assert order.placed(optimizer, "a", push)("a") == 1
+    for _ in range(3):
+        push("a")
+    assert order.placed(optimizer, "b", push)("b") == 4
 
 
 def test_pushes_without_a_schedule_are_as_they_are() -> None:
     def push() -> None:
         raise AssertionError
 
-    assert CallOrder().placed(create("sgd"), "a", push, True) is push
+    assert CallOrder().placed(create("sgd"), "a", push) is push
 
 
 def test_asynchronous_pushes_of_several_threads_count_once_each() -> None:

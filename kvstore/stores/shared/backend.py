@@ -207,7 +207,7 @@ class SharedBackend(Backend):
     def start_push(self, groups: list[Group]) -> Finish:
         """Arrive; what is left to do is to help."""
         dense, sparse = self._sources(groups)
-        handles = [handle for handle, _ in self._arguments.by_order([*dense, *sparse])]
+        handles = [handle for handle, _ in (*dense, *sparse)]  # in the order of updates
         self._waiter.wait_to_push(handles)
         try:
             with self._pusher.one_call(handles):

@@ -171,7 +171,7 @@ class JobUpdater:
     def follow_settings(self) -> None:
         """Take over settings and update counts that another worker has set by a file."""
         self._refresh()
-        if self.updater is not None:
+        if self.updater is not None and shm.mode(self._job) == self._mode:
             self._load_counts()
             self._begin_counts()
 
@@ -370,7 +370,7 @@ class JobUpdater:
         `taken` gets the arrays.
         """
         outline, there = _moved(handle, state, taken)
-        text = json.dumps({"mode": shm.mode(self._job), "state": outline})
+        text = json.dumps({"mode": self._mode, "state": outline})
         return handle.new_record(text.encode()), there
 
     def state_arrays(self, handle: Handle) -> list[Array]:
@@ -423,19 +423,22 @@ class JobUpdater:
     def adopt(self, content: Content) -> None:
         """Make states, counts and settings of the job those of a file; after an error all is as before.
 
-        A key of which the file has no state has none.
+        A key of which the file has no state has none. The states of an optimizer that another worker has
+        replaced change nothing.
         """
         self._refresh()
         assert self.updater is not None
         loaded, handles = Updater(self.updater.optimizer), self._keys.all()
         loaded.adopt(content, {handle.key: handle.like for handle in handles})
-        records = self._written(handles, loaded.states)
+        records, optimizer = self._written(handles, loaded.states), loaded.optimizer
         self.updater = loaded
-        for handle in handles:
-            handle.put_record(records.get(handle.key, 0))
         loaded.states = {}  # of each key from the region, when it is needed
-        optimizer = loaded.optimizer
-        self._set_counts(optimizer._index_update_count, optimizer.num_update)
+        with shm.Lock(self._job):
+            if shm.mode(self._job) != self._mode:  # another worker has replaced the optimizer
+                return
+            for handle in handles:
+                handle.put_record(records.get(handle.key, 0))
+            self._set_counts(optimizer._index_update_count, optimizer.num_update)
         place = sum(handle.arrived for handle in handles) + self._job.barriers
         self._record("" if content.optimizer is None else _described(optimizer), place)
         self._begin_counts()

@@ -60,7 +60,7 @@ EXCHANGES = {
     "later(store.pull, KEYS, out=out(KEYS))": 1,
 }
 KINDS = ("all", "one", "different")
-#: Before a file is read, all must have written; after it is written, none may be ahead.
+#: Before a file is read or written, all must have come there; after it is written, none may be ahead.
 TOGETHER = Call("store.wait(); store.barrier()", kept=True)
 
 
@@ -253,7 +253,7 @@ class _Drawing:
         verb = self.draw.choice(("save", "save_optimizer_states", "save_optimizer_states"))
         dump = ", dump_optimizer=True" if verb != "save" and self.draw.random() < 0.5 else ""
         self.files.append((verb.replace("save", "load"), self.number, self.rule))
-        return (Call(f"note(store.{verb}, {self.number}{dump})", by=self._one()), TOGETHER)
+        return (TOGETHER, Call(f"note(store.{verb}, {self.number}{dump})", by=self._one()), TOGETHER)
 
     def _load(self) -> Stage:
         some = [one for one in self.files if one[0] == "load" or one[2] == self.rule]

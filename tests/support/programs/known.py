@@ -155,6 +155,34 @@ store.pushpull(["d"], g(["d"], 1), out=out(["d"]))
 store.set_optimizer(kv.optimizer.LARS(learning_rate=0.125))
 store.pushpull(["d"], g(["d"], 2), out=out(["d"]))
 """,
+    "G: the time of a push behind a pull in the background": """
+store.init(["a", "b"], first(["a", "b"]))
+store.set_optimizer(kv.optimizer.SGD(lr_scheduler=kv.lr_scheduler.PolyScheduler(9, base_lr=0.5)))
+later(store.pushpull, ["a", "b"], g(["a", "b"], 1), out=out(["a", "b"]))
+for n in (2, 3): store.pushpull(["b"], g(["b"], n), out=out(["b"]))
+later(store.pull, ["a", "b"], out=out(["a", "b"]))
+later(store.push, ["a"], g(["a"], 4))
+store.pull(["a", "b"], out=out(["a", "b"]))
+""",
+    "H: states that a slower worker loads into the next optimizer": """
+store.init(["b"], first(["b"]))
+store.set_optimizer(kv.optimizer.Adam(learning_rate=0.125))
+store.pushpull(["b"], g(["b"], 1), out=out(["b"]))
+note(store.save_optimizer_states, 1)
+store.wait(); store.barrier()
+store.load_optimizer_states(path(1))
+store.set_optimizer(kv.optimizer.AdaGrad(learning_rate=0.125))
+store.wait(); store.barrier()
+note(store.save_optimizer_states, 2)
+store.pushpull(["b"], g(["b"], 3), out=out(["b"]))
+""",
+    "J: the time of a table that is initialised before a dense key": """
+store.init(["t", "b"], first(["t", "b"]))
+store.set_optimizer(kv.optimizer.SGD(lr_scheduler=kv.lr_scheduler.PolyScheduler(9, base_lr=0.5)))
+for n in (1, 2): store.pushpull(["b"], g(["b"], n), out=out(["b"]))
+store.push(["t", "b"], g(["t", "b"], 3))
+store.pull(["b"], out=out(["b"]))
+""",
     "K: rows that are absent": """
 store.init(["t"], first(["t"]))
 store.set_optimizer(kv.optimizer.FTML(clip_gradient=0.75, learning_rate=0.125))

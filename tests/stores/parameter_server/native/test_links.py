@@ -544,7 +544,7 @@ def test_links_send_sums_packed(monkeypatch: pytest.MonkeyPatch) -> None:
         close(server)
 
     monkeypatch.setattr(Server, "close", counted)
-    for seed in range(60):
+    for seed in range(80):
         ran(seed, True, 40)
     assert sum(counts) > 40
 
