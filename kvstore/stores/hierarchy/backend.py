@@ -14,7 +14,7 @@ import logging
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -363,7 +363,7 @@ class HierarchyBackend(Backend):
         dense, sparse = self._checked(groups)
         cut = [one for key, values in dense for one in self._cut(key, self._handles(key), values)]
         cut += [one for key, rows in sparse for one in cut_rows(key, self._handles(key), rows)]
-        with self._arriving([key for key, _ in (*dense, *sparse)]):
+        with self._arriving([key for key, _ in dense], [key for key, _ in sparse]):
             return self._begin("push", (cut,), priority)
 
     def _start_pull(self, groups: list[Group], ignore_sparse: bool, priority: int | None) -> Finish:
@@ -450,11 +450,12 @@ class HierarchyBackend(Backend):
         return checked
 
     @contextlib.contextmanager
-    def _arriving(self, keys: list[DistKey]) -> Iterator[None]:
+    def _arriving(self, dense: list[DistKey], rows: Sequence[DistKey] = ()) -> Iterator[None]:
         """Tell carriers of a push, and count it for the keys at which this worker has then arrived."""
+        keys = [*dense, *rows]
         self._count_rounds([key.key for key in keys])
         before = [self._arrived(key) for key in keys]
-        for key, stamp in zip(keys, self._flat.pushes.stamps(keys), strict=True):
+        for key, stamp in zip(keys, self._flat.pushes.stamps_of_call(dense, rows), strict=True):
             for handle in self._handles(key):
                 shm.note_stamp(handle, handle.arrived + 1, stamp)
         try:

@@ -301,6 +301,9 @@ class LocalBackend(Backend):
         dense: list[tuple[Entry, list[Array], list[Array]]],
         sparse: list[tuple[Entry, list[RowSparseArray]]],
     ) -> None:
+        if len(dense) + len(sparse) > 1 and not all(entry.table is not None for entry, _ in sparse):
+            self._push_one_by_one(dense, sparse)
+            return
         batch: list[Work] = list(dense)
         if (feedback := self.feedback) is not None:
             batch = [(entry, feedback.pushed(entry.key, srcs), outs) for entry, srcs, outs in dense]
@@ -313,6 +316,19 @@ class LocalBackend(Backend):
             begin, nbytes = counters.begin(), sum(source.data.nbytes for source in sources)
             self._apply.rows(entry, sources)
             counters.passed(phase, begin, MEMORY, nbytes, 0, 1, entry.slice.number)
+
+    def _push_one_by_one(
+        self,
+        dense: list[tuple[Entry, list[Array], list[Array]]],
+        sparse: list[tuple[Entry, list[RowSparseArray]]],
+    ) -> None:
+        """Update dense keys before tables, whatever is pushed to them, as all stores do."""
+        updates: list[tuple[Entry, Callable[[], None]]] = [
+            *((one[0], partial(self._push, [one], [])) for one in dense),
+            *((pair[0], partial(self._push, [], [pair])) for pair in sparse),
+        ]
+        for _, update in sorted(updates, key=lambda one: (one[0].table is not None, one[0].number)):
+            update()
 
     def row_sparse_pull(self, wanted: list[tuple[Key, list[tuple[RowSparseArray, Any]]]]) -> None:
         """Copy the requested rows to the outputs."""

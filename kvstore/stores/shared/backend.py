@@ -207,7 +207,9 @@ class SharedBackend(Backend):
     def start_push(self, groups: list[Group]) -> Finish:
         """Arrive; what is left to do is to help."""
         dense, sparse = self._sources(groups)
-        handles = [handle for handle, _ in (*dense, *sparse)]  # in the order of updates
+        pairs = self._arguments.by_order([*dense, *sparse])
+        # In the order of updates: another worker may push an array where this one pushes rows.
+        handles = [handle for handle, _ in sorted(pairs, key=lambda pair: pair[0].sparse)]
         self._waiter.wait_to_push(handles)
         try:
             with self._pusher.one_call(handles):

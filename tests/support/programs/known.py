@@ -183,6 +183,18 @@ for n in (1, 2): store.pushpull(["b"], g(["b"], n), out=out(["b"]))
 store.push(["t", "b"], g(["t", "b"], 3))
 store.pull(["b"], out=out(["b"]))
 """,
+    "J: the time of a key to which some workers push rows": """
+store.init(["t", "b", "a", "d"], first(["t", "b", "a", "d"]))
+store.set_optimizer(kv.optimizer.SGD(lr_scheduler=kv.lr_scheduler.PolyScheduler(20, base_lr=0.5)))
+for n in (1, 2, 3): store.pushpull(["a"], g(["a"], n), out=out(["a"]))
+for n in (1, 2): store.pushpull(["d"], g(["d"], n), out=out(["d"]))
+store.push(["t", "b", "a", "d"], g(["t", "b", "a", "d"], 4, rows="some"))
+store.push(["t", "d", "a", "b"], g(["t", "d", "a", "b"], 5, rows="all"))
+for n in (1, 2): store.push(["t"], g(["t"], n))
+later(store.push, ["t", "b", "a", "d"], g(["t", "b", "a", "d"], 6, rows="some"))
+later(store.push, ["t", "b", "d"], g(["t", "b", "d"], 7, rows="all"))
+store.pull(["a", "b", "d"], out=out(["a", "b", "d"]))
+""",
     "K: rows that are absent": """
 store.init(["t"], first(["t"]))
 store.set_optimizer(kv.optimizer.FTML(clip_gradient=0.75, learning_rate=0.125))

@@ -56,6 +56,11 @@ class DistKey:
         return bool(self.shape) and self.size > 0
 
     @property
+    def order(self) -> int:
+        """Place among the keys of a call: int keys ascend, str keys follow the order of their init."""
+        return self.key if isinstance(self.key, int) else self.number
+
+    @property
     def is_spread(self) -> bool:
         """Whether its slices are on several servers."""
         return len({part.server for part in self.parts}) > 1
@@ -102,7 +107,7 @@ class KeyDirectory:
         """Find keys; int keys ascend, str keys follow the order of their init, as updates do."""
         pairs = [(self.find_or_raise(key), arrays) for key, arrays in groups]
         if len(pairs) > 1:
-            pairs.sort(key=lambda pair: pair[0].key if isinstance(pair[0].key, int) else pair[0].number)
+            pairs.sort(key=lambda pair: pair[0].order)
         return pairs
 
     def all(self) -> list[DistKey]:

@@ -93,6 +93,19 @@ class Pushes:
         """Return the stamp of the next push of each key, if they are pushed together."""
         return self.optimizer.clock.stamps(key.key for key in keys)
 
+    def stamps_of_call(self, dense: Sequence[DistKey], rows: Sequence[DistKey]) -> list[int]:
+        """Return the stamps of a push of keys, of which some get rows.
+
+        Dense keys are updated before tables, whatever is pushed to them: another worker may push an array
+        where this one pushes rows.
+        """
+        keys = [*dense, *rows]
+        if not rows or len(keys) == 1:
+            return self.stamps(keys)
+        order = sorted(range(len(keys)), key=lambda at: (keys[at].sparse, keys[at].order))
+        stamps = dict(zip(order, self.stamps(keys[at] for at in order), strict=True))
+        return [stamps[at] for at in range(len(keys))]
+
     def count(self, keys: Sequence[DistKey]) -> None:
         """Count a push of keys; once it is sent, or nothing can keep it from that."""
         if not keys:  # the push was refused
@@ -120,9 +133,9 @@ class Pushes:
         divisor: int = 1,
     ) -> PendingOperation:
         """Send a call, which counts once nothing can keep it from that; before, nothing is changed."""
-        keys = [key for key, _, _ in dense] + [key for key, _ in sparse]
+        of_arrays, of_rows = [key for key, _, _ in dense], [key for key, _ in sparse]
         version = self.optimizer.version
-        heads = iter([PushHeader(kind, version, stamp) for stamp in self.stamps(keys)])
+        heads = iter([PushHeader(kind, version, stamp) for stamp in self.stamps_of_call(of_arrays, of_rows)])
         then: list[Callable[[], None]] = []
         requests: list[Request] = []
         for key, values, outs in dense:
@@ -132,7 +145,7 @@ class Pushes:
                 requests += self.slices.packed(key, values, next(heads), outs, self.feedback, then)
         for key, rows in sparse:
             requests += self.slices.rows(key, rows, next(heads))
-        return self.client.submit(requests, priority, partial(self._sent, keys, then))
+        return self.client.submit(requests, priority, partial(self._sent, [*of_arrays, *of_rows], then))
 
     def _sent(self, keys: list[DistKey], then: list[Callable[[], None]]) -> None:
         if then:
