@@ -34,7 +34,7 @@ _NUMBERS = itertools.count(1)
 _NEVER = -1
 
 
-class Pushes(Protocol):
+class BackgroundPushes(Protocol):
     """Pushes in the background that read the settings of the caller's optimizer; the engine of a store."""
 
     busy: bool
@@ -43,10 +43,10 @@ class Pushes(Protocol):
         """Wait for all of them; return at once where one of them makes the change."""
 
 
-_PUSHES: WeakSet[Pushes] = WeakSet()
+_PUSHES: WeakSet[BackgroundPushes] = WeakSet()
 
 
-def read_by(pushes: Pushes) -> None:
+def read_by(pushes: BackgroundPushes) -> None:
     """Complete these pushes before each change of a setting."""
     _PUSHES.add(pushes)
 

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ..errors import ConfigError
-
-if TYPE_CHECKING:
-    from .optimizer import Optimizer
-    from .registry import Registrable
 
 _SHOWN = 3  # differences in an error
 _LONGEST = 80  # characters of a value in an error
@@ -18,7 +14,17 @@ _TABLES = ("lr_mult", "wd_mult", "param_idx2name")
 _MISSING: Any = object()
 
 
-def text_of(optimizer: Registrable) -> str:
+class Describable(Protocol):
+    """An optimizer; the scheduler works with its texts, and imports no optimizer."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return its name and its settings."""
+
+    def described(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return its settings with these names."""
+
+
+def text_of(optimizer: Describable) -> str:
     """Return the name and the settings of an optimizer as JSON; equal optimizers have equal texts.
 
     Raises
@@ -36,7 +42,7 @@ def text_of(optimizer: Registrable) -> str:
     return json.dumps(described, sort_keys=True)
 
 
-def changes_of(optimizer: Optimizer, changes: Iterable[str]) -> str:
+def changes_of(optimizer: Describable, changes: Iterable[str]) -> str:
     """Return the settings with these names as JSON, as `text_of` has them; a record of what has changed.
 
     Raises

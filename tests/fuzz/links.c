@@ -143,7 +143,7 @@ static void show(void)
                       .most_parts = any(16) ? WORKERS : 1, .room = any(16) ? MOST : ROWS, .kept_room = any(16) ? MOST : 9,
                       .ids = ids, .maps = maps, .kept = (char *)kept, .kept_after = -1};
     rows.at = any(16) ? (char *)all : NULL;
-    rows.plan = (kp_plan){.rule = 0, .version = (uint32_t)any(3), .base = (int64_t)any(9) - 4, .p = {0.1, 0.01, 1, 10},
+    rows.plan = (kp_plan){.rule = 0, .version = (uint32_t)any(3), .epoch = any(2), .p = {0.1, 0.01, 1, 10},
                           .counts = any(8) ? &counts[TABLE] : NULL};
 }
 
@@ -173,7 +173,7 @@ static void plan(int i)
     v->plan.counts = NULL;
     if (any(4) == 0)
         return;
-    v->plan = (kp_plan){.rule = any(2) ? SGD : SGD_MOMENTUM, .version = (uint32_t)any(3), .base = (int64_t)any(9) - 4,
+    v->plan = (kp_plan){.rule = any(2) ? SGD : SGD_MOMENTUM, .version = (uint32_t)any(3), .epoch = any(2),
                         .p = {0.1, 0.01, 1, 10, 0.9}, .counts = &counts[i]};
     v->plan.n_states = v->plan.rule == SGD_MOMENTUM;
     v->plan.states[0] = moments[i];
@@ -467,7 +467,7 @@ static void write_batch(draft *d, worker *w)
         const kp_open *open = kp_find_open(s, s->round + 1);
         uint64_t nbytes = (uint64_t)(shapes[slice].n * kv_itemsize[shapes[slice].dtype]);
         kp_record r = {.kind = (uint8_t)(KP_PUSH + any(3)), .slice = (uint32_t)slice, .sequence = ++sequence, .rows = -1,
-                       .version = any(8) ? 0 : (uint32_t)any(4), .clock = any(20)};
+                       .version = any(8) ? 0 : (uint32_t)any(4), .clock = any(20) | any(2) << KP_TIME_BITS};
         r.round = s->round + (r.kind != KP_PULL) + (open && kp_part_of(open, w->session.rank) >= 0);
         if (slice == TABLE && r.kind != KP_PULL && frames < 2) {
             r.kind = KP_PUSH;

@@ -63,9 +63,9 @@ def forever():
 def tell():
     from kvstore import roles
     found = roles.find()
-    keys = found.keys and json.loads(found.keys.to_json())
-    fields = {**vars(found), "keys": keys}
-    say("told", json.dumps({"found": fields, "environment": dict(os.environ), "arguments": sys.argv[1:]}))
+    fields = {**vars(found), "keys": found.keys and vars(found.keys)}
+    told = {"found": fields, "environment": dict(os.environ), "arguments": sys.argv[1:]}
+    say("told", json.dumps(told, default=bytes.decode))
 def report():
     address = os.environ["KVSTORE_SCHEDULER"].replace(":0", ":4711")
     descriptor = int(sys.argv[sys.argv.index("--report-fd") + 1])

@@ -14,6 +14,7 @@ READS = "kvstore/stores/parameter_server/worker/consistent_rounds.py"
 _SHARED = "kvstore/stores/shared/native/"
 SHARED_OPTIMIZER = "kvstore/stores/shared/optimizer.py"
 SERVED_OPTIMIZER = _SERVER + "optimizer.py"
+WORKER_OPTIMIZER = "kvstore/stores/parameter_server/worker/optimizer.py"
 ARRIVALS, CHUNKS, ROUND = _SHARED + "arrivals.h", _SHARED + "chunks.h", _SHARED + "round.h"
 
 #: What judges: histories of jobs in the simulator, or of real processes; or random programs. All else is the

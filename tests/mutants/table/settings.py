@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .mutant import PROGRAMS, SERVED_OPTIMIZER, SHARED_OPTIMIZER, Mutant
+from .mutant import PROGRAMS, SERVED_OPTIMIZER, SHARED_OPTIMIZER, WORKER_OPTIMIZER, Mutant
 
 
 def _of(file: str, old: str, new: str, why: str) -> Mutant:
@@ -24,26 +24,26 @@ SETTINGS = [
     ),
     _of(
         SHARED_OPTIMIZER,
-        "            handle.updates = optimizer._index_update_count.get(handle.key, 0)\n",
-        "",
+        "        self._set_counts(optimizer._index_update_count, optimizer.num_update)\n",
+        "        shm.set_num_update(self._job, optimizer.num_update)\n",
         "a load forgets the counts",
     ),
     _of(
         SHARED_OPTIMIZER,
-        "            if text != there.now:\n",
-        "            if text == there.now:\n",
+        "        self._amend(lambda there: there._replace(now=changed(there.now, described)))\n",
+        "",
         "a change stays with its worker",
     ),
     _of(
         SHARED_OPTIMIZER,
-        "            self.updater.states = states\n",
-        "            self.updater.states = {}\n",
-        "a change of another worker takes states away",
+        '        if record is None or record["mode"] != shm.mode(self._job):\n            optimizer =',
+        "        if handle.key not in self.updater.states:\n            optimizer =",
+        "a worker makes the state of a key that another has made",
     ),
     _of(
         SERVED_OPTIMIZER,
-        "    return last._replace(version=version, optimizer=optimizer, text=text)\n",
-        "    return last._replace(version=version)\n",
+        "if (one.generation, one.text) == (ordinal, text)",
+        "if one.generation == ordinal",
         "a change reaches no server",
     ),
     _of(
@@ -60,14 +60,14 @@ SETTINGS = [
     ),
     _of(
         SERVED_OPTIMIZER,
-        "        optimizer.num_update = settings.base + clock\n",
-        "        optimizer.num_update = settings.base + clock + 1\n",
+        "max(optimizer.begin_num_update, time_at([stamp], settings.epoch))\n",
+        "max(optimizer.begin_num_update, time_at([stamp], settings.epoch)) + 1\n",
         "a schedule begins one update later",
     ),
     _of(
-        SERVED_OPTIMIZER,
-        "        base = optimizer.begin_num_update - clock\n",
-        "        base = optimizer.begin_num_update\n",
+        WORKER_OPTIMIZER,
+        "UpdateClock(optimizer.begin_num_update, epoch=answer.epoch)\n",
+        "UpdateClock(optimizer.begin_num_update, self.clock.counts, self.clock.time, answer.epoch)\n",
         "a schedule counts what was pushed before it",
     ),
 ]
