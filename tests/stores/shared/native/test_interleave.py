@@ -174,7 +174,6 @@ MUTANTS = {
 }
 #: First seed, and how many, of what is rare; else the first 20,000.
 SEEDS = {
-    "the lock of who has left stays": (30_000, 5_000),
     "a reader waits for who can carry out what a dead one has left": (230_000, 5_000),
 }
 #: At least one of each header; the others at night.
