@@ -130,7 +130,7 @@ typedef struct {
     ucontext_t context;
     char *stack;
     kv_self self;
-    int lives, done, begun, parked, pid, told, stopped, interrupted;
+    int lives, done, begun, parked, pid, told, stopped, was_stopped, interrupted;
     uint64_t wakes_at;
     uint32_t futex;
     kv_condition ready;
@@ -605,6 +605,8 @@ static void end_if_fenced(worker *w, int outcome)
         return;
     note("is fenced", w->self.incarnation, 0);
     count.fenced++;
+    if (!w->was_stopped)
+        violation("worker %d is taken for dead, and was never stopped", rank_of(w));
     process_lives[w->pid] = 0;
     w->lives = 0;
     for (;;)
@@ -1152,7 +1154,7 @@ static void stop_worker(worker *w)
     note("is stopped: worker", (uint64_t)rank_of(w), 0);
     count.stops++;
     died = 1;
-    w->stopped = 1;
+    w->stopped = w->was_stopped = 1;
     w->wakes_at = steps + 1 + (uint64_t)draw(times[draw(4)]);
     w->self.head->worker[rank_of(w)].beat = 0;
 }
@@ -1184,7 +1186,7 @@ static void new_process(worker *w)
     w->pid = ++pids;
     process_lives[w->pid] = 1;
     w->lives = 1;
-    w->done = w->begun = w->parked = w->told = w->stopped = w->interrupted = 0;
+    w->done = w->begun = w->parked = w->told = w->stopped = w->was_stopped = w->interrupted = 0;
     w->doing = "begins";
 }
 
