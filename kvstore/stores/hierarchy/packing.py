@@ -91,7 +91,7 @@ class HostPacking:
         return words
 
     def move(self, before: Sequence[Handle], now: Sequence[Handle]) -> None:
-        """Move the residuals of a key to other slices; no worker of the host pushes the key meanwhile."""
+        """Move the residuals of a key to other slices. No worker of the host may push the key during it."""
         records = [_record(handle) for handle in before]
         if None in records:
             return

@@ -301,7 +301,7 @@ class LocalBackend(Backend):
         dense: list[tuple[Entry, list[Array], list[Array]]],
         sparse: list[tuple[Entry, list[RowSparseArray]]],
     ) -> None:
-        if len(dense) + len(sparse) > 1 and not all(entry.table is not None for entry, _ in sparse):
+        if len(dense) + len(sparse) > 1 and any(entry.table is None for entry, _ in sparse):
             self._push_one_by_one(dense, sparse)
             return
         batch: list[Work] = list(dense)
@@ -322,7 +322,7 @@ class LocalBackend(Backend):
         dense: list[tuple[Entry, list[Array], list[Array]]],
         sparse: list[tuple[Entry, list[RowSparseArray]]],
     ) -> None:
-        """Update dense keys before tables, whatever is pushed to them, as all stores do."""
+        """Update dense keys, then tables, in the order that all stores have."""
         updates: list[tuple[Entry, Callable[[], None]]] = [
             *((one[0], partial(self._push, [one], [])) for one in dense),
             *((pair[0], partial(self._push, [], [pair])) for pair in sparse),

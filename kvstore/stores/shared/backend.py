@@ -208,7 +208,7 @@ class SharedBackend(Backend):
         """Arrive; what is left to do is to help."""
         dense, sparse = self._sources(groups)
         pairs = self._arguments.by_order([*dense, *sparse])
-        # In the order of updates: another worker may push an array where this one pushes rows.
+        # Dense keys precede tables: two workers may push an array and rows to the same key.
         handles = [handle for handle, _ in sorted(pairs, key=lambda pair: pair[0].sparse)]
         self._waiter.wait_to_push(handles)
         try:

@@ -96,8 +96,8 @@ class Pushes:
     def stamps_of_call(self, dense: Sequence[DistKey], rows: Sequence[DistKey]) -> list[int]:
         """Return the stamps of a push of keys, of which some get rows.
 
-        Dense keys are updated before tables, whatever is pushed to them: another worker may push an array
-        where this one pushes rows.
+        Dense keys precede tables. The order depends on the keys alone, since two workers may push an array
+        and rows to the same key.
         """
         keys = [*dense, *rows]
         if not rows or len(keys) == 1:
