@@ -127,6 +127,7 @@ def ready(group: WorkerGroup, order: Message, patience: float, versions: dict[st
     """Have the workers of a group check their sums; return their ways, and note the versions."""
     group.meet(_MEET)
     answers = group.ask(order, patience)
+    group.note_files()
     for rank, answer in enumerate(answers):
         if answer["wrong"]:
             why = f"{answer['wrong']} is not what NumPy has; nothing is timed"

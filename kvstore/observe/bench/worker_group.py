@@ -64,6 +64,7 @@ class WorkerGroup:
         self.links: dict[int, Connection] = {}
         self.pids: dict[int, int] = {}
         self._handles: list[int] = []
+        self._files: set[str] = set()
         self._output = output
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(address)
@@ -140,9 +141,13 @@ class WorkerGroup:
         text = f"the workers of {self.name} failed: {': '.join(reasons)}"
         return PeerFailure(text, self.printed())
 
+    def note_files(self) -> None:
+        """Note the shared memory that an MPI would leave behind, for `end` to remove."""
+        self._files |= {name for pid in self.pids.values() for name in shared_files(pid)}
+
     def end(self, leave: float) -> None:
         """Disconnect, and end what is still there after `leave` seconds; with 0 the workers are killed."""
-        files = {name for pid in self.pids.values() for name in shared_files(pid)}
+        self.note_files()
         self._listener.close()
         for link in self.links.values():
             link.close()
@@ -154,7 +159,7 @@ class WorkerGroup:
                 end_process(process, leave)
         finally:
             self._kill_workers()
-            for name in files:  # of an MPI whose processes were killed
+            for name in self._files:
                 with contextlib.suppress(OSError):
                     os.unlink(name)
 

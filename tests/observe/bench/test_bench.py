@@ -173,6 +173,9 @@ def test_a_wrong_sum_is_an_error() -> None:
         def meet(self, patience: float) -> None:
             """All are there."""
 
+        def note_files(self) -> None:
+            """They have none."""
+
         def ask(self, message: dict[str, Any], patience: float) -> list[dict[str, Any]]:
             return [{"wrong": None, "ways": []}, {"wrong": "the sum of key 'w'", "ways": []}]
 
