@@ -27,7 +27,7 @@ _MPI_TYPES = {
 }
 
 
-class Peer(NamedTuple):
+class BenchPeer(NamedTuple):
     """One worker of a library.
 
     Attributes
@@ -52,7 +52,7 @@ class Peer(NamedTuple):
     checked: Callable[[], dict[str, Call]] | None = None
 
 
-def store(options: Options, gradients: KeyArrays, spare: KeyArrays) -> Peer:
+def store(options: Options, gradients: KeyArrays, spare: KeyArrays) -> BenchPeer:
     """Create a store; it is measured with the optimizer, and beside copies of the same bytes in memory."""
     made = kv.create(options["store"])
     if codec := options["compression"]:
@@ -78,10 +78,10 @@ def store(options: Options, gradients: KeyArrays, spare: KeyArrays) -> Peer:
             made.set_optimizer(kv.optimizer.create(name))
         return {OURS: partial(call, spare.values if name else values), MEMCPY: copy}
 
-    return Peer(made.num_workers, {OURS: partial(call, values)}, made.barrier, made.close, {}, checked)
+    return BenchPeer(made.num_workers, {OURS: partial(call, values)}, made.barrier, made.close, {}, checked)
 
 
-def gloo(options: Options, gradients: KeyArrays, spare: KeyArrays) -> Peer:
+def gloo(options: Options, gradients: KeyArrays, spare: KeyArrays) -> BenchPeer:
     """Join torch.distributed's gloo, which DistributedDataParallel uses on the CPU."""
     torch, dist = import_module("torch"), import_module("torch.distributed")
     torch.set_num_threads(1)
@@ -102,7 +102,7 @@ def gloo(options: Options, gradients: KeyArrays, spare: KeyArrays) -> Peer:
     ways = {"one buffer": flat, "DDP's buckets": buckets, "each key": each}
     sums: dict[str, Call] = {name: partial(call, tensors) for name, tensors in ways.items()}
     versions = {"torch": str(torch.__version__)}
-    return Peer(dist.get_world_size(), sums, dist.barrier, dist.destroy_process_group, versions)
+    return BenchPeer(dist.get_world_size(), sums, dist.barrier, dist.destroy_process_group, versions)
 
 
 def _tensor(torch: Any, array: Array) -> Any:
@@ -112,7 +112,7 @@ def _tensor(torch: Any, array: Array) -> Any:
     return torch.from_numpy(array)
 
 
-def mpi(options: Options, gradients: KeyArrays, spare: KeyArrays) -> Peer:
+def mpi(options: Options, gradients: KeyArrays, spare: KeyArrays) -> BenchPeer:
     """Start MPI by mpi4py."""
     mpi4py, lib = import_module("mpi4py"), import_module("mpi4py.MPI")
     world = lib.COMM_WORLD
@@ -134,7 +134,7 @@ def mpi(options: Options, gradients: KeyArrays, spare: KeyArrays) -> Peer:
     line = lib.Get_library_version().strip("\0").splitlines()[0].partition(",")[0]
     versions = {"mpi4py": mpi4py.__version__, "MPI": " ".join(line.replace("Version:", "").split())}
     ways = {"one buffer": sums(gradients.flat), "each key": sums(gradients.values)}
-    return Peer(world.Get_size(), ways, world.Barrier, lib.Finalize, versions)
+    return BenchPeer(world.Get_size(), ways, world.Barrier, lib.Finalize, versions)
 
 
 #: By the name of the peer.

@@ -28,6 +28,7 @@ Message = dict[str, Any]
 
 _STDERR = 2
 _LOOK = 0.2  # seconds between two looks at the launcher while workers start
+_FIRST = 10.0  # seconds in which a worker that has connected sends its rank
 _LAST_WORDS = 10.0  # seconds in which a launcher reports which of its processes failed
 _GRACE = 6.0  # seconds between SIGTERM and SIGKILL: a launcher ends its processes in that time
 _KEPT = 1 << 16  # bytes of the output
@@ -88,7 +89,7 @@ class WorkerGroup:
             if select.select([self._listener], [], [], _LOOK)[0]:
                 self._accept()
             elif any(process.poll() is not None for process in self.processes):
-                raise self.failure("some ended before all had started")
+                raise self.failure("some ended before all had started", _LAST_WORDS)
             elif time.monotonic() > deadline:
                 raise self.failure(f"{missing} of {self.workers} have not started within {patience:g} s")
 
@@ -130,12 +131,12 @@ class WorkerGroup:
         at = max(0, os.fstat(self._output).st_size - _KEPT)
         return os.pread(self._output, _KEPT, at).decode(errors="replace")
 
-    def failure(self, why: str, certain: bool = False) -> PeerFailure:
-        """Make the error. The launcher's reason is better: it knows which process failed first."""
+    def failure(self, why: str, last_words: float = 0.0, certain: bool = False) -> PeerFailure:
+        """Make the error; a launcher that ends within `last_words` seconds knows which process failed first."""
         if self._output != _STDERR:
             for process in self.processes:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(_LAST_WORDS)
+                    process.wait(last_words)
         causes = _CAUSE.findall(self.printed())
         reasons = [*causes[-1:], *([why] if certain or not causes else [])]
         text = f"the workers of {self.name} failed: {': '.join(reasons)}"
@@ -168,7 +169,7 @@ class WorkerGroup:
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         pid, user, _ = struct.unpack("3i", credentials)
         link = Connection(connection.detach())
-        if user != os.getuid():  # a name without a file has no permissions
+        if user != os.getuid() or not link.poll(_FIRST):  # a name without a file has no permissions
             link.close()
             return
         rank = self._received(link, f"process {pid}")["rank"]
@@ -182,9 +183,9 @@ class WorkerGroup:
         try:
             message: Message = json.loads(link.recv_bytes())
         except (EOFError, OSError):
-            raise self.failure(f"{worker} has ended") from None
+            raise self.failure(f"{worker} has ended", _LAST_WORDS) from None
         if "error" in message:
-            raise self.failure(message["error"], certain=True)
+            raise self.failure(message["error"], _LAST_WORDS, certain=True)
         return message
 
     def _kill_workers(self) -> None:
