@@ -67,7 +67,7 @@ def run(
             why = f"there is no folder {folder!r} that this user can write to"
             raise ConfigError(f"{path} cannot be written: {why}")
     if picture:
-        report.figures()
+        report.new_figure()
     try:
         found = measured(wanted, listed, Path(keys).name, peers)
     except Interrupted as interrupted:

@@ -132,21 +132,17 @@ def _digits(number: float) -> str:
     return f"{number:#.3g}".removesuffix(".")
 
 
-def figures() -> tuple[Any, Any]:
-    """Import matplotlib's figure and its canvas, which needs no screen; or raise MissingBackendError."""
+def new_figure(**options: Any) -> Any:
+    """Make a figure of matplotlib, which needs no screen; or raise MissingBackendError."""
     try:
-        names = ("figure", "backends.backend_agg")
-        figure, canvas = (importlib.import_module(f"matplotlib.{name}") for name in names)
+        return importlib.import_module("matplotlib.figure").Figure(**options)
     except ImportError as error:
         raise MissingBackendError(f"--plot needs matplotlib: pip install matplotlib ({error})") from error
-    return figure.Figure, canvas.FigureCanvasAgg
 
 
 def draw(found: Mapping[str, Any], path: str) -> None:
     """Draw a dot for each round and a line at the median, a row for each peer; the name says the format."""
-    new_figure, new_canvas = figures()
     figure = new_figure(figsize=(8, 1.5 + 0.5 * len(found["peers"])), layout="constrained")
-    new_canvas(figure)
     axes = figure.subplots()
     for number, row in enumerate(found["peers"]):
         axes.plot(

@@ -132,7 +132,7 @@ class WorkerGroup:
         return os.pread(self._output, _KEPT, at).decode(errors="replace")
 
     def failure(self, why: str, last_words: float = 0.0, certain: bool = False) -> PeerFailure:
-        """Make the error; a launcher that ends within `last_words` seconds knows which process failed first."""
+        """Make the error; a launcher that ends in `last_words` seconds knows which process failed first."""
         if self._output != _STDERR:
             for process in self.processes:
                 with contextlib.suppress(subprocess.TimeoutExpired):

@@ -103,13 +103,13 @@ def test_a_picture_needs_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingBackendError, match="pip install matplotlib"):
-        report.figures()
+        report.new_figure()
 
 
 @pytest.mark.parametrize(("name", "begins"), [("a.png", b"\x89PNG"), ("a", b"\x89PNG"), ("a.svg", b"<?xml")])
 def test_a_picture(tmp_path: Path, name: str, begins: bytes) -> None:
     pytest.importorskip("matplotlib")
-    report.figures()
+    report.new_figure()
     report.draw(result(), str(tmp_path / name))
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_bytes().startswith(begins)
