@@ -81,8 +81,8 @@ def run(
     text = json.dumps(found, indent=2, ensure_ascii=False)
     click.echo(text if target == "-" else "\n".join(report.lines(found)))
     if target and target != "-":
-        with replacing(target) as beside:
-            beside.write_text(text + "\n")
+        with replacing(target) as temporary:
+            temporary.write_text(text + "\n")
     if picture:
         report.draw(found, picture)
     return 0

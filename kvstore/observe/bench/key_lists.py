@@ -45,7 +45,7 @@ class BenchKey(NamedTuple):
 
 
 def load(source: str, dtype: str | None = None) -> list[BenchKey]:
-    """Make the list that --keys and --dtype name; a ConfigError says what is wrong with them."""
+    """Make the list that --keys and --dtype name; a ConfigError says the fault in them."""
     if source in MODELS:
         entries: Iterable[tuple[str, Any, str]] = [(name, s, "") for name, s in MODELS[source]().items()]
     elif os.path.isfile(source):

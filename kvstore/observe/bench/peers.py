@@ -41,7 +41,7 @@ class BenchPeer(NamedTuple):
     versions : dict of str to str
         Versions of the libraries.
     checked : callable
-        Called after the sums were checked; returns what is measured instead of them.
+        Called after the sums were checked; returns the calls that are measured instead of them.
     """
 
     size: int
@@ -53,7 +53,7 @@ class BenchPeer(NamedTuple):
 
 
 def store(options: Options, gradients: KeyArrays, spare: KeyArrays) -> BenchPeer:
-    """Create a store; it is measured with the optimizer, and beside copies of the same bytes in memory."""
+    """Create a store; measured are calls with the optimizer, and copies of the same bytes."""
     made = kv.create(options["store"])
     if codec := options["compression"]:
         made.set_gradient_compression(codec)

@@ -155,5 +155,5 @@ def draw(found: Mapping[str, Any], path: str) -> None:
     axes.set_xlabel("ms for one call with all keys")
     title = f"{found['keys']['name']}, store {found['store']}, workers: {found['workers']}"
     figure.suptitle(title, fontsize="medium")
-    with replacing(path) as beside:
-        figure.savefig(beside, dpi=120, format=os.path.splitext(path)[1][1:].lower() or "png")
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=120, format=os.path.splitext(path)[1][1:].lower() or "png")

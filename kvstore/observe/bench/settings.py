@@ -65,7 +65,7 @@ def _codec(text: str | None) -> dict[str, Any] | None:
         return None
     name, equals, value = text.partition("=")
     params: dict[str, Any] = {"type": name, "threshold": value} if equals else {"type": name}
-    with contextlib.suppress(ValueError, KeyError):  # the codec refuses what is no number
+    with contextlib.suppress(ValueError, KeyError):  # the codec refuses a text
         params["threshold"] = float(params["threshold"])
     codecs.create(params)
     return params
@@ -74,7 +74,7 @@ def _codec(text: str | None) -> dict[str, Any] | None:
 def check_memory(
     settings: BenchSettings, keys: Sequence[BenchKey], peers: Sequence[str], root: Path = ROOT
 ) -> None:
-    """Compare what the processes will need with what is available; a ConfigError says if it is not enough."""
+    """Raise ConfigError if the processes need more memory than is available."""
     needed, left = need(settings, keys, peers), available(root)
     if left is None or needed <= left:
         return

@@ -25,7 +25,7 @@ from .arrays import KeyArrays
 from .key_lists import BenchKey
 from .peers import PEERS, Call
 
-_BLOCK = 16  # calls between two times that the gradients are written anew: sums in place grow meanwhile
+_BLOCK = 16  # calls between two times that the gradients are written anew: sums in place grow
 
 
 class Worker:

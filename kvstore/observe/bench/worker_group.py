@@ -147,7 +147,7 @@ class WorkerGroup:
         self._files |= {name for pid in self.pids.values() for name in shared_files(pid)}
 
     def end(self, leave: float) -> None:
-        """Disconnect, and end what is still there after `leave` seconds; with 0 the workers are killed."""
+        """Disconnect, and end the processes that run after `leave` seconds; with 0 kill the workers."""
         self.note_files()
         self._listener.close()
         for link in self.links.values():
