@@ -14,6 +14,7 @@ from bench import RESULTS, ROOT
 from bench.cases.dist import APART
 from bench.claims import local, shared
 from bench.runner import table
+from kvstore.observe.bench.rounds import round_ratios
 
 README, GUIDE = ROOT / "README.md", ROOT / "docs" / "how-to" / "gradient-compression.md"
 _SECTION = re.compile(r"(<!-- figures: begin[^\n]*-->\n).*?(<!-- figures: end -->)", re.DOTALL)
@@ -143,7 +144,7 @@ def _best(seconds: dict[str, list[float]], name: str) -> list[float] | None:
 
 
 def _ratios(peer: list[float] | None, ours: list[float]) -> str:
-    return "" if peer is None else table.spread(table.over(peer, ours))
+    return "" if peer is None else table.spread(round_ratios(peer, ours))
 
 
 def _read(path: Path) -> dict[str, Any]:

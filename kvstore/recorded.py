@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 from .arrays.grouping import Group, bytes_of
-from .engine import Work
 from .observe.counters import CALLS
 from .observe.events import CALL
 from .observe.native._observe import Counters, now
@@ -47,55 +48,6 @@ class RecordedKVStore(KVStore):
 
     _plan = RecordedPlan
 
-    def init(self, key: Any, value: Any) -> None:
-        """See `KVStore.init`."""
-        with self._recorded("init", key, value):
-            super().init(key, value)
-
-    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
-        """See `KVStore.broadcast`; it is an init."""
-        with self._recorded("init", key, value):
-            super().broadcast(key, value, out, priority)
-
-    def push(self, key: Any, value: Any, priority: int = 0, async_op: bool = False) -> Work | None:
-        """See `KVStore.push`."""
-        if async_op:
-            return super().push(key, value, priority, async_op)
-        with self._recorded("push", key, value):
-            return super().push(key, value, priority)
-
-    def pull(
-        self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True, async_op: bool = False
-    ) -> Work | None:
-        """See `KVStore.pull`."""
-        if async_op:
-            return super().pull(key, out, priority, ignore_sparse, async_op)
-        with self._recorded("pull", key, out):
-            return super().pull(key, out, priority, ignore_sparse)
-
-    def pushpull(
-        self, key: Any, value: Any, out: Any = None, priority: int = 0, async_op: bool = False
-    ) -> Work | None:
-        """See `KVStore.pushpull`."""
-        if async_op:
-            return super().pushpull(key, value, out, priority, async_op)
-        with self._recorded("pushpull", key, value):
-            return super().pushpull(key, value, out, priority)
-
-    def row_sparse_pull(
-        self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None, async_op: bool = False
-    ) -> Work | None:
-        """See `KVStore.row_sparse_pull`."""
-        if async_op:
-            return super().row_sparse_pull(key, out, priority, row_ids, async_op)
-        with self._recorded("row_sparse_pull", key, None):
-            return super().row_sparse_pull(key, out, priority, row_ids)
-
-    def barrier(self) -> None:
-        """See `KVStore.barrier`."""
-        with self._recorded("barrier", (), None):
-            super().barrier()
-
     def _recorded(self, verb: str, key: Any, values: Any) -> _Recorded:
         return _Recorded(self._counters, verb, key, bytes_of(values))
 
@@ -107,3 +59,39 @@ class RecordedKVStore(KVStore):
                 return self._end(verb, run)
 
         return end
+
+
+def _recorded(name: str, verb: str, values: str) -> Callable[..., Any]:
+    """Make the method `name` of a recorded store.
+
+    An event has the bytes of the argument `values`. An asynchronous call is recorded by `_ending`.
+    """
+    method: Callable[..., Any] = getattr(KVStore, name)
+    places = {argument: place for place, argument in enumerate(signature(method).parameters)}
+
+    @functools.wraps(method)
+    def call(*args: Any, **named: Any) -> Any:
+        def given(argument: str) -> Any:
+            place = places.get(argument, len(args))
+            return args[place] if place < len(args) else named.get(argument)
+
+        if given("async_op"):
+            return method(*args, **named)
+        key = given("key")
+        with args[0]._recorded(verb, () if key is None else key, given(values)):
+            return method(*args, **named)
+
+    return call
+
+
+# By method: the verb of its event, and the argument whose bytes count.
+for _name, _event in {
+    "init": ("init", "value"),
+    "broadcast": ("init", "value"),
+    "push": ("push", "value"),
+    "pull": ("pull", "out"),
+    "pushpull": ("pushpull", "value"),
+    "row_sparse_pull": ("row_sparse_pull", ""),
+    "barrier": ("barrier", ""),
+}.items():
+    setattr(RecordedKVStore, _name, _recorded(_name, *_event))

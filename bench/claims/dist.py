@@ -16,6 +16,7 @@ from bench.peers.process import Setting
 from bench.runner import profile, rivals, table
 from bench.runner.claim import Claim
 from bench.runner.rounds import Measured, Plan
+from kvstore.observe.bench.rounds import round_ratios
 
 GOALS_HEAD = ["case", "kvstore", "time", "beside", "its time", "ratio", "goal", "holds"]
 #: With whom all others are compared.
@@ -123,7 +124,7 @@ def _goal(m: Measured, goal: Goal) -> Iterator[list[str]]:
         like = column.replace(goal.own, goal.peer)
         beside = like if like in peer else best_of(m, goal.peer)
         ours, others = figures[column], figures[beside]
-        ratios = table.over(ours, others) if goal.most else table.over(others, ours)
+        ratios = round_ratios(ours, others) if goal.most else round_ratios(others, ours)
         ratio = statistics.median(ratios)
         yield [
             m.case.name,
@@ -155,7 +156,7 @@ def best_of(m: Measured, name: str) -> str:
 
 def ratios_of(m: Measured, peer: str, own: str) -> list[float]:
     """Time of one column over that of another, round by round."""
-    return table.over(m.seconds[peer], m.seconds[own])
+    return round_ratios(m.seconds[peer], m.seconds[own])
 
 
 def everything(measured: list[Measured]) -> str:

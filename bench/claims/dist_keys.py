@@ -22,9 +22,10 @@ from bench.cases.common import KB
 from bench.cases.dist import EACH, ENTRIES, INIT, DistCase
 from bench.peers.dist.base import PUSHPULL
 from bench.peers.dist.launch import DistGroup
-from bench.peers.process import PeerError, Process, Setting
+from bench.peers.process import Process, Setting
 from bench.runner import machine, rivals, run, table
 from bench.runner.claim import Claim
+from kvstore.observe.bench.worker_group import PeerFailure
 
 COUNTS = (2_000, 5_000, 10_000, 20_000, 50_000, 100_000)
 WAYS = (INIT, PUSHPULL, EACH)
@@ -123,7 +124,7 @@ def _turn(found: Measured, peer: Process, ways: list[str]) -> None:
             seconds = peer.run(way, 1 if way == INIT else 2)[-1]
             found.seconds.setdefault(name, {}).setdefault(way, []).append(seconds)
             found.cpu.setdefault(name, {}).setdefault(way, []).append(peer.cpu)
-    except PeerError:
+    except PeerFailure:
         found.seconds.pop(name, None)  # its messages are on standard error
 
 

@@ -23,6 +23,7 @@ from bench.peers.dist.link_probe import LinkProbe, probe
 from bench.peers.process import Setting
 from bench.runner import earlier, machine, rivals, run, table
 from bench.runner.rounds import Measured, Plan
+from kvstore.observe.bench.rounds import round_ratios
 
 #: A call may take seconds: the first ones show how fast a way is, then one is a turn.
 PLAN = Plan(rounds=5, spare=0, least=1, field=1, patience=60.0)
@@ -144,7 +145,7 @@ def _row(m: Measured, name: str, limit: list[float]) -> list[str]:
         ENTRIES[name].label + wrong,
         table.time(m.median(column)),
         table.spread([time / case.needed for time in times]),
-        table.spread(table.over(times, limit)) if limit else "",
+        table.spread(round_ratios(times, limit)) if limit else "",
         f"{statistics.median(m.moved[column]) / case.crossing:.3f}",
         table.time(statistics.median(m.cpu[column])),
     ]

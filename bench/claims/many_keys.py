@@ -23,6 +23,7 @@ from typing import Any
 import bench
 from bench.runner import machine, table
 from bench.runner.claim import Claim
+from kvstore.observe.bench.rounds import round_ratios
 
 COUNTS = (100, 1_000, 10_000, 50_000, 100_000)
 #: The options of `kvstore run` for each store; none: one process without a launcher.
@@ -126,7 +127,7 @@ def _row(case: dict[str, Any], first: dict[str, Any]) -> list[str]:
         base = 1e6 * statistics.median(least) / first["keys"]
         row += [f"{table.spread(each)} µs", f"{statistics.median(each) / base:.2f}"]
     if "before" in case["seconds"]:
-        ratios = table.over(case["seconds"]["before"], case["seconds"]["ours"])
+        ratios = round_ratios(case["seconds"]["before"], case["seconds"]["ours"])
         row.append(table.spread(ratios))
     return row
 

@@ -9,6 +9,7 @@ from typing import Any
 from bench.cases.training import CURVES, EXCHANGE, WAYS, TrainingCase
 from bench.runner import table
 from bench.runner.rounds import Measured
+from kvstore.observe.bench.rounds import round_ratios
 
 OURS = ("hook", "optimizer", "store")
 HEAD = [
@@ -58,7 +59,7 @@ def sections(steps: list[Measured], learnt: list[Any]) -> Iterator[str]:
 
 def beside(m: Measured, peer: str, way: str) -> list[float]:
     """Time of a peer over that of a way, round by round."""
-    return table.over(m.seconds[peer], m.seconds[way])
+    return round_ratios(m.seconds[peer], m.seconds[way])
 
 
 def hidden(m: Measured, way: str) -> list[float]:
@@ -86,7 +87,7 @@ def goals(m: Measured) -> Iterator[list[str]]:
         return
     yield _goal(case, "DDP, gloo ÷ it", way, beside(m, "gloo", way), "", LINKS)
     if case.gbit == PACKED_GBIT:
-        saved = statistics.median(table.over(m.moved["gloo"], m.moved["packed"]))
+        saved = statistics.median(round_ratios(m.moved["gloo"], m.moved["packed"]))
         alone = statistics.median(beside(m, "gloo", "alone"))
         limit = f"{alone:.2f}, no exchange" if alone < saved else f"{saved:.2f}, the bytes"
         yield _goal(case, "DDP, gloo ÷ it", "packed", beside(m, "gloo", "packed"), limit, PACKED)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, ClassVar
 
@@ -42,7 +43,8 @@ class Peer:
 
     def run(self, variant: str, repeats: int) -> list[float]:
         """Seconds that each of `repeats` calls took."""
-        return timed(self.variants[variant], repeats)
+        with no_collections():
+            return timed(self.variants[variant], repeats)
 
     def release(self) -> None:
         """Let go of the arrays of the last case."""
@@ -52,18 +54,24 @@ class Peer:
         """Leave in good order."""
 
 
-def timed(call: Call, repeats: int) -> list[float]:
-    """Time `repeats` calls one by one, without the garbage collector."""
-    times = [0.0] * repeats
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """Inside, the garbage collector is off."""
     gc.collect()
     gc.disable()
     try:
-        for i in range(repeats):
-            start = perf_counter()
-            call()
-            times[i] = perf_counter() - start
+        yield
     finally:
         gc.enable()
+
+
+def timed(call: Call, repeats: int) -> list[float]:
+    """Time `repeats` calls one by one."""
+    times = [0.0] * repeats
+    for i in range(repeats):
+        start = perf_counter()
+        call()
+        times[i] = perf_counter() - start
     return times
 
 

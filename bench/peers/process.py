@@ -1,29 +1,24 @@
-"""The bench's side of a peer: what every kind of process is asked for, and a single process on a pipe."""
+"""The bench's side of a peer: the requests to every kind of process, and a single process."""
 
 from __future__ import annotations
 
-import json
 import os
-import select
 import signal
-import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
 from bench import ROOT
+from kvstore.launch.process import new_job
+from kvstore.observe.bench.worker_group import Message, WorkerGroup
 
 _START = "import sys; sys.path.append(sys.argv.pop(1)); from bench.peers.{} import main; main()"
 PATIENCE = 300.0  # seconds for one answer
+_LEAVE = 10.0  # seconds in which a peer ends by itself
 
 Own = TypeVar("Own", bound="Process")
-
-
-class PeerError(RuntimeError):
-    """The peer's process failed."""
 
 
 @dataclass(frozen=True)
@@ -96,76 +91,51 @@ class Process:
 
 
 class PeerProcess(Process):
-    """A peer that is told over a pipe what to do.
+    """A peer with one worker.
 
     Between its turns it is stopped, so that threads which still spin for work take no time from the others.
     """
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        self._process = subprocess.Popen(
-            setting.command("worker"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=tempfile.gettempdir(),  # away from the tree: an installed kvstore goes first
-            env={**os.environ, **dict(setting.env)},
-            bufsize=0,
-        )
-        self._rest = b""
+        address = f"\0kvstore/bench/{new_job()}"
+        self._group = WorkerGroup(setting.name, 1, address)
+        # Away from the tree: an installed kvstore is imported from its environment.
+        command, env = setting.command("worker", address[1:]), {**os.environ, **dict(setting.env)}
+        self._group.start(command, env, tempfile.gettempdir())
 
     @property
     def pids(self) -> list[int]:
-        return [self._process.pid]
+        return [process.pid for process in self._group.processes]
 
     def start_prepare(self, case: Any) -> None:
+        self._group.meet(PATIENCE)
         self._send({"do": "prepare", "case": case.to_json()})
 
     def finish_prepare(self) -> tuple[list[str], list[float]] | str:
-        reply = self._receive()
+        reply = self._reply()
         if "unsupported" in reply:
             return str(reply["unsupported"])
         return reply["variants"], reply["digest"]
 
     def run(self, variant: str, repeats: int) -> list[float]:
         self._send({"do": "run", "variant": variant, "repeats": repeats})
-        times: list[float] = self._receive()["times"]
+        times: list[float] = self._reply()["times"]
         return times
 
     def close(self, kill: bool = False) -> None:
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGCONT)
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._signal(signal.SIGCONT)
+        self._group.end(0.0 if kill else _LEAVE)
 
-    def _send(self, request: Mapping[str, Any]) -> None:
-        assert self._process.stdin is not None
-        self._process.send_signal(signal.SIGCONT)
-        try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-        except BrokenPipeError:
-            raise PeerError(f"peer {self.setting.name} has gone; see its messages above") from None
+    def _send(self, request: Message) -> None:
+        self._signal(signal.SIGCONT)
+        self._group.send(request)
 
-    def _receive(self) -> dict[str, Any]:
-        reply: dict[str, Any] = json.loads(self._line())
-        self._process.send_signal(signal.SIGSTOP)
-        if "error" in reply:
-            raise PeerError(f"peer {self.setting.name} failed:\n{reply['error']}")
+    def _reply(self) -> Message:
+        (reply,) = self._group.answers(PATIENCE)
+        self._signal(signal.SIGSTOP)
         return reply
 
-    def _line(self) -> bytes:
-        assert self._process.stdout is not None
-        while b"\n" not in self._rest:
-            ready, _, _ = select.select([self._process.stdout], [], [], PATIENCE)
-            piece = self._process.stdout.read(1 << 16) if ready else b""
-            if not piece:
-                state = "ended" if ready else f"did not answer in {PATIENCE:g} s"
-                raise PeerError(f"peer {self.setting.name} {state}; see its messages above")
-            self._rest += piece
-        line, _, self._rest = self._rest.partition(b"\n")
-        return line
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self._group.processes:
+            process.send_signal(number)

@@ -1,4 +1,4 @@
-"""A peer's process: answers requests of the bench, which are lines of JSON."""
+"""A peer's process: answers requests of the bench, in JSON."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import contextlib
 import ctypes
 import importlib
 import json
-import os
 import signal
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any, TextIO
+from multiprocessing.connection import Client
+from typing import Any
 
 import numpy as np
 
@@ -112,13 +112,6 @@ def attempt(peer: Callable[[], Peer], request: dict[str, Any]) -> dict[str, Any]
         return {"error": traceback.format_exc()}
 
 
-def serve(peer: Peer, requests: TextIO, answers: TextIO) -> None:
-    """Answer until the requests end."""
-    for line in requests:
-        answers.write(json.dumps(attempt(lambda: peer, json.loads(line))) + "\n")
-        answers.flush()
-
-
 def die_with_parent() -> None:
     """Leave no stopped process behind if the parent is killed; Linux only."""
     with contextlib.suppress(AttributeError, OSError):
@@ -129,7 +122,10 @@ def main() -> None:
     """Serve the peer named on the command line; what libraries print goes to standard error."""
     die_with_parent()
     np.seterr(all="ignore")
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    claim, name = sys.argv[1:3]
-    serve(make(claim, name), sys.stdin, answers)
+    claim, name, address = sys.argv[1:4]
+    with contextlib.suppress(EOFError, ConnectionError), Client(f"\0{address}", "AF_UNIX") as link:
+        link.send_bytes(json.dumps({"rank": 0}).encode())
+        peer = make(claim, name)
+        while True:
+            request = json.loads(link.recv_bytes())
+            link.send_bytes(json.dumps(attempt(lambda: peer, request)).encode())

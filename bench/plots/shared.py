@@ -8,7 +8,7 @@ from typing import Any
 
 from bench import plots
 from bench.claims.shared import PEERS
-from bench.runner import table
+from kvstore.observe.bench.rounds import round_ratios
 
 Points = list[tuple[int, float, float, float]]
 LEGEND = {"limit": "compiled limit", "cma": "process_vm_readv limit"}
@@ -50,7 +50,7 @@ def curves(cases: list[dict[str, Any]], processes: int, home: str) -> dict[str, 
         ours = case["seconds"]["ours"]
         for peer in PEERS:
             if times := case["seconds"].get(peer):
-                ratios = table.over(times, ours)
+                ratios = round_ratios(times, ours)
                 point = (case["bytes"], statistics.median(ratios), min(ratios), max(ratios))
                 found.setdefault(peer, []).append(point)
     return found

@@ -11,6 +11,7 @@ from typing import Any
 from bench.cases.device import DeviceCase
 from bench.peers.base import Unsupported
 from bench.peers.device.base import Data, Peer, Way
+from kvstore.observe.bench.rounds import in_turn, round_ratios
 
 
 @dataclass
@@ -40,7 +41,7 @@ class Measured:
 
     def ratios(self, way: str) -> list[float]:
         """Time of a way over ours, round by round."""
-        return [theirs / mine for theirs, mine in zip(self.gpu[way], self.gpu[self.best], strict=True)]
+        return round_ratios(self.gpu[way], self.gpu[self.best])
 
 
 class Clock:
@@ -122,8 +123,7 @@ def _take_turns(
             way(i)
     clock.wait()
     for number in range(rounds):
-        turn = number % len(names)
-        for name in names[turn:] + names[:turn]:
+        for name in in_turn(names, number):
             way = ways[name]
 
             def work(way: Way = way) -> None:

@@ -31,12 +31,6 @@ def cpus() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
-def available() -> float:
-    """Bytes of memory that new processes can have; infinite where the system does not say."""
-    size = _field("/proc/meminfo", "MemAvailable").partition(" ")[0]
-    return 1024.0 * int(size) if size else float("inf")
-
-
 def _family() -> str:
     family, model = _field("/proc/cpuinfo", "cpu family"), _field("/proc/cpuinfo", "model\t")
     return f"family {family} model {model}, " if family and model else ""

@@ -8,14 +8,17 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from bench.peers.process import Process
 from bench.runner.machine import Others, Probe
+from kvstore.observe.bench.rounds import Way, best, in_turn, round_ratios, shortlist
 
 BUSY = 0.10  # a round in which others took more of the machine than that is repeated
 CLOSE = 1.25  # variants up to that much slower than the peer's best stay in the race,
 FIELD = 2  # and usually at most so many
+_NOTED = ("seconds", "tails", "cpu", "moved")  # of a contender, in each round
 
 
 @dataclass(frozen=True)
@@ -48,33 +51,30 @@ class Plan:
     warm: int = 2
 
 
-@dataclass
-class Contender:
-    """One variant of one peer's process, and its median seconds in each round.
+class Contender(Way):
+    """One variant of one peer's process.
 
-    Beside them the 99th percentile of the round, the seconds that all processors together gave to a call, and
-    the bytes of a call on the busiest link.
+    Besides its median seconds it has, of each round, the 99th percentile, the seconds that all processors
+    together gave to a call, and the bytes of a call on the busiest link.
     """
 
-    process: Process
-    variant: str
-    repeats: int
-    first: float
-    seconds: list[float] = field(default_factory=list)
-    tails: list[float] = field(default_factory=list)
-    cpu: list[float] = field(default_factory=list)
-    moved: list[float] = field(default_factory=list)
-
-    @property
-    def column(self) -> str:
-        return self.process.column(self.variant)
+    def __init__(self, process: Process, variant: str) -> None:
+        super().__init__(process.column(variant), variant, partial(process.run, variant))
+        self.process = process
+        self.tails: list[float] = []
+        self.cpu: list[float] = []
+        self.moved: list[float] = []
 
     @property
     def label(self) -> str:
-        return ", ".join(filter(None, (self.process.setting.label, self.variant)))
+        return ", ".join(filter(None, (self.process.setting.label, self.name)))
 
-    def median(self) -> float:
-        return statistics.median(self.seconds)
+    def measure(self) -> None:
+        """Note a turn, after calls that bring the caches back."""
+        times = self.turn(max(1, self.calls // 10))
+        self.tails.append(sorted(times)[int(0.99 * len(times))])
+        self.cpu.append(self.process.cpu)
+        self.moved.append(self.process.moved)
 
 
 @dataclass
@@ -93,7 +93,7 @@ class Measured:
 
     def ratios(self, peer: str) -> list[float]:
         """Time of `peer` over ours, round by round."""
-        return [a / b for a, b in zip(self.seconds[peer], self.seconds["ours"], strict=True)]
+        return round_ratios(self.seconds[peer], self.seconds["ours"])
 
     def ratio(self, peer: str) -> float:
         return statistics.median(self.ratios(peer))
@@ -118,17 +118,13 @@ def measure(
     contenders = [c for process, variants in ready for c in _contenders(process, variants, plan)]
     if not contenders:
         return None
-    contenders = _shortlist(contenders, plan.field)
+    contenders = shortlist(contenders, CLOSE, plan.field)
     probes, shares = _race(contenders, plan, probe)
-    best: dict[str, Contender] = {}
-    for contender in sorted(contenders, key=Contender.median):
-        best.setdefault(contender.column, contender)
-    seconds = {name: contender.seconds for name, contender in best.items()}
-    variants = {name: contender.label for name, contender in best.items()}
-    tails = {name: contender.tails for name, contender in best.items()}
-    cpu = {name: contender.cpu for name, contender in best.items()}
-    moved = {name: contender.moved for name, contender in best.items()}
-    return Measured(case, seconds, variants, probes, shares, wrong, tails, cpu, moved)
+    found = best(contenders)
+    variants = {one.peer: one.label for one in found}
+    noted = ({one.peer: getattr(one, name) for one in found} for name in _NOTED)
+    seconds, *more = noted
+    return Measured(case, seconds, variants, probes, shares, wrong, *more)
 
 
 def _prepare(case: Any, peers: Sequence[Process]) -> tuple[list[tuple[Process, list[str]]], list[str]]:
@@ -157,24 +153,12 @@ def _alike(a: list[float], b: list[float]) -> bool:
 
 
 def _contenders(process: Process, variants: list[str], plan: Plan) -> list[Contender]:
-    found = []
-    for variant in variants:
+    found = [Contender(process, variant) for variant in variants]
+    for contender in found:
         if plan.warm:
-            process.run(variant, plan.warm)
-        first = statistics.median(process.run(variant, plan.least))
-        repeats = int(min(max(plan.turn / first, plan.least), plan.most))
-        found.append(Contender(process, variant, repeats, first))
+            contender.run(plan.warm)
+        contender.try_out(plan.turn, plan.least, plan.most)
     return found
-
-
-def _shortlist(contenders: list[Contender], field: int) -> list[Contender]:
-    """Drop what is clearly slower than the best in the same column."""
-    kept: dict[str, list[Contender]] = {}
-    for c in sorted(contenders, key=lambda c: c.first):
-        rivals = kept.setdefault(c.column, [])
-        if len(rivals) < field and c.first <= CLOSE * (rivals or [c])[0].first:
-            rivals.append(c)
-    return [c for rivals in kept.values() for c in rivals]
 
 
 def _race(
@@ -185,9 +169,8 @@ def _race(
     others = Others([os.getpid(), *{pid for c in contenders for pid in c.process.pids}])
     for number in range(plan.rounds + plan.spare):
         others.start()
-        turn = number % len(contenders)
-        for contender in contenders[turn:] + contenders[:turn]:
-            _turn(contender)
+        for contender in in_turn(contenders, number):
+            contender.measure()
         shares.append(others.share())
         probes.append(probe())
         late = time.monotonic() - start > plan.patience
@@ -198,19 +181,9 @@ def _race(
     return probes, sorted(shares)[: plan.rounds]
 
 
-def _turn(contender: Contender) -> None:
-    """Note median and tail of a turn, after calls that bring the caches back."""
-    warm = max(1, contender.repeats // 10)
-    times = contender.process.run(contender.variant, warm + contender.repeats)[warm:]
-    contender.seconds.append(statistics.median(times))
-    contender.tails.append(sorted(times)[int(0.99 * len(times))])
-    contender.cpu.append(contender.process.cpu)
-    contender.moved.append(contender.process.moved)
-
-
 def _keep_quietest(contenders: list[Contender], shares: list[float], rounds: int) -> None:
     order = sorted(range(len(shares)), key=lambda i: shares[i])[:rounds]
     for contender in contenders:
-        for name in ("seconds", "tails", "cpu", "moved"):
+        for name in _NOTED:
             noted = getattr(contender, name)
             setattr(contender, name, [noted[i] for i in sorted(order)])

@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import bench
-from bench.peers.process import PeerError, Process, Setting
+from bench.peers.process import Process, Setting
 from bench.runner import compiled, machine
 from bench.runner.rounds import Measured, Plan, measure
+from kvstore.observe.bench.settings import available
+from kvstore.observe.bench.worker_group import PeerFailure
 
 if TYPE_CHECKING:
     from bench.runner.claim import Claim
@@ -156,7 +158,7 @@ def one(claim: Claim, case: Any, peers: Sequence[Process], plan: Plan, prober: A
     there = _fitting(claim, case, [peer for peer in peers if claim.takes(case, peer.setting.name)])
     try:
         result = measure(case, there, claim.plan_of(case, plan), prober)
-    except PeerError:
+    except PeerFailure:
         healthy = [peer for peer in there if not peer.failure]
         if len(healthy) == len(there):
             raise
@@ -169,9 +171,9 @@ def one(claim: Claim, case: Any, peers: Sequence[Process], plan: Plan, prober: A
 def _fitting(claim: Claim, case: Any, peers: list[Process]) -> list[Process]:
     """Leave out peers from the end on until all arrays fit into memory at once."""
     needs = accumulate(claim.memory(case, peer.setting) for peer in peers)
-    room, found = machine.available(), []
+    room, found = available(), []
     for peer, need in zip(peers, needs, strict=True):
-        if need <= room:
+        if room is None or need <= room:
             found.append(peer)
         else:
             print(f"{case.name}: no memory for {peer.setting.name}", file=sys.stderr)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bench.runner.rounds import Measured
+from kvstore.observe.bench.rounds import round_ratios
 
 Labels = Mapping[str, str]
 
@@ -25,11 +26,6 @@ def time(seconds: float) -> str:
 def spread(ratios: Sequence[float]) -> str:
     """Median [lowest-highest]."""
     return f"{statistics.median(ratios):.2f} [{min(ratios):.2f}-{max(ratios):.2f}]"
-
-
-def over(times: Sequence[float], base: Sequence[float]) -> list[float]:
-    """Ratios, round by round."""
-    return [a / b for a, b in zip(times, base, strict=True)]
 
 
 def mark(holds: bool) -> str:
@@ -78,13 +74,13 @@ def _goal(m: Measured, names: list[str], least: float, labels: Labels) -> list[s
     if not there or "ours" not in m.seconds:
         return [m.case.name, label, "", "", "", goal, "not run"]
     best = [min(times) for times in zip(*(m.seconds[name] for name in there), strict=True)]
-    ratios = over(best, m.seconds["ours"])
+    ratios = round_ratios(best, m.seconds["ours"])
     times = [time(m.median("ours")), time(statistics.median(best))]
     return [m.case.name, label, *times, spread(ratios), goal, mark(statistics.median(ratios) >= least)]
 
 
 def _tail(m: Measured) -> list[str]:
-    ratios = over(m.tails["ours"], m.seconds["ours"])
+    ratios = round_ratios(m.tails["ours"], m.seconds["ours"])
     holds = mark(statistics.median(ratios) <= m.case.tail)
     times = [time(m.median("ours")), time(statistics.median(m.tails["ours"]))]
     return [m.case.name, "its own p99", *times, spread(ratios), f"≤ {m.case.tail:g}", holds]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
-from time import perf_counter, process_time
+from time import process_time
 
 from bench.cases.dist import ENTRIES, DistCase, Inputs
-from bench.peers.base import Array
+from bench.peers.base import Array, no_collections, timed
 from bench.peers.group.base import GroupPeer
 from bench.peers.group.link import Place
 
@@ -30,20 +29,14 @@ class DistPeer(GroupPeer):
 
     def run(self, variant: str, repeats: int) -> list[float]:
         call, times = self.variants[variant], list[float]()
-        gc.collect()
-        gc.disable()
-        try:
-            used = 0.0
+        self.cpu = 0.0
+        with no_collections():
             for _ in range(repeats):
                 self.next_gradients()
                 self.place.gate.wait()
-                start, before = perf_counter(), process_time()
-                call()
-                times.append(perf_counter() - start)
-                used += process_time() - before
-            self.cpu = used
-        finally:
-            gc.enable()
+                before = process_time()
+                times += timed(call, 1)
+                self.cpu += process_time() - before
         return times
 
     def next_gradients(self) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import math
-from time import perf_counter, process_time
+from time import process_time
 from typing import Any, ClassVar
 
 import numpy as np
 
 from bench.cases.base import Case
 from bench.cases.shared import SharedCase
-from bench.peers.base import Call, Peer
+from bench.peers.base import Call, Peer, no_collections, timed
 from bench.peers.group.link import Place
 
 
@@ -36,27 +35,16 @@ class GroupPeer(Peer):
         """Seconds of each of `repeats` calls; a chain of links has one more, which goes first."""
         call, links = self.variants[variant], self.case.links
         times: list[float] = []
-        gc.collect()
-        gc.disable()
-        start = process_time()
-        try:
+        first = int(links > 1)
+        with no_collections():
+            start = process_time()
             while len(times) < repeats:
                 self._rescale()
-                count = min(links, repeats - len(times))
+                count = first + min(links, repeats - len(times))
                 self.place.gate.wait()
-                times += self._timed(call, count + 1)[1:] if links > 1 else self._timed(call, count)
-        finally:
+                times += timed(call, count)[first:]
+                self.calls += count
             self.cpu = process_time() - start
-            gc.enable()
-        return times
-
-    def _timed(self, call: Call, count: int) -> list[float]:
-        times = [0.0] * count
-        for i in range(count):
-            start = perf_counter()
-            call()
-            times[i] = perf_counter() - start
-        self.calls += count
         return times
 
     def _rescale(self) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import subprocess
-import sys
 from dataclasses import dataclass, field
 
 from bench import ROOT
 from bench.peers.group.link import free_port
 from bench.peers.process import Setting
+from kvstore.observe.bench.worker_group import start_process
 
 _SERVE = "import sys; sys.path.append(sys.argv.pop(1)); import bench.peers.local.rival_mxnet"
 
@@ -66,20 +64,9 @@ def mxnet(setting: Setting, address: str, **more: str) -> Launch:
 
 def start(command: Command, folder: str) -> subprocess.Popen[bytes]:
     """Start one process in a session of its own; it dies with the bench, and keeps its files in `folder`."""
-    arguments, env = command
-    return subprocess.Popen(
-        arguments,
-        stdin=subprocess.DEVNULL,
-        stdout=sys.stderr.fileno(),
-        cwd=folder,  # away from the tree: an installed kvstore goes first
-        env={**os.environ, "TMPDIR": folder, **env},
-        start_new_session=True,
-        preexec_fn=_die_with_bench,
-    )
+    return start_process(command[0], variables(command[1], folder), folder=folder)
 
 
-_libc = ctypes.CDLL(None)
-
-
-def _die_with_bench() -> None:
-    _libc.prctl(1, int(signal.SIGKILL))  # PR_SET_PDEATHSIG
+def variables(env: dict[str, str], folder: str) -> dict[str, str]:
+    """Return the variables of a process that keeps its files in `folder`."""
+    return {**os.environ, "TMPDIR": folder, **env}

@@ -8,6 +8,7 @@ import mmap
 import os
 import socket
 from dataclasses import dataclass
+from multiprocessing.connection import Client
 from typing import Any
 
 PAGE = 4096
@@ -29,25 +30,24 @@ class Gate:
 
 
 class Link:
-    """Lines of JSON over a socket; the first one that comes brings the shared page along."""
+    """The connection to the bench; its first byte has the shared page with it."""
 
     def __init__(self, address: str, rank: int) -> None:
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.settimeout(60)
-        self._socket.connect(address)
+        self._connection = Client(address, "AF_UNIX")
         self.send({"rank": rank})
-        first, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1)
-        self._socket.settimeout(None)
-        self._lines = self._socket.makefile("rb")
+        with socket.socket(fileno=os.dup(self._connection.fileno())) as connection:
+            first, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
         self.descriptor = descriptors[0] if first else -1
 
     def send(self, message: Any) -> None:
-        self._socket.sendall(json.dumps(message).encode() + b"\n")
+        self._connection.send_bytes(json.dumps(message).encode())
 
     def receive(self) -> Any:
         """Return the next message; None when the bench has gone."""
-        line = self._lines.readline()
-        return json.loads(line) if line else None
+        try:
+            return json.loads(self._connection.recv_bytes())
+        except (EOFError, ConnectionError):
+            return None
 
     def gather(self, value: Any) -> list[Any]:
         """Tell all workers, and hear of all, in rank order."""

@@ -12,11 +12,10 @@ from bench.cases.dist import Entry
 from bench.cases.training import Curves
 from bench.peers.dist.hosts import LINK
 from bench.peers.dist.launch import HostsGroup
-from bench.peers.group.driver import end
 from bench.peers.group.launch import Launch, start
-from bench.peers.process import PeerError
 from bench.peers.shared.launch import SharedGroup
 from bench.runner import compiled
+from kvstore.observe.bench.worker_group import PeerFailure, end_process
 
 _PATIENCE = 900.0  # seconds for all trainings whose losses are compared
 
@@ -52,7 +51,7 @@ class TwoHosts(HostsGroup):
 
         Raises
         ------
-        PeerError
+        PeerFailure
             It failed, or has not ended in a quarter of an hour.
         """
         with tempfile.TemporaryDirectory(prefix="kvstore-bench-") as folder:
@@ -62,11 +61,11 @@ class TwoHosts(HostsGroup):
             try:
                 process.wait(_PATIENCE)
             except subprocess.TimeoutExpired:
-                raise PeerError(f"{wanted.name}: no end in {_PATIENCE:g} s") from None
+                raise PeerFailure(f"{wanted.name}: no end in {_PATIENCE:g} s") from None
             finally:
-                end(process, 0.0)
+                end_process(process, 0.0)
             if not target.exists():
-                raise PeerError(f"{wanted.name} failed; see its messages above")
+                raise PeerFailure(f"{wanted.name} failed; see its messages above")
             found: list[dict[str, Any]] = json.loads(target.read_text())
             return found
 

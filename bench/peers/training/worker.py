@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -13,7 +12,7 @@ from torch import nn
 
 import kvstore as kv
 from bench.cases.training import EXCHANGE, TrainingCase
-from bench.peers.base import Array
+from bench.peers.base import Array, timed
 from bench.peers.group.base import GroupPeer
 from bench.peers.group.link import Place
 from bench.peers.training import models
@@ -74,7 +73,7 @@ class Training(GroupPeer):
     def run(self, variant: str, repeats: int) -> list[float]:
         dist.barrier()
         before = time.process_time()
-        times = [_timed(self.variants[variant]) for _ in range(repeats)]
+        times = timed(self.variants[variant], repeats)
         self.cpu = time.process_time() - before
         return times
 
@@ -97,9 +96,3 @@ def _check_size(case: TrainingCase, model: nn.Module) -> None:
     found = sum(parameter.numel() for parameter in model.parameters())
     if found != case.parameters:
         raise AssertionError(f"{case.model} has {found} parameters, not {case.parameters}")
-
-
-def _timed(step: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    step()
-    return time.perf_counter() - start

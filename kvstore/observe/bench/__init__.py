@@ -1,5 +1,4 @@
-"""``kvstore bench``: the time of a user's own push and pull, beside other libraries on the same machine.
+"""``kvstore bench``: the time of a user's push and pull, compared with other libraries on the same machine.
 
-`run` is the whole course. Each peer has processes of its own (`worker_group`, `worker`), which take turns
-within each round (`rounds`) while all others sleep.
+`worker_group` (the processes of a peer) and `rounds` (their turns) are also the engine of ``bench/``.
 """

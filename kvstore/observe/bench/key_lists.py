@@ -6,19 +6,16 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 from kvstore import tensor_file
 from kvstore.arrays.element_types import dtype_named
 from kvstore.errors import ConfigError, DTypeError, StateFileError
 
-from .models import MODELS
+Shapes = dict[str, tuple[int, ...]]
 
-_DEFAULT_DTYPE = "float32"
-_LONGEST = 64 << 20  # bytes of a list of shapes; what is longer is none
+_LONGEST = 64 << 20  # bytes of a list of shapes that are read
 _SAFETENSORS = {
     **{"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"},
     **{"I8": "int8", "U8": "uint8", "I32": "int32", "I64": "int64"},
@@ -29,8 +26,7 @@ _FORMS = (
 )
 
 
-@dataclass(frozen=True)
-class BenchKey:
+class BenchKey(NamedTuple):
     """Name, shape and element type of a key."""
 
     name: str
@@ -48,102 +44,92 @@ class BenchKey:
         return self.size * dtype_named(self.dtype).itemsize
 
 
-@dataclass(frozen=True)
-class KeyList:
-    """The keys of one call.
-
-    Attributes
-    ----------
-    name : str
-        What --keys was, for people.
-    keys : tuple of BenchKey
-        In the order of the call.
-    """
-
-    name: str
-    keys: tuple[BenchKey, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the gradients of one worker."""
-        return sum(key.nbytes for key in self.keys)
-
-    @property
-    def dtypes(self) -> list[str]:
-        """Element types, each once."""
-        return list(dict.fromkeys(key.dtype for key in self.keys))
-
-
-def load(source: str, dtype: str | None = None) -> KeyList:
-    """Make the list that --keys and --dtype say.
-
-    Parameters
-    ----------
-    source : str
-        Name of a network in `MODELS`, or path of a file.
-    dtype : str, optional
-        Element type of all keys. With None, that of the file, or float32.
-
-    Raises
-    ------
-    ConfigError
-        There is no such network or file, the file is not a list of keys, or an element type is none of a
-        store.
-    """
+def load(source: str, dtype: str | None = None) -> list[BenchKey]:
+    """Make the list that --keys and --dtype name; a ConfigError says the fault in them."""
     if source in MODELS:
-        entries: Iterable[tuple[str, Any, str]] = ((name, s, "") for name, s in MODELS[source]().items())
+        entries: Iterable[tuple[str, Any, str]] = [(name, s, "") for name, s in MODELS[source]().items()]
     elif os.path.isfile(source):
         entries = _of_file(source)
     else:
         raise ConfigError(f"--keys {source}: neither a file nor one of {', '.join(MODELS)}")
-    keys = tuple(key for key in _checked(source, entries, dtype) if key.size)
-    if not keys:
-        raise ConfigError(f"--keys {source}: there is no key with elements in it; it must be {_FORMS}")
-    return KeyList(Path(source).name, keys)
-
-
-def _checked(source: str, entries: Iterable[tuple[str, Any, str]], dtype: str | None) -> Iterator[BenchKey]:
-    seen: set[str] = set()
+    keys: dict[str, BenchKey] = {}
     for name, shape, own in entries:
         where = f"--keys {source}: {name!r}"
         if not (isinstance(shape, (list, tuple)) and all(type(n) is int and n >= 0 for n in shape)):
             raise ConfigError(f"{where} has the shape {shape!r}, but a shape is a list of numbers: {_FORMS}")
-        if name in seen:
+        if name in keys:
             raise ConfigError(f"{where} is there twice; give each key a name of its own")
-        seen.add(name)
-        chosen = dtype or own or _DEFAULT_DTYPE
+        keys[name] = BenchKey(name, tuple(shape), dtype or own or "float32")
         try:
-            dtype_named(chosen)
+            dtype_named(keys[name].dtype)
         except DTypeError as error:
             raise ConfigError(f"{where}: {error}; --dtype chooses one for all keys") from error
-        yield BenchKey(name, tuple(shape), chosen)
+    if not (found := [key for key in keys.values() if key.size]):
+        raise ConfigError(f"--keys {source}: there is no key with elements in it; it must be {_FORMS}")
+    return found
 
 
 def _of_file(path: str) -> Iterable[tuple[str, Any, str]]:
+    """Read names, shapes and element types; the type is empty where the file has none."""
     try:
         with open(path, "rb") as file:
             head = file.read(9)
             if head[8:] == b"{" and b"\0" in head:  # a length of eight bytes: no text has a zero byte
                 return [(n, s, _SAFETENSORS.get(d, d)) for n, s, d in tensor_file.read_header(path)]
             text = (head + file.read(_LONGEST)).decode()
-    except (OSError, UnicodeDecodeError, StateFileError) as error:
-        raise ConfigError(f"--keys {path}: {error}; it must be {_FORMS}") from error
-    return _of_json(path, text) if text.lstrip().startswith("{") else _of_lines(path, text)
+        if text.lstrip().startswith("{"):
+            return [(name, shape, "") for name, shape in json.loads(text).items()]
+    except (OSError, ValueError, RecursionError, StateFileError) as error:
+        kind = "this is no JSON: " if isinstance(error, (json.JSONDecodeError, RecursionError)) else ""
+        raise ConfigError(f"--keys {path}: {kind}{error}; it must be {_FORMS}") from error
+    return [
+        _of_line(path, number, words)
+        for number, line in enumerate(text.splitlines(), 1)
+        if (words := line.partition("#")[0].split())
+    ]
 
 
-def _of_json(path: str, text: str) -> Iterator[tuple[str, Any, str]]:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"--keys {path}: this is no JSON: {error}; it must be {_FORMS}") from error
-    yield from ((name, shape, "") for name, shape in found.items())
+def _of_line(path: str, number: int, words: list[str]) -> tuple[str, list[int], str]:
+    if not 2 <= len(words) <= 3 or not re.fullmatch(r"\d{1,18}([,x]\d{1,18})*", words[1]):
+        raise ConfigError(f"--keys {path}: line {number} is not `name shape dtype`; it must be {_FORMS}")
+    return words[0], [int(n) for n in re.split("[,x]", words[1])], "".join(words[2:])
 
 
-def _of_lines(path: str, text: str) -> Iterator[tuple[str, Any, str]]:
-    for number, line in enumerate(text.splitlines(), 1):
-        words = line.partition("#")[0].split()
-        if not words:
-            continue
-        if not 2 <= len(words) <= 3 or not re.fullmatch(r"\d{1,18}([,x]\d{1,18})*", words[1]):
-            raise ConfigError(f"--keys {path}: line {number} is not `name shape dtype`; it must be {_FORMS}")
-        yield words[0], [int(n) for n in re.split("[,x]", words[1])], words[2] if len(words) == 3 else ""
+def resnet50() -> Shapes:
+    """List the 161 parameters of ResNet-50, 25.6 million numbers."""
+    shapes: Shapes = {"conv1.weight": (64, 3, 7, 7), "bn1.weight": (64,), "bn1.bias": (64,)}
+    width = 64
+    for stage, (blocks, inner) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512)), 1):
+        for block in range(blocks):
+            convolutions = [(inner, width, 1, 1), (inner, inner, 3, 3), (4 * inner, inner, 1, 1)]
+            if block == 0:
+                convolutions.append((4 * inner, width, 1, 1))  # of the shortcut
+            for number, shape in enumerate(convolutions, 1):
+                name = f"layer{stage}.{block}.{{}}{number}.{{}}"
+                shapes[name.format("conv", "weight")] = shape
+                shapes |= {name.format("bn", what): shape[:1] for what in ("weight", "bias")}
+            width = 4 * inner
+    return {**shapes, "fc.weight": (1000, width), "fc.bias": (1000,)}
+
+
+def llama_1b() -> Shapes:
+    """List the 146 parameters of Llama 3.2 1B, 1.24 billion numbers; its output layer is the embedding."""
+    hidden, inner, kv = 2048, 8192, 512
+    layer: Shapes = {
+        **{f"self_attn.{name}_proj": (hidden, hidden) for name in "qo"},
+        **{f"self_attn.{name}_proj": (kv, hidden) for name in "kv"},
+        **{
+            "mlp.gate_proj": (inner, hidden),
+            "mlp.up_proj": (inner, hidden),
+            "mlp.down_proj": (hidden, inner),
+        },
+        **{"input_layernorm": (hidden,), "post_attention_layernorm": (hidden,)},
+    }
+    shapes: Shapes = {"embed_tokens.weight": (128256, hidden)}
+    for number in range(16):
+        shapes |= {f"layers.{number}.{name}.weight": shape for name, shape in layer.items()}
+    return {**shapes, "norm.weight": (hidden,)}
+
+
+#: By the name that --keys takes.
+MODELS: dict[str, Callable[[], Shapes]] = {"resnet50": resnet50, "llama-1b-shapes": llama_1b}

@@ -1,74 +1,60 @@
-"""The table for people, and the same as one object for JSON."""
+"""The table and the picture, both made of the object that --json writes."""
 
 from __future__ import annotations
 
+import importlib
+import os
+import platform
+import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from kvstore.observe.doctor.system_files import size
+from kvstore.errors import MissingBackendError
+from kvstore.files import replacing
+from kvstore.observe.doctor.system_files import ROOT, kilobytes, size, text
+from kvstore.store_kinds import STORES
 
-from .key_lists import KeyList
-from .rounds import Way
+from .key_lists import BenchKey
+from .rounds import Way, round_ratios
 from .settings import BenchSettings
-from .workers.store import MEMCPY, OURS
 
-_HEAD = ("peer", "median", "min-max", "GB/s", "÷ kvstore")
-
-
-@dataclass(frozen=True)
-class Result:
-    """What was measured, and under which conditions.
-
-    Attributes
-    ----------
-    settings, keys : BenchSettings, KeyList
-        What the user wanted.
-    machine : mapping
-        As `machine.described` makes it.
-    versions : mapping of str to str
-        Of all libraries.
-    ways : sequence of Way
-        The best of each peer; the store's own is the first.
-    left_out : mapping of str to str
-        Peers that were not measured, and why.
-    printed : sequence of str
-        What the store's processes have printed.
-    """
-
-    settings: BenchSettings
-    keys: KeyList
-    machine: Mapping[str, Any]
-    versions: Mapping[str, str]
-    ways: Sequence[Way]
-    left_out: Mapping[str, str] = field(default_factory=dict)
-    printed: Sequence[str] = ()
+#: Names of the rows that are measured in the workers of the store.
+OURS, MEMCPY = "kvstore", "memcpy"
 
 
-def ratios(way: Way, ours: Way) -> list[float]:
-    """Time of a peer ÷ time of the store, round by round."""
-    return [a / b for a, b in zip(way.seconds, ours.seconds, strict=True)]
-
-
-def as_object(result: Result) -> dict[str, Any]:
-    """Make what --json writes; times are in seconds, sizes in bytes."""
-    settings, keys, ours = result.settings, result.keys, result.ways[0]
+def machine(root: Path = ROOT) -> dict[str, Any]:
+    """Describe the processor, the usable cores, the memory in bytes, and the kernel."""
+    model = re.search(r"^model name\s*: (.+)$", text(root / "proc/cpuinfo") or "", re.MULTILINE)
     return {
-        "machine": dict(result.machine),
-        "versions": dict(result.versions),
-        "store": settings.store,
-        "workers": settings.workers,
-        "servers": settings.servers,
-        "method": settings.method,
-        "compression": settings.compression,
-        "optimizer": settings.optimizer,
-        "keys": {"name": keys.name, "count": len(keys.keys), "bytes": keys.nbytes, "dtypes": keys.dtypes},
-        "rounds": settings.rounds,
-        "peers": [_peer(way, ours, keys.nbytes) for way in result.ways],
-        "left_out": dict(result.left_out),
-        "notes": list(_notes(result)),
+        "processor": model[1] if model else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": kilobytes(root / "proc/meminfo", "MemTotal"),
+        "system": f"{platform.system()} {platform.release().partition('-')[0]}",
     }
+
+
+def as_object(
+    settings: BenchSettings,
+    name: str,
+    keys: Sequence[BenchKey],
+    ways: Sequence[Way],
+    versions: Mapping[str, str],
+    left_out: Mapping[str, str],
+) -> dict[str, Any]:
+    """Make what --json writes, in seconds and bytes, of the best way of each peer; the store's is first."""
+    nbytes = sum(key.nbytes for key in keys)
+    types = list(dict.fromkeys(key.dtype for key in keys))
+    found = {
+        "machine": machine(),
+        "versions": versions,
+        **settings._asdict(),
+        "keys": {"name": name, "count": len(keys), "bytes": nbytes, "dtypes": types},
+        "peers": [_peer(way, ways[0], nbytes) for way in ways],
+        "left_out": left_out,
+    }
+    return {**found, "notes": list(_notes(found))}
 
 
 def _peer(way: Way, ours: Way, nbytes: int) -> dict[str, Any]:
@@ -80,23 +66,60 @@ def _peer(way: Way, ours: Way, nbytes: int) -> dict[str, Any]:
         "max": max(way.seconds),
         "seconds": way.seconds,
         "bytes_per_second": nbytes / way.median,
-        "ratio": statistics.median(ratios(way, ours)),
+        "ratio": statistics.median(round_ratios(way.seconds, ours.seconds)),
         "sums_checked": way.peer != MEMCPY,
     }
 
 
-def lines(result: Result) -> Iterator[str]:
+def _notes(found: Mapping[str, Any]) -> Iterator[str]:
+    """Say what the figures do not show by themselves."""
+    yield "GB/s: gradients of one worker ÷ time of a call, which is that of its slowest worker"
+    yield f"{MEMCPY}: one thread of each worker copies its gradients to other memory and back"
+    others = ", ".join(row["peer"] for row in found["peers"] if row["peer"] not in (OURS, MEMCPY))
+    for what, option in (("compression", "compression"), ("an update of weights", "optimizer")):
+        if others and found[option]:
+            yield f"{others}: sums without {what}"
+    processes, cores = found["workers"] + found["servers"], found["machine"]["cores"]
+    if processes > cores:
+        yield f"{processes} workers and servers share {cores} cores: some wait while others compute"
+    if not STORES[found["store"]].synchronous:
+        yield f"{found['store']} does not sum: each push replaces the value, or updates the weight"
+
+
+def lines(found: Mapping[str, Any]) -> Iterator[str]:
     """Lay out the table."""
-    yield from _header(result)
+    where, keys = found["machine"], found["keys"]
+    memory = f", {size(where['memory'])}" if where["memory"] else ""
+    yield f"{where['processor']}, {where['cores']} cores usable{memory}, {where['system']}"
+    yield ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    parts = [f"store {found['store']}", f"workers: {found['workers']}"]
+    parts += [f"servers: {found['servers']}"] if found["servers"] else []
+    parts += [found["method"]]
+    if found["compression"]:
+        parts.append("compression " + "=".join(map(str, found["compression"].values())))
+    parts += [f"optimizer {found['optimizer']}"] if found["optimizer"] else []
+    yield ", ".join(parts)
+    amount = f"{keys['count']} keys, {size(keys['bytes'])} of {' and '.join(keys['dtypes'])}"
+    yield f"{keys['name']}: {amount} in each worker; rounds: {found['rounds']}"
     yield ""
-    rows = [_HEAD, *(_row(way, result.ways[0], result.keys.nbytes) for way in result.ways)]
+    rows = [("peer", "median", "min-max", "GB/s", "÷ kvstore"), *map(_row, found["peers"])]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        first, *others = (f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
-        yield "   ".join([f"{first.strip():<{widths[0]}}", *others])
+    for name, *figures in rows:
+        cells = (f"{cell:>{width}}" for cell, width in zip(figures, widths[1:], strict=True))
+        yield "   ".join([f"{name:<{widths[0]}}", *cells])
     yield ""
-    yield from (f"{name} is left out: {why}" for name, why in result.left_out.items())
-    yield from _notes(result)
+    yield from (f"{name} is left out: {why}" for name, why in found["left_out"].items())
+    yield from found["notes"]
+
+
+def _row(row: Mapping[str, Any]) -> tuple[str, ...]:
+    spread = f"{time(row['min'])} - {time(row['max'])}"
+    rate, ratio = _digits(row["bytes_per_second"] / 1e9), f"{row['ratio']:.2f}"
+    return _name(row, " "), time(row["median"]), spread, rate, ratio
+
+
+def _name(row: Mapping[str, Any], between: str) -> str:
+    return f"{row['peer']}{between}({row['way']})" if row["way"] else str(row["peer"])
 
 
 def time(seconds: float) -> str:
@@ -109,40 +132,28 @@ def _digits(number: float) -> str:
     return f"{number:#.3g}".removesuffix(".")
 
 
-def _header(result: Result) -> Iterator[str]:
-    settings, keys, machine = result.settings, result.keys, result.machine
-    memory = f", {size(machine['memory'])}" if machine["memory"] else ""
-    yield f"{machine['processor']}, {machine['cores']} cores usable{memory}, {machine['system']}"
-    yield ", ".join(f"{name} {version}" for name, version in result.versions.items())
-    servers = f", servers: {settings.servers}" if settings.servers else ""
-    how = [settings.method]
-    if settings.compression:
-        how.append("compression " + "=".join(map(str, settings.compression.values())))
-    if settings.optimizer:
-        how.append(f"optimizer {settings.optimizer}")
-    yield f"store {settings.store}, workers: {settings.workers}{servers}, {', '.join(how)}"
-    amount = f"{len(keys.keys)} keys, {size(keys.nbytes)} of {' and '.join(keys.dtypes)} in each worker"
-    yield f"{keys.name}: {amount}; rounds: {settings.rounds}"
+def new_figure(**options: Any) -> Any:
+    """Make a figure of matplotlib, which needs no screen; or raise MissingBackendError."""
+    try:
+        return importlib.import_module("matplotlib.figure").Figure(**options)
+    except ImportError as error:
+        raise MissingBackendError(f"--plot needs matplotlib: pip install matplotlib ({error})") from error
 
 
-def _row(way: Way, ours: Way, nbytes: int) -> tuple[str, ...]:
-    name = f"{way.peer} ({way.name})" if way.name else way.peer
-    spread = f"{time(min(way.seconds))} - {time(max(way.seconds))}"
-    ratio = statistics.median(ratios(way, ours))
-    return name, time(way.median), spread, _digits(nbytes / way.median / 1e9), f"{ratio:.2f}"
-
-
-def _notes(result: Result) -> Iterator[str]:
-    """Say what the figures do not show by themselves."""
-    settings = result.settings
-    yield "GB/s: gradients of one worker ÷ time of a call, which is that of its slowest worker"
-    yield f"{MEMCPY}: one thread of each worker copies its gradients to other memory and back"
-    beside = [way.peer for way in result.ways if way.peer not in (OURS, MEMCPY)]
-    for what, chosen in (("compression", settings.compression), ("an update of weights", settings.optimizer)):
-        if beside and chosen:
-            yield f"{', '.join(beside)}: sums without {what}"
-    processes, cores = settings.workers + settings.servers, result.machine["cores"]
-    if processes > cores:
-        yield f"{processes} workers and servers share {cores} cores: some wait while others compute"
-    if not settings.kind.synchronous:
-        yield f"{settings.store} does not sum: each push replaces the value, or updates the weight"
+def draw(found: Mapping[str, Any], path: str) -> None:
+    """Draw a dot for each round and a line at the median, a row for each peer; the name says the format."""
+    figure = new_figure(figsize=(8, 1.5 + 0.5 * len(found["peers"])), layout="constrained")
+    axes = figure.subplots()
+    for number, row in enumerate(found["peers"]):
+        axes.plot(
+            [1e3 * s for s in row["seconds"]], [number] * found["rounds"], "o", alpha=0.5, color=f"C{number}"
+        )
+        axes.plot([1e3 * row["median"]] * 2, [number - 0.3, number + 0.3], color=f"C{number}", linewidth=2)
+    axes.set_yticks(range(len(found["peers"])), [_name(row, "\n") for row in found["peers"]])
+    axes.invert_yaxis()
+    axes.set_xlim(left=0)
+    axes.set_xlabel("ms for one call with all keys")
+    title = f"{found['keys']['name']}, store {found['store']}, workers: {found['workers']}"
+    figure.suptitle(title, fontsize="medium")
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=120, format=os.path.splitext(path)[1][1:].lower() or "png")

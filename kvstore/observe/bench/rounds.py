@@ -1,50 +1,39 @@
-"""Turns: in each round every way of every peer has one, and all other processes sleep meanwhile."""
+"""Turns: in each round every way to do the work has one turn, while the processes of the others wait."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TypeVar
 
-from .link import Message
-
-_TURN = 0.1  # seconds that a turn should take, as far as one call does not take longer
-_MOST = 400  # calls in a turn
-_CLOSE = 1.5  # a way that takes so many times as long as the best of its peer is not measured further
-_SLOWER = 20.0  # a turn may take so many times as long as expected, beyond what any answer may take
-
-
-class Asked(Protocol):
-    """Workers that answer together."""
-
-    def ask(self, message: Message, patience: float) -> list[Message]:
-        """Send all workers the same message, and wait for their answers."""
+Item = TypeVar("Item")
+Kind = TypeVar("Kind", bound="Way")
 
 
 @dataclass
 class Way:
-    """One way in which a peer sums all keys.
+    """One way in which a peer does the work.
 
     Attributes
     ----------
     peer, name : str
-        Of the peer, and of the way; the latter is empty where there is only one.
-    group : Asked
-        The workers of the peer.
-    order : str
-        What they know the way by.
+        Name of the peer, and of the way; the quickest way of a peer counts.
+    run : callable
+        Makes so many calls; returns the seconds of each.
     calls : int
         Calls in a turn.
+    first : float
+        Seconds of a call before the first round.
     seconds : list of float
-        One for each round: the median of its calls, each of which took as long as its slowest worker.
+        One for each round: the median of its calls.
     """
 
     peer: str
     name: str
-    group: Asked
-    order: str
+    run: Callable[[int], list[float]]
     calls: int = 1
+    first: float = 0.0
     seconds: list[float] = field(default_factory=list)
 
     @property
@@ -52,50 +41,39 @@ class Way:
         """Median of the rounds."""
         return statistics.median(self.seconds)
 
-    def turn(self, patience: float) -> float:
-        """Have its workers do their calls; return the median of these."""
-        answers = self.group.ask({"do": "run", "way": self.order, "calls": self.calls}, patience)
-        calls = zip(*(answer["seconds"] for answer in answers), strict=True)
-        return float(statistics.median(max(times) for times in calls))
+    def try_out(self, turn: float, least: int, most: int) -> None:
+        """Time `least` calls, and choose how many fill a turn of `turn` seconds, `most` at most."""
+        self.first = statistics.median(self.run(least))
+        self.calls = int(min(max(turn / max(self.first, 1e-9), least), most))
+
+    def turn(self, warm: int = 0) -> list[float]:
+        """Note the median of a turn, and return its times; `warm` calls before it are not timed."""
+        times = self.run(warm + self.calls)[warm:]
+        self.seconds.append(statistics.median(times))
+        return times
 
 
-def measure(ways: Sequence[Way], rounds: int, patience: float, advance: Callable[[int], object]) -> list[Way]:
-    """Measure, and return the best way of each peer.
-
-    Parameters
-    ----------
-    ways : sequence of Way
-        All, in the order of the table.
-    rounds : int
-        Turns of each.
-    patience : float
-        Seconds that workers have for any answer, beside the time of the calls.
-    advance : callable
-        Called with the number of turns that are done, or need not be done.
-    """
-    first = {id(way): _first(way, patience, advance) for way in ways}
-    kept = [
-        way
-        for way in ways
-        if first[id(way)] <= _CLOSE * min(first[id(o)] for o in ways if o.peer == way.peer)
-    ]
-    advance(rounds * (len(ways) - len(kept)))
-    for number in range(rounds):
-        start = number % len(kept)
-        for way in kept[start:] + kept[:start]:
-            way.seconds.append(way.turn(patience + _SLOWER * (way.calls + 1) * first[id(way)]))
-            advance(1)
-    return list(_best(kept))
-
-
-def _first(way: Way, patience: float, advance: Callable[[int], object]) -> float:
-    """Find out how many calls make a turn; return the seconds of one."""
-    seconds = way.turn(patience)
-    way.calls = max(1, min(_MOST, round(_TURN / max(seconds, 1e-9))))
-    advance(1)
-    return seconds
-
-
-def _best(ways: Sequence[Way]) -> Iterator[Way]:
+def shortlist(ways: Sequence[Kind], slower: float, most: int | None = None) -> list[Kind]:
+    """Return the ways that are at most `slower` times the quickest of their peer, and `most` of each."""
+    kept: list[Kind] = []
     for peer in dict.fromkeys(way.peer for way in ways):
-        yield min((way for way in ways if way.peer == peer), key=lambda way: way.median)
+        quickest, *others = sorted((way for way in ways if way.peer == peer), key=lambda way: way.first)
+        kept += [quickest, *(way for way in others if way.first <= slower * quickest.first)][:most]
+    return kept
+
+
+def in_turn(things: Sequence[Item], number: int) -> list[Item]:
+    """Return the order of a round: another one begins each round."""
+    start = number % len(things)
+    return [*things[start:], *things[:start]]
+
+
+def best(ways: Sequence[Kind]) -> list[Kind]:
+    """Return the quickest way of each peer over all rounds, in the order of the peers."""
+    peers = dict.fromkeys(way.peer for way in ways)
+    return [min((way for way in ways if way.peer == peer), key=lambda way: way.median) for peer in peers]
+
+
+def round_ratios(times: Sequence[float], base: Sequence[float]) -> list[float]:
+    """Return the ratios of the times of a peer to those of another one, round by round."""
+    return [a / b for a, b in zip(times, base, strict=True)]

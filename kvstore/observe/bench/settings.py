@@ -1,38 +1,27 @@
-"""What is to be measured, and what of it contradicts itself."""
+"""The options of the command: complete, in agreement, and within the memory of the machine."""
 
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from kvstore import compression as codecs
 from kvstore import optimizer as optimizers
 from kvstore.errors import ConfigError, nearest
+from kvstore.observe.doctor import cgroups
+from kvstore.observe.doctor.system_files import ROOT, kilobytes, size
 from kvstore.store_kinds import STORES, StoreKind
 
-METHODS = ("pushpull", "push-pull")
+from .key_lists import BenchKey
+
+_PROCESS = 64 << 20  # bytes of a Python with NumPy
+_PEER = 160 << 20  # and with PyTorch or MPI
 
 
-@dataclass(frozen=True)
-class BenchSettings:
-    """The options of the command, complete and in agreement.
-
-    Attributes
-    ----------
-    store : str
-        As in `kvstore.create`.
-    workers, servers : int
-        Numbers of processes.
-    method : str
-        One of `METHODS`: ``pushpull``, or ``push`` and then ``pull``.
-    compression : dict or None
-        For `KVStore.set_gradient_compression`.
-    optimizer : str or None
-        For `kvstore.optimizer.create`.
-    rounds : int
-        Turns of each peer.
-    """
+class BenchSettings(NamedTuple):
+    """The options by their names; `compression` is that of `KVStore.set_gradient_compression`."""
 
     store: str
     workers: int
@@ -44,65 +33,30 @@ class BenchSettings:
 
     @property
     def kind(self) -> StoreKind:
-        """What is known of the store."""
+        """The kind of the store."""
         return STORES[self.store]
 
 
-def chosen(
-    store: str,
-    workers: int | None,
-    servers: int | None,
-    method: str,
-    compression: str | None,
-    optimizer: str | None,
-    rounds: int,
-) -> BenchSettings:
-    """Fill in what is not given, and check the rest.
-
-    Parameters
-    ----------
-    store : str
-        Name of the store, in upper or lower case.
-    workers, servers : int or None
-        Numbers of processes. None: two workers, or one where the store is for one process; one server, where
-        the store has servers.
-    method : str
-        One of `METHODS`.
-    compression : str or None
-        Gradient compression: ``TYPE``, or ``TYPE=threshold``.
-    optimizer : str or None
-        Name of an optimizer.
-    rounds : int
-        Turns of each peer.
-
-    Raises
-    ------
-    ConfigError
-        A name is unknown, or the store does not have these processes.
-    """
-    kind = _kind(store)
-    n = workers or (1 if kind.one_process else 2)
-    if kind.one_process and not kind.joins and n > 1:
-        raise ConfigError(f"store {store!r} is for one process: use -n 1, or --store shared")
-    if servers and not kind.on_servers:
-        raise ConfigError(f"--servers is for stores on servers, such as dist_sync; {store!r} has none")
-    if optimizer is not None:
-        optimizers.create(optimizer)
-    chosen_servers = servers or 1 if kind.on_servers else 0
-    return BenchSettings(store.lower(), n, chosen_servers, method, _codec(compression), optimizer, rounds)
-
-
-def _kind(store: str) -> StoreKind:
+def chosen(store: str, workers: int | None, servers: int | None, **options: Any) -> BenchSettings:
+    """Fill in what the user has not chosen; a ConfigError says which options contradict each other."""
     kind = STORES.get(store.lower())
     if kind is None:
-        hint = nearest(store, STORES)
-        raise ConfigError(f"unknown store {store!r}{hint}; known stores: {', '.join(STORES)}")
+        known = ", ".join(STORES)
+        raise ConfigError(f"unknown store {store!r}{nearest(store, STORES)}; known stores: {known}")
     if kind.module.startswith("collectives."):
         raise ConfigError(
             f"store {store!r} runs on an engine with a launcher of its own; the bench measures engines as "
             "peers, such as --peers mpi"
         )
-    return kind
+    n = workers or (1 if kind.one_process else 2)
+    if kind.one_process and not kind.joins and n > 1:
+        raise ConfigError(f"store {store!r} is for one process: use -n 1, or --store shared")
+    if servers and not kind.on_servers:
+        raise ConfigError(f"--servers is for stores on servers, such as dist_sync; {store!r} has none")
+    if options["optimizer"] is not None:
+        optimizers.create(options["optimizer"])
+    options["compression"] = _codec(options["compression"])
+    return BenchSettings(store.lower(), n, servers or 1 if kind.on_servers else 0, **options)
 
 
 def _codec(text: str | None) -> dict[str, Any] | None:
@@ -110,10 +64,43 @@ def _codec(text: str | None) -> dict[str, Any] | None:
     if text is None:
         return None
     name, equals, value = text.partition("=")
-    params: dict[str, Any] = {"type": name}
-    if equals:
-        params["threshold"] = value
-        with contextlib.suppress(ValueError):  # the codec says what it does not accept
-            params["threshold"] = float(value)
+    params: dict[str, Any] = {"type": name, "threshold": value} if equals else {"type": name}
+    with contextlib.suppress(ValueError, KeyError):  # the codec refuses a text
+        params["threshold"] = float(params["threshold"])
     codecs.create(params)
     return params
+
+
+def check_memory(
+    settings: BenchSettings, keys: Sequence[BenchKey], peers: Sequence[str], root: Path = ROOT
+) -> None:
+    """Raise ConfigError if the processes need more memory than is available."""
+    needed, left = need(settings, keys, peers), available(root)
+    if left is None or needed <= left:
+        return
+    without = f"; --peers none needs {size(need(settings, keys, ()))}" if peers else ""
+    gradients = size(sum(key.nbytes for key in keys))
+    raise ConfigError(
+        f"the bench needs about {size(needed)} of memory for {gradients} of gradients in "
+        f"{settings.workers} workers, and {size(left)} are available: use fewer workers, smaller keys, or "
+        f"--dtype bfloat16{without}"
+    )
+
+
+def need(settings: BenchSettings, keys: Sequence[BenchKey], peers: Sequence[str]) -> int:
+    """Estimate the bytes of all processes, in sizes of the gradients of a worker, as they were measured."""
+    workers, nbytes = settings.workers, sum(key.nbytes for key in keys)
+    values = 2.0 * workers + 1  # gradients, their copy for memcpy and weights, and the values of the store
+    if settings.kind.on_servers:
+        values += 0.5 + workers
+    elif workers > 1:
+        values += 2 * workers if settings.method == "push-pull" else 1
+    values += (4 if settings.optimizer else 0) + (1.75 * workers if settings.compression else 0)
+    processes = workers + (settings.servers + 1 if settings.servers else 0)
+    return int(values * nbytes + processes * _PROCESS + len(peers) * workers * (nbytes + _PEER))
+
+
+def available(root: Path = ROOT) -> int | None:
+    """Return the bytes that new processes can have; None if the system does not say."""
+    left, limit = kilobytes(root / "proc/meminfo", "MemAvailable"), cgroups.memory(root)
+    return min((one for one in (left, limit and limit.left) if one is not None), default=None)

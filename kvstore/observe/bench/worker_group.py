@@ -1,179 +1,228 @@
-"""The processes of one peer: started by a launcher, met, asked together, and ended together."""
+"""The worker processes of one peer: started, connected, asked together, and ended together.
+
+Messages are JSON. A worker sends its rank first, and then one answer to each message.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
-from collections import deque
+import select
+import signal
+import socket
+import struct
+import subprocess
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
 
 from kvstore.errors import KVStoreError
+from kvstore.launch.process import tied_to
+from kvstore.launch.signals import deferred
+from kvstore.observe.shared_files import shared_files
 
-from .link import CommandLink, Message
-from .supervisor import Supervisor
+Message = dict[str, Any]
 
-_MEET = 120.0  # seconds for all processes to come up, with a library that is slow to import
-_LAST_WORDS = 10.0  # seconds in which a launcher says which of its processes failed
-_LEAVE = 2.0  # seconds in which processes end by themselves, if the others have hung up,
-_JOINING = 20.0  # or if they are about to start, which an MPI must not be interrupted in
-_KEPT = 200  # lines
-_CAUSE = re.compile(r"kvstore run: (.*?)(?:; its stderr ended with:|, with an empty stderr)?$")
+_STDERR = 2
+_LOOK = 0.2  # seconds between two looks at the launcher while workers start
+_FIRST = 10.0  # seconds in which a worker that has connected sends its rank
+_LAST_WORDS = 10.0  # seconds in which a launcher reports which of its processes failed
+_GRACE = 6.0  # seconds between SIGTERM and SIGKILL: a launcher ends its processes in that time
+_KEPT = 1 << 16  # bytes of the output
+_CAUSE = re.compile(r"^kvstore run: (.*?)(?:; its stderr ended with:|, with an empty stderr)?$", re.MULTILINE)
 
 
 class PeerFailure(KVStoreError):
-    """The processes of a peer failed, or do not answer; `printed` is what they have printed."""
+    """The processes of a peer failed, or do not answer; `printed` is the end of their output."""
 
-    def __init__(self, text: str, printed: Sequence[str] = ()) -> None:
+    def __init__(self, text: str, printed: str = "") -> None:
         super().__init__(text)
-        self.printed = tuple(printed)
-
-
-@dataclass(frozen=True)
-class GroupPlan:
-    """How the processes of a peer are started.
-
-    Attributes
-    ----------
-    name : str
-        Peer.
-    workers : int
-        How many there are.
-    command : tuple of str
-        Launcher and worker, without the address of the command and the options of the store.
-    variables : mapping
-        Defaults of environment variables.
-    """
-
-    name: str
-    workers: int
-    command: tuple[str, ...]
-    variables: Mapping[str, str]
-
-
-class _Transcript:
-    """The last lines that the processes have printed."""
-
-    def __init__(self) -> None:
-        self.lines: deque[str] = deque(maxlen=_KEPT)
-
-    def write(self, data: bytes) -> None:
-        """Keep a line."""
-        self.lines.append(data.decode(errors="replace").rstrip())
+        self.printed = printed
 
 
 class WorkerGroup:
-    """The workers of one peer.
+    """The workers of a peer.
 
-    Attributes
+    Parameters
     ----------
-    versions : dict of str to str
-        Of the libraries in the workers, once they have been met.
+    name : str
+        Name of the peer.
+    workers : int
+        Number of its workers.
+    address : str
+        Unix socket to which the workers connect; a name that begins with a zero byte has no file.
+    output : int
+        Descriptor of a file for stdout and stderr of the processes, or that of our stderr.
     """
 
-    def __init__(self, supervisor: Supervisor, plan: GroupPlan, options: str) -> None:
-        self._supervisor, self._plan = supervisor, plan
-        self._transcript = _Transcript()
-        self._links: list[CommandLink] = []
-        self._files: list[str] = []
-        self._processes: list[int] = []
-        self._over = False
-        self.versions: dict[str, str] = {}
-        command = [*plan.command, plan.name, supervisor.address, options]
-        self._child = supervisor.start(plan.name, command, plan.variables, self._transcript)
+    def __init__(self, name: str, workers: int, address: str, output: int = _STDERR) -> None:
+        self.name, self.workers = name, workers
+        #: Processes that were started here; connections and process ids of the workers, by rank.
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.links: dict[int, Connection] = {}
+        self.pids: dict[int, int] = {}
+        self._handles: list[int] = []
+        self._files: set[str] = set()
+        self._output = output
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(address)
+        self._listener.listen(workers)
 
-    @property
-    def name(self) -> str:
-        """Name of the peer."""
-        return self._plan.name
-
-    @property
-    def lines(self) -> Sequence[str]:
-        """What its processes have printed."""
-        return self._transcript.lines
+    def start(self, command: Sequence[str], variables: Mapping[str, str], folder: str | None = None) -> None:
+        """Start a launcher or a worker in a folder, see `start_process`."""
+        with deferred():
+            self.processes.append(start_process(command, variables, self._output, folder))
 
     def meet(self, patience: float) -> None:
-        """Wait until all workers have come, and have them meet each other.
+        """Wait until all workers have connected.
 
         Raises
         ------
         PeerFailure
-            They have not come, or are no job of this size.
+            Some have not, or are no job of this size.
         """
-        if not self._supervisor.until(self._have_come, _MEET):
-            missing = self._plan.workers - len(self._links)
-            raise self._failure(f"{missing} of {self._plan.workers} have not started within {_MEET:g} s")
-        if len(self._links) < self._plan.workers or self._errors():
-            raise self._failure("some ended before all had started")
-        hellos = [link.inbox.pop(0) for link in self._links]
-        self._files = [name for hello in hellos for name in hello["files"]]
-        place = {hello["rank"]: (hello, link) for hello, link in zip(hellos, self._links, strict=True)}
-        if sorted(place) != list(range(self._plan.workers)):
-            raise self._failure("each process is a job of its own: its launcher is that of another library")
-        self._links = [place[rank][1] for rank in sorted(place)]
-        self._processes = [place[rank][0]["pid"] for rank in sorted(place)]
-        self.versions = place[0][0]["versions"]
-        self.ask({"do": "join", "address": place[0][0]["address"]}, patience)
+        deadline = time.monotonic() + patience
+        while missing := self.workers - len(self.links):
+            if select.select([self._listener], [], [], _LOOK)[0]:
+                self._accept()
+            elif any(process.poll() is not None for process in self.processes):
+                raise self.failure("some ended before all had started", _LAST_WORDS)
+            elif time.monotonic() > deadline:
+                raise self.failure(f"{missing} of {self.workers} have not started within {patience:g} s")
 
     def ask(self, message: Message, patience: float) -> list[Message]:
-        """Send all workers the same message, and wait for their answers, in rank order.
+        """Send all workers the same message, and return their answers in rank order; see `answers`."""
+        self.send(message)
+        return self.answers(patience)
+
+    def send(self, message: Message) -> None:
+        """Send all workers the same message; a worker that has ended is noticed by `answers`."""
+        for link in self.links.values():
+            with contextlib.suppress(OSError):
+                link.send_bytes(json.dumps(message).encode())
+
+    def answers(self, patience: float) -> list[Message]:
+        """Wait for an answer of each worker; return them in rank order.
 
         Raises
         ------
         PeerFailure
-            One of them failed, ended, or does not answer within `patience` seconds.
+            A worker failed, ended, or has not answered within `patience` seconds.
         """
-        for link in self._links:
-            link.send(message)
-        if not self._supervisor.until(self._have_answered, patience):
-            silent = ", ".join(str(rank) for rank, link in enumerate(self._links) if not link.inbox)
-            raise self._failure(f"no answer within {patience:.0f} s from rank {silent}")
-        gone = [rank for rank, link in enumerate(self._links) if link.closed or not link.inbox]
-        if gone or self._errors():
-            raise self._failure(
-                f"rank {gone[0]} (process {self._processes[gone[0]]}) has ended" if gone else ""
-            )
-        return [link.inbox.pop(0) for link in self._links]
+        found: dict[int, Message] = {}
+        deadline = time.monotonic() + patience
+        while waiting := {link: rank for rank, link in self.links.items() if rank not in found}:
+            ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
+            if not ready:
+                ranks = ", ".join(map(str, sorted(waiting.values())))
+                raise self.failure(f"no answer within {patience:.0f} s from rank {ranks}")
+            for link in waiting.keys() & ready:
+                rank = waiting[link]
+                found[rank] = self._received(link, f"rank {rank} (process {self.pids[rank]})")
+        return [found[rank] for rank in range(self.workers)]
 
-    def end(self, leave: float = _LEAVE) -> None:
-        """Hang up, and wait for the end of all; a second call does nothing.
+    def printed(self) -> str:
+        """Return the end of the output, where it is kept."""
+        if self._output == _STDERR:
+            return ""
+        at = max(0, os.fstat(self._output).st_size - _KEPT)
+        return os.pread(self._output, _KEPT, at).decode(errors="replace")
 
-        Those that are still there after `leave` seconds are asked to end, and later killed.
-        """
-        if self._over:
+    def failure(self, why: str, last_words: float = 0.0, certain: bool = False) -> PeerFailure:
+        """Make the error; a launcher that ends in `last_words` seconds knows which process failed first."""
+        if self._output != _STDERR:
+            for process in self.processes:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(last_words)
+        causes = _CAUSE.findall(self.printed())
+        reasons = [*causes[-1:], *([why] if certain or not causes else [])]
+        text = f"the workers of {self.name} failed: {': '.join(reasons)}"
+        return PeerFailure(text, self.printed())
+
+    def note_files(self) -> None:
+        """Note the shared memory that an MPI would leave behind, for `end` to remove."""
+        self._files |= {name for pid in self.pids.values() for name in shared_files(pid)}
+
+    def end(self, leave: float) -> None:
+        """Disconnect, and end the processes that run after `leave` seconds; with 0 kill the workers."""
+        self.note_files()
+        self._listener.close()
+        for link in self.links.values():
+            link.close()
+        self.links, self.pids = {}, {}
+        try:
+            if not leave:
+                self._kill_workers()
+            for process in self.processes:
+                end_process(process, leave)
+        finally:
+            self._kill_workers()
+            for name in self._files:
+                with contextlib.suppress(OSError):
+                    os.unlink(name)
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        pid, user, _ = struct.unpack("3i", credentials)
+        link = Connection(connection.detach())
+        if user != os.getuid() or not link.poll(_FIRST):  # a name without a file has no permissions
+            link.close()
             return
-        self._over = True
-        self._supervisor.end(self._child, self._come, leave if self.versions else _JOINING)
-        for name in self._files:  # of an MPI whose processes were killed
+        rank = self._received(link, f"process {pid}")["rank"]
+        if rank in self.links:
+            raise self.failure("each process is a job of its own: its launcher is that of another library")
+        self.links[rank], self.pids[rank] = link, pid
+        with contextlib.suppress(OSError):
+            self._handles.append(os.pidfd_open(pid))
+
+    def _received(self, link: Connection, worker: str) -> Message:
+        try:
+            message: Message = json.loads(link.recv_bytes())
+        except (EOFError, OSError):
+            raise self.failure(f"{worker} has ended", _LAST_WORDS) from None
+        if "error" in message:
+            raise self.failure(message["error"], _LAST_WORDS, certain=True)
+        return message
+
+    def _kill_workers(self) -> None:
+        """Kill workers that a launcher may not reach any more."""
+        for handle in self._handles:
             with contextlib.suppress(OSError):
-                os.unlink(name)
-
-    def _come(self) -> list[CommandLink]:
-        """Take in the workers that have said that they are of this peer."""
-        self._links += self._supervisor.take(lambda link: _says_peer(link, self.name))
-        return self._links
-
-    def _have_come(self) -> bool:
-        return len(self._come()) == self._plan.workers or bool(self._errors()) or self._child.ended()
-
-    def _have_answered(self) -> bool:
-        if self._errors() or self._child.ended() or any(link.closed for link in self._links):
-            return True
-        return all(link.inbox for link in self._links)
-
-    def _errors(self) -> list[str]:
-        """List what workers have said of their failure."""
-        return [link.inbox[-1]["error"] for link in self._links if link.inbox and "error" in link.inbox[-1]]
-
-    def _failure(self, why: str) -> PeerFailure:
-        """Make the error. The launcher knows best who failed first; then the workers know."""
-        if self._errors() or any(link.closed for link in self._links):
-            self._supervisor.until(self._child.ended, _LAST_WORDS)
-        told = [match[1] for line in self.lines if (match := _CAUSE.search(line))]
-        words = [*told[-1:], *(self._errors()[:1] or ([] if told else [why]))]
-        return PeerFailure(f"the workers of {self.name} failed: {': '.join(words)}", self.lines)
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+            os.close(handle)
+        self._handles = []
 
 
-def _says_peer(link: CommandLink, name: str) -> bool:
-    return bool(link.inbox) and link.inbox[0].get("peer") == name
+def start_process(
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    output: int = _STDERR,
+    folder: str | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a process at the head of a session of its own; the kernel kills it when this process ends."""
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        cwd=folder,
+        env=variables,
+        start_new_session=True,
+        preexec_fn=tied_to(os.getpid()),
+    )
+
+
+def end_process(process: subprocess.Popen[bytes], patience: float) -> None:
+    """Wait for a process, then have it and its session end, then kill them."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(patience or 0.01)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_GRACE)

@@ -28,11 +28,11 @@ from bench.peers.dist import sockets
 from bench.peers.dist.bare_zmq import _cuts
 from bench.peers.dist.base import PAIR
 from bench.peers.dist.launch import DistGroup
-from bench.peers.process import PeerError
 from bench.plots import dist as dist_plot
 from bench.runner import compiled, machine, profile, run
 from bench.runner.machine import Probe
 from bench.runner.rounds import Measured, Plan
+from kvstore.observe.bench.worker_group import PeerFailure
 
 pytestmark = [
     pytest.mark.bench,
@@ -204,7 +204,7 @@ def test_dead_worker_is_told_and_leaves_nothing(name: str) -> None:
     pids = peer.pids
     assert len(pids) == 3  # two workers, and one that answers them
     os.kill(pids[1], signal.SIGKILL)
-    with pytest.raises(PeerError):
+    with pytest.raises(PeerFailure):
         peer.run(variant, 3)
     end = pace.deadline(5)
     while any(alive(pid) for pid in pids):

@@ -12,9 +12,10 @@ from bench.cases.dist import EACH, INIT, DistCase
 from bench.claims import dist_keys
 from bench.claims.dist_keys import CLAIM
 from bench.peers.dist.base import PUSHPULL
-from bench.peers.process import PeerError, Setting
+from bench.peers.process import Setting
 from bench.plots import dist_keys as plot
 from bench.runner import compiled, run
+from kvstore.observe.bench.worker_group import PeerFailure
 
 pytestmark = [
     pytest.mark.bench,
@@ -59,7 +60,7 @@ class Failing:
         self.runs += 1
         if self.setting.name == "mxnet" and self.runs == 2:
             self.failure = "gone"
-            raise PeerError("gone")
+            raise PeerFailure("gone")
         return [1.0] * repeats
 
 

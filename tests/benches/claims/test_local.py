@@ -18,11 +18,12 @@ from bench.cases.common import resnet50
 from bench.cases.local import LocalCase
 from bench.claims import local
 from bench.peers.base import Peer, Unsupported, digest
-from bench.peers.process import PeerError, PeerProcess, Setting
+from bench.peers.process import PeerProcess, Setting
 from bench.peers.worker import make
 from bench.runner import compiled, run, table
 from bench.runner.machine import Probe
 from bench.runner.rounds import Measured, Plan, measure
+from kvstore.observe.bench.worker_group import PeerFailure
 
 pytestmark = pytest.mark.bench
 
@@ -168,7 +169,7 @@ def test_wrong_result_shows() -> None:
 def test_failure_in_a_peer_is_told() -> None:
     with PeerProcess(Setting("numpy")) as process:
         process.start_prepare(LocalCase("bad", "pushpull", ((2,),), k=0))
-        with pytest.raises(PeerError, match="Traceback"):
+        with pytest.raises(PeerFailure, match="Traceback"):
             process.finish_prepare()
         process.start_prepare(LocalCase("good", "pushpull", ((2,),)))
         assert process.finish_prepare()

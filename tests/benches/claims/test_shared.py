@@ -19,12 +19,13 @@ from bench.cases.common import bert_base
 from bench.cases.shared import RIVALS, USERS, SharedCase
 from bench.claims import shared
 from bench.peers.base import digest
-from bench.peers.process import PeerError, Setting
+from bench.peers.process import Setting
 from bench.peers.shared.launch import SharedGroup
 from bench.plots import shared as plot
 from bench.runner import compiled, rivals, run, table
 from bench.runner.machine import Probe
 from bench.runner.rounds import Measured, Plan
+from kvstore.observe.bench.worker_group import PeerFailure
 
 pytestmark = [
     pytest.mark.bench,
@@ -125,7 +126,7 @@ def test_dead_worker_is_told_and_leaves_nothing() -> None:
     variant = group_variant(group, case)
     pids = group.pids
     os.kill(pids[-1], signal.SIGKILL)
-    with pytest.raises(PeerError):
+    with pytest.raises(PeerFailure):
         group.run(variant, 3)
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     assert group_variant(group, case) == variant

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,3 +43,19 @@ def test_variants_of_a_rival(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVSTORE_BENCH_MXNET", "/other/python")
     found = rivals.settings("local", ("mxnet",), {"mxnet": {"tuned": {"A": "1"}, "plain": {}}})
     assert [(s.label, s.env) for s in found] == [("tuned", (("A", "1"),)), ("plain", ())]
+
+
+ALONE = """
+import importlib, sys
+sys.modules["kvstore"] = None  # an import raises
+for name in "worker group.worker group.base shared.all_reduce dist.base local.plain".split():
+    importlib.import_module(f"bench.peers.{name}")
+"""
+
+
+def test_workers_of_rivals_need_no_kvstore() -> None:
+    """Their environments have none."""
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

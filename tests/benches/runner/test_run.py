@@ -14,11 +14,12 @@ import pytest
 from bench import __main__ as command
 from bench import claims
 from bench.cases.base import Case
-from bench.peers.process import PeerError, Process, Setting
+from bench.peers.process import Process, Setting
 from bench.runner import run
 from bench.runner.claim import Claim
 from bench.runner.machine import Probe
 from bench.runner.rounds import Measured, Plan
+from kvstore.observe.bench.worker_group import PeerFailure
 
 pytestmark = pytest.mark.bench
 
@@ -52,7 +53,7 @@ class Instant(Process):
     def run(self, variant: str, repeats: int) -> list[float]:
         if self.setting.name in self.failing:
             self.failure = "no more"
-            raise PeerError(self.failure)
+            raise PeerFailure(self.failure)
         return [{"ours": 1.0, "rival": 3.0}[self.setting.name]] * repeats
 
 
@@ -117,17 +118,17 @@ def test_a_peer_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_failure_that_no_peer_owns_to_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: Instant, variant: str, repeats: int) -> list[float]:
-        raise PeerError("gone")
+        raise PeerFailure("gone")
 
     monkeypatch.setattr(Instant, "run", broken)
     peers = [Instant(setting) for setting in Fake().settings(CASES)]
-    with pytest.raises(PeerError, match="gone"):
+    with pytest.raises(PeerFailure, match="gone"):
         run.one(Fake(), CASES[0], peers, Plan(rounds=2, spare=0), lambda: Probe(1.0, 1.0))
 
 
 def test_peers_without_memory_are_left_out_from_the_end_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Fake, "memory", lambda self, case, setting: 10.0)
-    monkeypatch.setattr(run.machine, "available", lambda: 15.0)
+    monkeypatch.setattr(run, "available", lambda: 15)
     peers = [Instant(setting) for setting in Fake().settings(CASES)]
     result = run.one(Fake(), CASES[0], peers, Plan(rounds=2, spare=0), lambda: Probe(1.0, 1.0))
     assert result is not None

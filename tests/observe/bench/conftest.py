@@ -76,7 +76,7 @@ class Command:
                 text = Path(f"/proc/{pid}/environ").read_bytes().decode()
                 variables = dict(line.partition("=")[::2] for line in text.split("\0"))
                 rank = variables.get("KVSTORE_RANK") or variables["PMI_RANK"]
-                if words[1:4] == ["-m", "kvstore.observe.bench.workers.main", peer]:
+                if words[1:4] == ["-m", "kvstore.observe.bench.worker", peer]:
                     found[int(rank)] = pid
         return found
 

@@ -12,8 +12,7 @@ from click.testing import CliRunner
 from launched import Job
 
 from kvstore.launch.cli import main
-from kvstore.observe.bench import run
-from kvstore.observe.bench.key_lists import BenchKey, KeyList
+from kvstore.observe.bench import command
 from kvstore.observe.bench.worker_group import WorkerGroup
 
 NBYTES = 4 * (64 * 30 + 64 + 70_000 * 2)
@@ -106,9 +105,9 @@ def test_gloo(bench: Callable[..., Any], gloo: None) -> None:
 def test_a_peer_that_cannot_sum_these_keys(bench: Callable[..., Any], mpi: None) -> None:
     found = measured(bench, "--dtype", "bfloat16")
     assert "MPI does not sum bfloat16" in found["left_out"]["mpi"]
-    command = bench("--dtype", "bfloat16", "--peers", "mpi")
-    assert command.finish() == 1
-    assert "MPI does not sum bfloat16" in command.error
+    only = bench("--dtype", "bfloat16", "--peers", "mpi")
+    assert only.finish() == 1
+    assert "MPI does not sum bfloat16" in only.error
 
 
 def test_the_table_and_the_files(bench: Callable[..., Any], job: Job) -> None:
@@ -159,8 +158,8 @@ def test_what_cannot_be_measured_is_refused_in_one_line(
     tmp_path: Path, arguments: tuple[str, ...], words: str
 ) -> None:
     (tmp_path / "keys").write_text("w 2\n")
-    command = ["bench", "--keys", str(tmp_path / "keys"), "--peers", "none", *arguments]
-    done = CliRunner().invoke(main, command)
+    called = ["bench", "--keys", str(tmp_path / "keys"), "--peers", "none", *arguments]
+    done = CliRunner().invoke(main, called)
     assert done.exit_code == 1
     (line,) = done.output.splitlines()
     assert line.startswith("Error: ")
@@ -172,11 +171,13 @@ def test_a_wrong_sum_is_an_error() -> None:
         name = "gloo"
 
         def meet(self, patience: float) -> None:
-            pass
+            """All are there."""
+
+        def note_files(self) -> None:
+            """They have none."""
 
         def ask(self, message: dict[str, Any], patience: float) -> list[dict[str, Any]]:
             return [{"wrong": None, "ways": []}, {"wrong": "the sum of key 'w'", "ways": []}]
 
-    keys = KeyList("some", (BenchKey("w", (2,), "float32"),))
-    with pytest.raises(run.WrongSum, match="gloo, rank 1: the sum of key 'w' is not what NumPy has"):
-        run.ready(cast("WorkerGroup", Group()), keys, 1.0)
+    with pytest.raises(command.WrongSum, match="gloo, rank 1: the sum of key 'w' is not what NumPy has"):
+        command.ready(cast("WorkerGroup", Group()), {}, 1.0, {})

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from kvstore import ConfigError
-from kvstore.observe.bench.key_lists import BenchKey, KeyList, load
-from kvstore.observe.bench.memory import available, check, need
-from kvstore.observe.bench.settings import BenchSettings, chosen
+from kvstore.observe.bench.key_lists import BenchKey, load
+from kvstore.observe.bench.settings import BenchSettings, available, check_memory, chosen, need
 
 GB = 1 << 30
-KEYS = KeyList("keys", (BenchKey("w", (GB // 4,), "float32"),))
+KEYS = [BenchKey("w", (GB // 4,), "float32")]
 
 
 def settings(store: str = "shared", workers: int = 2, **changes: str) -> BenchSettings:
@@ -29,19 +28,19 @@ def machine(folder: Path, left: int) -> Path:
 def test_the_error_says_how_much_is_needed_and_there(tmp_path: Path) -> None:
     root = machine(tmp_path, 2 * GB)
     with pytest.raises(ConfigError, match=r"about 6\.\d GB .* 1 GB of gradients in 2 workers, and 2 GB are"):
-        check(settings(), KEYS, [], root)
+        check_memory(settings(), KEYS, [], root)
     with pytest.raises(ConfigError, match=r"--peers none needs 6\.\d GB"):
-        check(settings(), KEYS, ["gloo"], root)
-    check(settings(), load("resnet50"), ["gloo", "mpi"], root)
+        check_memory(settings(), KEYS, ["gloo"], root)
+    check_memory(settings(), load("resnet50"), ["gloo", "mpi"], root)
 
 
 def test_enough(tmp_path: Path) -> None:
-    check(settings(), KEYS, [], machine(tmp_path, 8 * GB))
+    check_memory(settings(), KEYS, [], machine(tmp_path, 8 * GB))
 
 
 def test_what_the_system_does_not_say_is_not_checked(tmp_path: Path) -> None:
     assert available(tmp_path) is None
-    check(settings(), KEYS, [], tmp_path)
+    check_memory(settings(), KEYS, [], tmp_path)
 
 
 def test_a_limit_of_a_container_counts(tmp_path: Path) -> None:

@@ -6,37 +6,31 @@ import re
 import statistics
 import sys
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from kvstore import MissingBackendError
-from kvstore.observe.bench import machine, plot, report
+from kvstore.observe.bench import report
 from kvstore.observe.bench.key_lists import load
-from kvstore.observe.bench.rounds import Asked, Way
+from kvstore.observe.bench.rounds import Way
 from kvstore.observe.bench.settings import chosen
 
 PAGE = Path(__file__).parents[3] / "docs/benchmarks/index.md"
-NOBODY = cast("Asked", None)
 
 
-def way(peer: str, name: str, seconds: list[float]) -> Way:
-    return Way(peer, name, NOBODY, "", seconds=seconds)
+def result(**options: Any) -> dict[str, Any]:
+    """Return what --json writes for given times."""
+    given = {"store": "dist_sync", "servers": None, "method": "pushpull", "compression": None}
+    wanted = chosen(**{"workers": 2, "rounds": 3, "optimizer": None, **given, **options})
+    ours, gloo = Way("kvstore", "", unused), Way("gloo", "each key", unused)
+    ours.seconds, gloo.seconds = [0.02, 0.04, 0.01], [0.06, 0.06, 0.06]
+    versions, missing = {"kvstore": "1.0", "torch": "2.0"}, {"mpi": "mpi4py is not installed"}
+    return report.as_object(wanted, "resnet50", load("resnet50"), [ours, gloo], versions, missing)
 
 
-def result(**options: Any) -> report.Result:
-    given = {
-        "store": "dist_sync",
-        "servers": None,
-        "method": "pushpull",
-        "compression": None,
-        "optimizer": None,
-    }
-    settings = chosen(workers=2, rounds=3, **{**given, **options})
-    ours, gloo = way("kvstore", "", [0.02, 0.04, 0.01]), way("gloo", "each key", [0.06, 0.06, 0.06])
-    versions = {"kvstore": "1.0", "torch": "2.0"}
-    missing = {"mpi": "mpi4py is not installed"}
-    return report.Result(settings, load("resnet50"), machine.described(), versions, [ours, gloo], missing)
+def unused(calls: int) -> list[float]:
+    raise NotImplementedError
 
 
 def test_the_table() -> None:
@@ -63,7 +57,7 @@ def test_the_documentation_has_every_field() -> None:
     rows = dict(
         re.findall(r"^\| (`[^|]+) \| ([^|]+) \|$", text.partition("`--json` writes")[2], re.MULTILINE)
     )
-    found = report.as_object(result())
+    found = result()
     assert set(re.findall(r"`(\w+)`", " ".join(rows))) == set(found)
     assert set(re.findall(r"`(\w+)`", rows["`peers`"])) == set(found["peers"][0])
     assert set(re.findall(r"`(\w+)`", rows["`machine`"])) == set(found["machine"])
@@ -71,7 +65,7 @@ def test_the_documentation_has_every_field() -> None:
 
 
 def test_ratios_are_taken_within_a_round() -> None:
-    found = report.as_object(result())
+    found = result()
     assert found["peers"][1]["ratio"] == statistics.median([3.0, 1.5, 6.0])
     assert found["left_out"] == {"mpi": "mpi4py is not installed"}
 
@@ -109,13 +103,13 @@ def test_a_picture_needs_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingBackendError, match="pip install matplotlib"):
-        plot.check()
+        report.new_figure()
 
 
 @pytest.mark.parametrize(("name", "begins"), [("a.png", b"\x89PNG"), ("a", b"\x89PNG"), ("a.svg", b"<?xml")])
 def test_a_picture(tmp_path: Path, name: str, begins: bytes) -> None:
     pytest.importorskip("matplotlib")
-    plot.check()
-    plot.draw(result(), str(tmp_path / name))
+    report.new_figure()
+    report.draw(result(), str(tmp_path / name))
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_bytes().startswith(begins)

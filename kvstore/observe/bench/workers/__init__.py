@@ -1,1 +1,0 @@
-"""What the processes of a peer do: make arrays, sum them, check the sums, time the calls."""
