@@ -89,12 +89,6 @@ def waits_of(numbers: dict[str, Any]) -> Waits:
     return Waits(sum(counts), *(quantile(counts, part) for part in (0.5, 0.9, 0.99)))
 
 
-def role_of(numbers: dict[str, Any]) -> str:
-    """Return the role of the process that `Counters.read` or `read_page` told of."""
-    store: str = numbers["store"]
-    return store if store in ("server", "scheduler") else "worker"
-
-
 def quantile(counts: Sequence[int], part: float) -> float:
     """Return the seconds that `part` of all waits did not exceed, from the counts of the buckets."""
     wanted, seen = part * sum(counts), 0

@@ -20,8 +20,9 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from .counters import CALLS, PHASES, WAITING, WAYS, end_of, role_of
+from .counters import CALLS, PHASES, WAITING, WAYS, end_of
 from .native._observe import BUCKETS, now, read_own
+from .process_names import role_of
 
 __all__ = ["StoreCollector", "generate_latest", "registry", "start_http_server"]
 
@@ -117,4 +118,4 @@ def _cumulated(counts: Sequence[int]) -> list[tuple[str, float]]:
 
 
 def _labels(one: dict[str, Any]) -> list[str]:
-    return [role_of(one), str(one["rank"]), one["store"], str(one["place"]), one["job"]]
+    return [role_of(one["store"]), str(one["rank"]), one["store"], str(one["place"]), one["job"]]

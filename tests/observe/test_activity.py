@@ -10,7 +10,7 @@ import pace
 RUN = """
 import threading, time
 from kvstore.observe.counters import MOVING, SUMMING, WAITING
-from kvstore.observe.events import NO_SLICE, NOBODY, Event
+from kvstore.observe.events import NO_SLICE, NOBODY, Event, recorded
 from kvstore.observe.native import _observe as native
 
 native.record_events(1 << 10)
@@ -19,7 +19,7 @@ counters, other = native.Counters("local", "", 0, 1), native.Counters("local", "
 
 def new():
     global seen
-    found = [Event(*one) for one in native.events()]
+    found = recorded()
     found, seen = found[seen:], len(found)
     return found
 

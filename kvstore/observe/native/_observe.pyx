@@ -376,35 +376,6 @@ def recorded():
     return kv_own_ring.next
 
 
-def events():
-    """Return the events that the ring has, the oldest first.
-
-    Returns
-    -------
-    list of tuple
-        (kind, store, thread, begin, end, slice, round, nbytes, whom) each.
-    """
-    cdef uint64_t n, i
-    cdef kv_event *copy
-    if not kv_own_ring.size:
-        return []
-    copy = <kv_event *>calloc(kv_own_ring.size, sizeof(kv_event))
-    if copy == NULL:
-        raise MemoryError("there is no memory to copy the events of this process")
-    try:
-        with nogil:
-            n = kv_copy_events(copy)
-        return [
-            (
-                copy[i].kind, copy[i].store, copy[i].thread, copy[i].begin, copy[i].end, copy[i].slice,
-                copy[i].round, copy[i].nbytes, copy[i].whom,
-            )
-            for i in range(n)
-        ]  # fmt: skip
-    finally:
-        free(copy)
-
-
 def take_times(uint64_t until=0xFFFFFFFFFFFFFFFF):
     """Take times in all stores of this process, and in those to come, until the monotonic clock shows `until`."""
     global timed_at_first
