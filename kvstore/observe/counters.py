@@ -1,4 +1,4 @@
-"""Names of what `native.Counters` counts, and the numbers as a caller reads them."""
+"""Names of the counters of `native.Counters`, and their numbers as a caller reads them."""
 
 from __future__ import annotations
 

@@ -37,21 +37,9 @@ _NO_LINK = (
 
 
 class FarHost:
-    """A host that answers requests.
+    """A host that answers requests; `address` is the one at which other hosts reach it.
 
-    Parameters
-    ----------
-    name : str
-        The host, as the user has named it.
-    address : str
-        The address at which other hosts reach it.
-    command : sequence of str
-        The command that runs `far_host` there.
-
-    Raises
-    ------
-    OSError
-        The command cannot be started, or the host does not answer.
+    OSError is raised if `command`, which runs `far_host` there, cannot be started, or does not answer.
     """
 
     def __init__(self, name: str, address: str, command: Sequence[str]) -> None:
@@ -69,13 +57,7 @@ class FarHost:
             raise
 
     def ask(self, what: str, deadline: float = DEADLINE, **more: Any) -> dict[str, Any]:
-        """Call one of the functions of `far_host`.
-
-        Raises
-        ------
-        OSError
-            The function has failed, or the host has not answered within the deadline.
-        """
+        """Call a function of `far_host`; OSError if it fails or does not answer within the deadline."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"do": what, **more}).encode() + b"\n")
         line = self._line(deadline)

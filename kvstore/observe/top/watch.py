@@ -37,15 +37,10 @@ class MachineView:
 
 
 class Watch:
-    """Looks at one job, or at all.
+    """Looks at one job, or at all, every `interval` seconds.
 
-    Parameters
-    ----------
-    job : str, optional
-        The name of the job, the beginning of its hash, or the number of one of its processes or of their
-        parent.
-    interval : float
-        Seconds between two looks.
+    `job` is its name, the beginning of the hash of its name, or the number of one of its processes or of
+    their parent.
     """
 
     def __init__(self, job: str | None, interval: float) -> None:
