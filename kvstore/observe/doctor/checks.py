@@ -30,7 +30,7 @@ class Finding:
     cure: str = ""
 
 
-class Outcome(NamedTuple):
+class CheckOutcome(NamedTuple):
     """The result of a check. An empty `cure` stands for the cure of the check's row."""
 
     level: Level
@@ -38,30 +38,30 @@ class Outcome(NamedTuple):
     cure: str = ""
 
 
-def ok(text: str) -> Outcome:
+def ok(text: str) -> CheckOutcome:
     """Return the outcome of a check that found no fault."""
-    return Outcome("ok", text)
+    return CheckOutcome("ok", text)
 
 
-def warning(text: str, cure: str = "") -> Outcome:
+def warning(text: str, cure: str = "") -> CheckOutcome:
     """Return the outcome of a check that found a fault with which kvstore still works."""
-    return Outcome("warning", text, cure)
+    return CheckOutcome("warning", text, cure)
 
 
-def error(text: str, cure: str = "") -> Outcome:
+def error(text: str, cure: str = "") -> CheckOutcome:
     """Return the outcome of a check that found a fault with which something does not work."""
-    return Outcome("error", text, cure)
+    return CheckOutcome("error", text, cure)
 
 
 class Check(NamedTuple):
     """A row of the table: the name of the check, the function that runs it, and what to do after a fault."""
 
     subject: str
-    look: Callable[[], Outcome]
+    look: Callable[[], CheckOutcome]
     cure: str = ""
     deadline: float = DEADLINE
 
-    def finding(self, outcome: Outcome) -> Finding:
+    def finding(self, outcome: CheckOutcome) -> Finding:
         """Return the line of the report for an outcome of this check."""
         cure = outcome.cure or ("" if outcome.level == "ok" else self.cure)
         return Finding(self.subject, outcome.level, outcome.text, cure)

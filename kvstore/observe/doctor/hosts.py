@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 from kvstore.launch.hosts.remote_hosts import Hosts
 from kvstore.launch.process import tied_to
@@ -37,18 +37,17 @@ _NO_LINK = (
 
 
 class FarHost:
-    """A host that answers requests; `address` is the one at which other hosts reach it.
+    """A host that answers requests; other hosts reach it at `address`. `errors` is a file for its stderr.
 
     OSError is raised if `command`, which runs `far_host` there, cannot be started, or does not answer.
     """
 
-    def __init__(self, name: str, address: str, command: Sequence[str]) -> None:
-        self.name, self.address = name, address
+    def __init__(self, name: str, address: str, command: Sequence[str], errors: BinaryIO) -> None:
+        self.name, self.address, self._errors = name, address, errors
         self._received = b""
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=self._errors, bufsize=0, preexec_fn=tied_to(os.getpid())
+            command, stdin=pipe, stdout=pipe, stderr=errors, bufsize=0, preexec_fn=tied_to(os.getpid())
         )
         try:
             self._read_greeting()
@@ -71,7 +70,7 @@ class FarHost:
 
     def close(self) -> None:
         """End the process on the host."""
-        with self._process, self._errors:
+        with self._process:
             assert self._process.stdin is not None
             self._process.stdin.close()
             try:
@@ -104,9 +103,11 @@ class FarHost:
 
     def _end(self) -> str:
         """Describe the end of the connection by the last line that the command has written to stderr."""
-        code = self._process.wait(_END)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END)
         self._errors.seek(0)
         last = self._errors.read().decode(errors="replace").strip().rpartition("\n")[2].strip()
+        code = self._process.returncode
         return f"the connection has ended with exit code {code}" + (f": {last}" if last else "")
 
 
@@ -120,14 +121,15 @@ def findings(hosts: Hosts) -> Iterator[Finding]:
         reached = []
         for host, address in zip(hosts.layout.hosts, hosts.layout.addresses, strict=True):
             far_host = f"exec {shlex.quote(hosts.python)} -m {__package__}.far_host"
+            command, errors = [*hosts.ssh, host.name, far_host], stack.enter_context(tempfile.TemporaryFile())
             try:
-                far = FarHost(host.name, address, [*hosts.ssh, host.name, far_host])
+                far = FarHost(host.name, address, command, errors)
             except FileNotFoundError as error:
                 text = f"there is no command {error.filename!r} on this machine"
                 cure = "install it, or name another one (--ssh-command, KVSTORE_SSH)"
                 yield Finding(f"host {host.name}", "error", text, cure)
                 continue
-            except (OSError, subprocess.TimeoutExpired) as error:
+            except OSError as error:
                 yield _unreached(host.name, error)
                 continue
             stack.callback(far.close)
@@ -137,7 +139,7 @@ def findings(hosts: Hosts) -> Iterator[Finding]:
         yield from (link(one, other) for one, other in pairs if one is not other)
 
 
-def _unreached(name: str, error: Exception) -> Finding:
+def _unreached(name: str, error: OSError) -> Finding:
     return Finding(f"host {name}", "error", f"it could not be reached: {error}", _UNREACHED)
 
 

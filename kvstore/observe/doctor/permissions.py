@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
-from .checks import Outcome, ok, warning
+from .checks import CheckOutcome, ok, warning
 from .system_files import ROOT, number, size
 from .system_files import text as content
 
@@ -15,7 +15,7 @@ _FEW_FILES = 1024
 _CAP_SYS_PTRACE = 19
 
 
-def locked_memory(root: Path = ROOT) -> Outcome:
+def locked_memory(root: Path = ROOT) -> CheckOutcome:
     """Check how much memory a process may lock, as drivers of InfiniBand do."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft == _INFINITE:
@@ -26,7 +26,7 @@ def locked_memory(root: Path = ROOT) -> Outcome:
     return ok(size(soft))
 
 
-def open_files() -> Outcome:
+def open_files() -> CheckOutcome:
     """Check how many descriptors this process may have."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == _INFINITE:
@@ -38,7 +38,7 @@ def open_files() -> Outcome:
     return ok(str(soft))
 
 
-def address_space() -> Outcome:
+def address_space() -> CheckOutcome:
     """Check that `shared` can map addresses for a region that grows, and its file can grow."""
     limits = {"RLIMIT_AS": resource.RLIMIT_AS, "RLIMIT_FSIZE": resource.RLIMIT_FSIZE}
     found = {name: resource.getrlimit(limit)[0] for name, limit in limits.items()}
@@ -49,7 +49,7 @@ def address_space() -> Outcome:
     return ok("unlimited")
 
 
-def ptrace(root: Path = ROOT) -> Outcome:
+def ptrace(root: Path = ROOT) -> CheckOutcome:
     """Check whether workers of `shared` may read each other's arrays (process_vm_readv)."""
     scope = number(root / "proc/sys/kernel/yama/ptrace_scope")
     if not scope:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 
 from . import children
-from .checks import Outcome, error, ok, warning
+from .checks import CheckOutcome, error, ok, warning
 from .children import JOB, Ran, with_a_server
 from .job import COPIED, PARTS, expected
 from .launchers import mpi_launcher
@@ -32,7 +32,7 @@ def commands(deadline: float = DEADLINE) -> dict[str, tuple[tuple[str, ...], int
     return found
 
 
-def sums(command: Sequence[str], workers: int, deadline: float = DEADLINE) -> Outcome:
+def sums(command: Sequence[str], workers: int, deadline: float = DEADLINE) -> CheckOutcome:
     """Run a self-test; each worker must have the sums of NumPy, bit for bit."""
     environment = {**children.alone(), "KVSTORE_TIMEOUT": f"{_PATIENCE * deadline}"}
     ran = children.run(command, deadline, environment)
@@ -49,7 +49,7 @@ def sums(command: Sequence[str], workers: int, deadline: float = DEADLINE) -> Ou
     return ok(f"{count}: sums have the bits that they must have")
 
 
-def reads_between_processes() -> Outcome:
+def reads_between_processes() -> CheckOutcome:
     """Have a process read the memory of another one with the same parent, as workers of `shared` do."""
     ran = children.ask("read_from_sibling")
     answer = ran.out.strip()
@@ -60,7 +60,7 @@ def reads_between_processes() -> Outcome:
     )
 
 
-def speed_of_memory() -> Outcome:
+def speed_of_memory() -> CheckOutcome:
     """Measure one thread that copies 64 MB."""
     ran = children.run([*JOB, "copies"], _SPEED_DEADLINE)
     if not (found := _seconds(ran)):
@@ -68,7 +68,7 @@ def speed_of_memory() -> Outcome:
     return ok(f"one thread copies 64 MB at {COPIED / found[0] / 1e9:.1f} GB/s")
 
 
-def speed_of_local() -> Outcome:
+def speed_of_local() -> CheckOutcome:
     """Measure a push and a pull of 64 MB, and compare them with a copy."""
     ran = children.run([*JOB, "copies"], _SPEED_DEADLINE)
     if not (found := _seconds(ran)):
@@ -78,7 +78,7 @@ def speed_of_local() -> Outcome:
     return ok(f"a push and a pull of 64 MB take {moved * 1e3:.1f} ms: {ratio}")
 
 
-def speed_of_dist_sync() -> Outcome:
+def speed_of_dist_sync() -> CheckOutcome:
     """Measure a pushpull of 4 KB between a worker and a server on this machine."""
     ran = children.run([*with_a_server(1), "round_trip"], _SPEED_DEADLINE)
     if not (found := _seconds(ran)):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from doctor_checks import finding
+from observation.checks import finding
 
 from kvstore.observe.doctor import children, gpus
 

@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 
 import pytest
-from doctor_checks import finding
+from observation.checks import finding
 
 from kvstore.observe.doctor import launchers
 from kvstore.observe.doctor.checks import Finding

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pace
 import pytest
-from doctor_checks import finding
+from observation.checks import finding
 
 import kvstore as kv
 from kvstore.observe.doctor import machine

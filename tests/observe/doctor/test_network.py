@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import zmq
-from doctor_checks import finding
+from observation.checks import finding
 
 from kvstore.observe.doctor import network
 from kvstore.stores.parameter_server.transport import ciphers

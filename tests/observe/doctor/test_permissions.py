@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doctor_checks import finding
+from observation.checks import finding
 
 from kvstore.observe.doctor import permissions
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pace
 import pytest
-from doctor_checks import finding
 from launched import MARK, Job, until
 from nightly import nightly_unless
+from observation.checks import finding
 
 from kvstore.observe.doctor import children, job, self_tests
 from kvstore.observe.doctor.self_tests import commands, sums
