@@ -12,10 +12,10 @@ from pathlib import Path
 _STDERR = 2
 
 #: Functions that a thread calls: only the main thread can set a handler of Python.
-_relayed: dict[int, tuple[Callable[[], None], bool]] = {}
+_relayed: dict[int, tuple[Callable[[], object], bool]] = {}
 
 
-def call_on_signal(number: int, function: Callable[[], None], *, show_stack: bool = False) -> None:
+def call_on_signal(number: int, function: Callable[[], object], *, show_stack: bool = False) -> None:
     """Call `function` at each signal, unless the application has a handler.
 
     Parameters
@@ -49,7 +49,7 @@ def catches(process: int, number: int) -> bool:
     return any(mask >> (number - 1) & 1 for mask in masks)
 
 
-def _relay(number: int, function: Callable[[], None], show_stack: bool) -> None:
+def _relay(number: int, function: Callable[[], object], show_stack: bool) -> None:
     """Have the handler of `faulthandler` wake a thread through a pipe."""
     if not _relayed:
         os.register_at_fork(after_in_child=_after_fork)
@@ -60,7 +60,7 @@ def _relay(number: int, function: Callable[[], None], show_stack: bool) -> None:
     faulthandler.register(number, file=ask, all_threads=False)
 
 
-def _call(asked: int, function: Callable[[], None]) -> None:
+def _call(asked: int, function: Callable[[], object]) -> None:
     while os.read(asked, 1 << 16):
         function()
 

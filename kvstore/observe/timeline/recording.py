@@ -191,30 +191,26 @@ def _after_fork() -> None:
         _ended_by.clear()
 
 
-def _write_in_thread() -> None:
-    # The signal may have interrupted this thread while it holds a lock of a logger or a stream.
-    _thread.start_new_thread(_write_now, ())
+def _write_in_thread(again: bool = True) -> threading.Event:
+    """Write in another thread: the signal may have interrupted this one while it holds a lock of a logger."""
+    written = threading.Event()
+
+    def run() -> None:
+        if _recorder is not None:
+            _recorder.write(again)
+        written.set()
+
+    _thread.start_new_thread(run, ())
+    return written
 
 
 def _write_and_end(number: int) -> None:
     """Write, and end the process by the signal."""
     if not _ended_by and _recorder is not None:
         _ended_by.append(number)
-        written = threading.Event()
-        _thread.start_new_thread(_write_last, (written,))
-        written.wait(_LAST_WORDS)
+        _write_in_thread(again=False).wait(_LAST_WORDS)
     signal.signal(number, signal.SIG_DFL)
     signal.raise_signal(number)
-
-
-def _write_last(written: threading.Event) -> None:
-    write()
-    written.set()
-
-
-def _write_now() -> None:
-    if _recorder is not None:
-        _recorder.write()
 
 
 def _count(name: str) -> int:
