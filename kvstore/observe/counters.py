@@ -1,4 +1,4 @@
-"""Names of what `native.Counters` counts, and the numbers as a caller reads them."""
+"""Names of the counters of `native.Counters`, and their numbers as a caller reads them."""
 
 from __future__ import annotations
 
@@ -87,12 +87,6 @@ def waits_of(numbers: dict[str, Any]) -> Waits:
     """Return the waits of what `Counters.read` or `read_page` returned."""
     counts = numbers["waits"]
     return Waits(sum(counts), *(quantile(counts, part) for part in (0.5, 0.9, 0.99)))
-
-
-def role_of(numbers: dict[str, Any]) -> str:
-    """Return the role of the process that `Counters.read` or `read_page` told of."""
-    store: str = numbers["store"]
-    return store if store in ("server", "scheduler") else "worker"
 
 
 def quantile(counts: Sequence[int], part: float) -> float:

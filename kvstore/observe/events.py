@@ -1,53 +1,54 @@
-"""Kinds of the events that `native` records for a timeline."""
+"""The events that `native` records for a timeline."""
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from .counters import PHASES
 from .native._observe import NO_SLICE as NO_SLICE
 from .native._observe import NOBODY as NOBODY
-from .native._observe import events
+from .native._observe import packed_events
 
 #: In the order of the enumeration of native/events.h; the phases come first.
 KINDS = (*PHASES, "call", "arrived", "lost", "back", "step", "bucket")
 CALL, ARRIVED, LOST, BACK, STEP, BUCKET = range(len(PHASES), len(KINDS))
 
-
-#: The fields of an event in memory, with NumPy's names of their types: `kv_event` of native/events.h.
-LAYOUT = (
-    ("begin", "<u8"),
-    ("end", "<u8"),
-    ("slice", "<u8"),
-    ("round", "<u8"),
-    ("nbytes", "<u8"),
-    ("thread", "<u4"),
-    ("whom", "<i4"),
-    ("kind", "<u2"),
-    ("store", "<u2"),
-    ("written", "<u4"),
-)
+#: An event in memory: `kv_event` of native/events.h, whose last field is no part of `Event`.
+PACKED = struct.Struct("<5QIi2HI")
 
 
 class Event(NamedTuple):
     """One event; times are in ns of the monotonic clock of its machine.
 
-    `store` is the number of the store in its process, `thread` the system's; `slice` is the store's own
-    number of a key or of a part of it, NO_SLICE of several keys or of none, and of a call its place in
-    `counters.CALLS`. `whom` is the rank of a worker, or -1 - the rank of a server.
+    `slice` is the store's own number of a key or of a part of it, NO_SLICE for several keys or none; for a
+    call it is the index in `counters.CALLS`, and `round` is the number of its keys in `timeline.labels`.
+    `thread` is the system's number, `whom` the rank of a worker, or -1 - the rank of a server, and `store`
+    the number of the store in its process.
     """
 
-    kind: int
-    store: int
-    thread: int
     begin: int
     end: int
     slice: int
     round: int
     nbytes: int
+    thread: int
     whom: int
+    kind: int
+    store: int
+
+    @property
+    def ns(self) -> int:
+        """The length of the event."""
+        return self.end - self.begin
 
 
 def recorded() -> list[Event]:
-    """Return the events that are kept, the oldest first; none where no timeline is recorded."""
-    return [Event(*one) for one in events()]
+    """Return the events in the ring, the oldest first; none if no timeline is recorded."""
+    return list(unpacked(packed_events()))
+
+
+def unpacked(packed: bytes) -> Iterator[Event]:
+    """Yield the events that `packed_events` has returned."""
+    return (Event(*fields[:-1]) for fields in PACKED.iter_unpack(packed))

@@ -1,7 +1,7 @@
-"""The log of a job: KVSTORE_LOG asks for it, and every process of the job writes its lines to stderr.
+"""KVSTORE_LOG: every process of a job writes its log to stderr.
 
-`start` reads the variable, when a process makes its first store or begins to serve. Loggers are those of the
-standard library; nothing here touches the root logger or a handler of the application.
+Loggers are those of the standard library; the root logger and the handlers of the application stay as they
+are.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 import threading
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from ..errors import ConfigError, nearest
 from ..settings.launchers import detect
@@ -38,56 +38,54 @@ LOGGERS = (
     "kvstore.shared",
     "kvstore.wire",
 )
-#: Seconds after which a wait for other processes is told of as slow, once it has ended.
+#: Seconds of a wait for other processes that is logged as slow when it has ended.
 SLOW = 1.0
 
 _LEVELS = {"info": logging.INFO, "debug": logging.DEBUG}
 _started = threading.Event()
+_process = ""  # its name
 _FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s %(who)s: %(message)s"
 
 
 class LogStream(Protocol):
-    """Where lines go."""
+    """A stream that receives lines."""
 
     def write(self, text: str, /) -> object:
-        """Take a line."""
+        """Write a line."""
 
     def flush(self) -> object:
-        """Keep nothing back."""
+        """Write buffered lines."""
 
 
 class _Formatter(logging.Formatter):
-    """Adds which process of the job it is."""
-
-    who = ""
+    """Adds the name of the process."""
 
     def format(self, record: logging.LogRecord) -> str:
-        record.who = _Formatter.who
+        record.who = _process
         return super().format(record)
 
 
-if TYPE_CHECKING:
-    _Lines = logging.StreamHandler[LogStream]
-else:
-    _Lines = logging.StreamHandler  # Python 3.10 cannot subscript it
-
-
-class _Handler(_Lines):
-    """Writes what no handler of the application takes: no line comes twice, whoever was configured first."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not _is_taken(record, self) and bool(super().filter(record))
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Whether no handler of the application writes a record: no line is written twice."""
+    logger: logging.Logger | None = logging.getLogger(record.name)
+    while logger is not None:
+        for handler in logger.handlers:
+            others = not isinstance(handler.formatter, _Formatter) and _writes(handler)
+            if others and record.levelno >= handler.level:
+                return False
+        logger = logger.parent if logger.propagate else None
+    return True
 
 
 def start(who: str = "", stream: LogStream | None = None) -> None:
-    """Do what KVSTORE_LOG says, at the first call of a process.
+    """Configure the loggers at the first call of a process, if the variable is set.
 
     Parameters
     ----------
     who : str
         Name of this process, as `introduce` takes it.
     stream : LogStream, optional
-        Where lines go; stderr where None.
+        The stream that receives the lines; None for stderr.
 
     Raises
     ------
@@ -97,7 +95,7 @@ def start(who: str = "", stream: LogStream | None = None) -> None:
     if not _started.is_set():
         _configure(stream)
         _started.set()
-    if who or not _Formatter.who:
+    if who or not _process:
         introduce(who or _launched_as())
 
 
@@ -110,23 +108,25 @@ def _configure(stream: LogStream | None) -> None:
         logging.getLogger(name).setLevel(level)
     ours = logging.getLogger("kvstore")
     if not any(_writes(one) for one in ours.handlers):
-        handler = _Handler(stream)
+        handler = logging.StreamHandler(stream)
+        handler.addFilter(_is_ours)
         handler.setFormatter(_Formatter(_FORMAT, "%H:%M:%S"))
         ours.addHandler(handler)
 
 
 def introduce(who: str) -> None:
     """Name this process in its lines from now on: ``worker 2``."""
-    _Formatter.who = who
+    global _process
+    _process = who
 
 
 def name_of_process() -> str:
-    """Return what `introduce` was told last."""
-    return _Formatter.who or f"process {os.getpid()}"
+    """Return the name of this process."""
+    return _process or f"process {os.getpid()}"
 
 
 def _launched_as() -> str:
-    """Name this process by what its launcher says, until its store knows better."""
+    """Name this process by its launcher, until its store knows its rank."""
     with contextlib.suppress(ConfigError):
         place = detect()
         if place.launcher != "none":
@@ -160,14 +160,3 @@ def parsed(text: str) -> tuple[int, list[str]]:
 
 def _writes(handler: logging.Handler) -> bool:
     return not isinstance(handler, logging.NullHandler)
-
-
-def _is_taken(record: logging.LogRecord, ours: logging.Handler) -> bool:
-    """Whether another handler gets a record too."""
-    logger: logging.Logger | None = logging.getLogger(record.name)
-    while logger is not None:
-        for handler in logger.handlers:
-            if handler is not ours and _writes(handler) and record.levelno >= handler.level:
-                return True
-        logger = logger.parent if logger.propagate else None
-    return False

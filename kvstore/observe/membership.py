@@ -1,4 +1,4 @@
-"""Lines of the log about who takes part in a store: each change once."""
+"""Lines of the log about the members of a store: each change once."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from .events import BACK
+from .process_names import number_of
 
 if TYPE_CHECKING:
     from .native._observe import Counters
 
 
 class MembershipLog:
-    """Compares what is known of stores with what was told.
+    """Compares the members of stores with those of the last line.
 
     Parameters
     ----------
@@ -24,7 +25,7 @@ class MembershipLog:
 
     def __init__(self, log: logging.Logger, loss: int = logging.INFO) -> None:
         self._log, self._loss = log, loss
-        #: Counts losses, if it is set: each process once, whatever the stores that it was in.
+        #: Counts losses, if it is set: each process once, even if it was in several stores.
         self.counters: Counters | None = None
         self._epochs: dict[int, int] = {}
         self._lost: dict[int, set[str]] = {}
@@ -32,9 +33,9 @@ class MembershipLog:
         self._back: set[tuple[str, int]] = set()
 
     def saw(self, store: int, epoch: int, members: Mapping[str, int], lost: Iterable[str]) -> None:
-        """Tell what is new in an epoch of a store; an old one has nothing new.
+        """Log the changes of a new epoch of a store; an older epoch has none.
 
-        `members` are workers and servers that are there, each with a number that is another after a restart.
+        `members` are the present workers and servers, each with a number that changes with a restart.
         """
         if epoch <= self._epochs.get(store, 0):
             return
@@ -55,16 +56,10 @@ class MembershipLog:
         self._log.info("store %d is in epoch %d, with %s", store, epoch, names)
 
     def _count(self, lost: Iterable[str], back: set[tuple[str, int]]) -> None:
-        """Count losses and returns that no other store has told of before."""
+        """Count losses and returns that were not counted for another store."""
         if self.counters is not None:
             for name in lost:
-                self.counters.lose(_whom(name))
+                self.counters.lose(number_of(name))
             for name, _ in back - self._back:
-                self.counters.instant(BACK, _whom(name))
+                self.counters.instant(BACK, number_of(name))
         self._back |= back
-
-
-def _whom(name: str) -> int:
-    """Return the number by which events know a process: the rank of a worker, of a server -1 - rank."""
-    role, _, rank = name.partition(" ")
-    return -1 - int(rank) if role == "server" else int(rank)

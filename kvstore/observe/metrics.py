@@ -1,7 +1,7 @@
-"""Metrics of this process for Prometheus, where KVSTORE_METRICS asks for them.
+"""KVSTORE_METRICS: metrics of this process for Prometheus.
 
-`start` reads the variable, when a process makes its first store or begins to serve. With a port a thread
-answers scrapes; with a path a thread writes a file for the textfile collector of node_exporter.
+With a port, a thread answers scrapes; with a path, a thread writes a file for the textfile collector of
+node_exporter.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import logging
 import os
 import re
 import threading
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ..errors import ConfigError, MissingBackendError, StateFileError
 from ..files import replacing
 from ..settings.addresses import loopback
 from ..settings.variables import text_of
-from .counters import role_of
 from .native._observe import read_own, take_times
+from .process_names import role_of
 
 if TYPE_CHECKING:
     import socket
@@ -35,32 +35,15 @@ _EVERY = 5.0  # seconds between two files
 _ADDRESS = re.compile(r"(\[[^\]/]+\]|[^:/\[\]]*):([0-9]{1,5})")
 
 
-class _Exporter(Protocol):
-    """What shows the metrics of this process."""
-
-    def update(self) -> None:
-        """Show what there is now, if it does not do so anyway."""
-
-    def forget(self) -> None:
-        """Let go of what belongs to the parent, in a process that was forked."""
-
-
-class _State:
-    """What this process has made of the variable."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.started = False
-        self.exporter: _Exporter | None = None
-
-
-_state = _State()
+_lock = threading.Lock()
+_started = False
+_exporter: _HttpExporter | _FileExporter | None = None
 
 
 def start() -> None:
-    """Do what KVSTORE_METRICS says, at the first call of a process.
+    """Export metrics if the variable is set: before the first store of a process, or before it serves.
 
-    Where no port is free, or nothing can be listened at, the log says so, and the process goes on.
+    If no port is free, or the address cannot be used, the log says so, and the process continues.
 
     Raises
     ------
@@ -69,37 +52,38 @@ def start() -> None:
     MissingBackendError
         prometheus_client is not installed.
     """
-    if _state.started:
+    global _started, _exporter
+    if _started:
         return
-    with _state.lock:
+    with _lock:
         text = text_of("metrics").strip()
-        if text and not _state.started:
-            _state.exporter = _exporter(text)
-        if _state.exporter is not None:
+        if text and not _started:
+            _exporter = _made(text)
+        if _exporter is not None:
             take_times()
-        _state.started = True
+        _started = True
 
 
 def update() -> None:
-    """Have the file, if there is one, show the present numbers."""
-    if _state.exporter is not None:
-        _state.exporter.update()
+    """Write the file, if there is one, with the present numbers."""
+    if isinstance(_exporter, _FileExporter):
+        _exporter.write()
 
 
-def _forget() -> None:
-    """Be a process without metrics after a fork, until it makes a store."""
-    global _state
-    before, _state = _state, _State()
-    if before.exporter is not None:
-        before.exporter.forget()
+def _after_fork() -> None:
+    """Be a process without metrics until it makes a store."""
+    global _lock, _started, _exporter
+    before, _lock, _started, _exporter = _exporter, threading.Lock(), False, None
+    if before is not None:
+        before.forget()
         take_times(0)
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def check(text: str) -> tuple[str, int] | str:
-    """Return where a value of KVSTORE_METRICS wants the metrics: host and first port, or a path.
+    """Return the host and first port, or the path, of a value of KVSTORE_METRICS.
 
     Raises
     ------
@@ -117,7 +101,7 @@ def check(text: str) -> tuple[str, int] | str:
     return where
 
 
-def _exporter(text: str) -> _Exporter | None:
+def _made(text: str) -> _HttpExporter | _FileExporter | None:
     where = check(text)
     from . import openmetrics
 
@@ -150,8 +134,8 @@ def _has_others() -> bool:
     return launchers.detect().size > 1 or bool(roles.signs())
 
 
-def _http_exporter(registry: CollectorRegistry, host: str, port: int) -> _Exporter | None:
-    """Listen at the first port that is free, as the processes of a job on one machine do."""
+def _http_exporter(registry: CollectorRegistry, host: str, port: int) -> _HttpExporter | None:
+    """Listen at the first free port: each process of a job on one machine has another one."""
     from .openmetrics import start_http_server
 
     last = min(port + _PORTS, 65536) if port else 1
@@ -171,39 +155,39 @@ def _http_exporter(registry: CollectorRegistry, host: str, port: int) -> _Export
 
 
 class _HttpExporter:
-    """Answers scrapes, in a thread that ends with the process."""
+    """The port at which a thread answers scrapes."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
 
-    def update(self) -> None:
-        """Do nothing: each scrape reads the counters."""
-
     def forget(self) -> None:
-        """Close the port in this process, which has no thread that would answer."""
+        """Close the port in a child, which has no thread that answers."""
         self._listener.close()
 
 
 class _FileExporter:
-    """Writes a file again and again, in a thread that ends with the process, and then removes it."""
+    """The file that a thread writes repeatedly, and that is removed at the end of the process."""
 
     def __init__(self, registry: CollectorRegistry, path: str) -> None:
         self._registry, self._path = registry, os.path.abspath(path)
         self._lock = threading.Lock()
-        #: In a folder it is named after the first store.
-        self._file = "" if os.path.isdir(path) else self._path
+        self._file = "" if os.path.isdir(path) else self._path  # in a folder, the first store gives its name
         self._over = threading.Event()
         self._failed = False
         atexit.register(self._close)
         threading.Thread(target=self._run, name="kvstore-metrics", daemon=True).start()
 
-    def update(self) -> None:
+    def write(self) -> None:
         """Replace the file, if there is a store."""
+        from .openmetrics import generate_latest
+
         with self._lock:
-            if self._over.is_set() or not self._named():
+            self._file = self._file or self._named()
+            if self._over.is_set() or not self._file:
                 return
             try:
-                self._write()
+                with replacing(self._file) as beside:
+                    beside.write_bytes(generate_latest(self._registry))
                 self._failed = False
             except StateFileError as error:
                 if not self._failed:  # once, not each time
@@ -211,25 +195,18 @@ class _FileExporter:
                 self._failed = True
 
     def forget(self) -> None:
-        """Leave the file to the parent."""
+        """Leave the file to the parent of a child."""
         atexit.unregister(self._close)
 
     def _run(self) -> None:
         while not self._over.wait(_EVERY):
-            self.update()
+            self.write()
 
-    def _named(self) -> bool:
-        stores = read_own()
-        if stores and not self._file:
-            name = f"kvstore-{role_of(stores[0])}-{stores[0]['rank']}-{os.getpid()}.prom"
-            self._file = os.path.join(self._path, name)
-        return bool(self._file)
-
-    def _write(self) -> None:
-        from .openmetrics import generate_latest
-
-        with replacing(self._file) as beside:
-            beside.write_bytes(generate_latest(self._registry))
+    def _named(self) -> str:
+        for store in read_own():
+            name = f"kvstore-{role_of(store['store'])}-{store['rank']}-{os.getpid()}.prom"
+            return os.path.join(self._path, name)
+        return ""
 
     def _close(self) -> None:
         self._over.set()

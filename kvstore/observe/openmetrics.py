@@ -1,6 +1,6 @@
-"""The counters of this process as families of metrics, with the names and units that Prometheus asks for.
+"""The counters of this process as families of metrics, with the names and units of Prometheus.
 
-It needs prometheus_client, the extra `metrics`; only `kvstore.observe.metrics` imports it.
+Only `kvstore.observe.metrics` imports it: it needs prometheus_client, the extra `metrics`.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from .counters import CALLS, PHASES, WAITING, WAYS, end_of, role_of
+from .counters import CALLS, PHASES, WAITING, WAYS, end_of
 from .native._observe import BUCKETS, now, read_own
+from .process_names import role_of
 
 __all__ = ["StoreCollector", "generate_latest", "registry", "start_http_server"]
 
-#: Which store it is. `number` tells stores of one process apart. Not `job`: Prometheus gives that one itself.
+#: Labels of a store. `number` differs between stores of one process; Prometheus itself has a label `job`.
 LABELS = ("role", "rank", "store", "number", "kvstore_job")
 
-_PER_POWER = 4  # buckets of waits for each power of two, of which the last one's end is told
+_PER_POWER = 4  # buckets of waits for each power of two; the metric has the end of the last one
 
 
 class Family(NamedTuple):
-    """One family: its name and unit, and of which of the numbers of a store it consists.
+    """One family: its name and unit, and the field of the counters that it shows.
 
-    `label` has a value for each of several numbers; `factor` converts them to the unit.
+    `label` has a value for each number of the field; `factor` converts them to the unit.
     """
 
     name: str
@@ -117,4 +118,4 @@ def _cumulated(counts: Sequence[int]) -> list[tuple[str, float]]:
 
 
 def _labels(one: dict[str, Any]) -> list[str]:
-    return [role_of(one), str(one["rank"]), one["store"], str(one["place"]), one["job"]]
+    return [role_of(one["store"]), str(one["rank"]), one["store"], str(one["place"]), one["job"]]

@@ -1,4 +1,4 @@
-"""Files of shared memory that an MPI leaves behind if its processes are killed."""
+"""Files of shared memory that an MPI leaves if its processes are killed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _NAMES = re.compile(r" (/dev/shm/(?:mpich_shm_|sm_segment|vader_segment)\S+)$", 
 
 
 def shared_files(process: int | str = "self") -> set[str]:
-    """Return those that a process of this machine has mapped; none of one that is gone."""
+    """Return those that a process has mapped; none if it has ended."""
     try:
         return set(_NAMES.findall(Path(f"/proc/{process}/maps").read_text(errors="replace")))
     except OSError:

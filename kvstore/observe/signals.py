@@ -1,4 +1,4 @@
-"""Signals that ask a process for something, unless its application has a handler of its own."""
+"""Signals that call a function of kvstore, unless the application has a handler."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from pathlib import Path
 
 _STDERR = 2
 
-#: What a thread of its own calls: Python lets only the main thread set a handler.
-_relayed: dict[int, tuple[Callable[[], None], bool]] = {}
+#: Functions that a thread calls: only the main thread can set a handler of Python.
+_relayed: dict[int, tuple[Callable[[], object], bool]] = {}
 
 
-def call_on_signal(number: int, function: Callable[[], None], *, show_stack: bool = False) -> None:
-    """Call `function` whenever a signal comes, unless the application has a handler of its own.
+def call_on_signal(number: int, function: Callable[[], object], *, show_stack: bool = False) -> None:
+    """Call `function` at each signal, unless the application has a handler.
 
     Parameters
     ----------
     number : int
         The signal's.
     function : callable
-        The main thread calls it at any line, and once it is back from C: it takes no lock. Where the main
-        thread is not the one that asks for this, a thread of its own calls it.
+        The main thread calls it at any line, after C code has returned: it acquires no lock. If this function
+        is called by another thread, a new thread calls `function`.
     show_stack : bool
-        Write the stack of the main thread to stderr before it calls `function`; at once, also while it is
-        in C. Stacks of other threads cannot be read then: they may run.
+        Write the stack of the main thread to stderr at once, also while it runs C code, before `function`
+        is called. Stacks of other threads cannot be read at that time: they may run.
     """
     if signal.getsignal(number) is not signal.SIG_DFL or catches(os.getpid(), number):
         return
@@ -49,8 +49,8 @@ def catches(process: int, number: int) -> bool:
     return any(mask >> (number - 1) & 1 for mask in masks)
 
 
-def _relay(number: int, function: Callable[[], None], show_stack: bool) -> None:
-    """Let the handler of `faulthandler` wake a thread, by a pipe."""
+def _relay(number: int, function: Callable[[], object], show_stack: bool) -> None:
+    """Have the handler of `faulthandler` wake a thread through a pipe."""
     if not _relayed:
         os.register_at_fork(after_in_child=_after_fork)
     _relayed[number] = function, show_stack
@@ -60,13 +60,13 @@ def _relay(number: int, function: Callable[[], None], show_stack: bool) -> None:
     faulthandler.register(number, file=ask, all_threads=False)
 
 
-def _call(asked: int, function: Callable[[], None]) -> None:
+def _call(asked: int, function: Callable[[], object]) -> None:
     while os.read(asked, 1 << 16):
         function()
 
 
 def _after_fork() -> None:
-    """Begin anew: the thread at the other end of the pipe is the parent's."""
+    """Register again in a child: the thread that reads the pipe is the parent's."""
     for number, (function, show_stack) in list(_relayed.items()):
         del _relayed[number]
         if signal.getsignal(number) is signal.SIG_DFL:

@@ -1,8 +1,8 @@
-"""Where a process is: the stacks of its threads, and for each store its method, its wait, and for whom.
+"""The stacks of the threads of a process, and for each store its method and its wait.
 
-SIGUSR2 asks for it. The stack of the main thread is written at once, also while it is in C; other threads
-and the lines about stores follow once it is back in Python. A wait that is about to end by its deadline asks
-too.
+They are written at SIGUSR2: the stack of the main thread at once, also while it runs C code, other threads
+and the lines about stores after it has returned to Python. They are logged
+before a wait ends by its deadline.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _T = TypeVar("_T")
 log = logging.getLogger("kvstore")
 
 
-#: Stores, or the loop of a server or scheduler, each with what says what it is.
+#: Stores, or the loop of a server or scheduler, each with the function that describes it.
 _sources: weakref.WeakKeyDictionary[Any, Callable[[Any], str]] = weakref.WeakKeyDictionary()
 
 
 def watch(source: _T, describe: Callable[[_T], str]) -> None:
-    """Tell of `source` as long as it is there; on SIGUSR2, unless the application has a handler of its own.
+    """Describe `source` at SIGUSR2 as long as it exists, unless the application has a handler.
 
-    Call it where a store is made, or a process begins to serve. `describe` takes no lock and waits for
-    nothing: the signal may come at any line.
+    Call it when a store is made, or a process begins to serve. `describe` acquires no lock and does not wait:
+    a signal may interrupt any line.
     """
     _sources[source] = describe
     waiting.before_end = warn_of_end
@@ -46,7 +46,7 @@ def watch(source: _T, describe: Callable[[_T], str]) -> None:
 
 
 def report() -> str:
-    """Say for each store which method it is in, and for whom and what it waits; no stacks."""
+    """Return for each store its method and its wait, without stacks."""
     frames = sys._current_frames()
     waits = {wait.thread: wait for wait in waiting.open_waits()}
     lines = [f"kvstore: {name_of_process()}, process {os.getpid()}"]
@@ -61,7 +61,7 @@ def report() -> str:
 
 
 def warn_of_end(clock: WaitClock) -> None:
-    """Write stacks and report to the log, for a wait that will soon be over."""
+    """Log stacks and report: the deadline of a wait is near."""
     log.warning(
         "a wait ends with an error in %.0f s unless it is over by then:\n%s%s",
         clock.left,
@@ -71,10 +71,10 @@ def warn_of_end(clock: WaitClock) -> None:
 
 
 def _write() -> None:
-    """Write to stderr: of this thread `faulthandler` has written, or it waits for signals only."""
+    """Write to stderr; `faulthandler` has written the stack of this thread, or it only waits for signals."""
     others = {one: frame for one, frame in sys._current_frames().items() if one != threading.get_ident()}
     data = f"{_stacks(others)}{report()}".encode(errors="replace")
-    while data:  # not by sys.stderr: the signal may have come while that was being written to
+    while data:  # not by sys.stderr: the signal may have interrupted a write to it
         data = data[os.write(_STDERR, data) :]
 
 
@@ -90,7 +90,7 @@ def _stacks(frames: Mapping[int, FrameType]) -> str:
 def _said(source: Any, describe: Callable[[Any], str]) -> str:
     try:
         return describe(source)
-    except Exception as error:  # a signal may have come at any line: it is said on the page
+    except Exception as error:  # the signal may have interrupted any line
         return f"{type(source).__name__}: {error!r}"
 
 
@@ -113,7 +113,7 @@ def _methods(source: Any, frames: Mapping[int, FrameType]) -> dict[int, str]:
             code = frame.f_code
             public = not code.co_name.startswith(("_", "<"))
             if public and code.co_filename == file and frame.f_locals.get("self") is source:
-                found[thread] = code.co_name  # the outermost comes last
+                found[thread] = code.co_name  # the outermost is last
             frame = frame.f_back
     return found
 

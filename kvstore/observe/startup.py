@@ -1,4 +1,4 @@
-"""What a process of a job does before its first store, and before it serves."""
+"""The preparation of a process before its first store, or before it serves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of the log about a worker for which rounds wait: at most one in a period, which sums it up."""
+"""Lines of the log about a worker for which rounds wait: at most one in a period."""
 
 from __future__ import annotations
 
@@ -10,36 +10,23 @@ from typing import NamedTuple
 
 #: Seconds that a line sums up.
 PERIOD = 10.0
-#: Part of them for which the others must have waited for one worker.
+#: Part of the period for which the others must have waited for one worker.
 SHARE = 0.2
 
 
 class LatePart(NamedTuple):
-    """A time in which rounds waited for one worker alone, each for more than 10 ms; what overlaps is one.
-
-    Attributes
-    ----------
-    rank : int
-    begin, end : int
-        In ns of the monotonic clock: when the last part but one had come, and when the last one came.
-    rounds : int
-        Number of rounds of keys, or of parts of keys.
-    longest : int
-        The ns that one of them waited, at most.
-    slice : int
-        What this one was about.
-    """
+    """A time in which rounds waited for one worker alone, each for more than 10 ms."""
 
     rank: int
-    begin: int
-    end: int
-    rounds: int
-    longest: int
-    slice: int
+    begin: int  # ns of the monotonic clock: the arrival of the last part but one
+    end: int  # the arrival of the last part
+    rounds: int  # of keys, or of parts of keys
+    longest: int  # ns of the longest wait
+    slice: int  # the key, or part of a key, of that wait
 
 
 class StragglerLog:
-    """Tells of the worker for which the rounds of a server wait.
+    """Writes a line about the worker for which the rounds of a server wait.
 
     Parameters
     ----------
@@ -61,7 +48,7 @@ class StragglerLog:
         self._log, self._take, self._names, self._since = log, take, names, now
 
     def look(self, now: float, at_end: bool = False) -> None:
-        """Tell what there is to tell, if a period is over or the job is at its end."""
+        """Write a line if one is due: a period is over, or the job is at its end."""
         seconds = now - self._since
         if seconds < PERIOD and not at_end:
             return
@@ -87,7 +74,7 @@ def straggler(late: Iterable[LatePart], seconds: float) -> int | None:
 
 
 def _text(late: Sequence[LatePart], rounds: int, seconds: float, names: Mapping[int, str]) -> str:
-    """Say how often, by how much and with which key one worker came last."""
+    """Describe how often, by how much and with which key one worker arrived last."""
     worst = max(late, key=lambda one: one.longest)
     name = names.get(worst.slice)
     where = f"slice {worst.slice & 0xFFFFFFFF}" if name is None else f"key {name!r}"

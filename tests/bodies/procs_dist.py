@@ -22,6 +22,7 @@ from references import Array, draw, lcg, total
 from tested_store import create, held
 
 import kvstore as kv
+from kvstore.observe import events as recorded_events
 from kvstore.observe.native import _observe as native
 from kvstore.settings.parameter_server import ps_config
 from kvstore.settings.roles import find as find_roles
@@ -890,7 +891,8 @@ def observed_server() -> dict[str, Any]:
     loop = ServerLoop(roles, ps_config())
     loop.counters.take_times()
     loop.run()
-    return {"counters": loop.counters.read(), "events": native.events(), "names": list(loop.names().items())}
+    recorded = recorded_events.recorded()
+    return {"counters": loop.counters.read(), "events": recorded, "names": list(loop.names().items())}
 
 
 def counted(size: int, timed: bool = False, packed: bool = False) -> dict[str, Any]:
@@ -924,7 +926,7 @@ def counted(size: int, timed: bool = False, packed: bool = False) -> dict[str, A
             store.pushpull("a", own)
         store.barrier()
         after, parts = counters.read(), len(store._backend.names())
-        return {"before": before, "after": after, "parts": parts, "events": native.events()}
+        return {"before": before, "after": after, "parts": parts, "events": recorded_events.recorded()}
 
 
 def waits(size: int) -> dict[str, Any]:
@@ -942,7 +944,7 @@ def waits(size: int) -> dict[str, Any]:
             hear()
         store.pushpull("w", np.ones(size, F), out=out)
         store.barrier()
-        return {"counters": store._counters.read(), "events": native.events()}
+        return {"counters": store._counters.read(), "events": recorded_events.recorded()}
 
 
 def survives() -> dict[str, Any]:
@@ -958,7 +960,7 @@ def survives() -> dict[str, Any]:
             store.pushpull("w", np.ones(10, F))
         if store.rank:
             hear()
-        return {"losses": store.statistics().losses, "events": native.events()}
+        return {"losses": store.statistics().losses, "events": recorded_events.recorded()}
 
 
 # ----------------------------------------------------------------------------------------------------- hosts

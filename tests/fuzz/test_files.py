@@ -23,7 +23,7 @@ from kvstore import files
 from kvstore.kernels.cuda.cubin import Cubin
 from kvstore.launch.certificates import Certificates
 from kvstore.launch.hosts import host_list
-from kvstore.observe.timeline import process_file
+from kvstore.observe.timeline import process_trace
 from kvstore.settings.keys import Keys
 from kvstore.settings.parameter_server import PsConfig
 from kvstore.stores.parameter_server.server.storage import ServerStorage
@@ -94,8 +94,8 @@ def keys(folder: Path) -> tuple[Path, Read]:
 
 
 def timeline(folder: Path) -> tuple[Path, Read]:
-    path = process_file.write(made.file([]), folder)
-    return path, process_file.read
+    path = process_trace.write(made.file([]), folder)
+    return path, process_trace.read
 
 
 def cubin(folder: Path) -> tuple[Path, Read]:

@@ -10,7 +10,7 @@ import pace
 RUN = """
 import threading, time
 from kvstore.observe.counters import MOVING, SUMMING, WAITING
-from kvstore.observe.events import NO_SLICE, NOBODY, Event
+from kvstore.observe.events import NO_SLICE, NOBODY, Event, recorded
 from kvstore.observe.native import _observe as native
 
 native.record_events(1 << 10)
@@ -19,7 +19,7 @@ counters, other = native.Counters("local", "", 0, 1), native.Counters("local", "
 
 def new():
     global seen
-    found = [Event(*one) for one in native.events()]
+    found = recorded()
     found, seen = found[seen:], len(found)
     return found
 
@@ -45,7 +45,8 @@ with counters.during(MOVING, 7):
     time.sleep(0.01)
 counters.leave()
 first, second, third = new()
-assert first[0:2] == (MOVING, 0) and first[5:] == (3, 4, 5, -2)
+assert (first.kind, first.store) == (MOVING, 0)
+assert (first.slice, first.round, first.nbytes, first.whom) == (3, 4, 5, -2)
 assert (second.kind, second.slice, second.whom) == (SUMMING, NO_SLICE, NOBODY)
 assert (third.kind, third.slice) == (MOVING, 7)
 assert first.end == second.begin and second.end == third.begin and third.end - third.begin >= 10_000_000

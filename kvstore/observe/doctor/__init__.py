@@ -1,4 +1,1 @@
-"""``kvstore doctor``: all that decides whether and how fast kvstore runs on this machine.
-
-A check is a function that returns one finding or several; its name is the subject. `report` lists the checks.
-"""
+"""``kvstore doctor``: `table` lists its checks, `report` runs them and writes the report."""

@@ -1,7 +1,7 @@
 """Limits of the control groups of this process, of version 1 and of version 2.
 
-A limit of a group is also one of the groups inside of it. In a container /proc/self/cgroup can have the path
-of the host, which is not there: then the group at the mount point is that of the container.
+A limit of a group is a limit of the groups in it, too. In a container /proc/self/cgroup can have a path of
+the host that does not exist: then the group of the container is at the mount point.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _UNLIMITED = 1 << 60  # version 1 has a number near the largest for no limit
 
 
 class MemoryLimit(NamedTuple):
-    """Bytes that a group may use and those that it does use, and the version of its hierarchy."""
+    """The bytes that a group may use, those that it uses, and the version of its hierarchy."""
 
     limit: int
     used: int
@@ -25,12 +25,12 @@ class MemoryLimit(NamedTuple):
 
     @property
     def left(self) -> int:
-        """Bytes that are left."""
+        """The bytes that are left."""
         return max(0, self.limit - self.used)
 
 
 def processors(root: Path = ROOT) -> float | None:
-    """Count the processors whose time the groups allow; None without a limit."""
+    """Return the number of processors whose time the groups allow; None without a limit."""
     return min((quota for quota in _quotas(root) if quota is not None), default=None)
 
 
@@ -45,7 +45,7 @@ def _quotas(root: Path) -> Iterator[float | None]:
         quota, _, period = (text(folder / "cpu.max") or "").partition(" ")
         yield int(quota) / int(period) if quota.isdigit() and period.isdigit() and int(period) else None
     for folder in _folders(root, "cpu"):
-        allowed, period_us = (number(folder / f"cpu.cfs_{what}_us") for what in ("quota", "period"))
+        allowed, period_us = (number(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
         yield allowed / period_us if allowed and allowed > 0 and period_us else None
 
 
@@ -61,7 +61,7 @@ def _memory_limits(root: Path) -> Iterator[MemoryLimit | None]:
 
 
 def _folders(root: Path, controller: str) -> Iterator[Path]:
-    """Folders of the group of this process and of those around it; controller "" is version 2."""
+    """Yield the folders of the group of this process and of its parents; controller "" is version 2."""
     path = _path(root, controller)
     if path is None:
         return
@@ -74,7 +74,7 @@ def _folders(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _path(root: Path, controller: str) -> PurePosixPath | None:
-    """Path of the group of this process below the mount point of its hierarchy."""
+    """Return the path of the group of this process below the mount point of its hierarchy."""
     for line in (text(root / "proc/self/cgroup") or "").splitlines():
         _, _, rest = line.partition(":")
         names, _, path = rest.partition(":")

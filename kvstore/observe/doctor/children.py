@@ -1,4 +1,4 @@
-"""Run a program with a deadline, and leave nothing of it behind."""
+"""Programs that a check runs in a child process: with a deadline, and without anything left of them."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from kvstore.observe.top.proc import facts
 from kvstore.settings.definitions import LAUNCHERS, PLACE
 from kvstore.settings.variables import process_variables
 
-#: Seconds between asking a program to end and killing it: `kvstore run` ends its processes in the meantime.
+#: Seconds between SIGTERM and SIGKILL: `kvstore run` ends its processes within them.
 _GRACE = 6.0
+_DEADLINE = 20.0
 
-_PROGRAM = "kvstore.observe.doctor.job"
-#: What the job programs of this package are started with.
-JOB = (sys.executable, "-m", _PROGRAM)
+#: The command that runs a program of `job`, without the name of the program.
+JOB = (sys.executable, "-c", "from kvstore.observe.doctor.job import main; main()")
 
 
 def with_a_server(workers: int) -> tuple[str, ...]:
-    """Return what starts a job program in so many workers, beside a server and a scheduler."""
+    """Return the command that runs a program of `job` in several workers, with a server and a scheduler."""
     launch = (sys.executable, "-m", "kvstore", "run", "-n", str(workers), "-s", "1", "--no-prefix")
-    return (*launch, "-m", _PROGRAM)
+    return (*launch, "--", *JOB)
 
 
 class Ran(NamedTuple):
-    """What became of a program: its exit code, None if it was ended at the deadline, and its output."""
+    """The end of a program: its exit code, or None if its deadline has passed, and its output."""
 
     code: int | None
     out: str
@@ -39,18 +39,22 @@ class Ran(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """Say how it failed: its exit code, and the last line on its stderr."""
-        lines = [line.strip() for line in self.err.splitlines() if line.strip()]
-        last = f": {lines[-1]}" if lines else ", with an empty stderr"
+        """Describe how it failed, with the last line of its stderr."""
+        last = self.err.strip().rpartition("\n")[2].strip()
         if self.code is None:
-            return "it did not end within its deadline" + (last if lines else "")
-        return f"it ended with exit code {self.code}" + last
+            return "it did not end within its deadline" + (f": {last}" if last else "")
+        return f"it ended with exit code {self.code}" + (f": {last}" if last else ", with an empty stderr")
+
+
+def ask(*words: str) -> Ran:
+    """Run a program of `job` with these arguments."""
+    return run([*JOB, *words], _DEADLINE)
 
 
 def run(command: Sequence[str], deadline: float, environment: Mapping[str, str] | None = None) -> Ran:
-    """Run a program to its end, or for `deadline` seconds; then it is asked to end, and killed.
+    """Run a program until it ends; after `deadline` seconds it gets SIGTERM, and then SIGKILL.
 
-    It dies with the thread that calls this, as what `kvstore run` and `kvstore.spawn` start dies with them.
+    The kernel kills it if the thread that called this function ends.
     """
     process = subprocess.Popen(
         command,
@@ -74,19 +78,26 @@ def run(command: Sequence[str], deadline: float, environment: Mapping[str, str] 
 
 
 def alone() -> dict[str, str]:
-    """Variables of this process without those that give it a place in a job."""
-    taken = {name for row in PLACE for name in row.names()}
+    """Return the variables of this process without those that give it a place in a job."""
+    names = {name for row in PLACE for name in row.names()}
     for row in LAUNCHERS:
-        for names in (row.signs, row.rank, row.size, row.local_rank, row.local_size, row.job, row.more):
-            taken.update(names)
-    return {name: value for name, value in process_variables().items() if name not in taken}
+        for more in (row.signs, row.rank, row.size, row.local_rank, row.local_size, row.job, row.more):
+            names.update(more)
+    return {name: value for name, value in process_variables().items() if name not in names}
 
 
 def _ended(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """End a program; return its output, as far as it can be read, and remove what its MPI leaves behind."""
+    """End a program and remove the files of its MPI; return the output that can be read."""
     files = {name for one in _descendants(process.pid) for name in shared_files(one)}
     try:
-        return _asked_to_end(process)
+        for number, seconds in ((signal.SIGTERM, _GRACE), (signal.SIGKILL, 1.0)):
+            process.send_signal(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.communicate(timeout=seconds)
+        for pipe in (process.stdout, process.stderr):  # a process that it has started holds them open
+            if pipe is not None:
+                pipe.close()
+        return "", ""
     finally:
         for name in files:
             with contextlib.suppress(OSError):
@@ -94,21 +105,10 @@ def _ended(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def _descendants(process: int) -> list[int]:
-    """List a process and all that it has started, with what those have."""
+    """List a process, its children, and theirs."""
     numbers = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
     parents = {number: found.parent for number in numbers if (found := facts(number))}
     listed = [process]
     for one in listed:
         listed += [child for child, parent in parents.items() if parent == one]
     return listed
-
-
-def _asked_to_end(process: subprocess.Popen[str]) -> tuple[str, str]:
-    for number, seconds in ((signal.SIGTERM, _GRACE), (signal.SIGKILL, 1.0)):
-        process.send_signal(number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.communicate(timeout=seconds)
-    for pipe in (process.stdout, process.stderr):  # held by what it has started
-        if pipe is not None:
-            pipe.close()
-    return "", ""

@@ -1,7 +1,7 @@
-"""``python -m kvstore.observe.doctor.far_host``: what `kvstore doctor --hosts` has another host do.
+"""``python -m kvstore.observe.doctor.far_host``: the program of `kvstore doctor --hosts` on another host.
 
-It answers questions, a JSON object a line, until its stdin ends. Who connects to what it listens at has to
-say a token first, which came over ssh.
+It answers requests, a JSON object in a line each, until its stdin ends. A process that connects to its
+port must send a token first, which the doctor has received over ssh.
 """
 
 from __future__ import annotations
@@ -18,33 +18,35 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-#: The first line; what comes before it was written by the login shell.
-GREETING = "kvstore doctor far host 1"
-#: Seconds in which two hosts must have connected, or moved the bytes of a measurement.
+if TYPE_CHECKING:
+    from io import BufferedRWPair
+
+#: The first line of the program; lines before it are those of the login shell.
+GREETING = "kvstore doctor far host 2"
+#: Seconds within which two hosts must connect, or send the bytes of a measurement.
 DEADLINE = 20.0
 
 _TOKEN = 32
 _TURNS = 200
-_BYTES = 64 << 20
-_PIECE = 1 << 20
+_PIECE, _PIECES = bytes(1 << 20), 64
 
 
 def main() -> None:
-    """Answer the questions on stdin."""
+    """Answer the requests on stdin."""
     print(f"\n{GREETING}", flush=True)  # noqa: T201
     for line in sys.stdin:
-        question = json.loads(line)
+        request = json.loads(line)
         try:
-            answer = _ANSWERS[question.pop("do")](**question)
-        except Exception as error:  # the other side has to hear of it
+            answer = _ANSWERS[request.pop("do")](**request)
+        except Exception as error:  # the doctor reports it
             answer = {"error": str(error) or type(error).__name__}
         print(json.dumps(answer), flush=True)  # noqa: T201
 
 
 def facts() -> dict[str, Any]:
-    """Say which versions are installed here."""
+    """Return the installed versions and the number of processors."""
     import numpy
 
     import kvstore
@@ -59,14 +61,14 @@ def clock() -> dict[str, Any]:
 
 
 def doctor() -> dict[str, Any]:
-    """Run the checks of this machine, without self-tests."""
+    """Run the checks of this host, without self-tests."""
     from . import report
 
-    return {"findings": report.as_objects(list(report.findings(tests=False)))}
+    return {"findings": report.as_objects(list(report.findings(with_tests=False)))}
 
 
 def listen() -> dict[str, Any]:
-    """Listen at a free port for one connection, which is served by a thread."""
+    """Listen at a free port for one connection, which a thread serves."""
     token = secrets.token_bytes(_TOKEN)
     listener = socket.create_server(("", 0))
     listener.settimeout(DEADLINE)
@@ -75,20 +77,24 @@ def listen() -> dict[str, Any]:
 
 
 def connect(address: str, port: int, token: str) -> dict[str, Any]:
-    """Connect to what listens; measure a byte there and back, and bytes one way."""
+    """Connect to a host that listens; measure round trips of a byte, and the bandwidth of one connection."""
     with socket.create_connection((address, port), DEADLINE) as link:
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        link.sendall(bytes.fromhex(token))
-        turns = [_timed(lambda: _turn(link)) for _ in range(_TURNS)]
-        piece = bytes(_PIECE)
-        link.sendall(_BYTES.to_bytes(8, "little"))
-
-        def move() -> None:
-            for _ in range(_BYTES // _PIECE):
-                link.sendall(piece)
-            _read(link, 1)
-
-        return {"round_trip": statistics.median(turns), "bytes_per_second": _BYTES / _timed(move)}
+        stream = _stream(link)
+        stream.write(bytes.fromhex(token))
+        turns = []
+        for _ in range(_TURNS):
+            began = time.perf_counter()
+            _exchange(stream, b"x")
+            turns.append(time.perf_counter() - began)
+        began = time.perf_counter()
+        for _ in range(_PIECES - 1):
+            link.sendall(_PIECE)
+        _exchange(stream, _PIECE)
+        seconds = time.perf_counter() - began
+    return {
+        "round_trip": statistics.median(turns),
+        "bytes_per_second": _PIECES * len(_PIECE) / seconds,
+    }
 
 
 def _serve(listener: socket.socket, token: bytes) -> None:
@@ -96,45 +102,31 @@ def _serve(listener: socket.socket, token: bytes) -> None:
         link, _ = listener.accept()
         with link:
             link.settimeout(DEADLINE)
-            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if not hmac.compare_digest(_read(link, len(token)), token):
+            stream = _stream(link)
+            if not hmac.compare_digest(stream.read(_TOKEN), token):
                 return
             for _ in range(_TURNS):
-                link.sendall(_read(link, 1))
-            left = int.from_bytes(_read(link, 8), "little")
-            buffer = bytearray(_PIECE)
-            while left > 0 and (got := link.recv_into(buffer)):
-                left -= got
+                link.sendall(stream.read(1))
+            for _ in range(_PIECES):
+                stream.read(len(_PIECE))
             link.sendall(b"x")
 
 
-def _turn(link: socket.socket) -> None:
-    link.sendall(b"x")
-    _read(link, 1)
+def _stream(link: socket.socket) -> BufferedRWPair:
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return link.makefile("rwb")
 
 
-def _read(link: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        more = link.recv(size - len(data))
-        if not more:
-            raise ConnectionError("the other host closed the connection")
-        data += more
-    return data
-
-
-def _timed(run: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    run()
-    return time.perf_counter() - begin
+def _exchange(stream: BufferedRWPair, data: bytes) -> None:
+    """Send data, and wait for the byte that answers them."""
+    stream.write(data)
+    stream.flush()
+    if not stream.read(1):
+        raise ConnectionError("the other host closed the connection")
 
 
 _ANSWERS: dict[str, Callable[..., dict[str, Any]]] = {
-    "facts": facts,
-    "clock": clock,
-    "doctor": doctor,
-    "listen": listen,
-    "connect": connect,
+    one.__name__: one for one in (facts, clock, doctor, listen, connect)
 }
 
 if __name__ == "__main__":

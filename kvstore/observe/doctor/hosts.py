@@ -1,85 +1,65 @@
-"""Other hosts: whether they are reached, their versions and clocks, and the links between them."""
+"""The checks of ``kvstore doctor --hosts``: versions and clocks of other hosts, and links between them."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import queue
+import select
 import shlex
 import subprocess
-import threading
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 from kvstore.launch.hosts.remote_hosts import Hosts
 from kvstore.launch.process import tied_to
 
+from .checks import Finding
 from .far_host import DEADLINE, GREETING, facts
-from .findings import Finding
 
-_FIRST_WORD = 60.0  # seconds in which a host must answer at first
-_CHECKS = 300.0  # seconds in which it must have run its checks
+_GREETED = 60.0  # seconds within which a host must have sent its greeting
+_CHECKS = 300.0  # seconds within which it must have run its checks
 _SAMPLES = 10
-_OFF = 0.1  # seconds that a clock may be off: logs of several hosts can still be read together
+_OFF = 0.1  # seconds of a difference of clocks with which logs of several hosts can still be read together
 _END = 5.0
-_QUOTED = 100  # characters of an answer that is not one of ours
+_QUOTED = 100  # characters of an answer of another program
+
+_UNREACHED = (
+    "log in there without a password (ssh-copy-id), and install the same kvstore there, in the Python of "
+    "--python"
+)
+_NO_LINK = (
+    "allow TCP between the hosts at all ports, or at those of KVSTORE_PORT, and list addresses at which they "
+    "reach each other"
+)
 
 
 class FarHost:
-    """A host that answers questions.
+    """A host that answers requests; other hosts reach it at `address`. `errors` is a file for its stderr.
 
-    Parameters
-    ----------
-    name : str
-        The host, as the user has named it.
-    address : str
-        Where other hosts reach it.
-    command : sequence of str
-        What runs `far_host` there.
-
-    Raises
-    ------
-    OSError
-        The command cannot be started, or nothing answers.
+    OSError is raised if `command`, which runs `far_host` there, cannot be started, or does not answer.
     """
 
-    def __init__(self, name: str, address: str, command: Sequence[str]) -> None:
-        self.name, self.address = name, address
+    def __init__(self, name: str, address: str, command: Sequence[str], errors: BinaryIO) -> None:
+        self.name, self.address, self._errors = name, address, errors
+        self._received = b""
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
-            command,
-            stdin=pipe,
-            stdout=pipe,
-            stderr=pipe,
-            text=True,
-            errors="replace",
-            preexec_fn=tied_to(os.getpid()),
+            command, stdin=pipe, stdout=pipe, stderr=errors, bufsize=0, preexec_fn=tied_to(os.getpid())
         )
-        self._lines: queue.Queue[str] = queue.Queue()
-        self._said: list[str] = []
-        self._threads = [threading.Thread(target=one, daemon=True) for one in (self._read, self._listen)]
-        for thread in self._threads:
-            thread.start()
         try:
-            self._be_greeted()
+            self._read_greeting()
         except BaseException:
             self.close()
             raise
 
     def ask(self, what: str, deadline: float = DEADLINE, **more: Any) -> dict[str, Any]:
-        """Ask; one of the functions of `far_host`.
-
-        Raises
-        ------
-        OSError
-            The host has said that it failed, or nothing in time.
-        """
+        """Call a function of `far_host`; OSError if it fails or does not answer within the deadline."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"do": what, **more}) + "\n")
-        self._process.stdin.flush()
-        line = self._line(time.monotonic() + deadline)
+        self._process.stdin.write(json.dumps({"do": what, **more}).encode() + b"\n")
+        line = self._line(deadline)
         try:
             answer: dict[str, Any] = json.loads(line)
         except ValueError:
@@ -89,50 +69,46 @@ class FarHost:
         return answer
 
     def close(self) -> None:
-        """End it."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
+        """End the process on the host."""
+        with self._process:
+            assert self._process.stdin is not None
             self._process.stdin.close()
-        try:
-            self._process.wait(_END)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        for thread in self._threads:
-            thread.join(_END)
-        for file in (self._process.stdout, self._process.stderr):
-            assert file is not None
-            file.close()
+            try:
+                self._process.wait(_END)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
 
-    def _be_greeted(self) -> None:
-        """Read to the greeting, below what a login shell may have written."""
+    def _read_greeting(self) -> None:
+        """Read the greeting and the lines before it, which a login shell has written."""
         first = ""
         try:
-            while (line := self._line(time.monotonic() + _FIRST_WORD).strip()) != GREETING:
+            while (line := self._line(_GREETED).strip()) != GREETING:
                 first = first or line
         except OSError as error:
             raise OSError(f"{error}; it has answered {_quoted(first)}" if first else str(error)) from None
 
-    def _line(self, until: float) -> str:
-        try:
-            line = self._lines.get(timeout=max(0.0, until - time.monotonic()))
-        except queue.Empty:
-            raise OSError("it has not answered in time") from None
-        if not line:
-            self._threads[-1].join(_END)  # what it said last explains it
-            last = f": {self._said[-1]}" if self._said else ""
-            raise OSError(f"the connection has ended with exit code {self._process.wait()}{last}")
-        return line
+    def _line(self, deadline: float) -> str:
+        """Read one line."""
+        out, until = self._process.stdout, time.monotonic() + deadline
+        assert out is not None
+        while b"\n" not in self._received:
+            if not select.select([out], [], [], max(0.0, until - time.monotonic()))[0]:
+                raise OSError("it has not answered in time")
+            data = out.read(1 << 16)
+            if not data:
+                raise OSError(self._end())
+            self._received += data
+        line, _, self._received = self._received.partition(b"\n")
+        return line.decode(errors="replace")
 
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._lines.put(line)
-        self._lines.put("")
-
-    def _listen(self) -> None:
-        assert self._process.stderr is not None
-        self._said.extend(line.strip() for line in self._process.stderr if line.strip())
+    def _end(self) -> str:
+        """Describe the end of the connection by the last line that the command has written to stderr."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END)
+        self._errors.seek(0)
+        last = self._errors.read().decode(errors="replace").strip().rpartition("\n")[2].strip()
+        code = self._process.returncode
+        return f"the connection has ended with exit code {code}" + (f": {last}" if last else "")
 
 
 def _quoted(line: str) -> str:
@@ -140,12 +116,14 @@ def _quoted(line: str) -> str:
 
 
 def findings(hosts: Hosts) -> Iterator[Finding]:
-    """Look at all hosts, then at the links from each one to the next."""
+    """Check all hosts, then the links from each host to the next."""
     with contextlib.ExitStack() as stack:
         reached = []
         for host, address in zip(hosts.layout.hosts, hosts.layout.addresses, strict=True):
+            far_host = f"exec {shlex.quote(hosts.python)} -m {__package__}.far_host"
+            command, errors = [*hosts.ssh, host.name, far_host], stack.enter_context(tempfile.TemporaryFile())
             try:
-                far = FarHost(host.name, address, _command(hosts, host.name))
+                far = FarHost(host.name, address, command, errors)
             except FileNotFoundError as error:
                 text = f"there is no command {error.filename!r} on this machine"
                 cure = "install it, or name another one (--ssh-command, KVSTORE_SSH)"
@@ -156,38 +134,29 @@ def findings(hosts: Hosts) -> Iterator[Finding]:
                 continue
             stack.callback(far.close)
             reached.append(far)
-            yield from _looked_at(far)
-        for one, other in _links(reached):
-            yield link(one, other)
-
-
-def _command(hosts: Hosts, name: str) -> list[str]:
-    return [*hosts.ssh, name, f"exec {shlex.quote(hosts.python)} -m {__package__}.far_host"]
+            yield from _checked(far)
+        pairs = [(one, reached[at - 1]) for at, one in enumerate(reached)]
+        yield from (link(one, other) for one, other in pairs if one is not other)
 
 
 def _unreached(name: str, error: OSError) -> Finding:
-    cure = (
-        "log in there without a password (ssh-copy-id), and install the same kvstore there, in the Python of "
-        "--python"
-    )
-    return Finding(f"host {name}", "error", f"it could not be reached: {error}", cure)
+    return Finding(f"host {name}", "error", f"it could not be reached: {error}", _UNREACHED)
 
 
-def _looked_at(far: FarHost) -> Iterator[Finding]:
+def _checked(far: FarHost) -> Iterator[Finding]:
     try:
         yield versions(far)
         yield clock(far)
         for one in far.ask("doctor", _CHECKS)["findings"]:
             if one["level"] != "ok":
-                yield Finding(
-                    f"host {far.name}", one["level"], f"{one['subject']}: {one['text']}", one["cure"]
-                )
+                text = f"{one['subject']}: {one['text']}"
+                yield Finding(f"host {far.name}", one["level"], text, one["cure"])
     except OSError as error:
         yield _unreached(far.name, error)
 
 
 def versions(far: FarHost) -> Finding:
-    """Compare what is installed on a host with what is installed here."""
+    """Compare the versions on a host with those on this machine."""
     subject, here, there = f"host {far.name}", facts()["versions"], far.ask("facts")
     found = there["versions"]
     text = ", ".join(f"{name} {version}" for name, version in found.items())
@@ -200,44 +169,34 @@ def versions(far: FarHost) -> Finding:
     others = [name for name in here if found[name].split(".")[:2] != here[name].split(".")[:2]]
     if others:
         differ = ", ".join(f"{name} {here[name]}" for name in others)
-        cure = "use the same versions on all hosts, or what a program does may depend on the host"
+        cure = "use the same versions on all hosts: results may depend on the version"
         return Finding(subject, "warning", f"{text}; this machine has {differ}", cure)
     return Finding(subject, "ok", text)
 
 
 def clock(far: FarHost) -> Finding:
-    """Compare the clock of a host with ours, by the answer that took the shortest time."""
+    """Compare the clock of a host with that of this machine, by the shortest of several round trips."""
     samples = []
     for _ in range(_SAMPLES):
         begin = time.time_ns()
         theirs = far.ask("clock")["ns"]
         end = time.time_ns()
         samples.append((end - begin, theirs - (begin + end) / 2))
-    took, offset = (one * 1e-9 for one in min(samples))
+    duration, offset = (one * 1e-9 for one in min(samples))
     subject = f"clock of {far.name}"
-    text = f"{offset * 1e3:+.1f} ms beside this machine's, within {took / 2 * 1e3:.1f} ms"
-    if abs(offset) - took / 2 > _OFF:
+    text = f"{offset * 1e3:+.1f} ms from this machine's, within {duration / 2 * 1e3:.1f} ms"
+    if abs(offset) - duration / 2 > _OFF:
         cure = "have all hosts follow one clock: sudo timedatectl set-ntp true, or chrony"
         return Finding(subject, "warning", f"{text}: logs of this job cannot be read side by side", cure)
     return Finding(subject, "ok", text)
 
 
 def link(one: FarHost, other: FarHost) -> Finding:
-    """Measure the way from one host to another."""
+    """Measure the link from one host to another."""
     subject = f"{one.name} to {other.name}"
     try:
-        port = other.ask("listen")
-        found = one.ask("connect", 3 * DEADLINE, address=other.address, **port)
+        found = one.ask("connect", 3 * DEADLINE, address=other.address, **other.ask("listen"))
     except OSError as error:
-        cure = (
-            "allow TCP between the hosts at all ports, or at those of KVSTORE_PORT, and list addresses at "
-            "which they reach each other"
-        )
-        return Finding(subject, "error", f"no connection: {error}", cure)
+        return Finding(subject, "error", f"no connection: {error}", _NO_LINK)
     there, rate = found["round_trip"] * 1e6, found["bytes_per_second"] / 1e9
     return Finding(subject, "ok", f"a byte there and back {there:.0f} µs, one connection {rate:.2f} GB/s")
-
-
-def _links(hosts: Sequence[FarHost]) -> list[tuple[FarHost, FarHost]]:
-    """Pair each host with the next; two hosts both ways."""
-    return [] if len(hosts) < 2 else [(one, hosts[at - 1]) for at, one in enumerate(hosts)]

@@ -1,4 +1,4 @@
-"""Python, kvstore and what it needs or can use, as installed."""
+"""Checks of Python, of kvstore, and of the distributions that it needs or can use, as installed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from collections.abc import Sequence
 import kvstore
 from kvstore.kernels import cpu
 
-from .findings import Finding
-from .requirements import DISTRIBUTION, EXTRAS, Dependency, installed, version_of
+from . import requirements
+from .checks import CheckOutcome, error, ok, warning
+from .requirements import DISTRIBUTION, Dependency, version_of
 
-#: Without the one of the kernels kvstore cannot be imported, which says so.
+#: The compiled modules but that of the kernels: without it kvstore cannot be imported, and the error says so.
 COMPILED = (
     "kvstore.stores.shared.native._shared",
     "kvstore.observe.native._observe",
@@ -33,94 +34,82 @@ FRAMEWORKS = {
 }
 
 
-def python() -> Finding:
+def python() -> CheckOutcome:
     """Name the interpreter."""
     text = f"{platform.python_implementation()} {platform.python_version()} on {platform.machine()}"
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
-        cure = "use the usual build of Python (python3.13, not python3.13t)"
-        return Finding("Python", "warning", f"{text}, free-threaded: kvstore was never tried on it", cure)
-    return Finding("Python", "ok", text)
+        return warning(f"{text}, free-threaded: kvstore was never tried on it")
+    return ok(text)
 
 
-def package() -> Finding:
+def package() -> CheckOutcome:
     """Compare the version that is imported with the one that is installed."""
     text = f"{kvstore.__version__} in {kvstore.__path__[0]}"
     found = version_of(DISTRIBUTION)
     if found is None:
-        return Finding("kvstore", "warning", f"{text}, not installed by pip", "pip install .")
+        return warning(f"{text}, not installed by pip", "pip install .")
     if found != kvstore.__version__:
-        cure = f"pip uninstall {DISTRIBUTION}, and install one of them; look at PYTHONPATH too"
-        return Finding("kvstore", "warning", f"{text}, but version {found} is installed", cure)
-    return Finding("kvstore", "ok", text)
+        return warning(f"{text}, but version {found} is installed")
+    return ok(text)
 
 
-def compiled_modules(names: Sequence[str] = COMPILED) -> Finding:
+def compiled_modules(names: Sequence[str] = COMPILED) -> CheckOutcome:
     """Import the compiled modules of the stores."""
-    failed = [f"{name} ({error})" for name in names if (error := _import_error(name))]
+    failed = [f"{name} ({missing})" for name in names if (missing := _import_error(name))]
     if failed:
-        text = f"cannot be imported: {', '.join(failed)}"
-        cure = f"pip install --force-reinstall --no-deps {DISTRIBUTION}; in a source tree: pip install -e ."
-        return Finding("compiled modules", "error", text, cure)
-    return Finding("compiled modules", "ok", f"all {len(names) + 1} can be imported")
+        return error(f"cannot be imported: {', '.join(failed)}")
+    return ok(f"all {len(names) + 1} can be imported")
 
 
 def _import_error(name: str) -> ImportError | None:
     try:
         importlib.import_module(name)
-    except ImportError as error:
-        return error
+    except ImportError as missing:
+        return missing
     return None
 
 
-def compiler() -> Finding:
-    """Say that there is nothing to look for."""
-    return Finding("compiler", "ok", "none is needed to run kvstore, only to build it from its source")
+def compiler() -> CheckOutcome:
+    """Say that kvstore needs no compiler."""
+    return ok("none is needed to run kvstore, only to build it from its source")
 
 
-def instruction_set(machine: str | None = None, levels: Sequence[str] | None = None) -> Finding:
+def instruction_set(machine: str | None = None, levels: Sequence[str] | None = None) -> CheckOutcome:
     """Name the level that the kernels use, and those that this processor could use."""
     machine, levels = machine or platform.machine(), levels or cpu.levels()
     text = f"{cpu.level()} of {', '.join(levels)}"
     if machine == "x86_64" and len(levels) == 1:
-        text += ": the processor has no AVX2 and FMA, or a virtual machine hides them; sums are slower"
-        cure = "let the virtual machine have the processor of its host (QEMU: -cpu host)"
-        return Finding("instruction set", "warning", text, cure)
-    return Finding("instruction set", "ok", text)
+        hidden = "the processor has no AVX2 and FMA, or a virtual machine hides them; sums are slower"
+        return warning(f"{text}: {hidden}")
+    return ok(text)
 
 
-def dependencies(found: list[Dependency] | None = None) -> Finding:
-    """Compare what kvstore always needs with what is installed."""
-    found = installed("") if found is None else found
+def dependencies(found: list[Dependency] | None = None) -> CheckOutcome:
+    """Compare the installed versions with those that kvstore always needs."""
+    found = requirements.dependencies("") if found is None else found
     text = ", ".join(map(str, found))
-    wrong = [one.required for one in found if not one.fits]
-    if wrong:
-        wanted = " ".join(f"'{one.name}{one.versions}'" for one in wrong)
-        return Finding("dependencies", "error", text, f"pip install {wanted}")
-    return Finding("dependencies", "ok", text)
+    wrong = [f"'{one.name}{one.versions}'" for one in found if not one.fits]
+    return error(text, f"pip install {' '.join(wrong)}") if wrong else ok(text)
 
 
-def extras() -> list[Finding]:
-    """Say of each extra what is installed of it."""
-    return [extra(name, installed(name)) for name in EXTRAS]
-
-
-def extra(name: str, found: list[Dependency]) -> Finding:
-    """Judge one extra: it is in use if all of it is there, and then its versions must fit."""
+def extra(name: str, found: list[Dependency] | None = None) -> CheckOutcome:
+    """Check one extra: if all of its distributions are installed, their versions must fit."""
+    found = requirements.dependencies(name) if found is None else found
     install = f"pip install '{DISTRIBUTION}[{name}]'"
     if not any(one.version for one in found):
-        return Finding(f"extra {name}", "ok", f"not installed ({install})")
+        return ok(f"not installed ({install})")
     text = ", ".join(map(str, found))
-    wrong = [f"{one.required.name}{one.required.versions}" for one in found if one.version and not one.fits]
+    wrong = [f"{one.name}{one.versions}" for one in found if not one.fits]
     if wrong and all(one.version for one in found):
-        return Finding(f"extra {name}", "warning", f"{text}, but needed: {', '.join(wrong)}", install)
-    return Finding(f"extra {name}", "ok", text)
+        return warning(f"{text}, but needed: {', '.join(wrong)}", install)
+    return ok(text)
 
 
-def frameworks() -> Finding:
-    """List frameworks that are installed; none of them is imported."""
+def frameworks() -> CheckOutcome:
+    """List the frameworks that are installed; none is imported."""
     found = []
     for module, names in FRAMEWORKS.items():
         if importlib.util.find_spec(module) is not None:
             version = next(filter(None, map(version_of, names)), "of unknown version")
             found.append(f"{module} {version}")
-    return Finding("frameworks", "ok", ", ".join(found) or "none installed; none is needed")
+    return ok(", ".join(found) or "none installed; none is needed")

@@ -1,56 +1,189 @@
-"""``python -m kvstore.observe.doctor.job``: what `kvstore doctor` has other processes do.
+"""The programs that `kvstore doctor` runs in child processes: a library that crashes or hangs ends only them.
 
-A process of its own ends at a deadline, and can crash without the command: libraries that are loaded here
-may do either.
+A program is a function of this module; `children.JOB` starts it by its name.
 """
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
+import os
+import signal
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable
 from importlib import import_module
+
+import numpy as np
+import numpy.typing as npt
 
 import kvstore as kv
 from kvstore.devices import driver
-from kvstore.observe.doctor import peers, workers
+from kvstore.kernels import cpu
+
+Array = npt.NDArray[np.float32]
+
+#: Parts of each sum: one of each worker, or all of a single worker. A sum of two values is rounded once, so
+#: its bits do not depend on an order.
+PARTS = 2
+#: Bytes of the array that `copies` measures.
+COPIED = 64 << 20
+
+#: Elements of each key; the large key is cut into slices, and its last slice is not full.
+_SIZES = {"small": 1_000, "large": 700_001}
+_ROUNDS = 2
+_REPEATS = 7
+_CALLS = 400
+_WARM_UP = 50
+_WORDS = b"memory of another process"
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Do what the first argument names."""
-    match arguments:
-        case ["sums", name]:
-            workers.sums(name)
-        case ["sums-of-all", name]:
-            workers.sums_of_all(name)
-        case ["spawned-sums", name, timeout]:
-            kv.spawn(workers.sums, workers.PARTS, (name,), float(timeout))
-        case ["copies"]:
-            workers.copies()
-        case ["round-trip"]:
-            workers.round_trip()
-        case ["read-from-sibling"]:
-            peers.compare()
-        case ["offer-memory"]:
-            peers.offer()
-        case ["read-memory", process, address]:
-            peers.read(int(process), int(address))
-        case ["mpi-library"]:
-            _mpi_library()
-        case ["gpus"]:
-            print(driver.get().count)  # noqa: T201
-        case ["nccl-library"]:
-            print(import_module("nccl.bindings.nccl").get_version())  # noqa: T201
-        case _:
-            raise SystemExit(f"unknown arguments: {' '.join(arguments)}")
+def main() -> None:
+    """Run the program that the command line names."""
+    name, *arguments = sys.argv[1:]
+    _PROGRAMS[name](*arguments)
 
 
-def _mpi_library() -> None:
-    """Print what the MPI library calls itself, without starting it."""
+def part(key: str, round_: int, rank: int) -> Array:
+    """Return the value that a worker pushes in a round of a key."""
+    seed = [list(_SIZES).index(key), round_, rank]
+    return np.random.default_rng(seed).standard_normal(_SIZES[key], np.float32)
+
+
+def expected() -> str:
+    """Return the digest of all sums, as NumPy alone computes them."""
+    digest = hashlib.blake2b(digest_size=16)
+    for round_ in range(_ROUNDS):
+        for key in _SIZES:
+            digest.update((part(key, round_, 0) + part(key, round_, 1)).data)
+    return digest.hexdigest()
+
+
+def sums(name: str) -> None:
+    """Push to a store, pull from it, and print the digest of the pulled values."""
+    digest = hashlib.blake2b(digest_size=16)
+    with kv.create(name) as store:
+        ranks = range(PARTS) if store.num_workers == 1 else [store.rank]
+        for key, n in _SIZES.items():
+            store.init(key, np.zeros(n, np.float32))
+        for round_ in range(_ROUNDS):
+            for key, n in _SIZES.items():
+                out = np.empty(n, np.float32)
+                store.push(key, [part(key, round_, rank) for rank in ranks])
+                store.pull(key, out=out)
+                digest.update(out.data)
+    write_line("sum", digest.hexdigest())
+
+
+def sums_of_all(name: str) -> None:
+    """Run `sums` as one of several workers; a job with another number of workers is an error."""
+    with kv.create(name) as store:
+        if store.num_workers != PARTS:
+            raise SystemExit(f"each process is a job of its own: this is worker 0 of {store.num_workers}")
+    sums(name)
+
+
+def spawned_sums(name: str, timeout: str) -> None:
+    """Run `sums` in processes that `kvstore.spawn` starts."""
+    kv.spawn(sums, PARTS, (name,), float(timeout))
+
+
+def copies() -> None:
+    """Print the seconds of a copy of 64 MB, of a push and a pull of 64 MB, and the number of threads."""
+    value, out = np.ones(COPIED // 4, np.float32), np.zeros(COPIED // 4, np.float32)
+    copied = _shortest(lambda: np.copyto(out, value))
+    with kv.create("local") as store:
+        store.init("w", value)
+
+        def push_and_pull() -> None:
+            store.push("w", value)
+            store.pull("w", out=out)
+
+        moved = _shortest(push_and_pull)
+    write_line("seconds", copied, moved, cpu.threads())
+
+
+def round_trip() -> None:
+    """Print the median of the seconds that a pushpull of 4 KB through a server takes."""
+    value = np.ones(1024, np.float32)
+    with kv.create("dist_sync") as store:
+        store.init("w", value)
+        times = [_seconds(lambda: store.pushpull("w", value)) for _ in range(_WARM_UP + _CALLS)]
+    write_line("seconds", sorted(times[_WARM_UP:])[_CALLS // 2])
+
+
+def read_from_sibling() -> None:
+    """Print ``yes`` if a process can read the memory of another one with the same parent, else the reason."""
+    words = ctypes.create_string_buffer(len(_WORDS))
+    (ready, tell_ready), (end, tell_end) = os.pipe(), os.pipe()
+    sibling = os.fork()
+    if sibling == 0:
+        words.raw = _WORDS  # in the memory of this process only
+        os.write(tell_ready, b"x")
+        os.close(tell_end)
+        os.read(end, 1)  # returns when the other two processes have closed `tell_end`
+        signal.raise_signal(signal.SIGKILL)  # the buffers and handlers of the parent stay untouched
+    os.read(ready, 1)
+    if os.fork() == 0:
+        write_line(_read_memory(sibling, words))
+        signal.raise_signal(signal.SIGKILL)
+    os.wait()
+    os.close(tell_end)
+    os.wait()
+
+
+class _Piece(ctypes.Structure):
+    """The struct iovec of C."""
+
+    _fields_ = (("address", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+def _read_memory(process: int, words: ctypes.Array[ctypes.c_char]) -> str:
+    """Read `words`, which have the same address in the other process, as workers of `shared` do."""
+    piece, one = _Piece(ctypes.addressof(words), len(_WORDS)), ctypes.c_ulong(1)
+    read = ctypes.CDLL(None, use_errno=True).process_vm_readv
+    read.restype = ctypes.c_ssize_t
+    got = read(process, ctypes.byref(piece), one, ctypes.byref(piece), one, ctypes.c_ulong(0))
+    return "yes" if got == len(_WORDS) and words.raw == _WORDS else os.strerror(ctypes.get_errno())
+
+
+def mpi_library() -> None:
+    """Print the name of the MPI library, which is loaded and not initialised."""
     rc = import_module("mpi4py").rc
     rc.initialize = rc.finalize = False
     name = import_module("mpi4py.MPI").Get_library_version()
-    print(name.strip("\0").splitlines()[0])  # noqa: T201
+    write_line(name.strip("\0").splitlines()[0])
 
 
-if __name__ == "__main__":
-    main(sys.argv[1:])
+def gpus() -> None:
+    """Print the number of GPUs; no context is created."""
+    write_line(driver.get().count)
+
+
+def nccl_library() -> None:
+    """Print the version of NCCL."""
+    write_line(import_module("nccl.bindings.nccl").get_version())
+
+
+def write_line(*words: object) -> None:
+    """Write a line to stdout in one piece: other workers write to the same pipe."""
+    os.write(1, f"{' '.join(map(str, words))}\n".encode())
+
+
+def _shortest(call: Callable[[], object]) -> float:
+    return min(_seconds(call) for _ in range(_REPEATS))
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+_PROGRAMS: dict[str, Callable[..., None]] = {
+    one.__name__: one
+    for one in (
+        *(sums, sums_of_all, spawned_sums, copies, round_trip),
+        *(read_from_sibling, mpi_library, gpus, nccl_library),
+    )
+}

@@ -1,4 +1,4 @@
-"""Which launcher has started this process, and the MPI that is here. No values of variables are told."""
+"""Checks of the launcher, of the variables, and of MPI. Values of variables are not in the report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from kvstore.errors import ConfigError
 from kvstore.launch.wrong_settings import wrong_settings
@@ -17,53 +17,42 @@ from kvstore.settings.unknown import unknown_variables
 from kvstore.settings.variables import process_variables
 
 from . import children
-from .findings import Finding
-
-#: Subject of the lines about values that are wrong: with them no store can be tested.
-SETTINGS = "settings"
+from .checks import CheckOutcome, error, ok, warning
 
 _DEADLINE = 20.0
 _OWN = re.compile(r"(KVSTORE|DMLC|PS|MXNET_KVSTORE)_[A-Z_]+")  # and those of MXNet that kvstore reads
 _BRANDS = {"Open MPI": r"open ?mpi|openrte|prte", "MPICH or Intel MPI": r"mpich|hydra|intel"}
-_WRONG_MPI = (
-    "start with the mpiexec of the MPI that mpi4py was built for, or "
-    "`pip install --force-reinstall --no-binary mpi4py mpi4py` to build it for this mpiexec"
-)
 
 
-def launcher(environment: Mapping[str, str] | None = None) -> Finding:
+def launcher(environment: Mapping[str, str] | None = None) -> CheckOutcome:
     """Name the launcher whose variables are set."""
     env = process_variables() if environment is None else environment
     names = [name for row in LAUNCHERS for name in row.signs if env.get(name)]
-    told = f" ({', '.join(names)} are set)" if names else ""
+    signs = f" ({', '.join(names)} are set)" if names else ""
     try:
         found = launchers.detect(env)
     except ConfigError:
-        text = f"the variables of a launcher are incomplete or contradict each other{told}"
-        return Finding("launcher", "error", text, "run `kvstore env`, which says which, with their values")
+        return error(f"the variables of a launcher are incomplete or contradict each other{signs}")
     if found.launcher == "none":
-        return Finding("launcher", "ok", f"none: this process is a job of its own{told}")
-    return Finding("launcher", "ok", f"{found.launcher}: rank {found.rank} of {found.size}{told}")
+        return ok(f"none: this process is a job of its own{signs}")
+    return ok(f"{found.launcher}: rank {found.rank} of {found.size}{signs}")
 
 
-def parameter_server(environment: Mapping[str, str] | None = None) -> Finding:
-    """Look whether the variables of a job with servers are complete."""
+def parameter_server(environment: Mapping[str, str] | None = None) -> CheckOutcome:
+    """Check that the variables of a job with servers are complete."""
     env = process_variables() if environment is None else environment
-    names = [name for name in roles.SIGNS if env.get(name)]
+    names = ", ".join(name for name in roles.SIGNS if env.get(name))
     try:
         found = roles.find(env)
     except ConfigError:
-        text = f"the variables of this job with servers are wrong or incomplete ({', '.join(names)} are set)"
-        return Finding("parameter server", "error", text, "run `kvstore env`, which says what is wrong")
+        return error(f"the variables of this job with servers are wrong or incomplete ({names} are set)")
     if found is None:
-        return Finding("parameter server", "ok", "this process belongs to no job with servers")
-    secure = "encrypted" if found.keys else "not encrypted"
-    text = f"this process is a {found.role}, {secure} ({', '.join(names)} are set)"
-    return Finding("parameter server", "ok", text)
+        return ok("this process belongs to no job with servers")
+    return ok(f"this process is a {found.role}, {'' if found.keys else 'not '}encrypted ({names} are set)")
 
 
-def variables(environment: Mapping[str, str] | None = None) -> Finding:
-    """List the variables of kvstore that are set, and warn of those without effect, also misspelt ones."""
+def variables(environment: Mapping[str, str] | None = None) -> CheckOutcome:
+    """List the variables of kvstore that are set; those without effect, also misspelt ones, are a warning."""
     env = process_variables() if environment is None else environment
     unknown = unknown_variables(env)
     names = sorted(name for name in env if _OWN.match(name) or name in unknown)
@@ -73,44 +62,49 @@ def variables(environment: Mapping[str, str] | None = None) -> Finding:
     useless = [name for name in names if name in reasons]
     if useless:
         cure = "unset or correct them: " + "; ".join(f"{name}: {reasons[name]}" for name in useless)
-        return Finding("variables", "warning", f"{text}; without effect: {', '.join(useless)}", cure)
-    return Finding("variables", "ok", text)
+        return warning(f"{text}; without effect: {', '.join(useless)}", cure)
+    return ok(text)
 
 
-def settings(environment: Mapping[str, str] | None = None) -> list[Finding]:
-    """Read the variables as stores and servers do, which raise for a wrong value."""
+def settings(environment: Mapping[str, str] | None = None) -> CheckOutcome:
+    """Read the variables as stores and servers do, which raise an exception for a wrong value."""
+    wrong = wrong_settings(environment)
+    if not wrong:
+        return ok("stores and servers can use the values of all variables")
     meanings = {name: row.meaning for row in (*STORES, *SERVERS) for name in row.names(WORKER)}
-    wrong = [
-        Finding(
-            SETTINGS,
-            "error",
-            f"the value of {name} cannot be used",
-            f"unset or correct it ({meanings[name]}); `kvstore env` says what is wrong",
-        )
-        for name in wrong_settings(environment)
-    ]
-    return wrong or [Finding(SETTINGS, "ok", "stores and servers can use the values of all variables")]
+    expected = "; ".join(f"{name} ({meanings[name]})" for name in wrong)
+    cure = f"unset or correct: {expected}. `kvstore env` says what is wrong"
+    return error(f"values that cannot be used: {', '.join(wrong)}", cure)
 
 
-def mpi() -> Finding:
+def mpi() -> CheckOutcome:
     """Compare the MPI library of mpi4py with the mpiexec that would start a job."""
     if importlib.util.find_spec("mpi4py") is None:
-        return Finding("MPI", "ok", "mpi4py is not installed; only the store `mpi` needs it")
-    library = children.run([*children.JOB, "mpi-library"], _DEADLINE)
+        return ok("mpi4py is not installed; only the store `mpi` needs it")
+    library = children.ask("mpi_library")
     if library.code != 0:
         cure = "install an MPI, such as `pip install mpich`, or the one that mpi4py was built for"
-        return Finding("MPI", "warning", f"mpi4py does not work: {library.reason}", cure)
+        return warning(f"mpi4py does not work: {library.reason}", cure)
     command = _mpiexec()
     if command is None:
-        cure = "put the folder of mpiexec on PATH"
-        return Finding("MPI", "warning", f"{library.out.strip()}, but there is no mpiexec on PATH", cure)
+        text = f"{library.out.strip()}, but there is no mpiexec on PATH"
+        return warning(text, "put the folder of mpiexec on PATH")
     return fitting_mpi(library.out, children.run([command, "--version"], _DEADLINE).out)
 
 
-def mpi_launcher() -> tuple[str, ...]:
-    """Return what starts processes of MPI on this machine; empty where mpi4py or mpiexec is missing.
+def fitting_mpi(library: str, command: str) -> CheckOutcome:
+    """Compare the brands of the MPI library and of mpiexec, by their texts of version numbers."""
+    text = f"mpi4py uses {' '.join(library.split())}"
+    ours, theirs = brand(library), brand(command)
+    if ours and theirs and ours != theirs:
+        return warning(f"{text}, but mpiexec is that of {theirs}: each process would be a job of its own")
+    return ok(f"{text}; mpiexec is that of {theirs or 'an unknown MPI'}")
 
-    Open MPI wants to be told that there may be more processes than cores, and that root is meant.
+
+def mpi_launcher() -> tuple[str, ...]:
+    """Return the command that starts processes of MPI here; empty if mpi4py or mpiexec is missing.
+
+    Open MPI needs options to start more processes than cores, and to start them as root.
     """
     command = _mpiexec()
     if command is None or importlib.util.find_spec("mpi4py") is None:
@@ -122,26 +116,12 @@ def mpi_launcher() -> tuple[str, ...]:
 
 
 def _mpiexec() -> str | None:
-    """Find mpiexec as a shell does, or else beside Python, where a wheel of an MPI puts it."""
+    """Find mpiexec on PATH, or else in the folder of Python, where a wheel of an MPI installs it."""
     path = process_variables().get("PATH", os.defpath)
     return shutil.which("mpiexec", path=os.pathsep.join([path, os.path.dirname(sys.executable)]))
 
 
-def fitting_mpi(library: str, command: str) -> Finding:
-    """Judge what the MPI library and mpiexec say of themselves."""
-    text = f"mpi4py uses {' '.join(library.split())}"
-    ours, theirs = brand(library), brand(command)
-    if ours and theirs and ours != theirs:
-        text += f", but mpiexec is that of {theirs}: each process would be a job of its own"
-        return Finding("MPI", "warning", text, _WRONG_MPI)
-    return Finding("MPI", "ok", f"{text}; mpiexec is that of {theirs or 'an unknown MPI'}")
-
-
 def brand(text: str) -> str | None:
-    """Name the family of MPI libraries that a text of version numbers is of."""
-    return next((name for name, sign in _BRANDS.items() if _has(sign, text.splitlines())), None)
-
-
-def _has(sign: str, lines: Iterable[str]) -> bool:
-    """Whether one of the first lines, which name the program, has the sign."""
-    return any(re.search(sign, line, re.IGNORECASE) for line in list(lines)[:3])
+    """Return the family of MPI libraries that the first lines of a text name."""
+    head = "\n".join(text.splitlines()[:3])
+    return next((name for name, sign in _BRANDS.items() if re.search(sign, head, re.IGNORECASE)), None)

@@ -1,11 +1,11 @@
-"""Limits of this process and permissions between processes."""
+"""Checks of the limits of this process, and of permissions between processes."""
 
 from __future__ import annotations
 
 import resource
 from pathlib import Path
 
-from .findings import Finding
+from .checks import CheckOutcome, ok, warning
 from .system_files import ROOT, number, size
 from .system_files import text as content
 
@@ -15,55 +15,56 @@ _FEW_FILES = 1024
 _CAP_SYS_PTRACE = 19
 
 
-def locked_memory(root: Path = ROOT) -> Finding:
-    """Look how much memory may be locked, as drivers of InfiniBand do."""
+def locked_memory(root: Path = ROOT) -> CheckOutcome:
+    """Check how much memory a process may lock, as drivers of InfiniBand do."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    has_rdma = any((root / "sys/class/infiniband").glob("*"))
-    said = "unlimited" if soft == _INFINITE else size(soft)
-    if soft != _INFINITE and (has_rdma or soft < _SMALL_LOCK):
-        said += " (RLIMIT_MEMLOCK): NCCL, MPI and Horovod over InfiniBand need more; kvstore locks none"
-        cure = "ulimit -l unlimited; docker run --ulimit memlock=-1; LimitMEMLOCK=infinity in a systemd unit"
-        return Finding("locked memory", "warning", said, cure)
-    return Finding("locked memory", "ok", said)
+    if soft == _INFINITE:
+        return ok("unlimited")
+    if soft < _SMALL_LOCK or any((root / "sys/class/infiniband").glob("*")):
+        need = "NCCL, MPI and Horovod over InfiniBand need more; kvstore locks none"
+        return warning(f"{size(soft)} (RLIMIT_MEMLOCK): {need}")
+    return ok(size(soft))
 
 
-def open_files() -> Finding:
-    """Look how many descriptors this process may have."""
+def open_files() -> CheckOutcome:
+    """Check how many descriptors this process may have."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != _INFINITE and soft < _FEW_FILES:
-        found = f"{soft} (RLIMIT_NOFILE): servers and schedulers need several for each worker"
+    if soft == _INFINITE:
+        return ok("unlimited")
+    if soft < _FEW_FILES:
         most = _FEW_FILES * 4 if hard == _INFINITE else min(hard, _FEW_FILES * 4)
-        return Finding("open files", "warning", found, f"ulimit -n {most}")
-    return Finding("open files", "ok", "unlimited" if soft == _INFINITE else str(soft))
+        need = "servers and schedulers need several for each worker"
+        return warning(f"{soft} (RLIMIT_NOFILE): {need}", f"ulimit -n {most}")
+    return ok(str(soft))
 
 
-def address_space() -> Finding:
-    """Look whether `shared` can map addresses for a region that grows, and its file can grow."""
+def address_space() -> CheckOutcome:
+    """Check that `shared` can map addresses for a region that grows, and its file can grow."""
     limits = {"RLIMIT_AS": resource.RLIMIT_AS, "RLIMIT_FSIZE": resource.RLIMIT_FSIZE}
     found = {name: resource.getrlimit(limit)[0] for name, limit in limits.items()}
     tight = [f"{name} {size(soft)}" for name, soft in found.items() if soft != _INFINITE]
     if tight:
-        said = f"limited ({', '.join(tight)}): `shared` maps more addresses than it uses, and a large file"
-        return Finding("address space", "warning", said, "ulimit -v unlimited -f unlimited")
-    return Finding("address space", "ok", "unlimited")
+        need = "`shared` maps more addresses than it uses, and a large file"
+        return warning(f"limited ({', '.join(tight)}): {need}")
+    return ok("unlimited")
 
 
-def ptrace(root: Path = ROOT) -> Finding:
-    """Look whether workers of `shared` may read each other's arrays (process_vm_readv)."""
+def ptrace(root: Path = ROOT) -> CheckOutcome:
+    """Check whether workers of `shared` may read each other's arrays (process_vm_readv)."""
     scope = number(root / "proc/sys/kernel/yama/ptrace_scope")
     if not scope:
-        return Finding("ptrace", "ok", "processes of a user may read each other (no ptrace_scope of Yama)")
+        return ok("processes of a user may read each other (no ptrace_scope of Yama)")
     if scope < 3 and _may_trace(root):
-        return Finding("ptrace", "ok", f"ptrace_scope is {scope}, but this process has CAP_SYS_PTRACE")
-    said = f"ptrace_scope is {scope}: workers of `shared` cannot read each other's arrays, and copy once more"
+        return ok(f"ptrace_scope is {scope}, but this process has CAP_SYS_PTRACE")
     cure = "push arrays from store.empty(key), which are not copied"
     if scope < 3:  # 3 stays until the next boot
         cure = f"sudo sysctl kernel.yama.ptrace_scope=0; or {cure}"
-    return Finding("ptrace", "warning", said, cure)
+    said = f"ptrace_scope is {scope}: workers of `shared` cannot read each other's arrays, and copy once more"
+    return warning(said, cure)
 
 
 def _may_trace(root: Path) -> bool:
-    """Whether this process may trace any other."""
+    """Whether this process may trace any other process."""
     for line in (content(root / "proc/self/status") or "").splitlines():
         name, _, value = line.partition(":")
         if name == "CapEff":

@@ -1,8 +1,7 @@
-"""All checks in their order, and the report: lines for people, or JSON. No secrets are in it."""
+"""The report: all checks in their order, as lines or JSON, without secrets."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,86 +9,26 @@ from dataclasses import asdict, replace
 
 from kvstore.settings.variables import process_variables
 
-from . import gpus, installation, launchers, machine, network, permissions, self_tests, speed
-from .findings import Check, Finding, checked, failed
-
-CHECKS: tuple[Check, ...] = (
-    installation.python,
-    installation.package,
-    installation.compiled_modules,
-    installation.instruction_set,
-    installation.compiler,
-    installation.dependencies,
-    installation.extras,
-    installation.frameworks,
-    machine.processors,
-    machine.memory,
-    machine.memfd,
-    machine.shared_regions,
-    machine.shared_memory_folder,
-    machine.huge_pages,
-    permissions.locked_memory,
-    permissions.open_files,
-    permissions.address_space,
-    permissions.ptrace,
-    launchers.launcher,
-    launchers.parameter_server,
-    launchers.variables,
-    launchers.settings,
-    launchers.mpi,
-    gpus.cuda,
-    gpus.cuda_kernels,
-    gpus.nccl,
-    network.interfaces,
-    network.host_name,
-    network.ports,
-    network.encryption,
-    network.keys_file,
-)
+from .checks import Finding
+from .table import CHECKS, SPEEDS, tests
 
 _WIDTH = 23  # characters of the longest subject
-_SHORTEST = 6  # characters of a value that is hidden: shorter ones are in every text
+_SHORTEST = 6  # characters of a hidden value: shorter ones are in every text
 _SHOWN = ("KVSTORE_ROLE", "DMLC_ROLE")  # their values are words of this report
 
 
-def findings(tests: bool = True, speeds: bool = False) -> Iterator[Finding]:
-    """Run the checks one after the other, and say what each has found as soon as it has.
-
-    Parameters
-    ----------
-    tests : bool
-        Run the self-tests, in processes of their own.
-    speeds : bool
-        Measure speeds, after everything else.
-    """
+def findings(with_tests: bool = True, speeds: bool = False) -> Iterator[Finding]:
+    """Run the checks in turn, and yield each finding at once: checks, self-tests, speeds."""
     usable = True
     for check in CHECKS:
-        for found in checked(check):
-            usable = usable and (found.subject, found.level) != (launchers.SETTINGS, "error")
-            yield redacted(found)
-    if not usable and (tests or speeds):
+        found = redacted(check.run())
+        usable = usable and (found.subject, found.level) != ("settings", "error")
+        yield found
+    if not usable and (with_tests or speeds):
         yield Finding("self-tests", "warning", "not run: settings are wrong", "correct the settings first")
         return
-    for found in itertools.chain(_tested() if tests else (), _measured() if speeds else ()):
-        yield redacted(found)
-
-
-def _tested() -> Iterator[Finding]:
-    """Run the self-tests; each has a deadline of its own."""
-    try:
-        yield self_tests.reads_between_processes()
-        for test in self_tests.store_tests():
-            yield self_tests.outcome(test)
-    except Exception as error:
-        yield failed("self-tests", error)
-
-
-def _measured() -> Iterator[Finding]:
-    try:
-        yield from speed.copies()
-        yield speed.round_trip()
-    except Exception as error:
-        yield failed("speeds", error)
+    for check in (*(tests() if with_tests else ()), *(SPEEDS if speeds else ())):
+        yield redacted(check.run())
 
 
 def redacted(
@@ -114,31 +53,26 @@ def redacted(
 
 
 def line(found: Finding) -> str:
-    """Lay a finding out for people, in one line; `level` comes first."""
+    """Return the line of a finding; its level is first."""
     cure = f". Cure: {found.cure}" if found.cure else ""
     return f"{found.level:<7}  {found.subject:<{_WIDTH}}  {found.text}{cure}"
 
 
 def last_line(found: Sequence[Finding]) -> str:
     """Count errors and warnings, and say what the report is for."""
-    errors, warnings = (
-        _counted(sum(one.level == level for one in found), level) for level in ("error", "warning")
-    )
+    errors, warnings = (sum(one.level == level for one in found) for level in ("error", "warning"))
+    counts = f"{errors} error{'s' * (errors != 1)}, {warnings} warning{'s' * (warnings != 1)}"
     return (
-        f"{errors}, {warnings}. To report a bug, paste all of these lines into the issue: "
+        f"{counts}. To report a bug, paste all of these lines into the issue: "
         "they have no keys, no values of variables, and no addresses but those of --hosts"
     )
 
 
 def as_objects(found: Sequence[Finding]) -> list[dict[str, str]]:
-    """Make what --json prints."""
+    """Return the findings as --json prints them."""
     return [asdict(one) for one in found]
 
 
 def is_sound(found: Sequence[Finding]) -> bool:
-    """Whether nothing is an error."""
+    """Whether no finding is an error."""
     return all(one.level != "error" for one in found)
-
-
-def _counted(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"

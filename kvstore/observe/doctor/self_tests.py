@@ -1,82 +1,92 @@
-"""Sums with each store that can run on this machine, in processes of their own, and what they must be."""
+"""Sums and speeds of the stores that can run on this machine, in child processes."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from . import children, launchers
-from .findings import Finding
-from .workers import PARTS, expected
+from . import children
+from .checks import CheckOutcome, error, ok, warning
+from .children import JOB, Ran, with_a_server
+from .job import COPIED, PARTS, expected
+from .launchers import mpi_launcher
 
 #: Seconds after which the processes of a self-test are ended.
 DEADLINE = 60.0
 
-_PATIENCE = 0.75  # part of the deadline after which a store reports by itself whom it waits for
-_CURE = (
-    "fix the errors and warnings above first; if there are none, report this with all lines of this command"
-)
+_PATIENCE = 0.75  # part of the deadline after which a store itself reports which process it waits for
+_SPEED_DEADLINE = 120.0
 
 
-@dataclass(frozen=True)
-class StoreTest:
-    """A program that makes the sums with one store, and prints their digest in each worker."""
-
-    store: str
-    command: tuple[str, ...]
-    workers: int
-
-    @property
-    def subject(self) -> str:
-        """Name the line of the report."""
-        return f"test {self.store}"
-
-
-def store_tests(deadline: float = DEADLINE) -> list[StoreTest]:
-    """List the tests: one process, two that share memory, two with a server and a scheduler, two of MPI."""
-    mpi = launchers.mpi_launcher()
-    return [
-        StoreTest("local", (*children.JOB, "sums", "local"), 1),
-        StoreTest("device", (*children.JOB, "sums", "device"), 1),
-        StoreTest("shared", (*children.JOB, "spawned-sums", "shared", f"{_PATIENCE * deadline}"), PARTS),
-        StoreTest("dist_sync", (*children.with_a_server(PARTS), "sums", "dist_sync"), PARTS),
-    ] + [StoreTest("mpi", (*mpi, "-n", f"{PARTS}", *children.JOB, "sums-of-all", "mpi"), PARTS)] * bool(mpi)
+def commands(deadline: float = DEADLINE) -> dict[str, tuple[tuple[str, ...], int]]:
+    """Return for each store the command that prints the digests of its sums, and its number of workers."""
+    found = {
+        "local": ((*JOB, "sums", "local"), 1),
+        "device": ((*JOB, "sums", "device"), 1),
+        "shared": ((*JOB, "spawned_sums", "shared", f"{_PATIENCE * deadline}"), PARTS),
+        "dist_sync": ((*with_a_server(PARTS), "sums", "dist_sync"), PARTS),
+    }
+    with contextlib.suppress(OSError):  # the check of MPI reports it
+        if mpi := mpi_launcher():
+            found["mpi"] = (*mpi, "-n", f"{PARTS}", *JOB, "sums_of_all", "mpi"), PARTS
+    return found
 
 
-def outcome(test: StoreTest, deadline: float = DEADLINE) -> Finding:
-    """Run a test; each of its workers must have the sums of `expected`, bit for bit."""
+def sums(command: Sequence[str], workers: int, deadline: float = DEADLINE) -> CheckOutcome:
+    """Run a self-test; each worker must have the sums of NumPy, bit for bit."""
     environment = {**children.alone(), "KVSTORE_TIMEOUT": f"{_PATIENCE * deadline}"}
-    ran = children.run(test.command, deadline, environment)
+    ran = children.run(command, deadline, environment)
     if ran.code is None:
-        text = f"not finished after {deadline:g} s, and ended: {ran.reason}"
-        return Finding(test.subject, "error", text, _CURE)
+        return error(f"not finished after {deadline:g} s, and ended: {ran.reason}")
     if ran.code != 0:
-        return Finding(test.subject, "error", ran.reason, _CURE)
-    return judged(test, _digests(ran.out))
-
-
-def judged(test: StoreTest, digests: Sequence[str]) -> Finding:
-    """Compare the digests of all workers with what they must be."""
-    if len(digests) != test.workers:
-        text = f"{len(digests)} of {test.workers} workers have printed their sums"
-        return Finding(test.subject, "error", text, _CURE)
+        return error(ran.reason)
+    digests = [line.split()[1] for line in ran.out.splitlines() if line.startswith("sum ")]
+    if len(digests) != workers:
+        return error(f"{len(digests)} of {workers} workers have printed their sums")
     if set(digests) != {expected()}:
-        text = "the sums are not those of NumPy: values of this store are wrong on this machine"
-        return Finding(test.subject, "error", text, _CURE)
-    count = "1 process" if test.workers == 1 else f"{test.workers} processes"
-    return Finding(test.subject, "ok", f"{count}: sums have the bits that they must have")
+        return error("the sums are not those of NumPy: values of this store are wrong on this machine")
+    count = "1 process" if workers == 1 else f"{workers} processes"
+    return ok(f"{count}: sums have the bits that they must have")
 
 
-def reads_between_processes(deadline: float = DEADLINE) -> Finding:
-    """Have a process read the memory of another with the same parent, as workers of `shared` do."""
-    ran = children.run([*children.JOB, "read-from-sibling"], deadline)
+def reads_between_processes() -> CheckOutcome:
+    """Have a process read the memory of another one with the same parent, as workers of `shared` do."""
+    ran = children.ask("read_from_sibling")
     answer = ran.out.strip()
     if answer == "yes":
-        return Finding("reads between processes", "ok", "process_vm_readv works")
-    text = f"process_vm_readv does not work ({answer or ran.reason}): `shared` copies arrays once more"
-    cure = "see the line on ptrace; in a container use `docker run --cap-add=SYS_PTRACE`"
-    return Finding("reads between processes", "warning", text, cure)
+        return ok("process_vm_readv works")
+    return warning(
+        f"process_vm_readv does not work ({answer or ran.reason}): `shared` copies arrays once more"
+    )
 
 
-def _digests(text: str) -> list[str]:
-    return [line.split()[1] for line in text.splitlines() if line.startswith("sum ")]
+def speed_of_memory() -> CheckOutcome:
+    """Measure one thread that copies 64 MB."""
+    ran = children.run([*JOB, "copies"], _SPEED_DEADLINE)
+    if not (found := _seconds(ran)):
+        return error(ran.reason)
+    return ok(f"one thread copies 64 MB at {COPIED / found[0] / 1e9:.1f} GB/s")
+
+
+def speed_of_local() -> CheckOutcome:
+    """Measure a push and a pull of 64 MB, and compare them with a copy."""
+    ran = children.run([*JOB, "copies"], _SPEED_DEADLINE)
+    if not (found := _seconds(ran)):
+        return error(ran.reason)
+    copied, moved, threads = found
+    ratio = f"{2 * copied / moved:.2f} times that speed, with {threads:.0f} threads"
+    return ok(f"a push and a pull of 64 MB take {moved * 1e3:.1f} ms: {ratio}")
+
+
+def speed_of_dist_sync() -> CheckOutcome:
+    """Measure a pushpull of 4 KB between a worker and a server on this machine."""
+    ran = children.run([*with_a_server(1), "round_trip"], _SPEED_DEADLINE)
+    if not (found := _seconds(ran)):
+        return error(ran.reason)
+    return ok(f"a pushpull of 4 KB over one server takes {found[0] * 1e6:.0f} µs (median)")
+
+
+def _seconds(ran: Ran) -> list[float]:
+    """Return the numbers that a program has printed; none if it failed."""
+    lines = [line for line in ran.out.splitlines() if line.startswith("seconds ")]
+    return [float(word) for word in lines[0].split()[1:]] if lines and ran.code == 0 else []

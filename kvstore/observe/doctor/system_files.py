@@ -9,7 +9,7 @@ ROOT = Path("/")
 
 
 def text(path: Path) -> str | None:
-    """Content of a file without the blanks around it; None if it is not there or cannot be read."""
+    """Return the content of a file without the blanks around it; None if it cannot be read."""
     try:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError):
@@ -17,25 +17,25 @@ def text(path: Path) -> str | None:
 
 
 def number(path: Path) -> int | None:
-    """Content of a file that holds one integer; None if it holds anything else."""
+    """Return the integer in a file; None if it holds anything else."""
     found = text(path)
     return int(found) if found and re.fullmatch(r"-?[0-9]+", found) else None
 
 
 def chosen(path: Path) -> str | None:
-    """Chosen one of several words, which the kernel writes in brackets: ``always [madvise] never``."""
+    """Return the word that the kernel writes in brackets: ``always [madvise] never``."""
     match = re.search(r"\[(\w+)\]", text(path) or "")
     return match[1] if match else None
 
 
 def kilobytes(path: Path, name: str) -> int | None:
-    """Bytes of a line such as ``MemTotal:  123 kB``."""
+    """Return the bytes of a line such as ``MemTotal:  123 kB``."""
     match = re.search(rf"^{name}:\s+([0-9]+) kB$", text(path) or "", re.MULTILINE)
     return int(match[1]) << 10 if match else None
 
 
 def size(nbytes: int) -> str:
-    """Write a number of bytes for people."""
+    """Return a number of bytes with its binary unit."""
     for unit, shift in (("GB", 30), ("MB", 20), ("KB", 10)):
         if nbytes >= 1 << shift:
             return f"{nbytes / (1 << shift):.1f}".removesuffix(".0") + f" {unit}"

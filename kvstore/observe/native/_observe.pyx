@@ -126,7 +126,7 @@ cdef class Slice:
 
 
 cdef class Counters:
-    """What one store of this process, or its server, has done so far.
+    """The counters of one store of this process, or of its server.
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ cdef class Counters:
     number : int
         Of the store in its process; -1 if not shown.
     quiet : bool
-        Begin no spans: what goes on is part of one.
+        Begin no spans: the present calls are part of one.
     """
 
     cdef kv_counters *c
@@ -195,7 +195,7 @@ cdef class Counters:
     cpdef void count(self, unsigned call) noexcept:
         """Count a call; a number of `kvstore.observe.counters.CALLS`."""
         if call < KV_CALLS:
-            kv_add_alone(&self.c.calls[call], 1)  # nobody without the interpreter's lock does
+            kv_add_alone(&self.c.calls[call], 1)  # only threads with the interpreter's lock count calls
 
     cpdef void move(self, unsigned way, uint64_t sent, uint64_t received) noexcept:
         """Count bytes of values that went and came; a number of `kvstore.observe.counters.WAYS`."""
@@ -237,7 +237,7 @@ cdef class Counters:
         return bool(kv_is_timed(self.c))
 
     cpdef uint64_t begin(self) noexcept:
-        """Begin a span of time: what `end` takes, 0 where nobody asks for it."""
+        """Return the begin of a span, for `end`; 0 if times are not taken."""
         return 0 if self.quiet else kv_begin(self.c)
 
     cpdef void end(
@@ -267,7 +267,7 @@ cdef class Counters:
         return 0
 
     def end_works(self, unsigned phase, uint64_t begin, unsigned way, works, uint64_t rounds=1):
-        """Do as `end_work` for many keys, in one span. `works`: of each what has the key as `slice`, values, outs."""
+        """Do as `end_work` for many keys, in one span. `works`: an entry with the key as `slice`, values, outs."""
         cdef uint64_t sent = 0, received = 0
         cdef Slice key = None
         for entry, values, outs in works:
@@ -285,7 +285,7 @@ cdef class Counters:
         return kv_is_timed(self.c)
 
     cpdef void wait_for(self, uint64_t begin, uint64_t slice=0, uint64_t round=0, int whom=KV_NOBODY) noexcept:
-        """Tell who looks on of a wait that began; `waited` ends it."""
+        """Publish a wait that has begun; `waited` ends it."""
         kv_waits_for(self.c, begin, kv_about(slice, round, 0, whom, <uint16_t>self.number))
 
     cpdef void waited(self, uint64_t begin, uint64_t slice=0, uint64_t round=0, int whom=KV_NOBODY) noexcept:
@@ -296,9 +296,9 @@ cdef class Counters:
     cpdef void enter(
         self, unsigned phase, uint64_t slice=KV_NO_SLICE, uint64_t round=0, uint64_t nbytes=0, int whom=KV_NOBODY
     ) noexcept:
-        """Enter a phase, which ends the one that this thread is in; nothing happens unless somebody asks for times.
+        """Enter a phase, which ends the phase of this thread; nothing happens unless times are taken.
 
-        To enter `WAITING` again goes on with it. `leave` follows, or another phase.
+        Entering `WAITING` again continues it. `leave` follows, or another phase.
         """
         if phase < KV_PHASES:
             kv_enter(self.c, <kv_phase>phase, kv_about(slice, round, nbytes, whom, <uint16_t>self.number))
@@ -306,14 +306,14 @@ cdef class Counters:
     def during(
         self, unsigned phase, uint64_t slice=KV_NO_SLICE, uint64_t round=0, uint64_t nbytes=0, int whom=KV_NOBODY
     ):
-        """Return a context: what is done in it is of a phase; see `enter`."""
+        """Return a context whose time counts as a phase; see `enter`."""
         cdef Phase made = Phase.__new__(Phase)
         made.counters, made.phase = self, phase
         made.about = kv_about(slice, round, nbytes, whom, <uint16_t>self.number)
         return made
 
     cpdef void leave(self, uint64_t at=0) noexcept:
-        """End the phase that this thread is in, if it is in one; at a time that has been, or now."""
+        """End the phase that this thread is in, if it is in one; at an earlier time, or now."""
         cdef kv_activity *here = kv_this_activity()
         if here.begin and at >= here.begin:
             kv_end_activity(here, at)
@@ -326,7 +326,7 @@ cdef class Counters:
 
 
 def job_id(str job):
-    """Return what is told of the name of a job, which is a secret in jobs without keys; of none, nothing."""
+    """Return the hash of the name of a job, which is a secret in jobs without keys; empty for an empty name."""
     import hashlib
 
     return hashlib.sha256(job.encode("utf-8", "replace")).hexdigest()[:12] if job else ""
@@ -374,35 +374,6 @@ def recording():
 def recorded():
     """Return how many events there were since `record_events`; the ring may have fewer."""
     return kv_own_ring.next
-
-
-def events():
-    """Return the events that the ring has, the oldest first.
-
-    Returns
-    -------
-    list of tuple
-        (kind, store, thread, begin, end, slice, round, nbytes, whom) each.
-    """
-    cdef uint64_t n, i
-    cdef kv_event *copy
-    if not kv_own_ring.size:
-        return []
-    copy = <kv_event *>calloc(kv_own_ring.size, sizeof(kv_event))
-    if copy == NULL:
-        raise MemoryError("there is no memory to copy the events of this process")
-    try:
-        with nogil:
-            n = kv_copy_events(copy)
-        return [
-            (
-                copy[i].kind, copy[i].store, copy[i].thread, copy[i].begin, copy[i].end, copy[i].slice,
-                copy[i].round, copy[i].nbytes, copy[i].whom,
-            )
-            for i in range(n)
-        ]  # fmt: skip
-    finally:
-        free(copy)
 
 
 def take_times(uint64_t until=0xFFFFFFFFFFFFFFFF):

@@ -1,18 +1,18 @@
 #ifndef KV_ACTIVITY_H
 #define KV_ACTIVITY_H
 
-/* What a thread is doing: one phase at a time, so that no time is counted twice.
+/* The activity of a thread: one phase at a time, so that no time is counted twice.
  *
- * To enter a phase ends the one before, at the same moment. To enter the same phase of the same round again goes on with
- * it, so pieces that follow each other are one span. So does any wait: it stays one while its thread looks at a deadline
- * in between, and is about what it was about last. All modules of a process see the same activity of a thread, through
+ * Entering a phase ends the one before, at the same moment. Entering the same phase of the same round again continues it,
+ * so consecutive pieces are one span. A wait is continued too while its thread checks a deadline, and has the key and
+ * round of its last entry. All modules of a process see the same activity of a thread, through
  * the ring. */
 
 #include "events.h"
 
 struct kv_activity {
     kv_counters *counters;
-    uint64_t begin; /* 0: nothing that is timed */
+    uint64_t begin; /* 0: no phase is timed */
     uint64_t freed; /* as it was in the ring: if other counters were freed since, these may be */
     kv_phase phase;
     kv_about about;
@@ -67,14 +67,14 @@ static inline kv_activity *kv_activity_here(void)
     return may_have ? kv_ring_here->activity() : 0;
 }
 
-/* Enter a phase, if somebody asks for times. `kv_leave` follows, or another phase. */
+/* Enter a phase, if times are taken. `kv_leave` follows, or another phase. */
 static inline void kv_enter(kv_counters *c, kv_phase phase, kv_about about)
 {
     if (kv_is_timed(c) && kv_ring_here->activity)
         kv_enter_timed(c, phase, about);
 }
 
-/* What this thread is doing now. */
+/* Return the activity of this thread. */
 static inline kv_activity kv_doing(void)
 {
     kv_activity *a = kv_activity_here();
@@ -97,7 +97,7 @@ static inline void kv_leave_work(void)
         kv_end_activity(a, kv_ring_here->now());
 }
 
-/* Go on with what this thread was doing before a phase that ends now. */
+/* Continue the activity before a phase that ends now. */
 static inline void kv_go_back(const kv_activity *before)
 {
     if (before->begin)
@@ -106,7 +106,7 @@ static inline void kv_go_back(const kv_activity *before)
         kv_leave();
 }
 
-/* Count bytes to what this thread is doing. */
+/* Count bytes for the phase of this thread. */
 static inline void kv_note_bytes(kv_counters *c, uint64_t nbytes)
 {
     kv_activity *a = kv_is_timed(c) ? kv_activity_here() : 0;

@@ -1,9 +1,9 @@
 #ifndef KV_COUNTERS_H
 #define KV_COUNTERS_H
 
-/* What a store, or a server, has done so far, in numbers that others may read while it goes on.
+/* The counters of a store, or of a server, which other processes may read while it works.
  *
- * Counts are always kept. Times are taken while somebody asks for them: see kv_is_timed. All numbers are written with
+ * Counts are always kept. Times are taken on request: see kv_is_timed. All numbers are written with
  * relaxed atomics, by any thread; a reader may see some that are newer than others. */
 
 #include <stdatomic.h>
@@ -25,7 +25,7 @@ enum { KV_BUCKETS = 128, KV_NAME = 64 };
 
 typedef _Atomic uint64_t kv_count;
 
-/* KV_INHERITED: by a store of the process that this one was forked from; nobody is shown it. */
+/* KV_INHERITED: by a store of the parent of this process; no reader shows it. */
 enum kv_use { KV_FREE, KV_USED, KV_INHERITED };
 
 typedef struct {
@@ -53,7 +53,7 @@ static inline void kv_add_to(kv_count *count, uint64_t more)
         atomic_fetch_add_explicit(count, more, memory_order_relaxed);
 }
 
-/* The same where no other thread adds to it meanwhile: a locked instruction also waits for all that was written before. */
+/* The same if no other thread adds to it at the same time: a locked instruction also waits for earlier writes. */
 static inline void kv_add_alone(kv_count *count, uint64_t more)
 {
     if (KV_COUNTS)
@@ -66,7 +66,7 @@ static inline void kv_set_to(kv_count *count, uint64_t value)
         atomic_store_explicit(count, value, memory_order_relaxed);
 }
 
-/* Whether somebody asks for times. */
+/* Whether times are taken. */
 static inline int kv_is_timed(const kv_counters *c)
 {
     return KV_COUNTS && c && atomic_load_explicit(&c->timed_until, memory_order_relaxed) != 0;

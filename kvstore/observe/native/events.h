@@ -8,10 +8,10 @@
 
 #include "counters.h"
 
-/* What an event is, beyond the phases. The order is known to kvstore/observe/events.py. */
+/* Kinds of events, beyond the phases. The order is known to kvstore/observe/events.py. */
 enum kv_event_kind {
     KV_EVENT_CALL = KV_PHASES, /* a verb; `slice` is the kv_verb */
-    KV_EVENT_ARRIVED,          /* a part of worker `whom` has come; an instant */
+    KV_EVENT_ARRIVED,          /* a part of worker `whom` has arrived; an instant */
     KV_EVENT_LOST,             /* of worker or server `whom`; an instant */
     KV_EVENT_BACK,             /* the same, when it is back */
     KV_EVENT_STEP,             /* of a trainer or a hook */
@@ -21,7 +21,7 @@ enum kv_event_kind {
 
 typedef struct {
     uint64_t begin, end; /* ns of CLOCK_MONOTONIC */
-    uint64_t slice;      /* the store's number of what it is about; 0 may be one, too */
+    uint64_t slice;      /* the store's number of a key, or of a part of it; 0 is a number, too */
     uint64_t round, nbytes;
     uint32_t thread;     /* its number in the system */
     int32_t whom;        /* as in kv_counters */
@@ -59,13 +59,13 @@ static void kv_record(kv_event event)
     *(volatile uint32_t *)&to->written = (uint32_t)(at + 1);
 }
 
-/* The beginning of a span: the time, or 0 where nobody asks for it. */
+/* The beginning of a span: the time, or 0 if times are not taken. */
 static inline uint64_t kv_begin(const kv_counters *c)
 {
     return kv_is_timed(c) && kv_ring_here->now ? kv_ring_here->now() : 0;
 }
 
-/* What a span is about. */
+/* The subject of a span. */
 typedef struct {
     uint64_t slice, round, nbytes;
     int32_t whom;
@@ -100,7 +100,7 @@ static inline void kv_note(const kv_counters *c, enum kv_event_kind kind, kv_abo
         kv_record((kv_event){now, now, about.slice, about.round, about.nbytes, 0, about.whom, (uint16_t)kind, about.store, 0});
 }
 
-/* Tell who looks on that a wait has begun, and for whom. `kv_end` with KV_WAITING is to follow, and `kv_waits_no_more`. */
+/* Publish a wait that has begun. `kv_end` with KV_WAITING must follow, and `kv_waits_no_more`. */
 static inline void kv_waits_for(kv_counters *c, uint64_t begin, kv_about about)
 {
     if (!begin)

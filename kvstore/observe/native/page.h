@@ -3,8 +3,8 @@
 
 /* The counters of all stores of a process, in memory that other processes of the user can map.
  *
- * It is a memfd named KV_PAGE_NAME; whoever looks on finds it in /proc/PID/fd. A child that is forked gets a page of its
- * own at the same address, and begins at 0. Where there is no memfd, the page is memory of this process alone. */
+ * It is a memfd named KV_PAGE_NAME; readers find it in /proc/PID/fd. A forked child gets its own page at the same
+ * address, and counts from 0. If there is no memfd, the page is private memory of the process. */
 
 #include <fcntl.h>
 #include <pthread.h>

@@ -1,4 +1,4 @@
-"""Which clock the events of a process are in, and how far it is from the scheduler's."""
+"""The clock of the events of a process, and its offset to the scheduler's."""
 
 from __future__ import annotations
 
@@ -14,28 +14,18 @@ _DRIFT = 20e-6
 
 
 class ClockSample(NamedTuple):
-    """One comparison with the scheduler's clock: all in ns.
+    """One comparison with the scheduler's clock, in ns."""
 
-    Attributes
-    ----------
-    at : int
-        When it was, by the clock of this process.
-    offset : int
-        What is added to a time of this process to have one of the scheduler.
-    uncertainty : int
-        The offset is right within so much: half of the round trip.
-    """
-
-    at: int
-    offset: int
-    uncertainty: int
+    at: int  # by the clock of this process
+    offset: int  # scheduler's clock minus the clock of this process
+    uncertainty: int  # of the offset: half of the round trip
 
 
 class SchedulerClock:
-    """Compares the clock of this process with the scheduler's, by round trips; the shortest counts.
+    """Compares the clock of this process with the scheduler's, by the shortest round trips.
 
-    Two samples are kept: the best of the first second, and the best one since, where a newer one counts
-    as better by as much as clocks may have drifted apart meanwhile.
+    It keeps two samples: the best of the first second, and the best one since then. A newer sample is better
+    by the drift of the clocks that is possible since the older one.
     """
 
     _FIRST = 1_000_000_000
@@ -46,12 +36,12 @@ class SchedulerClock:
 
     @property
     def samples(self) -> list[ClockSample]:
-        """What there is, the oldest first."""
+        """The samples, the oldest first."""
         found = [one for one in (self._first, self._last) if one is not None]
         return found[:1] if found[1:] == found[:1] else found
 
     def add(self, sent: int, theirs: int, received: int) -> None:
-        """Take in a round trip: times of our clock, and the one that the scheduler had between them."""
+        """Add a round trip: two times of our clock, and the time of the scheduler's between them."""
         half = (received - sent + 1) // 2
         if half < 0:
             return
@@ -65,9 +55,9 @@ class SchedulerClock:
 
 
 def name_of_clock() -> str:
-    """Name the monotonic clock of this process: the same text in all processes that have the same clock.
+    """Name the monotonic clock of this process by the boot of the system and the time namespace.
 
-    It is that of the running system, and of the time namespace. Empty where the system does not say.
+    Processes with the same clock return the same name; it is empty if the system does not give it.
     """
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -79,7 +69,7 @@ def name_of_clock() -> str:
 
 
 def both_clocks() -> tuple[int, int]:
-    """Return the monotonic and the real time of one moment, in ns: of several tries the quickest."""
+    """Return the monotonic and the real time of one moment, in ns, by the shortest of several tries."""
     import time
 
     tries = []

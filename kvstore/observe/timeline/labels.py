@@ -10,7 +10,7 @@ _lock = threading.Lock()
 
 
 def number_of(key: Any) -> int:
-    """Return the number of what names a key, or a list of keys; 0 for none."""
+    """Return the number of the name of a key, or of a list of keys; 0 for none."""
     if not isinstance(key, (list, tuple)):
         return _number(str(key))
     if len(key) < 2:
@@ -27,5 +27,5 @@ def _number(text: str) -> int:
 
 
 def texts() -> list[str]:
-    """Return all texts: that of number 1 first."""
+    """Return all texts; that of number 1 is first."""
     return list(_numbers)

@@ -8,15 +8,10 @@ from ..native._observe import Counters, now
 
 
 class Marks:
-    """Records what a trainer or a hook does with one store; nothing, while nobody takes times.
+    """Records steps and buckets of a trainer or a hook of one store, while times are taken.
 
     A step is recorded as the time in which it waits for gradients or weights, after the backward pass: from
-    the end of one to the end of the next is a step of the training.
-
-    Parameters
-    ----------
-    counters : Counters or None
-        Those of the store; None if it has none.
+    the end of one to the end of the next is a step of the training. `counters` are those of the store.
     """
 
     def __init__(self, counters: Counters | None) -> None:
@@ -24,25 +19,25 @@ class Marks:
         self._steps = 0
 
     def begin(self) -> int:
-        """Return when something begins; 0 if it is not recorded."""
+        """Return the present time; 0 if times are not taken."""
         return 0 if self._counters is None else self._counters.begin()
 
     def step(self, begin: int) -> None:
-        """Record that a step has what it has waited for since `begin`."""
+        """Record the end of a step, which has waited since `begin`."""
         if begin and self._counters is not None:
             self._steps += 1
             self._counters.record(STEP, begin, now(), 0, self._steps)
 
     def wait(self, begin: int) -> None:
-        """Record that the caller has waited since `begin` for what the store does in the background."""
+        """Record that the caller has waited since `begin` for an operation in the background."""
         if begin and self._counters is not None:
             self._counters.record(CALL, begin, now(), len(CALLS))
 
     def bucket(self, begin: int, end: int, nbytes: int) -> None:
-        """Record that gradients were on their way between two times, for the next step."""
+        """Record that gradients of the next step were sent and summed between two times."""
         if begin and end and self._counters is not None:
             self._counters.record(BUCKET, begin, end, 0, self._steps + 1, nbytes)
 
 
-#: Of what has no counters.
+#: For a store without counters.
 NO_MARKS = Marks(None)

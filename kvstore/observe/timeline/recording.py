@@ -1,7 +1,7 @@
-"""KVSTORE_TIMELINE: this process records its events, and writes them to a file of that folder.
+"""KVSTORE_TIMELINE: this process records its events, and writes them to a file in that folder.
 
-It writes when its last store is closed, when it ends, also by SIGTERM or SIGHUP, and on SIGUSR1. Of a process
-that is killed there is what it has written before.
+It writes when its last store is closed, when it ends, also by SIGTERM or SIGHUP, and on SIGUSR1. A process
+that is killed leaves the file that it has written before.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from ..native._observe import packed_events, record_events, recorded, take_times
 from ..signals import call_on_signal
 from . import labels, threads
 from .clocks import SchedulerClock, both_clocks, name_of_clock
-from .sources import WORKER, Sources, StoreRecord, chief
+from .sources import Sources, StoreRecord, chief
 
-_EVENTS = 1 << 18  # of 56 bytes; of the memory only as much is touched as there are events
+_EVENTS = 1 << 18  # of 56 bytes each; pages of the ring that no event has reached are not touched
 _PATIENCE = 30.0  # seconds until another thread must have written its file
 _LAST_WORDS = 10.0  # seconds that a signal which ends the process waits for the file
 _ENDING = (signal.SIGTERM, signal.SIGHUP)  # Ctrl-C raises an exception, and the end is orderly
@@ -39,7 +39,7 @@ log = logging.getLogger("kvstore")
 
 
 class _Recorder:
-    """Of one process."""
+    """The records of one process, and the file to which they are written."""
 
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder).absolute()  # the program may change its directory
@@ -50,11 +50,11 @@ class _Recorder:
         self._inside = False
 
     def write(self, again: bool = True) -> None:
-        """Write what there is; `again`: also where nothing has come since the last time."""
+        """Write the file; without `again`, only if there are new events."""
         if not self._writing.acquire(timeout=_PATIENCE):
             return
         try:
-            if self._inside:  # a signal that ends the process has come while this thread writes
+            if self._inside:  # a signal that ends the process has interrupted this thread
                 return
             self._inside = True
             try:
@@ -71,37 +71,38 @@ class _Recorder:
             self._write(records, events)
 
     def _write(self, records: list[StoreRecord], events: int) -> None:
-        from . import process_file
+        from ..events import PACKED, unpacked
+        from . import process_trace
 
-        began = time.monotonic()
+        began, packed = time.monotonic(), packed_events()
         try:
-            path = process_file.write(self._content(records, events), self.folder)
+            content = self._content(records)
+            content.overwritten = max(0, events - len(packed) // PACKED.size)
+            content.origin = min((event.begin for event in unpacked(packed)), default=0)
+            path = process_trace.write(content, self.folder, unpacked(packed))
         except (OSError, KVStoreError, MemoryError) as error:
             log.warning("the timeline of this process is not written to %s: %s", self.folder, error)
             return
         log.info("timeline: %d events written to %s in %.2f s", events, path, time.monotonic() - began)
 
-    def _content(self, records: list[StoreRecord], events: int) -> Any:
+    def _content(self, records: list[StoreRecord]) -> Any:
         import socket
 
-        from ..events import LAYOUT
-        from .process_file import VERSION, ProcessFile
+        from .process_trace import VERSION, ProcessTrace
 
-        who, place, packed = chief(records), _place(), packed_events()
+        who, place = chief(records), _place()
         assert who is not None
         rank, size = who.rank, who.size
-        if who.role == WORKER and place is not None and place.size > size:
+        if who.role == "worker" and place is not None and place.size > size:
             rank, size = place.rank, place.size  # `local` stores side by side
         jobs = [record.job for record in records if record.job]
-        kept = len(packed) // sum(int(kind[2:]) for _, kind in LAYOUT)
         monotonic, realtime = both_clocks()
-        return ProcessFile(
+        return ProcessTrace(
             version=VERSION, role=who.role, rank=rank, size=size,
             job=jobs[0] if jobs else place.job if place else "",
             host=socket.gethostname(), pid=os.getpid(),
             clock=name_of_clock(), monotonic=monotonic, realtime=realtime, scheduler=self.clock.samples,
             stores=records, labels=labels.texts(), threads=threads.names(),
-            overwritten=max(0, events - kept), events=packed,
             workers=_count("num_workers"), servers=_count("num_servers"),
         )  # fmt: skip
 
@@ -112,57 +113,57 @@ _ended_by: list[int] = []  # the signal that ends this process; a second one doe
 
 
 def start() -> None:
-    """Do what the variable says, at the first call of a process: before it makes a store, or serves."""
+    """Record from now on if the variable is set. A process calls this before it makes a store, or serves."""
     _begin()
 
 
 def follow(source: _T, describe: Callable[[_T], StoreRecord]) -> None:
-    """Have a store, or a server, in the timeline of this process, if there is one.
+    """Add a store, or a server, to the timeline of this process, if it has one.
 
-    Call it where a store is made, or a process begins to serve; again once it knows its rank.
+    Call it when a store is made, or a process begins to serve; again when its rank is known.
 
     Parameters
     ----------
     source : object
         It is held weakly.
     describe : callable
-        Describes `source`. It takes no lock and waits for nothing: the signal may come at any line.
+        Describes `source`. It acquires no lock and does not wait: a signal may interrupt any line.
     """
     recorder = _begin()
     if recorder is not None:
         recorder.sources.add(source, describe)
         call_on_signal(signal.SIGUSR1, _write_in_thread)
-        if threading.current_thread() is threading.main_thread():  # no other can give the signal back
+        if threading.current_thread() is threading.main_thread():  # only this thread can restore the handler
             for number in _ENDING:
                 call_on_signal(number, functools.partial(_write_and_end, number))
 
 
 def finish(source: Any) -> None:
-    """Keep what is known of a store that is about to be closed."""
+    """Keep the record of a store that is about to be closed."""
     if _recorder is not None:
         _recorder.sources.close(source)
 
 
 def write_if_last() -> None:
-    """Write, if no store is open any more."""
+    """Write if no store is open."""
     if _recorder is not None and _recorder.sources.is_empty:
         _recorder.write()
 
 
 def write() -> None:
-    """Write now, if there is anything new: this process ends."""
+    """Write if there are new events: this process ends."""
     if _recorder is not None:
         _recorder.write(again=False)
 
 
 def clock() -> SchedulerClock | None:
-    """Return what compares the clock of this process with the scheduler's; None: nothing is recorded."""
+    """Return the comparison with the scheduler's clock; None if no timeline is recorded."""
     recorder = _begin()
     return recorder.clock if recorder is not None else None
 
 
 def _begin() -> _Recorder | None:
-    """Do what the variable says, at the first call of a process."""
+    """Make the recorder at the first call, if the variable is set."""
     global _recorder, _begun
     if _begun:
         return _recorder
@@ -183,41 +184,37 @@ def _begin() -> _Recorder | None:
 
 
 def _after_fork() -> None:
-    """Begin anew: stores, and a lock that may be held for ever, are the parent's."""
+    """Make a new recorder in a child: stores, and a lock that may stay locked, are the parent's."""
     global _recorder
     if _recorder is not None:
         _recorder = _Recorder(str(_recorder.folder))
         _ended_by.clear()
 
 
-def _write_in_thread() -> None:
-    # The signal may have come while this thread holds a lock, of a logger or of a stream.
-    _thread.start_new_thread(_write_now, ())
+def _write_in_thread(again: bool = True) -> threading.Event:
+    """Write in another thread: the signal may have interrupted this one while it holds a lock of a logger."""
+    written = threading.Event()
+
+    def run() -> None:
+        if _recorder is not None:
+            _recorder.write(again)
+        written.set()
+
+    _thread.start_new_thread(run, ())
+    return written
 
 
 def _write_and_end(number: int) -> None:
-    """Write, and let the signal end the process as it does without a timeline."""
+    """Write, and end the process by the signal."""
     if not _ended_by and _recorder is not None:
         _ended_by.append(number)
-        written = threading.Event()
-        _thread.start_new_thread(_write_last, (written,))
-        written.wait(_LAST_WORDS)
+        _write_in_thread(again=False).wait(_LAST_WORDS)
     signal.signal(number, signal.SIG_DFL)
     signal.raise_signal(number)
 
 
-def _write_last(written: threading.Event) -> None:
-    write()
-    written.set()
-
-
-def _write_now() -> None:
-    if _recorder is not None:
-        _recorder.write()
-
-
 def _count(name: str) -> int:
-    """Return the number of processes of a role that a variable gives; 0 if none does."""
+    """Return the number of processes of a role by its variable; 0 if it is not set."""
     env = process_variables()
     text = env.get(first_set(env, SETTINGS[name].names()) or "", "")
     return int(text) if text.isdecimal() and len(text) < 7 else 0
@@ -226,5 +223,5 @@ def _count(name: str) -> int:
 def _place() -> Placement | None:
     try:
         return detect()
-    except ConfigError:  # code that needs the job reports what is missing
+    except ConfigError:  # the code that needs the job reports it
         return None

@@ -1,4 +1,4 @@
-"""What events of a process come from: its stores, or its server."""
+"""The stores of a process, or its server, whose events a timeline has."""
 
 from __future__ import annotations
 
@@ -7,55 +7,41 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
-_T = TypeVar("_T")
+from ..process_names import role_of
 
-WORKER = "worker"
+_T = TypeVar("_T")
 
 
 class StoreRecord(NamedTuple):
-    """What a timeline has to know of one store.
+    """The description of one store in a timeline."""
 
-    Attributes
-    ----------
-    number : int
-        The number of its counters in the process: `Event.store`.
-    type : str
-        ``"server"`` and ``"scheduler"`` beside the types of stores.
-    job : str
-        Names the job, or is empty.
-    rank, size : int
-        Of the process in this store.
-    slices : dict
-        Name of the key of each slice.
-    """
-
-    number: int
-    type: str
-    job: str
+    number: int  # of its counters in the process: `Event.store`
+    type: str  # of the store; "server" or "scheduler" for those processes
+    job: str  # can be empty
     rank: int
     size: int
-    slices: dict[int, str]
+    slices: dict[int, str]  # the name of the key of each slice
 
     @property
     def role(self) -> str:
-        """What the process is that has it."""
-        return self.type if self.type in ("server", "scheduler") else WORKER
+        """The role of the process that has the store."""
+        return role_of(self.type)
 
 
 class Sources:
-    """Stores that are open, and what was known of those that are gone."""
+    """Stores that are open, and the records of those that are closed."""
 
     def __init__(self) -> None:
         self._open: weakref.WeakKeyDictionary[Any, Callable[[Any], StoreRecord]] = weakref.WeakKeyDictionary()
         self._records: dict[int, StoreRecord] = {}
 
     def add(self, source: _T, describe: Callable[[_T], StoreRecord]) -> None:
-        """Follow a store as long as it is there."""
+        """Describe a store as long as it exists."""
         self._open[source] = describe
         self._look(source, describe)
 
     def close(self, source: Any) -> None:
-        """Keep what is known of a store, which is about to be closed."""
+        """Keep the record of a store that is about to be closed."""
         describe = self._open.pop(source, None)
         if describe is not None:
             self._look(source, describe)
@@ -66,19 +52,19 @@ class Sources:
         return not self._open
 
     def records(self) -> list[StoreRecord]:
-        """Describe all stores that there have been."""
+        """Return the records of all stores, also of closed ones."""
         for source, describe in list(self._open.items()):
             self._look(source, describe)
         return [self._records[number] for number in sorted(self._records)]
 
     def _look(self, source: Any, describe: Callable[[Any], StoreRecord]) -> None:
         for _ in range(3):
-            with suppress(Exception):  # another thread may just add a key
+            with suppress(Exception):  # another thread may add a key at the same time
                 record = describe(source)
                 self._records[record.number] = record
                 return
 
 
 def chief(records: list[StoreRecord]) -> StoreRecord | None:
-    """Return the store by which a process is named: the one with the most members, of these the first."""
+    """Return the store that gives a process its rank: the one with the most workers, of these the first."""
     return max(records, key=lambda record: record.size, default=None)

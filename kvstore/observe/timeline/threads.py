@@ -1,10 +1,10 @@
-"""Names of the threads that the events of a timeline are of; some have ended when it is written."""
+"""Names of the threads in a timeline; some have ended when it is written."""
 
 from __future__ import annotations
 
 import threading
 
-#: What the thread of the engine is called, which runs operations in the background.
+#: The name of the thread of the engine, which runs operations in the background.
 ENGINE = "kvstore-engine"
 
 _wanted = threading.Event()

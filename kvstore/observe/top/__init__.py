@@ -1,5 +1,4 @@
-"""``kvstore top``: what the jobs of this user do now on this machine, and for whom their processes wait.
+"""``kvstore top``: the activity of the jobs of this user on this machine.
 
-It reads the pages of counters of other processes (`kvstore.observe.native`), and has them take times as
-long as it looks on; nothing else changes for them. Only the command imports it.
+It reads the pages of counters of other processes (`kvstore.observe.native`), which take times while it runs.
 """

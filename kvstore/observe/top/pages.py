@@ -17,14 +17,7 @@ _HEAD = struct.Struct("=8sII")  # as kv_page begins: magic, version, process
 
 
 class CounterPage:
-    """The page of one process, held open.
-
-    Attributes
-    ----------
-    process : int
-    is_readable : bool
-        Whether its kvstore lays pages out as this one does.
-    """
+    """The page of one process, held open; `is_readable` is False if it has the layout of another version."""
 
     def __init__(self, process: int, descriptor: int, started: int) -> None:
         self.process, self._descriptor, self._started = process, descriptor, started
@@ -40,30 +33,30 @@ class CounterPage:
         return found if found and found.started == self._started else None
 
     def stores(self) -> list[dict[str, Any]]:
-        """Read its stores, as `kvstore.observe.native` does."""
+        """Read the counters of its stores."""
         with contextlib.suppress(ValueError, OSError):  # it is shorter than a page of this version
             return read_page(self._descriptor) if self.is_readable else []
         return []
 
     def ask_for_times(self, seconds: float) -> None:
-        """Have the process take times for so long."""
+        """Have the process take times for some seconds."""
         with contextlib.suppress(ValueError, OSError):
             if self.is_readable:
                 ask_for_times(self._descriptor, now() + int(seconds * 1e9))
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close its descriptor."""
         os.close(self._descriptor)
 
 
 class CounterPages:
-    """All pages that this user may open, from one look to the next."""
+    """All pages that this user may open; they stay open between two looks."""
 
     def __init__(self) -> None:
         self._known: dict[int, CounterPage] = {}
 
     def look(self) -> list[CounterPage]:
-        """Find new ones, and forget those whose processes have ended."""
+        """Open new pages, and close those of processes that have ended."""
         for page in [one for one in self._known.values() if one.facts() is None]:
             self._forget(page)
         for process in _processes():
@@ -72,12 +65,12 @@ class CounterPages:
         return sorted(self._known.values(), key=lambda one: one.process)
 
     def close(self) -> None:
-        """Let go of all."""
+        """Close all pages."""
         for page in list(self._known.values()):
             self._forget(page)
 
     def _add(self, page: CounterPage) -> None:
-        """Take a page in; a child that is just being started has that of its parent for a moment."""
+        """Add a page; a child has the page of its parent between fork and exec."""
         twin = next((one for one in self._known.values() if one.identity == page.identity), None)
         if twin is not None and page.owner != page.process:
             page.close()
@@ -100,7 +93,7 @@ def _opened(process: int) -> CounterPage | None:
     folder = f"/proc/{process}/fd"
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
-            with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+            with contextlib.suppress(FileNotFoundError):  # it is closed by now
                 if os.readlink(f"{folder}/{name}").startswith(_LINK) and (found := facts(process)):
                     descriptor = os.open(f"{folder}/{name}", os.O_RDWR | os.O_CLOEXEC)
                     return CounterPage(process, descriptor, found.started)

@@ -1,4 +1,4 @@
-"""What /proc says of a process."""
+"""Facts about a process, from /proc."""
 
 from __future__ import annotations
 
@@ -11,34 +11,20 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class ProcessFacts(NamedTuple):
-    """One process at one moment.
+    """One process at one moment. The memory of stores of `shared` is counted in each of their processes."""
 
-    Attributes
-    ----------
-    started : int
-        When it was started: with its number this is its name, as numbers are used again.
-    parent : int
-    cpu : float
-        Seconds of processors that it has used.
-    memory, shared_memory : int
-        Bytes that are resident, and those of them that it shares with others, or could: the memory of stores
-        of `shared` counts in each of their processes.
-    stopped : bool
-        Whether it stands still, by a signal or a debugger.
-    """
-
-    started: int
+    started: int  # its time of start: with its number it identifies the process, as numbers are reused
     parent: int
-    cpu: float
-    memory: int
-    shared_memory: int
-    stopped: bool = False
+    cpu: float  # seconds of processors
+    memory: int  # resident bytes
+    shared_memory: int  # those of them that other processes can share
+    stopped: bool = False  # by a signal or a debugger
 
 
 def facts(process: int) -> ProcessFacts | None:
-    """Look at a process; None if there is no such process, or it has ended and nobody has asked why."""
+    """Read the facts of a process; None if it does not exist, or has ended."""
     try:
-        # The name, in brackets, may have anything in it.
+        # The name, in brackets, may contain any character.
         stat = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
         resident, shared = map(int, Path(f"/proc/{process}/statm").read_bytes().split()[1:3])
     except (OSError, ValueError):

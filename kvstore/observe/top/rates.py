@@ -1,4 +1,4 @@
-"""What the stores of a process did between two looks at their counters."""
+"""The rates of the stores of a process between two looks at their counters."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from kvstore.observe.counters import PHASES, WAITING, role_of
-from kvstore.observe.native._observe import NOBODY
+from kvstore.observe.counters import PHASES, WAITING
+from kvstore.observe.process_names import name_of, process_name, role_of
 
 from .proc import ProcessFacts
 
@@ -22,7 +22,7 @@ class Look(NamedTuple):
 
 @dataclass(frozen=True)
 class PresentWait:
-    """The wait of a store that lasts: for whom, and for how long already."""
+    """A wait that lasts: the process it is for, its length until now, and its round."""
 
     whom: str
     seconds: float
@@ -31,10 +31,10 @@ class PresentWait:
 
 @dataclass(frozen=True)
 class StoreRow:
-    """One store of a process, or what a server has of it.
+    """One store of a process.
 
-    What is counted by the second is None at the first look; `cpu` is 1 for one core. `phases` are parts of
-    the time, which add up over threads.
+    Rates are None at the first look; `cpu` is 1 for one core. `phases` are parts of the time, added up over
+    threads.
     """
 
     process: int
@@ -61,8 +61,8 @@ class StoreRow:
 
     @property
     def name(self) -> str:
-        """Role and rank; the scheduler has none."""
-        return self.role if self.role == "scheduler" else f"{self.role} {self.rank}"
+        """Role and rank."""
+        return process_name(self.role, self.rank)
 
 
 def rows(process: int, before: Look | None, after: Look) -> list[StoreRow]:
@@ -73,27 +73,14 @@ def rows(process: int, before: Look | None, after: Look) -> list[StoreRow]:
 def _row(process: int, place: int, before: Look | None, after: Look) -> StoreRow:
     one, facts = after.stores[place], after.facts
     return StoreRow(
-        process,
-        facts.parent,
-        one["job"],
-        role_of(one),
-        one["rank"],
-        one["size"],
-        one["store"],
-        place,
-        one["keys"],
-        one["nbytes"],
-        one["losses"],
-        facts.memory,
-        facts.shared_memory,
-        _waiting(one, after.at),
-        **_by_the_second(place, before, after),
-        stopped=facts.stopped,
-    )
+        process, facts.parent, one["job"], role_of(one["store"]), one["rank"], one["size"], one["store"],
+        place, one["keys"], one["nbytes"], one["losses"], facts.memory, facts.shared_memory,
+        _waiting(one, after.at), **_rates(place, before, after), stopped=facts.stopped,
+    )  # fmt: skip
 
 
-def _by_the_second(place: int, before: Look | None, after: Look) -> dict[str, Any]:
-    """Return what changes with time; nothing at the first look at a store."""
+def _rates(place: int, before: Look | None, after: Look) -> dict[str, Any]:
+    """Return the rates since the look before; none at the first look at a store."""
     if before is None or after.at <= before.at:
         return {}
     seconds = (after.at - before.at) * 1e-9
@@ -126,11 +113,5 @@ def _differences(before: Sequence[int], after: Sequence[int]) -> list[int]:
 def _waiting(one: dict[str, Any], at: int) -> PresentWait | None:
     if not one["waiting_since"]:
         return None
-    return PresentWait(_who(one["whom"]), max(0, at - one["waiting_since"]) * 1e-9, one["round"])
-
-
-def _who(whom: int) -> str:
-    """Name a process as counters do: the rank of a worker, or -1 - the rank of a server."""
-    if whom == NOBODY:
-        return "others"
-    return f"worker {whom}" if whom >= 0 else f"server {-1 - whom}"
+    seconds = max(0, at - one["waiting_since"]) * 1e-9
+    return PresentWait(name_of(one["whom"]) or "others", seconds, one["round"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import shutil
 import signal
@@ -12,12 +11,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 
+import click
+
 from .table import lines
 from .watch import MachineView, Watch
 
 
 def run(job: str | None, interval: float, once: bool, as_json: bool, write: Callable[[str], None]) -> None:
-    """Look at jobs until there is none any more, or until Ctrl-C; `write` gets a line each time.
+    """Look at jobs until none is left, or until Ctrl-C; `write` prints a text and ends the line.
 
     Raises
     ------
@@ -26,19 +27,26 @@ def run(job: str | None, interval: float, once: bool, as_json: bool, write: Call
     """
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    live = not once and not as_json and sys.stdout.isatty()
+    height = 0
     with contextlib.closing(Watch(job, interval)) as watch, contextlib.suppress(KeyboardInterrupt):
-        views = _views(watch, interval, once)
-        if not once and not as_json and sys.stdout.isatty() and importlib.util.find_spec("rich"):
-            from .live import show
-
-            show(views)
-            return
-        for view in views:
-            write(json.dumps(asdict(view)) if as_json else "\n".join(lines(view, _width())))
+        for view in _views(watch, interval, once):
+            if as_json:
+                write(json.dumps(asdict(view)))
+                continue
+            columns, rows = shutil.get_terminal_size()
+            shown = list(lines(view, columns))
+            if not live:
+                write("\n".join(line.text for line in shown))
+                continue
+            shown = shown[: rows - 1]
+            over = f"\x1b[{height}F\x1b[J" if height else ""  # replaces the look before
+            write(over + "\n".join(click.style(line.text, fg=line.colour or None) for line in shown))
+            height = len(shown)
 
 
 def _views(watch: Watch, interval: float, once: bool) -> Iterator[MachineView]:
-    """Look again and again. The first look has no rates: it is shown only where more follow."""
+    """Look repeatedly. The first look has no rates: with `once` it is not shown."""
     view = watch.look()
     while view.jobs and not once:
         yield view
@@ -48,7 +56,3 @@ def _views(watch: Watch, interval: float, once: bool) -> Iterator[MachineView]:
         time.sleep(interval)
         view = watch.look()
     yield view
-
-
-def _width() -> int:
-    return shutil.get_terminal_size().columns

@@ -1,4 +1,4 @@
-"""Looks at all jobs again and again, and finds what is new between two looks."""
+"""Looks at the jobs of this machine, and the changes between two looks."""
 
 from __future__ import annotations
 
@@ -20,48 +20,27 @@ _LEAST_AHEAD = 5.0  # seconds for which times are taken from a look on
 
 @dataclass(frozen=True)
 class JobView:
-    """The processes of one job that are on this machine.
+    """The processes of one job on this machine."""
 
-    Attributes
-    ----------
-    job : str
-        What is told of its name; empty if it has none, and then they have one parent.
-    command : str
-        Command line of its first worker.
-    """
-
-    job: str
-    command: str
+    job: str  # the hash of its name; empty if it has none, and then its processes have one parent
+    command: str  # command line of the first worker
     stores: Sequence[StoreRow]
 
 
 @dataclass(frozen=True)
 class MachineView:
-    """All that one look has found.
-
-    Attributes
-    ----------
-    news : sequence of str
-        Ends of processes and losses since the first look, the newest last.
-    unreadable : sequence of int
-        Processes with a kvstore of another version.
-    """
+    """The result of one look."""
 
     jobs: Sequence[JobView]
-    news: Sequence[str]
-    unreadable: Sequence[int]
+    news: Sequence[str]  # ends of processes and losses since the first look, the newest last
+    unreadable: Sequence[int]  # processes with another version of kvstore
 
 
 class Watch:
-    """Looks at one job, or at all.
+    """Looks at one job, or at all, every `interval` seconds.
 
-    Parameters
-    ----------
-    job : str, optional
-        The beginning of what is told of its name, the name itself, or the number of one of its processes or
-        of their parent.
-    interval : float
-        Seconds between two looks.
+    `job` is its name, the beginning of the hash of its name, or the number of one of its processes or of
+    their parent.
     """
 
     def __init__(self, job: str | None, interval: float) -> None:
@@ -89,7 +68,7 @@ class Watch:
         self._found = True
         looked_at = {row.process for row in shown}
         for page in pages:
-            if page.process in looked_at:  # other jobs of the user go on without
+            if page.process in looked_at:  # other jobs of the user take no times
                 page.ask_for_times(self._ahead)
         self._compare({(row.process, row.number): row for row in shown})
         self._looks = {
@@ -99,7 +78,7 @@ class Watch:
         return MachineView(list(_jobs(shown)), list(self._news), unreadable)
 
     def close(self) -> None:
-        """Let go of all pages."""
+        """Close all pages."""
         self._pages.close()
 
     def _read(self, page: CounterPage) -> list[StoreRow]:
@@ -123,21 +102,21 @@ class Watch:
         return f"there is no job {self._job!r} on this machine; there are: {', '.join(names) or 'none'}"
 
     def _compare(self, shown: dict[tuple[int, int], StoreRow]) -> None:
-        """Add to the news what has changed since the last look."""
+        """Add the changes since the last look to the news."""
         processes = {process for process, _ in shown}
         gone = {row.process: row for row in self._rows.values() if row.process not in processes}
-        told = [f"{row.name} (process {row.process}) is gone" for row in gone.values()]
+        news = [f"{row.name} (process {row.process}) is gone" for row in gone.values()]
         for place, row in shown.items():
             more = row.losses - self._rows[place].losses if place in self._rows else 0
             if more > 0:
-                told.append(f"{row.name} (process {row.process}) has lost {more} of the others")
+                news.append(f"{row.name} (process {row.process}) has lost {more} of the others")
         clock = time.strftime("%H:%M:%S")
-        self._news = [*self._news, *(f"{clock} {one}" for one in told)][-_NEWS:]
+        self._news = [*self._news, *(f"{clock} {one}" for one in news)][-_NEWS:]
         self._rows = shown
 
 
 def _jobs(shown: Sequence[StoreRow]) -> Iterator[JobView]:
-    """Put the processes of each job together: workers, then servers, then the scheduler."""
+    """Group the processes of each job: workers, then servers, then the scheduler."""
 
     def job(row: StoreRow) -> tuple[str, int]:
         return row.job, 0 if row.job else row.parent

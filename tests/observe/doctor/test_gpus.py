@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from observation.checks import finding
 
 from kvstore.observe.doctor import children, gpus
 
@@ -16,13 +17,13 @@ DRIVER = {"proc/driver/nvidia/version": VERSION}
 
 
 def test_no_driver_is_fine(tree: Tree) -> None:
-    assert gpus.cuda(tree({})).level == "ok"
-    assert gpus.nccl(tree({})).level == "ok"
+    assert finding(gpus.cuda, tree({})).level == "ok"
+    assert finding(gpus.nccl, tree({})).level == "ok"
 
 
 def test_a_driver_without_the_extra_is_a_warning(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "version_of", lambda name: None)
-    found = gpus.cuda(tree(DRIVER))
+    found = finding(gpus.cuda, tree(DRIVER))
     assert found.level == "warning"
     assert "driver 580.82.07" in found.text
     assert found.cure == "pip install 'kvstore-train[cuda]'"
@@ -35,7 +36,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, ran: children.Ran) -> None:
 
 def test_a_driver_that_does_not_answer_is_an_error(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     answers(monkeypatch, children.Ran(1, "", "Traceback\nMissingBackendError: CUDA_ERROR_NO_DEVICE\n"))
-    found = gpus.cuda(tree(DRIVER))
+    found = finding(gpus.cuda, tree(DRIVER))
     assert found.level == "error"
     assert "CUDA_ERROR_NO_DEVICE" in found.text
     assert "nvidia-smi" in found.cure
@@ -43,25 +44,25 @@ def test_a_driver_that_does_not_answer_is_an_error(tree: Tree, monkeypatch: pyte
 
 def test_gpus_are_counted(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     answers(monkeypatch, children.Ran(0, "4\n", ""))
-    assert gpus.cuda(tree(DRIVER)).text == "driver 580.82.07, number of GPUs: 4"
+    assert finding(gpus.cuda, tree(DRIVER)).text == "driver 580.82.07, number of GPUs: 4"
 
 
 def test_nccl_that_does_not_load_is_a_warning(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     answers(monkeypatch, children.Ran(1, "", "RuntimeError: libnccl.so.2\n"))
-    found = gpus.nccl(tree(DRIVER))
+    found = finding(gpus.nccl, tree(DRIVER))
     assert found.level == "warning"
     assert "libnccl.so.2" in found.text
     assert "kvstore-train[nccl]" in found.cure
     answers(monkeypatch, children.Ran(0, "22707\n", ""))
-    assert gpus.nccl(tree(DRIVER)).level == "ok"
+    assert finding(gpus.nccl, tree(DRIVER)).level == "ok"
 
 
 def test_the_folder_of_kernels_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KVSTORE_CUDA_KERNELS", raising=False)
-    assert gpus.cuda_kernels().level == "ok"
+    assert finding(gpus.cuda_kernels).level == "ok"
     monkeypatch.setenv("KVSTORE_CUDA_KERNELS", str(tmp_path))
-    assert gpus.cuda_kernels().level == "ok"
+    assert finding(gpus.cuda_kernels).level == "ok"
     monkeypatch.setenv("KVSTORE_CUDA_KERNELS", str(tmp_path / "none"))
-    found = gpus.cuda_kernels()
+    found = finding(gpus.cuda_kernels)
     assert found.level == "error"
     assert str(tmp_path) not in found.text + found.cure

@@ -15,7 +15,7 @@ import kvstore
 from kvstore.launch.hosts import remote_hosts
 from kvstore.launch.hosts.host_list import Layout, of_list
 from kvstore.observe.doctor import hosts as far_hosts
-from kvstore.observe.doctor.findings import Finding
+from kvstore.observe.doctor.checks import Finding
 
 ONE, OTHER = "127.0.0.2", "127.0.0.3"
 Find = Callable[..., list[Finding]]
@@ -89,9 +89,9 @@ def test_another_python(find: Find) -> None:
 
 def test_warnings_of_a_host_are_told_with_its_name(find: Find) -> None:
     before = (
-        "from kvstore.observe.doctor import report, findings\n"
+        "from kvstore.observe.doctor import checks, report\n"
         "def broken(): raise OSError('no such thing')\n"
-        "report.CHECKS = (broken,)"
+        "report.CHECKS = (checks.Check('broken', broken),)"
     )
     told = [one for one in find(before, names=ONE) if one.subject == f"host {ONE}" and one.level == "error"]
     assert ["broken: this check failed: OSError: no such thing" in one.text for one in told] == [True]
@@ -110,7 +110,7 @@ def test_a_host_that_cannot_be_reached(find: Find) -> None:
 def test_a_command_that_answers_as_something_else(find: Find) -> None:
     [first, *_] = find(command="echo; echo 'Welcome to the switch'; exit 0", names=ONE)
     assert "exit code 0; it has answered 'Welcome to the switch'" in first.text
-    [first, *_] = find(command="echo 'kvstore doctor far host 1'; read line; echo Bye", names=ONE)
+    [first, *_] = find(command="echo 'kvstore doctor far host 2'; read line; echo Bye", names=ONE)
     assert first.text == "it could not be reached: it has answered 'Bye'"
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from observation.checks import finding
 
 from kvstore.observe.doctor import installation
-from kvstore.observe.doctor.requirements import Dependency, Required
+from kvstore.observe.doctor.requirements import Dependency
 
 BLOCKED = "kvstore.stores.parameter_server.transport.native._streams"
 BLOCK = f"""
@@ -50,22 +51,18 @@ def test_all_compiled_modules_are_looked_for() -> None:
     ],
 )
 def test_a_processor_without_avx2_is_a_warning(machine: str, levels: list[str], level: str) -> None:
-    assert installation.instruction_set(machine, levels).level == level
-
-
-NUMPY = Required("numpy", ">=1.26", "")
-ZMQ = Required("pyzmq", ">=26.0", "")
+    assert finding(installation.instruction_set, machine, levels).level == level
 
 
 def test_dependencies_that_do_not_fit_are_an_error_with_the_command() -> None:
-    found = installation.dependencies([Dependency(NUMPY, "1.20.3"), Dependency(ZMQ, None)])
+    found = finding(
+        installation.dependencies,
+        [Dependency("numpy", ">=1.26", "1.20.3"), Dependency("pyzmq", ">=26.0", None)],
+    )
     assert found.level == "error"
     assert found.text == "numpy 1.20.3, pyzmq is not installed"
     assert found.cure == "pip install 'numpy>=1.26' 'pyzmq>=26.0'"
-    assert installation.dependencies([Dependency(NUMPY, "2.1")]).level == "ok"
-
-
-NUMBA, CORE = Required("numba", ">=0.68,<0.69", "cuda"), Required("cuda-core", ">=1.0", "cuda")
+    assert finding(installation.dependencies, [Dependency("numpy", ">=1.26", "2.1")]).level == "ok"
 
 
 @pytest.mark.parametrize(
@@ -80,8 +77,9 @@ NUMBA, CORE = Required("numba", ">=0.68,<0.69", "cuda"), Required("cuda-core", "
 def test_versions_of_an_extra_count_if_all_of_it_is_there(
     numba: str | None, core: str | None, level: str
 ) -> None:
-    found = installation.extra("cuda", [Dependency(NUMBA, numba), Dependency(CORE, core)])
-    assert (found.subject, found.level) == ("extra cuda", level)
+    wanted = [Dependency("numba", ">=0.68,<0.69", numba), Dependency("cuda-core", ">=1.0", core)]
+    found = installation.extra("cuda", wanted)
+    assert found.level == level
     assert bool(found.cure) is (level == "warning")
     assert "kvstore-train[cuda]" in found.text + found.cure or numba
 
@@ -96,14 +94,14 @@ def test_frameworks_are_listed_and_not_imported(tmp_path: Path, monkeypatch: pyt
     monkeypatch.delitem(sys.modules, "byteps", raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
-    assert "byteps 7.8.9" in installation.frameworks().text
+    assert "byteps 7.8.9" in finding(installation.frameworks).text
     assert "byteps" not in sys.modules
 
 
 def test_another_version_that_is_installed_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert installation.package().level == "ok"
+    assert finding(installation.package).level == "ok"
     monkeypatch.setattr(installation, "version_of", lambda name: "0.0.1")
-    assert "0.0.1" in installation.package().text
-    assert installation.package().level == "warning"
+    assert "0.0.1" in finding(installation.package).text
+    assert finding(installation.package).level == "warning"
     monkeypatch.setattr(installation, "version_of", lambda name: None)
-    assert installation.package().cure == "pip install ."
+    assert finding(installation.package).cure == "pip install ."

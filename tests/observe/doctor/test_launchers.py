@@ -6,28 +6,30 @@ import importlib
 from pathlib import Path
 
 import pytest
+from observation.checks import finding
 
 from kvstore.observe.doctor import launchers
-from kvstore.observe.doctor.findings import Finding
+from kvstore.observe.doctor.checks import Finding
+from kvstore.observe.doctor.table import CHECKS
 
 SECRET = "a-text-that-nobody-may-read"
 JOB = {"KVSTORE_RANK": "1", "KVSTORE_SIZE": "2", "KVSTORE_LOCAL_RANK": "1", "KVSTORE_LOCAL_SIZE": "2"}
 
 
 def test_no_launcher() -> None:
-    found = launchers.launcher({})
+    found = finding(launchers.launcher, {})
     assert found.level == "ok"
     assert found.text.startswith("none")
 
 
 def test_a_launcher_is_named_and_its_job_is_not() -> None:
-    found = launchers.launcher({**JOB, "KVSTORE_JOB": SECRET})
+    found = finding(launchers.launcher, {**JOB, "KVSTORE_JOB": SECRET})
     assert (found.level, "rank 1 of 2" in found.text, "KVSTORE_RANK" in found.text) == ("ok", True, True)
     assert SECRET not in found.text
 
 
 def test_a_contradiction_is_an_error_without_values() -> None:
-    found = launchers.launcher({"RANK": SECRET, "WORLD_SIZE": "2"})
+    found = finding(launchers.launcher, {"RANK": SECRET, "WORLD_SIZE": "2"})
     assert found.level == "error"
     assert "RANK, WORLD_SIZE are set" in found.text
     assert "kvstore env" in found.cure
@@ -35,22 +37,22 @@ def test_a_contradiction_is_an_error_without_values() -> None:
 
 
 def test_a_job_with_servers() -> None:
-    assert launchers.parameter_server({}).level == "ok"
+    assert finding(launchers.parameter_server, {}).level == "ok"
     complete = {"KVSTORE_ROLE": "server", "KVSTORE_SCHEDULER": "tcp://127.0.0.1:4711"}
-    found = launchers.parameter_server(complete)
+    found = finding(launchers.parameter_server, complete)
     assert found.level == "ok"
     assert "a server, not encrypted" in found.text
     assert "4711" not in found.text
-    wrong = launchers.parameter_server({"KVSTORE_ROLE": SECRET})
+    wrong = finding(launchers.parameter_server, {"KVSTORE_ROLE": SECRET})
     assert (wrong.level, SECRET in str(wrong)) == ("error", False)
     assert "KVSTORE_ROLE" in wrong.text
 
 
 def test_variables_are_listed_by_name_and_useless_ones_are_a_warning() -> None:
-    assert launchers.variables({"HOME": SECRET}).text == "none of kvstore's is set"
-    found = launchers.variables({"KVSTORE_JOB": SECRET})
+    assert finding(launchers.variables, {"HOME": SECRET}).text == "none of kvstore's is set"
+    found = finding(launchers.variables, {"KVSTORE_JOB": SECRET})
     assert (found.level, found.text) == ("ok", "set: KVSTORE_JOB")
-    useless = launchers.variables({"MXNET_KVSTORE_USETREE": SECRET})
+    useless = finding(launchers.variables, {"MXNET_KVSTORE_USETREE": SECRET})
     assert useless.level == "warning"
     assert "without effect: MXNET_KVSTORE_USETREE" in useless.text
     assert "trees" in useless.cure
@@ -58,8 +60,8 @@ def test_variables_are_listed_by_name_and_useless_ones_are_a_warning() -> None:
 
 
 def test_a_misspelt_variable_is_a_warning_that_names_the_right_one() -> None:
-    found = launchers.variables(
-        {"KV_STORE_NUM_THREADS": SECRET, "KVSTORE_QQQ": SECRET, "KVSTORE_JOB": SECRET}
+    found = finding(
+        launchers.variables, {"KV_STORE_NUM_THREADS": SECRET, "KVSTORE_QQQ": SECRET, "KVSTORE_JOB": SECRET}
     )
     assert found.level == "warning"
     assert "without effect: KVSTORE_QQQ, KV_STORE_NUM_THREADS" in found.text
@@ -68,13 +70,12 @@ def test_a_misspelt_variable_is_a_warning_that_names_the_right_one() -> None:
 
 
 def test_wrong_values_are_errors_without_the_values() -> None:
-    (right,) = launchers.settings({"KVSTORE_TIMEOUT": "5"})
-    assert right.level == "ok"
-    one, other = launchers.settings({"KVSTORE_TIMEOUT": SECRET, "KVSTORE_LOG": SECRET})
-    assert (one.level, one.text) == ("error", "the value of KVSTORE_TIMEOUT cannot be used")
-    assert (other.level, other.text) == ("error", "the value of KVSTORE_LOG cannot be used")
-    assert "`info` or `debug`" in other.cure
-    assert SECRET not in str((one, other))
+    assert finding(launchers.settings, {"KVSTORE_TIMEOUT": "5"}).level == "ok"
+    found = finding(launchers.settings, {"KVSTORE_TIMEOUT": SECRET, "KVSTORE_LOG": SECRET})
+    assert found.level == "error"
+    assert found.text == "values that cannot be used: KVSTORE_TIMEOUT, KVSTORE_LOG"
+    assert "`info` or `debug`" in found.cure
+    assert SECRET not in str(found)
 
 
 OPEN_MPI, MPICH = "Open MPI v5.0.3, package: Debian", "MPICH Version:      4.3.1"
@@ -99,7 +100,8 @@ ORTE, PRTE, HYDRA = (
     ],
 )
 def test_a_wrong_mpi_is_a_warning(library: str, command: str, level: str) -> None:
-    found = launchers.fitting_mpi(library, command)
+    [row] = [one for one in CHECKS if one.look is launchers.mpi]
+    found = row.finding(launchers.fitting_mpi(library, command))
     assert found.level == level
     assert ("mpi4py" in found.cure) is (level == "warning")
 
@@ -111,7 +113,7 @@ def with_mpi4py(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> Fin
     monkeypatch.setenv("PYTHONPATH", str(folder))
     monkeypatch.syspath_prepend(str(folder))
     importlib.invalidate_caches()
-    return launchers.mpi()
+    return finding(launchers.mpi)
 
 
 def test_an_mpi_that_does_not_load_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,11 @@ from pathlib import Path
 import numpy as np
 import pace
 import pytest
+from observation.checks import finding
 
 import kvstore as kv
 from kvstore.observe.doctor import machine
+from kvstore.observe.doctor.table import CHECKS
 
 Tree = Callable[[Mapping[str, str]], Path]
 
@@ -32,24 +34,24 @@ def no_threads_set(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_quota_below_the_cores_is_a_warning(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = machine.processors(tree(QUOTA), cores=8, usable=8)
+    found = finding(machine.processors, tree(QUOTA), cores=8, usable=8)
     assert found.level == "warning"
     assert "the time of 2.5" in found.text
     assert "KVSTORE_NUM_THREADS=2" in found.cure
     monkeypatch.setenv("KVSTORE_NUM_THREADS", "2")  # the cure
-    assert machine.processors(tree(QUOTA), cores=8, usable=8).level == "ok"
+    assert finding(machine.processors, tree(QUOTA), cores=8, usable=8).level == "ok"
 
 
 @pytest.mark.parametrize(("cores", "usable", "level"), [(8, 1, "warning"), (1, 1, "ok"), (8, 4, "ok")])
 def test_one_core_of_several_is_a_warning(tree: Tree, cores: int, usable: int, level: str) -> None:
-    found = machine.processors(tree({}), cores, usable)
+    found = finding(machine.processors, tree({}), cores, usable)
     assert found.level == level
     assert f"{usable} of {cores} cores" in found.text
 
 
 def test_processors_are_those_of_this_process(tree: Tree) -> None:
     usable = len(os.sched_getaffinity(0))
-    assert f"{usable} of {os.cpu_count()} cores" in machine.processors(tree({})).text
+    assert f"{usable} of {os.cpu_count()} cores" in finding(machine.processors, tree({})).text
 
 
 def limited(version: int, limit: int, used: int) -> dict[str, str]:
@@ -62,7 +64,7 @@ def limited(version: int, limit: int, used: int) -> dict[str, str]:
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_little_memory_in_a_cgroup_is_a_warning(tree: Tree, version: int) -> None:
-    found = machine.memory(tree(limited(version, 2 << 30, (2 << 30) - (512 << 20))))
+    found = finding(machine.memory, tree(limited(version, 2 << 30, (2 << 30) - (512 << 20))))
     assert found.level == "warning"
     assert f"(version {version}) has 512 MB of 2 GB left" in found.text
     assert "--memory" in found.cure
@@ -70,23 +72,23 @@ def test_little_memory_in_a_cgroup_is_a_warning(tree: Tree, version: int) -> Non
 
 @pytest.mark.parametrize(("version", "level"), [(1, "warning"), (2, "ok")])
 def test_a_limit_of_version_1_is_a_warning_since_it_is_not_read(tree: Tree, version: int, level: str) -> None:
-    assert machine.memory(tree(limited(version, 4 << 30, 1 << 30))).level == level
+    assert finding(machine.memory, tree(limited(version, 4 << 30, 1 << 30))).level == level
 
 
 def test_memory_of_the_machine(tree: Tree) -> None:
-    found = machine.memory(tree({"proc/meminfo": MEMINFO}))
+    found = finding(machine.memory, tree({"proc/meminfo": MEMINFO}))
     assert (found.level, found.text) == ("ok", "8 GB of 16 GB available")
     little = MEMINFO.replace("8388608", "8192")
-    assert machine.memory(tree({"proc/meminfo": little})).level == "warning"
+    assert finding(machine.memory, tree({"proc/meminfo": little})).level == "warning"
 
 
 def test_memory_of_this_machine() -> None:
-    assert " available" in machine.memory().text
+    assert " available" in finding(machine.memory).text
 
 
 def test_memfd_works_here_and_leaves_no_descriptor() -> None:
     before = os.listdir("/proc/self/fd")
-    assert machine.memfd().level == "ok"
+    assert finding(machine.memfd).level == "ok"
     assert os.listdir("/proc/self/fd") == before
 
 
@@ -94,7 +96,7 @@ def test_no_memfd_is_an_error() -> None:
     def forbidden(name: str, flags: int) -> int:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
-    found = machine.memfd(forbidden)
+    found = finding(machine.memfd, forbidden)
     assert found.level == "error"
     assert os.strerror(errno.ENOSYS) in found.text
     assert "memfd_create" in found.cure
@@ -102,7 +104,7 @@ def test_no_memfd_is_an_error() -> None:
 
 def test_a_memfd_that_cannot_be_sealed_is_an_error(tmp_path: Path) -> None:
     before = os.listdir("/proc/self/fd")
-    found = machine.memfd(lambda name, flags: os.open(tmp_path / name, os.O_RDWR | os.O_CREAT))
+    found = finding(machine.memfd, lambda name, flags: os.open(tmp_path / name, os.O_RDWR | os.O_CREAT))
     assert found.level == "error"
     assert os.listdir("/proc/self/fd") == before
 
@@ -117,13 +119,14 @@ def test_a_memfd_that_cannot_be_sealed_is_an_error(tmp_path: Path) -> None:
     ],
 )
 def test_room_in_the_shared_memory_folder(total: int, left: int, level: str) -> None:
-    found = machine.shared_memory_room(total, left)
+    [row] = [one for one in CHECKS if one.look is machine.shared_memory_folder]
+    found = row.finding(machine.shared_memory_room(total, left))
     assert found.level == level
     assert ("--shm-size" in found.cure) is (level == "warning")
 
 
 def test_no_shared_memory_folder_is_a_warning(tmp_path: Path) -> None:
-    found = machine.shared_memory_folder(str(tmp_path / "none"))
+    found = finding(machine.shared_memory_folder, str(tmp_path / "none"))
     assert found.level == "warning"
     assert os.strerror(errno.ENOENT) in found.text
 
@@ -171,14 +174,14 @@ def test_huge_pages(tree: Tree, setting: str, level: str) -> None:
     root = tree(
         {f"{HUGE}/enabled": setting, f"{HUGE}/shmem_enabled": "always within_size [advise] never deny"}
     )
-    found = machine.huge_pages(root)
+    found = finding(machine.huge_pages, root)
     assert found.level == level
     assert "advise for shared memory" in found.text
     assert (f"{HUGE}/enabled" in found.cure) is (level == "warning")
 
 
 def test_a_kernel_without_huge_pages_is_a_warning(tree: Tree) -> None:
-    assert machine.huge_pages(tree({})).level == "warning"
+    assert finding(machine.huge_pages, tree({})).level == "warning"
 
 
 GUARD = (0x7FFC6B5669644721).to_bytes(8, "little")
@@ -212,7 +215,7 @@ def region(tmp_path: Path) -> tuple[Path, Path]:
 
 def test_every_guard_of_a_region_that_is_overwritten_is_found(region: tuple[Path, Path]) -> None:
     root, copy = region
-    assert machine.shared_regions(root).text == "1 of running jobs: nothing is overwritten"
+    assert finding(machine.shared_regions, root).text == "1 of running jobs: nothing is overwritten"
     whole = copy.read_bytes()
     places = [one.start() for one in re.finditer(re.escape(GUARD), whole)]
     assert len(places) == 2 + 2 * 2 + 1 + 2  # of header, entries, settings, and the states of two keys
@@ -220,7 +223,7 @@ def test_every_guard_of_a_region_that_is_overwritten_is_found(region: tuple[Path
         with copy.open("r+b") as file:
             file.seek(place)
             file.write(b"\0")
-        assert machine.shared_regions(root).level == "error", place
+        assert finding(machine.shared_regions, root).level == "error", place
         copy.write_bytes(whole)
 
 
@@ -228,7 +231,7 @@ def test_a_plan_without_an_address_would_be_found(region: tuple[Path, Path]) -> 
     root, copy = region
     with copy.open("r+b") as file:
         file.write(bytes(4000))
-    found = machine.shared_regions(root)
+    found = finding(machine.shared_regions, root)
     assert (found.level, "its header is overwritten" in found.text) == ("error", True)
 
 
@@ -237,6 +240,6 @@ def test_regions_of_other_versions_are_left_alone(region: tuple[Path, Path]) -> 
     with copy.open("r+b") as file:
         file.seek(8)
         file.write((1).to_bytes(8, "little"))
-    assert machine.shared_regions(root).level == "ok"
+    assert finding(machine.shared_regions, root).level == "ok"
     copy.write_bytes(b"")
-    assert machine.shared_regions(root).level == "ok"
+    assert finding(machine.shared_regions, root).level == "ok"

@@ -6,43 +6,44 @@ from pathlib import Path
 
 import pytest
 import zmq
+from observation.checks import finding
 
 from kvstore.observe.doctor import network
 from kvstore.stores.parameter_server.transport import ciphers
 
 
 def test_interfaces_are_named_without_addresses() -> None:
-    found = network.interfaces({"lo": "127.0.0.1", "eth0": "192.0.2.7", "ib0": "198.51.100.7"})
+    found = finding(network.interfaces, {"lo": "127.0.0.1", "eth0": "192.0.2.7", "ib0": "198.51.100.7"})
     assert found.text.startswith("eth0, ib0; ")
     assert "DMLC_INTERFACE" in found.text
     assert "192.0.2.7" not in found.text
-    assert "loopback" in network.interfaces({"lo": "127.0.0.1"}).text
-    assert network.interfaces().level == "ok"
+    assert "loopback" in finding(network.interfaces, {"lo": "127.0.0.1"}).text
+    assert finding(network.interfaces).level == "ok"
 
 
 def test_a_host_name_without_an_address_is_a_warning() -> None:
-    found = network.host_name("a..b")  # no name at all: nobody is asked for it
+    found = finding(network.host_name, "a..b")  # no name at all: nobody is asked for it
     assert found.level == "warning"
     assert "/etc/hosts" in found.cure
-    assert network.host_name("127.0.0.1").level == "ok"
+    assert finding(network.host_name, "127.0.0.1").level == "ok"
 
 
 def test_ports() -> None:
-    assert network.ports().level == "ok"
-    found = network.ports("192.0.2.1")  # an address for documents: no machine has it
+    assert finding(network.ports).level == "ok"
+    found = finding(network.ports, "192.0.2.1")  # an address for documents: no machine has it
     assert found.level == "error"
     assert "--transport ipc" in found.cure
 
 
 def test_encryption(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert zmq.zmq_version() in network.encryption().text
+    assert zmq.zmq_version() in finding(network.encryption).text
     monkeypatch.setattr(zmq, "has", lambda what: True)
     monkeypatch.setattr(ciphers, "available", lambda: (1, 2))
-    assert network.encryption().level == "ok"
+    assert finding(network.encryption).level == "ok"
     monkeypatch.setattr(ciphers, "available", lambda: ())
-    assert network.encryption().level == "warning"
+    assert finding(network.encryption).level == "warning"
     monkeypatch.setattr(zmq, "has", lambda what: False)
-    assert "no CURVE" in network.encryption().text
+    assert "no CURVE" in finding(network.encryption).text
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ def test_modes_of_keys(tmp_path: Path, mode: int, level: str) -> None:
     path = tmp_path / "worker-0.json"
     path.write_text("the keys")
     path.chmod(mode)
-    found = network.keys_file({"KVSTORE_KEYS_FILE": str(path)})
+    found = finding(network.keys_file, {"KVSTORE_KEYS_FILE": str(path)})
     assert found.level == level
     assert f"mode {mode:o}" in found.text
     assert ("chmod 600" in found.cure) is (level == "error")
@@ -61,7 +62,7 @@ def test_modes_of_keys(tmp_path: Path, mode: int, level: str) -> None:
 
 
 def test_keys_that_are_not_there(tmp_path: Path) -> None:
-    found = network.keys_file({"KVSTORE_KEYS_FILE": str(tmp_path / "none")})
+    found = finding(network.keys_file, {"KVSTORE_KEYS_FILE": str(tmp_path / "none")})
     assert found.level == "error"
     assert "kvstore keys" in found.cure
-    assert network.keys_file({}).level == "ok"
+    assert finding(network.keys_file, {}).level == "ok"

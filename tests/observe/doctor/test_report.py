@@ -17,8 +17,8 @@ from click.testing import CliRunner
 from launched import Job, until
 
 from kvstore.launch.cli import main
-from kvstore.observe.doctor import report
-from kvstore.observe.doctor.findings import Finding
+from kvstore.observe.doctor import report, table
+from kvstore.observe.doctor.checks import Check, CheckOutcome, Finding, ok, warning
 
 LEVELS = ("ok", "warning", "error")
 #: Subjects that depend on the machine or on what else is installed, and may be warnings on a healthy one.
@@ -66,27 +66,22 @@ def test_json_without_tests(doctor: Callable[..., Any]) -> None:
     assert not [subject for subject in found if subject.startswith(("test ", "speed "))]
 
 
-def invoke(
-    monkeypatch: pytest.MonkeyPatch, *checks: Callable[[], object], arguments: tuple[str, ...] = ()
-) -> Any:
+def invoke(monkeypatch: pytest.MonkeyPatch, *checks: Check, arguments: tuple[str, ...] = ()) -> Any:
     monkeypatch.setattr(report, "CHECKS", checks)
     return CliRunner().invoke(main, ["doctor", "--no-tests", *arguments])
 
 
-def fine() -> Finding:
-    return Finding("fine", "ok", "as it is")
-
-
-def slow() -> Finding:
-    return Finding("slow", "warning", "could be faster", "hurry")
-
-
-def broken() -> Finding:
+def broken() -> CheckOutcome:
     raise OSError("nobody expected this")
 
 
+FINE = Check("fine", lambda: ok("as it is"))
+SLOW = Check("slow", lambda: warning("could be faster"), "hurry")
+BROKEN = Check("broken", broken)
+
+
 def test_a_broken_check_is_one_line_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    done = invoke(monkeypatch, fine, broken, slow)
+    done = invoke(monkeypatch, FINE, BROKEN, SLOW)
     assert done.exit_code == 1
     lines = done.stdout.splitlines()
     assert [line.split()[:2] for line in lines[:3]] == [
@@ -100,35 +95,41 @@ def test_a_broken_check_is_one_line_and_the_others_go_on(monkeypatch: pytest.Mon
 
 
 def test_what_an_exception_tells_is_cleaned(monkeypatch: pytest.MonkeyPatch) -> None:
-    def telling() -> Finding:
+    def telling() -> CheckOutcome:
         raise OSError("the secret-job in /home/me/keys")
 
     monkeypatch.setenv("KVSTORE_JOB", "secret-job")
     monkeypatch.setenv("HOME", "/home/me")
-    for where in (report.self_tests, report.speed):
-        monkeypatch.setattr(where, "reads_between_processes", telling, raising=False)
-        monkeypatch.setattr(where, "copies", telling, raising=False)
-    monkeypatch.setattr(report, "CHECKS", (telling,))
+    check = Check("one", telling)
+    monkeypatch.setattr(report, "tests", lambda: [check])
+    for name in ("CHECKS", "SPEEDS"):
+        monkeypatch.setattr(report, name, (check,))
     done = CliRunner().invoke(main, ["doctor", "--speed"])
     assert done.stdout.count("the $KVSTORE_JOB in ~/keys") == 3
     assert "secret-job" not in done.stdout
 
 
 def test_warnings_alone_are_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    done = invoke(monkeypatch, fine, slow, arguments=("--json",))
+    done = invoke(monkeypatch, FINE, SLOW, arguments=("--json",))
     assert done.exit_code == 0
     assert [one["level"] for one in json.loads(done.stdout)] == ["ok", "warning"]
 
 
-@pytest.mark.parametrize("which", ["store_tests", "reads_between_processes"])
-def test_broken_self_tests_do_not_break_the_command(monkeypatch: pytest.MonkeyPatch, which: str) -> None:
-    monkeypatch.setattr(report, "CHECKS", (fine,))
-    monkeypatch.setattr(report.self_tests, "outcome", lambda test: fine())
-    monkeypatch.setattr(report.self_tests, which, broken)
+def test_broken_self_tests_do_not_break_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "CHECKS", (FINE,))
+    monkeypatch.setattr(report, "tests", lambda: [BROKEN, FINE])
     done = CliRunner().invoke(main, ["doctor", "--json"])
     assert done.exit_code == 1
     found = {one["subject"]: one["text"] for one in json.loads(done.stdout)}
-    assert "OSError: nobody expected this" in found["self-tests"]
+    assert "OSError: nobody expected this" in found["broken"]
+
+
+def test_an_mpiexec_that_cannot_be_run_is_no_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mpiexec").write_text("no program")
+    (tmp_path / "mpiexec").chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    subjects = [check.subject for check in table.tests()]
+    assert "test dist_sync" in subjects and "test mpi" not in subjects
 
 
 def test_with_wrong_settings_nothing_is_tested(doctor: Callable[..., Any]) -> None:
@@ -141,10 +142,10 @@ def test_with_wrong_settings_nothing_is_tested(doctor: Callable[..., Any]) -> No
 
 
 def test_broken_speeds_do_not_break_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report.speed, "copies", broken)
-    done = invoke(monkeypatch, fine, arguments=("--speed", "--json"))
+    monkeypatch.setattr(report, "SPEEDS", (BROKEN, FINE))
+    done = invoke(monkeypatch, FINE, arguments=("--speed", "--json"))
     assert done.exit_code == 1
-    assert [one["subject"] for one in json.loads(done.stdout)] == ["fine", "speeds"]
+    assert [one["subject"] for one in json.loads(done.stdout)] == ["fine", "broken", "fine"]
 
 
 def test_values_of_variables_and_the_home_directory_are_hidden() -> None:
@@ -183,7 +184,7 @@ def test_no_secret_is_in_a_report_of_a_job_with_keys(tmp_path: Path) -> None:
 
 def test_the_width_is_that_of_the_longest_subject() -> None:
     long = "reads between processes"
-    assert report.line(Finding(long, "ok", "text")).index("text") == report.line(fine()).index("as it is")
+    assert report.line(Finding(long, "ok", "text")).index("text") == report.line(FINE.run()).index("as it is")
 
 
 def test_help_says_what_the_exit_code_means() -> None:

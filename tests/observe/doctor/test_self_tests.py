@@ -13,11 +13,12 @@ import pace
 import pytest
 from launched import MARK, Job, until
 from nightly import nightly_unless
+from observation.checks import finding
 
-from kvstore.observe.doctor import children, self_tests, workers
-from kvstore.observe.doctor.self_tests import StoreTest, judged, outcome, store_tests
+from kvstore.observe.doctor import children, job, self_tests
+from kvstore.observe.doctor.self_tests import commands, sums
 
-RIGHT = workers.expected()
+RIGHT = job.expected()
 
 
 @pytest.fixture
@@ -30,13 +31,11 @@ def marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
 
 # test_report.py has all of them every time.
 @pytest.mark.parametrize(
-    "test",
-    nightly_unless(lambda test: test.store == "dist_sync", store_tests(pace.seconds(60))),
-    ids=lambda test: test.store,
+    "store", nightly_unless(lambda store: store == "dist_sync", list(commands(pace.seconds(60))))
 )
-def test_every_store_passes_and_leaves_nothing(test: StoreTest, marked: Job) -> None:
-    found = outcome(test, pace.seconds(60))
-    assert (found.level, found.subject) == ("ok", f"test {test.store}"), found
+def test_every_store_passes_and_leaves_nothing(store: str, marked: Job) -> None:
+    found = sums(*commands(pace.seconds(60))[store], pace.seconds(60))
+    assert found.level == "ok", found
     until(lambda: not marked.alive())
 
 
@@ -44,8 +43,7 @@ def test_a_store_passes_inside_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None
     """The variables of that job are no business of the self-tests."""
     for name, value in (("KVSTORE_RANK", "1"), ("KVSTORE_SIZE", "2"), ("KVSTORE_JOB", "x"), ("RANK", "7")):
         monkeypatch.setenv(name, value)
-    local = store_tests(pace.seconds(60))[0]
-    assert outcome(local, pace.seconds(60)).level == "ok"
+    assert sums(*commands()["local"], pace.seconds(60)).level == "ok"
 
 
 def test_an_mpiexec_that_is_of_another_mpi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,21 +53,19 @@ def test_an_mpiexec_that_is_of_another_mpi(tmp_path: Path, monkeypatch: pytest.M
     mpiexec.write_text('#!/bin/sh\n[ "$1" = --version ] && exit\nshift 2\n"$@" && "$@"\n')
     mpiexec.chmod(0o700)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    [test] = [one for one in store_tests(pace.seconds(60)) if one.store == "mpi"]
-    found = outcome(test, pace.seconds(60))
+    found = sums(*commands()["mpi"], pace.seconds(60))
     assert found.level == "error"
     assert "each process is a job of its own: this is worker 0 of 1" in found.text
 
 
-def program(code: str, count: int = 1) -> StoreTest:
-    return StoreTest("fake", (sys.executable, "-c", code), count)
+def program(code: str, workers: int = 1) -> tuple[list[str], int]:
+    return [sys.executable, "-c", code], workers
 
 
 def test_a_test_that_hangs_is_ended_and_an_error(marked: Job) -> None:
-    found = outcome(program("import time; time.sleep(600)"), 1.0)
+    found = sums(*program("import time; time.sleep(600)"), 1.0)
     assert found.level == "error"
     assert "not finished after 1 s" in found.text
-    assert found.cure
     assert marked.alive() == []
 
 
@@ -80,36 +76,40 @@ def test_a_job_that_hangs_is_ended_with_all_of_its_processes(
     marked: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(children, "_GRACE", pace.seconds(20))
-    found = outcome(StoreTest("fake", (sys.executable, *HANGS), 2), 3.0)
+    found = sums((sys.executable, *HANGS), 2, 3.0)
     assert found.level == "error"
     until(lambda: not marked.alive())
 
 
 def test_a_wrong_sum_is_an_error() -> None:
     wrong = f"{int(RIGHT, 16) ^ 1:032x}"
-    found = outcome(program(f"print('sum', {wrong!r})"), pace.seconds(60))
+    found = sums(*program(f"print('sum', {wrong!r})"), pace.seconds(60))
     assert found.level == "error"
     assert "wrong" in found.text
-    assert outcome(program(f"print('sum', {RIGHT!r})"), pace.seconds(60)).level == "ok"
+    assert sums(*program(f"print('sum', {RIGHT!r})"), pace.seconds(60)).level == "ok"
 
 
 def test_one_wrong_worker_is_enough() -> None:
-    pair = program("", count=2)
-    assert judged(pair, [RIGHT, RIGHT]).level == "ok"
-    assert judged(pair, [RIGHT, "0" * 32]).level == "error"
-    assert "1 of 2 workers" in judged(pair, [RIGHT]).text
+    for digests, level, text in (
+        ([RIGHT, RIGHT], "ok", "2 processes"),
+        ([RIGHT, "0" * 32], "error", "not those of NumPy"),
+        ([RIGHT], "error", "1 of 2 workers"),
+    ):
+        code = "".join(f"print('sum', {digest!r})\n" for digest in digests)
+        found = sums(*program(code, 2), pace.seconds(60))
+        assert (found.level, text in found.text) == (level, True), found
 
 
 def test_a_crash_is_an_error_with_its_last_line() -> None:
-    found = outcome(program("raise ValueError('a plain reason')"), pace.seconds(60))
+    found = sums(*program("raise ValueError('a plain reason')"), pace.seconds(60))
     assert found.level == "error"
     assert "exit code 1: ValueError: a plain reason" in found.text
 
 
 def test_a_line_is_written_at_once() -> None:
     """Two workers write to one pipe: lines in pieces would mix."""
-    calls = "workers.tell('sum', 'digest'); workers.tell('seconds', 1, 2.5)"
-    code = f"from kvstore.observe.doctor import workers; {calls}"
+    calls = "job.write_line('sum', 'digest'); job.write_line('seconds', 1, 2.5)"
+    code = f"from kvstore.observe.doctor import job; {calls}"
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # it keeps writes apart
     with here, there:
         here.settimeout(pace.seconds(60))
@@ -124,7 +124,7 @@ def test_a_line_is_written_at_once() -> None:
 
 
 def test_the_digest_depends_on_every_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    part = workers.part
+    part = job.part
 
     def altered(key: str, turn: int, rank: int) -> np.ndarray:
         array = part(key, turn, rank)
@@ -132,12 +132,12 @@ def test_the_digest_depends_on_every_bit(monkeypatch: pytest.MonkeyPatch) -> Non
             array[-1] = np.nextafter(array[-1] * 2, np.float32(np.inf))
         return array
 
-    monkeypatch.setattr(workers, "part", altered)
-    assert workers.expected() != RIGHT
+    monkeypatch.setattr(job, "part", altered)
+    assert job.expected() != RIGHT
 
 
 def test_processes_with_one_parent_read_each_other_or_say_why(marked: Job) -> None:
-    found = self_tests.reads_between_processes(pace.seconds(60))
+    found = self_tests.reads_between_processes()
     scope = Path("/proc/sys/kernel/yama/ptrace_scope")
     if not scope.exists() or scope.read_text().strip() == "0":
         assert found.level == "ok", found
@@ -158,7 +158,7 @@ def test_reads_that_are_refused_are_a_warning(
     monkeypatch: pytest.MonkeyPatch, ran: children.Ran, level: str, text: str
 ) -> None:
     monkeypatch.setattr(children, "run", lambda command, deadline: ran)
-    found = self_tests.reads_between_processes()
+    found = finding(self_tests.reads_between_processes)
     assert found.level == level
     assert text in found.text
     assert ("SYS_PTRACE" in found.cure) is (level == "warning")

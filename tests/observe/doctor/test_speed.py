@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvstore.observe.doctor import children, speed
+from kvstore.observe.doctor import children, self_tests
+from kvstore.observe.doctor.table import SPEEDS
 
 
 def test_speeds_are_measured_where_they_are_wanted(doctor: Callable[..., Any]) -> None:
@@ -21,16 +22,16 @@ def test_speeds_are_measured_where_they_are_wanted(doctor: Callable[..., Any]) -
 
 def test_figures_are_those_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     answers(monkeypatch, children.Ran(0, "seconds 0.0067108864 0.0268435456 3\n", ""))
-    memory, local = speed.copies()
-    assert "10.0 GB/s" in memory.text
-    assert "26.8 ms: 0.50 times that speed, with 3 threads" in local.text
+    assert "10.0 GB/s" in self_tests.speed_of_memory().text
+    assert "26.8 ms: 0.50 times that speed, with 3 threads" in self_tests.speed_of_local().text
 
 
 @pytest.mark.parametrize("ran", [children.Ran(1, "seconds 1 2", "why\n"), children.Ran(None, "", "why\n")])
 def test_what_fails_is_an_error(monkeypatch: pytest.MonkeyPatch, ran: children.Ran) -> None:
     answers(monkeypatch, ran)
-    for found in (*speed.copies(), speed.round_trip()):
-        assert found.level == "error"
+    for check in SPEEDS:
+        found = check.run()
+        assert (found.level, bool(found.cure)) == ("error", True)
         assert found.text.endswith("why")
 
 

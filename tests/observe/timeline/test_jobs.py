@@ -13,7 +13,7 @@ from launched import Job, until
 from observation.trace_rules import broken, loaded
 
 from kvstore.launch.cli import main
-from kvstore.observe.timeline.process_file import ProcessFile, read
+from kvstore.observe.timeline.process_trace import ProcessTrace, read
 
 TRAIN = """
 import numpy as np
@@ -54,7 +54,7 @@ def done(job: Job, kind: str, *arguments: str, text: str = TRAIN) -> None:
     assert launcher.returncode == 0, err
 
 
-def files(folder: Path) -> dict[str, ProcessFile]:
+def files(folder: Path) -> dict[str, ProcessTrace]:
     found = [read(path) for path in folder.glob("*.json")]
     return {f"{file.role} {file.rank}": file for file in found}
 

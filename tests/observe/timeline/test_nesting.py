@@ -8,23 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.observe.counters import MOVING, WAITING
-from kvstore.observe.events import CALL
+from kvstore.observe.events import CALL, Event
 from kvstore.observe.timeline.job.activity import common, length, segments, union
-from kvstore.observe.timeline.job.model import JobEvent
 from kvstore.observe.timeline.job.nesting import lanes
 
 _TIMES = st.tuples(st.integers(0, 30), st.integers(0, 30)).map(lambda pair: (min(pair), max(pair)))
 
 
-def span(begin: int, end: int, kind: int = WAITING) -> JobEvent:
-    return JobEvent(begin, end, 0, 0, 0, 1, 0, kind, 0)
+def span(begin: int, end: int, kind: int = WAITING) -> Event:
+    return Event(begin, end, 0, 0, 0, 1, 0, kind, 0)
 
 
-def sorted_spans(times: list[tuple[int, int]]) -> list[JobEvent]:
+def sorted_spans(times: list[tuple[int, int]]) -> list[Event]:
     return sorted((span(*one) for one in times), key=lambda one: (one.begin, -one.end))
 
 
-def are_nested(one: JobEvent, other: JobEvent) -> bool:
+def are_nested(one: Event, other: Event) -> bool:
     beside = one.end <= other.begin or other.end <= one.begin
     within = (one.begin <= other.begin and other.end <= one.end) or (
         other.begin <= one.begin and one.end <= other.end
@@ -41,7 +40,7 @@ def test_each_span_of_a_lane_lies_within_another_or_beside_it(times: list[tuple[
         assert all(are_nested(one.event, other.event) for one, other in combinations(lane, 2))
         for one in lane:
             within = sum(other.event.ns for other in lane if other.parent is one)
-            assert one.own == one.event.ns - within >= 0
+            assert within <= one.event.ns
 
 
 @given(st.lists(_TIMES, max_size=30))
@@ -76,9 +75,10 @@ def test_common_time(one: list[tuple[int, int]], other: list[tuple[int, int]]) -
     assert length(union(one)) == len(moments(one))
 
 
-def test_own_time_is_that_of_no_inner_span() -> None:
+def test_a_span_knows_the_one_in_which_it_lies() -> None:
     (lane,) = lanes(
         [span(0, 10, CALL), span(1, 4, MOVING), span(4, 9, WAITING), span(5, 6, MOVING), span(12, 13, CALL)]
     )
-    assert [one.own for one in lane] == [2, 3, 4, 1, 1]
+    inside = [one.parent.event.kind if one.parent else None for one in lane]
+    assert inside == [None, CALL, CALL, WAITING, None]
     assert [one.parent and one.parent.event.begin for one in lane] == [None, 0, 0, 4, None]

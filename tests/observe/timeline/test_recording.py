@@ -13,9 +13,9 @@ import pytest
 from launched import Job, until
 
 from kvstore.observe.counters import WAITING
-from kvstore.observe.events import BUCKET, CALL, STEP
-from kvstore.observe.timeline.job.model import JobEvent, job_of, read_job
-from kvstore.observe.timeline.process_file import ProcessFile, read
+from kvstore.observe.events import BUCKET, CALL, STEP, Event
+from kvstore.observe.timeline.job.model import job_of, read_job
+from kvstore.observe.timeline.process_trace import ProcessTrace, read
 
 BEGIN = """
 import os, signal, sys, threading, time
@@ -51,11 +51,11 @@ def ended(job: Job, text: str, *arguments: str, code: int = 0) -> tuple[bytes, b
     return out, err
 
 
-def files(job: Job) -> list[ProcessFile]:
+def files(job: Job) -> list[ProcessTrace]:
     return [read(path) for path in sorted(Path(job.environment["KVSTORE_TIMELINE"]).glob("*.json"))]
 
 
-def waits(file: ProcessFile) -> list[JobEvent]:
+def waits(file: ProcessTrace) -> list[Event]:
     return job_of([file]).processes[0].spans(frozenset((WAITING,)))
 
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from observation.made import MS, Row, file, row, store
 
 from kvstore.observe.counters import CALLS, MOVING, SUMMING, WAITING
-from kvstore.observe.events import ARRIVED, BUCKET, CALL, KINDS, NOBODY, STEP
+from kvstore.observe.events import ARRIVED, BUCKET, CALL, KINDS, NO_SLICE, NOBODY, STEP
 from kvstore.observe.timeline.job import text
 from kvstore.observe.timeline.job.activity import SHARES, shares
-from kvstore.observe.timeline.job.model import NO_SLICE, job_of
+from kvstore.observe.timeline.job.model import job_of
 from kvstore.observe.timeline.job.report import report
 from kvstore.observe.timeline.job.steps import steps_of
 from kvstore.observe.timeline.threads import ENGINE

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from observation.made import MS, file, packed, row, sample, store
+from observation.made import MS, file, in_ring, row, sample, store
 from observation.trace_rules import broken, loaded
 
 from kvstore.errors import StateFileError
 from kvstore.observe.counters import CALLS, CONVERTING, MOVING, SUMMING, WAITING
-from kvstore.observe.events import ARRIVED, BACK, BUCKET, CALL, KINDS, LAYOUT, LOST, STEP
-from kvstore.observe.timeline import process_file
+from kvstore.observe.events import ARRIVED, BACK, BUCKET, CALL, KINDS, LOST, NO_SLICE, STEP
+from kvstore.observe.timeline import process_trace
 from kvstore.observe.timeline.clocks import ClockSample
 from kvstore.observe.timeline.job import chrome
-from kvstore.observe.timeline.job.model import NO_SLICE, job_of, read_job
-from kvstore.observe.timeline.process_file import ProcessFile
+from kvstore.observe.timeline.job.model import job_of, read_job
+from kvstore.observe.timeline.process_trace import ProcessTrace
 from kvstore.observe.timeline.threads import ENGINE
 
 PUSHPULL = CALLS.index("pushpull")
@@ -46,7 +46,7 @@ SERVER = [
 ]
 
 
-def written(folder: Path, *files: ProcessFile) -> Path:
+def written(folder: Path, *files: ProcessTrace) -> Path:
     path = folder / "job.json"
     chrome.write(job_of(files), path)
     return path
@@ -95,7 +95,7 @@ def test_the_order_of_processes_is_workers_servers_scheduler(tmp_path: Path) -> 
         file([], rank=1, pid=7, monotonic=5), file([], rank=0),
     ]  # fmt: skip
     for one in files:
-        process_file.write(one, tmp_path)
+        process_trace.write(one, tmp_path)
     out = tmp_path / "job.json"
     chrome.write(read_job(tmp_path), out)
     names = [name for (name,) in loaded(out).execute("SELECT name FROM process ORDER BY sort_index")]
@@ -144,29 +144,26 @@ def test_other_files_of_the_folder_are_no_processes(tmp_path: Path) -> None:
         StateFileError, match="has no timeline of any process: run the job with KVSTORE_TIMELINE="
     ):
         read_job(tmp_path)
-    process_file.write(file([], size=1), tmp_path)
+    process_trace.write(file([], size=1), tmp_path)
     written(tmp_path, file(WORKER))
-    process_file.write(file([], size=1, job="older", realtime=-5, pid=3), tmp_path)
+    process_trace.write(file([], size=1, job="older", realtime=-5, pid=3), tmp_path)
     (tmp_path / "worker-1-a-2.json").write_text('{"format":"kvstore-timeline","version":1')
-    process_file.write(file([], version=99, pid=4), tmp_path)
+    process_trace.write(file([], version=99, pid=4), tmp_path)
     job = read_job(tmp_path)
     assert [process.name for process in job.processes] == ["worker 0"]
     assert job.notes == [
-        "worker-0-a-4.json is left out: it has version 99 of the format, and this kvstore reads 1",
-        "worker-1-a-2.json is left out: its checksum is wrong: it is damaged, or an earlier version of "
-        "kvstore has written it without one",
+        "worker-0-a-4.json is left out: it has version 99 of the format, and this kvstore reads 2",
+        "worker-1-a-2.json is left out: its checksum is wrong: it is damaged, or another version of kvstore "
+        "has written it",
         "1 files of other jobs are left out: only the newest is shown",
     ]
-
-
-_END = tuple(name for name, _ in LAYOUT).index("end") * 8
 
 
 @pytest.mark.parametrize(
     "damage",
     [
-        {"events": packed(WORKER)[:-1]},
-        {"events": packed(WORKER)[:_END] + b"\xff" * 8 + packed(WORKER)[_END + 8 :]},
+        {"events": [in_ring(WORKER)[0]._replace(end=1 << 62)]},
+        {"events": [in_ring(WORKER)[0]._replace(end=-1)]},
         {"monotonic": 1 << 70},
         {"realtime": 1 << 70},
         {"scheduler": [ClockSample(1, -(1 << 63), 1)]},
@@ -174,8 +171,8 @@ _END = tuple(name for name, _ in LAYOUT).index("end") * 8
     ],
 )
 def test_a_damaged_file_is_left_out_with_a_note(tmp_path: Path, damage: dict[str, Any]) -> None:
-    process_file.write(file(WORKER), tmp_path)
-    process_file.write(file(WORKER, rank=1, pid=7, **damage), tmp_path)
+    process_trace.write(file(WORKER), tmp_path)
+    process_trace.write(file(WORKER, rank=1, pid=7, **damage), tmp_path)
     job = read_job(tmp_path)
     assert [process.name for process in job.processes] == ["worker 0"]
     assert job.notes == [
@@ -185,23 +182,23 @@ def test_a_damaged_file_is_left_out_with_a_note(tmp_path: Path, damage: dict[str
 
 
 def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
-    process_file.write(file(WORKER, size=1), tmp_path)
+    process_trace.write(file(WORKER, size=1), tmp_path)
     os.mkfifo(tmp_path / "fifo.json")
     assert read_job(tmp_path).notes == []
 
 
 def test_a_copy_of_a_file_is_the_same_process(tmp_path: Path) -> None:
-    process_file.write(file(WORKER, size=1, monotonic=1), tmp_path)
+    process_trace.write(file(WORKER, size=1, monotonic=1), tmp_path)
     (tmp_path / "worker-0-a-100.json").rename(tmp_path / "backup.json")
-    process_file.write(file(WORKER, size=1, monotonic=2), tmp_path)
+    process_trace.write(file(WORKER, size=1, monotonic=2), tmp_path)
     job = read_job(tmp_path)
     assert [process.file.monotonic for process in job.processes] == [2]
     assert job.notes == ["worker-0-a-100.json and another file are of the same process: the newer one counts"]
 
 
 def test_ranks_without_a_file_and_lost_events_are_said(tmp_path: Path) -> None:
-    process_file.write(file([], size=4, overwritten=17), tmp_path)
-    process_file.write(file([], rank=2, size=4), tmp_path)
+    process_trace.write(file([], size=4, overwritten=17), tmp_path)
+    process_trace.write(file([], rank=2, size=4), tmp_path)
     assert read_job(tmp_path).notes == [
         "no file of worker 1, 3: killed, or not written yet, or left on another host",
         "worker 0 has only its last events: 17 older ones were overwritten",

@@ -99,11 +99,11 @@ def test_lines_are_no_longer_than_the_terminal_is_wide() -> None:
     job = JobView("abc", "python train.py " + "--option " * 40, [large(), row(None, look(12))])
     view = MachineView([job], ["12:00:00 worker 1 (process 4711) is gone"], [1234])
     for width in (40, 80, 120, 200):
-        found = list(lines(view, width))
+        found = [line.text for line in lines(view, width)]
         assert max(map(len, found)) <= width
         assert len(titles(width)) == len(cells(large(), width))
-    assert any("worker 1023 #31" in one for one in lines(view, 80))
-    assert list(lines(view, 80))[-1] == "of another version of kvstore, and not shown: process 1234"
+    assert any("worker 1023 #31" in one.text for one in lines(view, 80))
+    assert list(lines(view, 80))[-1].text == "of another version of kvstore, and not shown: process 1234"
 
 
 def test_rows_have_units_and_few_digits() -> None:

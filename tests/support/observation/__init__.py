@@ -1,1 +1,1 @@
-"""Files and traces of timelines, and a Prometheus, for tests."""
+"""Checks of the doctor, files and traces of timelines, and a Prometheus, for tests."""

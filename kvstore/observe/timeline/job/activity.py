@@ -1,4 +1,4 @@
-"""What a process did at each time: computed outside of the store, or one of the phases of the store."""
+"""The activity of a process at each time: computing outside of the store, or one of its phases."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ...counters import PHASES
-from ...events import CALL, STEP
+from ...events import CALL, STEP, Event
 from ..threads import ENGINE
-from .model import OF_THREADS, JobEvent, JobProcess
+from .model import OF_THREADS, JobProcess
 
-#: Where the time of a worker goes: together they are all of it. `calls`: the rest of the calls of the store.
+#: The parts of the time of a worker; their sum is all of it. `calls` is the rest of the calls of the store.
 SHARES = ("computing", *PHASES, "calls")
 
 #: Pairs of begin and end, in order and disjoint.
@@ -20,25 +20,25 @@ _IN_STORE = OF_THREADS | {STEP}
 
 
 class Segment(NamedTuple):
-    """A part of a span in which no other span is within it."""
+    """A part of a span in which no other span lies."""
 
     begin: int
     end: int
-    event: JobEvent
+    event: Event
 
 
-def segments(spans: Iterable[JobEvent]) -> Iterator[Segment]:
-    """Cut spans into what they are in themselves: at each time the one that began last.
+def segments(spans: Iterable[Event]) -> Iterator[Segment]:
+    """Cut spans into disjoint segments: at each time, the span that began last.
 
     Parameters
     ----------
-    spans : iterable of JobEvent
+    spans : iterable of Event
         By their begin; of those that begin together, the longest first.
     """
     edges = [(span.begin, 1, at, span) for at, span in enumerate(spans) if span.ns > 0]
     edges += [(span.end, 0, at, span) for _, _, at, span in edges]
     edges.sort(key=lambda edge: edge[:3])
-    active: dict[int, JobEvent] = {}
+    active: dict[int, Event] = {}
     before = 0
     for time, begins, at, span in edges:
         if active and time > before:
@@ -51,10 +51,10 @@ def segments(spans: Iterable[JobEvent]) -> Iterator[Segment]:
 
 
 def shares(process: JobProcess, times: Times) -> dict[str, int]:
-    """Return for each of SHARES the ns in these times; together they are all of them.
+    """Return the ns of each of SHARES in these times.
 
-    What threads of the user wait for, while the store works for them in the background, counts as what it
-    does meanwhile.
+    While a thread of the user waits for an operation in the background, the time counts as the phase of that
+    operation.
     """
     callers = calling_threads(process)
     own = [span for span in process.spans(_IN_STORE) if span.thread in callers]
@@ -63,14 +63,14 @@ def shares(process: JobProcess, times: Times) -> dict[str, int]:
     held = common(times, calls)
     found = {name: length(common(times, phases[name])) for name in PHASES} | {"calls": length(held)}
     for name, background in _by_phase(segments(others))[0].items():
-        meanwhile = length(common(held, background))
-        found[name] += meanwhile
-        found["calls"] -= meanwhile
+        hidden = length(common(held, background))
+        found[name] += hidden
+        found["calls"] -= hidden
     return {"computing": length(times) - sum(found.values()), **found}
 
 
 def _by_phase(found: Iterable[Segment]) -> tuple[dict[str, Times], Times]:
-    """Return the times of each phase, and those in a call or a step and in none of them."""
+    """Return the times of each phase, and those in a call or a step that are in no phase."""
     phases: dict[str, Times] = {name: [] for name in PHASES}
     calls: Times = []
     for one in found:
@@ -80,7 +80,7 @@ def _by_phase(found: Iterable[Segment]) -> tuple[dict[str, Times], Times]:
 
 
 def calling_threads(process: JobProcess) -> set[int]:
-    """Return the threads of the user: all that call the store, without those of its engine."""
+    """Return the threads of the user: all that call the store, but those of its engine."""
     names = process.file.threads
     calling = {event.thread for event in process.events if event.kind in (CALL, STEP)}
     own = {thread for thread in calling if names.get(thread) != ENGINE}
@@ -88,7 +88,7 @@ def calling_threads(process: JobProcess) -> set[int]:
 
 
 def union(spans: Iterable[tuple[int, int]]) -> Times:
-    """Return the times in which at least one of the spans is."""
+    """Return the times that at least one of the spans covers."""
     found: Times = []
     for begin, end in sorted(spans):
         if found and begin <= found[-1][1]:
@@ -114,5 +114,5 @@ def common(one: Times, other: Times) -> Times:
 
 
 def length(times: Times) -> int:
-    """Return for how long they are."""
+    """Return the sum of their lengths."""
     return sum(end - begin for begin, end in times)

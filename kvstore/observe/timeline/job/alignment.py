@@ -1,4 +1,4 @@
-"""One time for all processes of a job: that of the scheduler, or of the clock that most of them have."""
+"""The time of a job: that of the scheduler's clock, or of the clock of most processes."""
 
 from __future__ import annotations
 
@@ -10,53 +10,45 @@ import numpy as np
 import numpy.typing as npt
 
 from ..clocks import ClockSample
-from ..process_file import ProcessFile
+from ..process_trace import ProcessTrace
 
-Times = npt.NDArray[np.int64]
-
-_WINDOW = 60_000_000_000  # ns; of the comparisons within so much time the best one counts
+_WINDOW = 60_000_000_000  # ns; of the comparisons within this time the best one is used
 
 
 class Alignment(NamedTuple):
-    """How one clock becomes the time of the job.
+    """The conversion of one clock into the time of the job.
 
-    Attributes
-    ----------
-    samples : list of ClockSample
-        Offsets, between which it is interpolated.
-    uncertainty : int or None
-        ns; None where only the times of day of two hosts tell, which may differ by any time.
+    `samples` are offsets, between which it is interpolated. `uncertainty` is in ns; it is None if only the
+    times of day of two hosts were compared, which may differ by any time.
     """
 
     samples: list[ClockSample]
     uncertainty: int | None
 
-    def apply(self, times: npt.NDArray[Any]) -> Times:
-        """Return times of the clock as times of the job."""
+    def apply(self, times: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        """Convert times of the clock into times of the job."""
         at, offsets = [one.at for one in self.samples], [one.offset for one in self.samples]
         times = times.astype(np.int64)
-        base = offsets[0]  # floats hold differences of hosts, not times since their start
+        base = offsets[0]  # floats hold differences between hosts, not times since they were started
         between = np.interp(times - at[0], np.subtract(at, at[0]), np.subtract(offsets, base))
-        aligned: Times = times + base + np.rint(between).astype(np.int64)
+        aligned: npt.NDArray[np.int64] = times + base + np.rint(between).astype(np.int64)
         return aligned
 
 
-def align(files: Sequence[ProcessFile]) -> list[Alignment]:
-    """Return the alignment of each file's clock."""
-    clocks: dict[str, list[ProcessFile]] = defaultdict(list)
+def align(files: Sequence[ProcessTrace]) -> list[Alignment]:
+    """Return the alignment of the clock of each file."""
+    clocks: dict[str, list[ProcessTrace]] = defaultdict(list)
     for file in files:
         clocks[_clock(file)].append(file)
     found = {name: _measured(of_clock) for name, of_clock in clocks.items()}
-    if not any(found.values()):  # no scheduler: the clock of most processes is the job's
+    if not any(found.values()):  # there is no scheduler: the clock of most processes is the job's
         found[max(clocks, key=lambda name: len(clocks[name]))] = _exact()
-    known = next(name for name, one in found.items() if one is not None)
-    reference, base = clocks[known][0], found[known]
-    assert base is not None
-    result = {name: one or _by_time_of_day(clocks[name][0], reference, base) for name, one in found.items()}
-    return [result[_clock(file)] for file in files]
+    reference, base = next((clocks[name][0], one) for name, one in found.items() if one is not None)
+    all_ = {name: one or _by_time_of_day(clocks[name][0], reference, base) for name, one in found.items()}
+    return [all_[_clock(file)] for file in files]
 
 
-def _clock(file: ProcessFile) -> str:
+def _clock(file: ProcessTrace) -> str:
     return file.clock or f"of {file.host}"
 
 
@@ -64,8 +56,8 @@ def _exact() -> Alignment:
     return Alignment([ClockSample(0, 0, 0)], 0)
 
 
-def _measured(files: list[ProcessFile]) -> Alignment | None:
-    """Align a clock to the scheduler's, by what the processes that have it have measured."""
+def _measured(files: list[ProcessTrace]) -> Alignment | None:
+    """Align a clock with the scheduler's by the comparisons of the processes that have it."""
     if any(file.role == "scheduler" for file in files):
         return _exact()
     samples = sorted(sample for file in files for sample in file.scheduler)
@@ -78,8 +70,8 @@ def _measured(files: list[ProcessFile]) -> Alignment | None:
     return Alignment(best, max(one.uncertainty for one in best))
 
 
-def _by_time_of_day(file: ProcessFile, reference: ProcessFile, base: Alignment) -> Alignment:
-    """Align a clock that was compared with no other: hosts agree on the time of day, more or less."""
+def _by_time_of_day(file: ProcessTrace, reference: ProcessTrace, base: Alignment) -> Alignment:
+    """Align a clock that was not compared: hosts agree approximately on the time of day."""
     there = int(base.apply(np.array([reference.monotonic]))[0])
     offset = file.realtime - reference.realtime + there - file.monotonic
     return Alignment([ClockSample(0, offset, 0)], None)

@@ -1,29 +1,28 @@
 """The trace of a job in Chrome's format, which Perfetto and chrome://tracing open.
 
-Each process is one of the trace, with a track for each of its threads, for its steps and its buckets, and
-for the parts that arrive from each worker. Times are microseconds since the first event of the job.
+Each process of the job is a process of the trace, with a track for each of its threads, for its steps and its
+buckets, and for the parts that arrive from each worker. Times are microseconds since the first event of the
+job.
 """
 
 from __future__ import annotations
 
 import heapq
-import itertools
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from ....files import replacing
 from ...counters import PHASES
-from ...events import ARRIVED, BUCKET, CALL, KINDS, LOST, STEP
+from ...events import ARRIVED, BUCKET, CALL, KINDS, LOST, STEP, Event
+from ...process_names import name_of
+from ..process_trace import encoded
 from ..threads import ENGINE
-from .model import INSTANTS, JobEvent, JobProcess, JobTimeline, name_of, name_of_call
+from .model import INSTANTS, JobProcess, JobTimeline, name_of_call
 from .nesting import Span, by_thread, lanes
 
-_FIRST_SERVER, _FIRST_SCHEDULER = 10_000, 20_000  # in the order of processes
-_AT_ONCE = 4096  # events that are written together
+_FIRST = {"worker": 0, "server": 10_000, "scheduler": 20_000}  # in the order of processes
 
 
 def write(job: JobTimeline, path: Path) -> int:
@@ -34,15 +33,18 @@ def write(job: JobTimeline, path: Path) -> int:
     StateFileError
         The system refuses it. An older file is unchanged.
     """
-    encode = msgspec.json.Encoder().encode
-    count, between = 0, b""
+    facts = {"job": job.processes[0].file.job, "notes": job.notes}
+    count = 0
+
+    def counted() -> Iterator[dict[str, Any]]:
+        nonlocal count
+        for event in events(job):
+            count += 1
+            yield event
+
     with replacing(path) as beside, beside.open("wb") as file:
-        file.write(b'{"displayTimeUnit":"ms","otherData":' + encode(_facts(job)) + b',"traceEvents":[\n')
-        encoded = map(encode, events(job))
-        while batch := list(itertools.islice(encoded, _AT_ONCE)):
-            file.write(between + b",\n".join(batch))
-            count, between = count + len(batch), b",\n"
-        file.write(b"\n]}\n")
+        file.write(b"{")
+        file.writelines(encoded(facts, counted()))
     return count
 
 
@@ -54,11 +56,6 @@ def events(job: JobTimeline) -> Iterator[dict[str, Any]]:
     yield from heapq.merge(*(one.events() for one in tracks), key=lambda event: event["ts"])
 
 
-def _facts(job: JobTimeline) -> dict[str, Any]:
-    first = job.processes[0].file
-    return {"job": first.job, "notes": job.notes}
-
-
 class _Tracks:
     """One process, and its tracks."""
 
@@ -66,20 +63,18 @@ class _Tracks:
         self._process, self._pid = process, number
         self._names: list[str] = []
         self._lanes: list[list[Span]] = []
-        self._instants: list[tuple[int, JobEvent]] = []
+        self._instants: list[tuple[int, Event]] = []
         for name, found in self._by_track():
             for nth, lane in enumerate(lanes(found), 1):
                 self._names.append(name if nth == 1 else f"{name} ({nth})")
                 self._lanes.append(lane)
         self._add_instants()
 
-    def _by_track(self) -> Iterator[tuple[str, list[JobEvent]]]:
+    def _by_track(self) -> Iterator[tuple[str, list[Event]]]:
         file = self._process.file
         engine = {thread for thread, name in file.threads.items() if name == ENGINE}
-        operations: list[
-            JobEvent
-        ] = []  # they are under way for longer than the engine's thread works on them
-        others: list[JobEvent] = []
+        operations: list[Event] = []  # they last longer than the engine's thread works on them
+        others: list[Event] = []
         for event in self._process.spans():
             (operations if event.kind == CALL and event.thread in engine else others).append(event)
         threads = by_thread(others)
@@ -100,27 +95,26 @@ class _Tracks:
             self._instants.append((tracks[name], event))
 
     def names(self) -> Iterator[dict[str, Any]]:
-        """Yield what names process and tracks."""
+        """Yield the events that name the process and its tracks."""
         file = self._process.file
-        first = {"server": _FIRST_SERVER, "scheduler": _FIRST_SCHEDULER}.get(file.role, 0)
-        yield self._named("process_name", 0, {"name": self._process.name})
-        yield self._named("process_labels", 0, {"labels": f"{file.host}, process {file.pid}"})
-        yield self._named("process_sort_index", 0, {"sort_index": first + self._pid})
+        yield self._named("process_name", 0, name=self._process.name)
+        yield self._named("process_labels", 0, labels=f"{file.host}, process {file.pid}")
+        yield self._named("process_sort_index", 0, sort_index=_FIRST.get(file.role, 0) + self._pid)
         for tid, name in enumerate(self._names, 1):
-            yield self._named("thread_name", tid, {"name": name})
-            yield self._named("thread_sort_index", tid, {"sort_index": tid})
+            yield self._named("thread_name", tid, name=name)
+            yield self._named("thread_sort_index", tid, sort_index=tid)
 
-    def _named(self, name: str, tid: int, what: dict[str, Any]) -> dict[str, Any]:
-        return {"ph": "M", "pid": self._pid, "tid": tid, "name": name, "args": what}
+    def _named(self, kind: str, tid: int, **what: object) -> dict[str, Any]:
+        return {"ph": "M", "pid": self._pid, "tid": tid, "name": kind, "args": what}
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Yield all others, by their time; the outer ones of spans that begin together first."""
+        """Yield all others by their time; of spans that begin together, the outer ones first."""
         found = [self._spans(tid, lane) for tid, lane in enumerate(self._lanes, 1)]
-        instants = map(self._instant, self._instants)
+        instants = (self._instant(tid, event) for tid, event in self._instants)
         return heapq.merge(*found, instants, self._queue(), key=lambda event: event["ts"])
 
     def _queue(self) -> Iterator[dict[str, Any]]:
-        """Yield how many parts wait at a server for the others of their round."""
+        """Yield the number of parts that wait at a server for the others of their round."""
         arrived = self._process.spans(frozenset((ARRIVED,))) if self._process.file.role == "server" else []
         last = {(event.store, event.slice, event.round): event for event in arrived}
         waiting: Counter[tuple[int, int, int]] = Counter()
@@ -136,40 +130,31 @@ class _Tracks:
 
     def _spans(self, tid: int, lane: list[Span]) -> Iterator[dict[str, Any]]:
         for span in lane:
-            event = span.event
-            yield {
-                "ph": "X", "pid": self._pid, "tid": tid, "name": _name(event), "cat": KINDS[event.kind],
-                "ts": event.begin / 1000, "dur": event.ns / 1000,
-                "args": self._about(event),
-            }  # fmt: skip
+            yield {"ph": "X", **self._common(tid, span.event), "dur": span.event.ns / 1000}
 
-    def _instant(self, one: tuple[int, JobEvent]) -> dict[str, Any]:
-        tid, event = one
-        return {
-            "ph": "i", "pid": self._pid, "tid": tid, "name": _name(event), "cat": KINDS[event.kind],
-            "ts": event.begin / 1000, "s": "t" if event.kind == ARRIVED else "g",
-            "args": self._about(event),
-        }  # fmt: skip
+    def _instant(self, tid: int, event: Event) -> dict[str, Any]:
+        return {"ph": "i", **self._common(tid, event), "s": "t" if event.kind == ARRIVED else "g"}
 
-    def _about(self, event: JobEvent) -> dict[str, Any]:
-        facts = {
+    def _common(self, tid: int, event: Event) -> dict[str, Any]:
+        about = {
             "key": self._process.key_of(event),
             "bytes": event.nbytes,
             "round": 0 if event.kind == CALL else event.round,
             "whom": name_of(event.whom),
         }
-        return {name: value for name, value in facts.items() if value}
+        return {
+            "pid": self._pid, "tid": tid, "name": _name(event), "cat": KINDS[event.kind],
+            "ts": event.begin / 1000, "args": {name: value for name, value in about.items() if value},
+        }  # fmt: skip
 
 
-def _name(event: JobEvent) -> str:
+def _name(event: Event) -> str:
     """Name a span or an instant: with few names, so that a viewer can add them up."""
     whom = name_of(event.whom)
     if event.kind == CALL:
         return name_of_call(event)
     if event.kind < len(PHASES):
         return f"{PHASES[event.kind]} for {whom}" if whom else PHASES[event.kind]
-    if event.kind == ARRIVED:
-        return "arrived"
-    if event.kind in INSTANTS:
+    if event.kind in (INSTANTS - {ARRIVED}):
         return f"{whom} is {'lost' if event.kind == LOST else 'back'}"
     return KINDS[event.kind]

@@ -1,4 +1,4 @@
-"""Spans of one thread as a trace needs them: each lies within another one, or beside it."""
+"""Spans of one thread as a trace needs them: any two are nested or disjoint."""
 
 from __future__ import annotations
 
@@ -6,62 +6,56 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .model import JobEvent
+from ...events import Event
 
 
 @dataclass(eq=False)
 class Span:
-    """A span, and those that lie directly within it.
+    """A span, and the one in which it lies directly."""
 
-    `own` are the ns that are not those of an inner span.
-    """
-
-    event: JobEvent
+    event: Event
     parent: Span | None
-    own: int
 
 
 @dataclass(eq=False)
 class Lane:
-    """Spans that are nested; the inner ones come after the outer ones."""
+    """Spans that are nested, the outer ones first, and those of them that have not ended."""
 
     spans: list[Span]
     open: list[Span]
 
-    def take(self, event: JobEvent) -> bool:
-        """Add the next span, if it lies within the one that is open, or beside all."""
+    def add(self, event: Event) -> bool:
+        """Add the next span if it is nested in the innermost open one; return whether it is."""
         while self.open and self.open[-1].event.end <= event.begin:
             self.open.pop()
         parent = self.open[-1] if self.open else None
         if parent is not None and event.end > parent.event.end:
             return False
-        if parent is not None:
-            parent.own -= event.ns
-        span = Span(event, parent, event.ns)
+        span = Span(event, parent)
         self.spans.append(span)
         self.open.append(span)
         return True
 
 
-def lanes(events: Iterable[JobEvent]) -> list[list[Span]]:
-    """Distribute spans to as few lanes as possible, in each of which they are nested.
+def lanes(events: Iterable[Event]) -> list[list[Span]]:
+    """Distribute spans to lanes, in each of which they are nested.
 
     Parameters
     ----------
-    events : iterable of JobEvent
+    events : iterable of Event
         By their begin; of those that begin together, the longest first.
     """
     found: list[Lane] = []
     for event in events:
-        if not any(lane.take(event) for lane in found):
+        if not any(lane.add(event) for lane in found):
             found.append(Lane([], []))
-            found[-1].take(event)
+            found[-1].add(event)
     return [lane.spans for lane in found]
 
 
-def by_thread(events: Sequence[JobEvent]) -> dict[int, list[JobEvent]]:
+def by_thread(events: Sequence[Event]) -> dict[int, list[Event]]:
     """Return the events of each thread."""
-    found: dict[int, list[JobEvent]] = defaultdict(list)
+    found: dict[int, list[Event]] = defaultdict(list)
     for event in events:
         found[event.thread].append(event)
     return dict(found)

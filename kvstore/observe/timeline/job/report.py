@@ -1,4 +1,4 @@
-"""The report of a job: where the time of each worker goes, for whom the others wait, which keys cost most."""
+"""The report of a job: the parts of each worker's time, the stragglers, and the keys that cost most."""
 
 from __future__ import annotations
 
@@ -9,56 +9,37 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ...counters import PHASES, WAITING
-from ...events import CALL
+from ...events import CALL, NO_SLICE, Event
 from .activity import Times, common, length, segments, shares
-from .model import NO_SLICE, JobEvent, JobProcess, JobTimeline
+from .model import JobProcess, JobTimeline
 from .nesting import Span, by_thread, lanes
 from .steps import Overlap, Steps, overlap_of, steps_of
 from .straggler import Last, ranking
 
 _KEYS = 10
 _PHASES = frozenset(range(len(PHASES)))
-#: What comes after a key in the name of one of its slices.
+#: The end of the name of a slice, after its key.
 _PART = re.compile(r" \(part \d+ of \d+\)$")
 
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """One process of a worker.
-
-    Attributes
-    ----------
-    rank, pid : int
-    steps : int
-        Their number.
-    source : str
-        What they are counted by.
-    step : float
-        Median of their seconds.
-    usual : int
-        Number of steps that are not longer than three times the median. Only these are in `shares`.
-    longest : tuple of float
-        Begin and length of the longest step, in seconds.
-    shares : dict
-        Parts of the usual steps by `activity.SHARES`; together they are 1.
-    overlap : Overlap or None
-        Of gradients with the backward pass.
-    """
+    """One process of a worker; times are in seconds."""
 
     rank: int
     pid: int
     steps: int
-    source: str
-    step: float
-    usual: int
-    longest: tuple[float, float]
-    shares: dict[str, float]
+    source: str  # the events by which steps are counted
+    step: float  # the median
+    usual: int  # number of steps that are not longer than three times the median; `shares` is about these
+    longest: tuple[float, float]  # begin and length
+    shares: dict[str, float]  # by `activity.SHARES`; their sum is 1
     overlap: Overlap | None
 
 
 @dataclass(frozen=True)
 class ServerReport:
-    """One process of a server: parts of the seconds that it has recorded, by phase. The rest is idle."""
+    """One process of a server: the phases as parts of the seconds that it has recorded. The rest is idle."""
 
     rank: int
     pid: int
@@ -68,7 +49,7 @@ class ServerReport:
 
 @dataclass(frozen=True)
 class KeyReport:
-    """One key: seconds in all workers together, by phase, and bytes that were worked on."""
+    """One key: its seconds in all workers together, by phase, and its bytes."""
 
     key: str
     seconds: float
@@ -78,33 +59,19 @@ class KeyReport:
 
 @dataclass(frozen=True)
 class Report:
-    """The report of a job.
-
-    Attributes
-    ----------
-    job : str
-    seconds : float
-        From its first event to its last.
-    uncertainty : float or None
-        Seconds within which the times of two hosts can be compared; None: nobody has compared them.
-    workers, servers, keys : list
-    last : list of Last
-        Workers by how often they came last.
-    notes : list of str
-        What is missing.
-    """
+    """The report of a job; times are in seconds."""
 
     job: str
-    seconds: float
-    uncertainty: float | None
+    seconds: float  # from the first event to the last
+    uncertainty: float | None  # of the comparison of times of two hosts; None if it is unknown
     workers: list[WorkerReport]
     servers: list[ServerReport]
-    last: list[Last]
+    last: list[Last]  # workers by the number of rounds in which they arrived last
     keys: list[KeyReport]
-    notes: list[str]
+    notes: list[str]  # what is missing
 
     def as_object(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return the report as --json prints it."""
         found = asdict(self)
         found["last"] = [one._asdict() for one in self.last]
         for worker, whole in zip(found["workers"], self.workers, strict=True):
@@ -141,7 +108,7 @@ def _worker(process: JobProcess, steps: Steps) -> WorkerReport:
 
 
 def _all(process: JobProcess) -> Times:
-    """Return the time that a process has recorded."""
+    """Return the time from the first span of a process to its last."""
     spans = process.spans()
     return [(spans[0].begin, max(span.end for span in spans))] if spans else []
 
@@ -157,7 +124,7 @@ def _server(process: JobProcess) -> ServerReport:
 
 
 def _keys(workers: Sequence[tuple[JobProcess, Times]]) -> list[KeyReport]:
-    """Add up what the keys cost in these times of each worker."""
+    """Add up the costs of the keys in these times of each worker."""
     ns: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(PHASES, 0))
     moved: Counter[str] = Counter()
     for process, times in workers:
@@ -174,10 +141,8 @@ def _keys(workers: Sequence[tuple[JobProcess, Times]]) -> list[KeyReport]:
     return sorted(found, key=lambda one: (-one.seconds, one.key))[:_KEYS]
 
 
-def _costs(
-    process: JobProcess, names: Mapping[JobEvent, str], times: Times
-) -> Iterator[tuple[str, str, int]]:
-    """Yield key, phase and ns of all that a worker does in these times."""
+def _costs(process: JobProcess, names: Mapping[Event, str], times: Times) -> Iterator[tuple[str, str, int]]:
+    """Yield key, phase and ns of each span of a worker in these times."""
     for events in by_thread(process.spans()).values():
         spent: dict[tuple[str, str], Times] = defaultdict(list)
         for one in segments(events):
@@ -186,8 +151,8 @@ def _costs(
         yield from ((*what, length(common(of, times))) for what, of in spent.items())
 
 
-def _key_names(process: JobProcess) -> dict[JobEvent, str]:
-    """Name the key of each phase, whatever part of it that is about; for several parts that of the call."""
+def _key_names(process: JobProcess) -> dict[Event, str]:
+    """Name the key of each span of a phase; of a span about several parts, the key of its call."""
     keys = {_PART.sub("", name) for store in process.stores.values() for name in store.slices.values()}
     spans = [one for events in by_thread(process.spans()).values() for lane in lanes(events) for one in lane]
     found = {}
@@ -199,7 +164,7 @@ def _key_names(process: JobProcess) -> dict[JobEvent, str]:
 
 
 def _key_of_call(process: JobProcess, span: Span) -> str:
-    """Name the key, or the keys, of the call in which a span is."""
+    """Name the key, or the keys, of the call in which a span lies."""
     call: Span | None = span
     while call is not None and call.event.kind != CALL:
         call = call.parent

@@ -8,30 +8,22 @@ from statistics import median
 from typing import NamedTuple
 
 from ...counters import CALLS
-from ...events import BUCKET, CALL, STEP
+from ...events import BUCKET, CALL, STEP, Event
 from .activity import Times, common, union
-from .model import JobEvent, JobProcess, name_of_call
+from .model import JobProcess, name_of_call
 
-_LONG = 3  # times the median: a step that waits for something unusual
+_LONG = 3  # times the median
 
 
 class Steps(NamedTuple):
-    """The steps of a worker.
-
-    Attributes
-    ----------
-    times : list of tuple
-        Begin and end of each, in ns, in order.
-    source : str
-        What they are counted by.
-    """
+    """The steps of a worker: begin and end of each, in ns, in order; and the events that count them."""
 
     times: Times
     source: str
 
     @property
     def median(self) -> float:
-        """Seconds of a step."""
+        """The seconds of a step."""
         return median(end - begin for begin, end in self.times) * 1e-9
 
     @property
@@ -49,7 +41,7 @@ class Steps(NamedTuple):
 def steps_of(process: JobProcess) -> Steps | None:
     """Find the steps of a worker: from one mark of a trainer or a hook to the next, else by its calls.
 
-    None: there are too few events to tell.
+    Return None if it has too few events.
     """
     marks: dict[int, list[int]] = defaultdict(list)
     for event in process.spans(frozenset((STEP,))):
@@ -65,7 +57,7 @@ def _between(marks: list[int]) -> Times:
 
 
 def _by_calls(process: JobProcess) -> Steps | None:
-    """Take the call, with its key, that is made most often; from one to the next is a step."""
+    """Find the call, with its key, that is made most often; a step lasts from one to the next."""
     calls: dict[tuple[int, int, int], list[int]] = defaultdict(list)
     for event in process.spans(frozenset((CALL,))):
         if event.slice < len(CALLS):
@@ -74,28 +66,20 @@ def _by_calls(process: JobProcess) -> Steps | None:
         return None
     verb, store, label = best = max(calls, key=lambda one: len(calls[one]))
     times = _between(calls[best])
-    one = JobEvent(0, 0, verb, label, 0, 0, 0, CALL, store)
+    one = Event(0, 0, verb, label, 0, 0, 0, CALL, store)
     key = process.key_of(one)
     return Steps(times, name_of_call(one) + (f" of {key}" if key else "")) if times else None
 
 
 class Overlap(NamedTuple):
-    """Communication of gradients of a step: medians, in seconds.
+    """Communication of gradients in a step: medians, in seconds."""
 
-    Attributes
-    ----------
-    communication : float
-        While any bucket was under way.
-    exposed : float
-        Of this, the time for which the step waited after the backward pass.
-    """
-
-    communication: float
-    exposed: float
+    communication: float  # while any bucket was being sent or summed
+    exposed: float  # the part of it for which the step waited after the backward pass
 
 
 def overlap_of(process: JobProcess, steps: Steps) -> Overlap | None:
-    """Compare buckets with the ends of the steps; None: there are no buckets."""
+    """Compare buckets with the ends of the steps; return None if there are no buckets."""
     buckets = process.spans(frozenset((BUCKET,)))
     if not buckets:
         return None
@@ -105,7 +89,7 @@ def overlap_of(process: JobProcess, steps: Steps) -> Overlap | None:
 
 
 def _in_a_step(steps: Steps, times: Times) -> float:
-    """Return the median of the seconds that are in a step."""
+    """Return the median over the steps of the seconds of these times."""
     in_each = dict.fromkeys(steps.times, 0)
     at = 0
     for begin, end in common(steps.times, times):

@@ -1,4 +1,4 @@
-"""Who comes last in the rounds of a job, and by how much."""
+"""The worker that arrives last in the rounds of a job, and its delay."""
 
 from __future__ import annotations
 
@@ -8,34 +8,23 @@ from statistics import median
 from typing import NamedTuple
 
 from ...counters import WAITING
-from ...events import ARRIVED, NOBODY
-from .model import NO_SLICE, JobProcess, JobTimeline
+from ...events import ARRIVED, NO_SLICE, NOBODY
+from .model import JobProcess, JobTimeline
 
 Round = tuple[object, ...]
 
 
 class Last(NamedTuple):
-    """How often a worker came last.
-
-    Attributes
-    ----------
-    rank : int
-    rounds : int
-        Rounds of keys, or of parts of keys, in which it was last.
-    of : int
-        Rounds in which at least two workers were seen.
-    lead : float
-        Median of the seconds between the one before it and itself, in these rounds.
-    """
+    """A worker that arrived last in rounds of keys, or of parts of keys."""
 
     rank: int
-    rounds: int
-    of: int
-    lead: float
+    rounds: int  # in which it arrived last
+    of: int  # rounds in which at least two workers arrived
+    lead: float  # median of the seconds between the worker before it and itself, in its rounds
 
 
 def ranking(job: JobTimeline) -> list[Last]:
-    """Return the workers that came last in any round, the one that did so most often first."""
+    """Return the workers that arrived last in any round, by the number of these rounds."""
     leads: dict[int, list[int]] = defaultdict(list)
     for rank, lead in _by_arrivals(job) or _by_waits(job):
         leads[rank].append(lead)
@@ -45,14 +34,14 @@ def ranking(job: JobTimeline) -> list[Last]:
 
 
 def _by_arrivals(job: JobTimeline) -> list[tuple[int, int]]:
-    """Who was last in each round, and by how many ns, as servers or the workers themselves have seen it."""
+    """Return the last worker of each round, and its delay in ns, as servers or workers have recorded it."""
     rounds: dict[Round, dict[int, int]] = defaultdict(dict)
     for process in job.processes:
         for event in process.events:
             if event.kind == ARRIVED:
                 rank = process.file.rank if event.whom == NOBODY else event.whom
                 which = (*_store(process, event.store), event.slice, event.round)
-                rounds[which].setdefault(rank, event.begin)  # what is sent again arrives again
+                rounds[which].setdefault(rank, event.begin)  # a repeated part arrives twice
     found = []
     for times in rounds.values():
         if len(times) > 1:
@@ -62,7 +51,7 @@ def _by_arrivals(job: JobTimeline) -> list[tuple[int, int]]:
 
 
 def _store(process: JobProcess, number: int) -> Round:
-    """Name a store so that processes which share its rounds give it the same name."""
+    """Identify a store in the same way in all processes that take part in its rounds."""
     if process.file.role != "worker":
         return process.file.role, process.file.rank, process.file.pid, number
     kind = process.stores[number].type if number in process.stores else ""
@@ -71,7 +60,7 @@ def _store(process: JobProcess, number: int) -> Round:
 
 
 def _by_waits(job: JobTimeline) -> Iterator[tuple[int, int]]:
-    """As `_by_arrivals`, by whom the others waited for; whoever waited least had come before it."""
+    """Return the same by the waits of the others: the one that waited least arrived just before it."""
     rounds: dict[Round, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for process in job.of_role("worker"):
         for event in process.events:

@@ -1,0 +1,63 @@
+"""A check that raises an exception, or does not return, becomes a line of the report."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import pytest
+
+from kvstore.observe.doctor.checks import Check, CheckOutcome, Finding, error, ok, warning
+
+
+def test_a_python_that_this_user_may_not_execute() -> None:
+    def refused() -> CheckOutcome:
+        raise PermissionError(13, "Permission denied", sys.executable)
+
+    found = Check("one", refused).run()
+    assert found.text == f"not done: this user may not execute {sys.executable}"
+    assert "bug" not in found.cure
+
+
+@pytest.mark.parametrize(
+    ("outcome", "cure"),
+    [
+        (ok("fine"), ""),
+        (warning("slow"), "of the row"),
+        (error("broken"), "of the row"),
+        (warning("slow", "of the outcome"), "of the outcome"),
+    ],
+)
+def test_the_cure_is_that_of_the_outcome_or_of_the_row(outcome: CheckOutcome, cure: str) -> None:
+    found = Check("one", lambda: outcome, "of the row").run()
+    assert found == Finding("one", outcome.level, outcome.text, cure)
+
+
+def test_an_exception_is_an_error_with_its_text() -> None:
+    def broken() -> CheckOutcome:
+        raise ZeroDivisionError("division by nothing")
+
+    found = Check("a broken check", broken, "of the row").run()
+    assert (found.subject, found.level) == ("a broken check", "error")
+    assert "ZeroDivisionError: division by nothing" in found.text
+    assert "bug" in found.cure
+
+
+def test_a_check_without_an_answer_is_given_up() -> None:
+    end = threading.Event()
+
+    def wait() -> CheckOutcome:
+        end.wait()
+        return ok("fine")
+
+    try:
+        found = Check("a long check", wait, deadline=0.05).run()
+    finally:
+        end.set()
+    assert (found.subject, found.level) == ("a long check", "error")
+    assert "within 0.05 s" in found.text
+
+
+def test_a_finding_does_not_change() -> None:
+    with pytest.raises(AttributeError):
+        Finding("one", "ok", "fine").level = "error"  # type: ignore[misc]
