@@ -184,10 +184,8 @@ class _Drawing:
 
     def _optimizer_text(self) -> str:
         rules = dict(RULES)
-        if (
-            self.scheduled
-        ):  # schedules reach 0, which it refuses: which call reports that depends on the store
-            del rules["Ftrl"]
+        if self.scheduled:  # a rate of 0 is refused by these; which call reports it depends on the store
+            del rules["Ftrl"], rules["FTML"]
         if any(len(SHAPES[key]) < 2 for key in self.all_keys):
             del rules["GroupAdaGrad"]
         self.rule = self.draw.choice([*rules])
