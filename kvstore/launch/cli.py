@@ -496,7 +496,7 @@ def timeline(folder: str, output: str | None, report: bool, as_json: bool) -> No
     """Put the timelines of a job's processes together.
 
     FOLDER is what KVSTORE_TIMELINE was set to in the job. Without -o, the command prints a report: for each
-    worker the time of a step, and where it goes; for whom the others wait; which keys cost most.
+    worker the time of a step, and its parts; which worker the others wait for; which keys cost most.
 
     The trace (-o) can be opened at https://ui.perfetto.dev.
     """

@@ -81,7 +81,7 @@ class Connection:
         self.ready = False
         #: A port of the host that the agent has reserved.
         self.port = 0
-        #: What has ended the connection.
+        #: Why the connection has ended.
         self.lost: str | None = None
         self._opened = self._received = self._sent = time.monotonic()
         self._process = _start(command)
