@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 from kvstore.settings.definitions import DEFAULTS
 from kvstore.settings.variables import text_of
 
-from .child_process import JobProcess, ProcessRole
+from .child_process import ProcessRole, SupervisedProcess
 
 _MISSED = re.compile(
     rb"(?:PeerLost|KVStore)Error: (worker|server) ([0-9]+) "
@@ -26,7 +26,7 @@ _MISSED = re.compile(
 _ALL_MISSED = b"Error: all workers are lost"
 
 
-P = TypeVar("P", bound=JobProcess)
+P = TypeVar("P", bound=SupervisedProcess)
 
 
 def misses(part: ProcessRole, tail: Sequence[bytes], other: ProcessRole) -> bool:

@@ -52,7 +52,7 @@ class ProcessSpec:
     on_address: Callable[[str], None] | None = None
 
 
-class JobProcess:
+class SupervisedProcess:
     """The state of a process of a job; `host` is the name of its host, empty for this host."""
 
     def __init__(self, part: ProcessRole, host: str = "") -> None:
@@ -94,7 +94,7 @@ class JobProcess:
         raise NotImplementedError
 
 
-class ChildProcess(JobProcess):
+class ChildProcess(SupervisedProcess):
     """A process of this host, its two streams, and its process group.
 
     `writes` get the lines of stdout and stderr, with the prefix `mark`. The process inherits `descriptors`.

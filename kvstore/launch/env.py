@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvstore.errors import ConfigError
+from kvstore.observe.doctor.wrong_settings import wrong_settings
 from kvstore.settings import launchers, roles
 from kvstore.settings.unknown import unknown_variables
-
-from .wrong_settings import wrong_settings
 
 _SECTIONS = ("parameter_server", "wrong_settings", "unknown_variables", "others")
 

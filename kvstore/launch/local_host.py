@@ -10,7 +10,7 @@ from kvstore.settings import addresses
 from kvstore.settings.torch_variables import MasterPort
 
 from .certificates import write_to_memory
-from .child_process import ChildProcess, JobProcess, ProcessSpec
+from .child_process import ChildProcess, ProcessSpec, SupervisedProcess
 from .orphan_reaper import OrphanReaper
 from .output import Write
 from .output_relay import OutputRelay
@@ -95,7 +95,7 @@ class LocalHost:
         self._relay.add(child.err)
         return child
 
-    def forget(self, process: JobProcess) -> None:
+    def forget(self, process: SupervisedProcess) -> None:
         """Write the rest of the output of a process that is gone."""
         if isinstance(process, ChildProcess):
             self._reaper.forget(process.group)

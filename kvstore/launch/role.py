@@ -18,7 +18,7 @@ from kvstore.settings import launchers
 from kvstore.settings.launchers import Placement
 from kvstore.settings.variables import process_variables
 
-from .child_process import JobProcess, ProcessRole, ProcessSpec, ask_session
+from .child_process import ProcessRole, ProcessSpec, SupervisedProcess, ask_session
 from .local_host import LocalHost
 from .orphan_reaper import OrphanReaper
 from .process import adopt_orphans, is_stopped, started, unstartable
@@ -96,7 +96,7 @@ def run(rank: RankProcesses, command: Sequence[str]) -> int:
         raise unstartable(command, error) from error
 
 
-class _Program(JobProcess):
+class _Program(SupervisedProcess):
     """The program of a rank. It inherits all streams and descriptors that the launcher has opened for it.
 
     It has a session of its own: a signal to the group of this process reaches it once, from this process.

@@ -20,7 +20,7 @@ from kvstore.observe.log import start as start_log
 from kvstore.settings.torch_variables import left_behind, torch_variables
 from kvstore.settings.variables import process_variables
 
-from .child_process import JobProcess, ProcessRole, ProcessSpec
+from .child_process import ProcessRole, ProcessSpec, SupervisedProcess
 from .hosts.remote_hosts import Hosts, RemoteHosts
 from .local_host import LocalHost
 from .orphan_reaper import OrphanReaper
@@ -132,7 +132,7 @@ class _Job(Supervisor):
             self._most_restarts["server"] = services.service.restarts
             self._most_restarts["scheduler"] = services.service.scheduler_restarts
         self._restarts: dict[ProcessRole, int] = {}
-        self._scheduler: JobProcess | None = None
+        self._scheduler: SupervisedProcess | None = None
         self._tail: Sequence[bytes] = ()  # the last lines of a lost connection
         self._layout = hosts.layout if hosts else None
         self._variables = hosts.variables if hosts else process_variables()
@@ -203,14 +203,14 @@ class _Job(Supervisor):
         elif self.stage is Stage.REACHING:
             self.begin()
 
-    def blamable(self, running: list[JobProcess]) -> list[JobProcess]:
+    def blamable(self, running: list[SupervisedProcess]) -> list[SupervisedProcess]:
         """Exclude restarted processes: they may be looking for those that are gone."""
         return [process for process in running if not self._restarts.get(process.part)]
 
-    def on_end(self, process: JobProcess) -> None:
+    def on_end(self, process: SupervisedProcess) -> None:
         log.info("%s ended with code %d after %.1f s", process.part.name, process.code, process.seconds)
 
-    def on_failure(self, process: JobProcess) -> None:
+    def on_failure(self, process: SupervisedProcess) -> None:
         """Start the process again, or end the job."""
         role, most = process.part.role, self._most_restarts.get(process.part.role, 0)
         done = sum(count for part, count in self._restarts.items() if part.role == role)

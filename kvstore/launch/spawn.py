@@ -24,7 +24,7 @@ from kvstore.settings.torch_variables import MasterPort, left_behind, torch_vari
 from kvstore.settings.variables import changed_variables, process_variables
 
 from .causes import Causes
-from .child_process import JobProcess, ProcessRole
+from .child_process import ProcessRole, SupervisedProcess
 from .process import describe_end, grace, is_stopped, new_job, tied_to, worker_variables
 from .signals import deferred
 
@@ -33,7 +33,7 @@ _LOOK = 0.05  # seconds between two polls of a process that is about to end
 _UNGUARDED = 79  # exit code of a worker whose script calls `spawn` while the worker imports it
 
 
-class _Worker(JobProcess):
+class _Worker(SupervisedProcess):
     """A process that calls `fn`, and the pipe on which it reports how `fn` has failed."""
 
     def __init__(

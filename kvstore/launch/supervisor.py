@@ -23,7 +23,7 @@ from enum import Enum, auto
 from kvstore.waiting import WaitClock
 
 from .causes import Causes, patience
-from .child_process import JobProcess
+from .child_process import SupervisedProcess
 from .hosts.remote_hosts import RemoteHosts
 from .local_host import LocalHost
 from .output_relay import LAST_WORDS, OutputRelay
@@ -58,12 +58,12 @@ class Supervisor:
         self.stage = Stage.REACHING
         #: The latest time for the address of the scheduler.
         self.first_word = 0.0
-        self.running: list[JobProcess] = []
+        self.running: list[SupervisedProcess] = []
         #: Processes of whose groups something may be left.
-        self.left: list[JobProcess] = []
-        self.causes: Causes[JobProcess] = Causes()
+        self.left: list[SupervisedProcess] = []
+        self.causes: Causes[SupervisedProcess] = Causes()
         self.failure: str | None = None
-        self.failed: JobProcess | None = None
+        self.failed: SupervisedProcess | None = None
         self.signal: int | None = None
         #: When the last worker was gone.
         self.leaving: float | None = None
@@ -100,14 +100,14 @@ class Supervisor:
         """Return the seconds after which the loop continues without an event."""
         return max(0.0, self.first_word - time.monotonic()) if self.stage is Stage.OPENING else None
 
-    def blamable(self, running: list[JobProcess]) -> list[JobProcess]:
+    def blamable(self, running: list[SupervisedProcess]) -> list[SupervisedProcess]:
         """Return the processes that can be the cause of the failure of another process."""
         return running
 
-    def on_end(self, process: JobProcess) -> None:
+    def on_end(self, process: SupervisedProcess) -> None:
         """Handle the end of a process, before it is known whether this is a failure of the job."""
 
-    def on_failure(self, process: JobProcess) -> None:
+    def on_failure(self, process: SupervisedProcess) -> None:
         """Handle the failure of a process: end the job."""
         self.failed = process
         self.fail(process.how)
@@ -122,7 +122,7 @@ class Supervisor:
 
     # -------------------------------------------------------------------------------------------- starting
 
-    def add(self, process: JobProcess) -> None:
+    def add(self, process: SupervisedProcess) -> None:
         """Poll a process from now on."""
         self.running.append(process)
         self.left.append(process)
@@ -161,7 +161,7 @@ class Supervisor:
         The event loop calls it before it reads output: a flood of output must not delay the order of ends.
         """
         running, self.running = self.running, []
-        ended: list[JobProcess] = []
+        ended: list[SupervisedProcess] = []
         for process in running:
             (ended if process.ended() else self.running).append(process)
         for process in ended:
@@ -215,11 +215,11 @@ class Supervisor:
             passed_on = process.part.role == "worker" and number != signal.SIGPIPE
             process.end(number if passed_on else signal.SIGTERM)
 
-    def _workers_or_all(self) -> list[JobProcess]:
+    def _workers_or_all(self) -> list[SupervisedProcess]:
         """Return the processes to end first: the workers, if there are any."""
         return [process for process in self.left if process.part.role == "worker"] or self.left
 
-    def _end(self, processes: Sequence[JobProcess], number: int) -> None:
+    def _end(self, processes: Sequence[SupervisedProcess], number: int) -> None:
         for process in processes:
             process.end(number)
 

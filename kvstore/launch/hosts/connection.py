@@ -14,7 +14,7 @@ from kvstore import __version__
 from kvstore.errors import ConfigError, ProtocolError
 from kvstore.settings.variables import text_of
 
-from ..child_process import TAIL, UNKILLABLE, JobProcess, ProcessSpec
+from ..child_process import TAIL, UNKILLABLE, ProcessSpec, SupervisedProcess
 from ..output import CHUNK, Lines, Sink
 from ..output_relay import OutputRelay
 from ..process import describe_end, grace, started
@@ -28,7 +28,7 @@ _MOST_GREETING = 1 << 16  # bytes that a login shell may print
 _UNREACHED = 255  # exit code of ssh for its own failures
 
 
-class RemoteProcess(JobProcess):
+class RemoteProcess(SupervisedProcess):
     """A process on another host, as the messages of its agent describe it."""
 
     def __init__(self, connection: Connection, number: int, spec: ProcessSpec, mark: bytes) -> None:

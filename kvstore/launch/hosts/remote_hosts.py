@@ -14,7 +14,7 @@ from typing import Any
 from kvstore.errors import ConfigError
 from kvstore.settings.variables import process_variables, text_of
 
-from ..child_process import JobProcess, ProcessSpec
+from ..child_process import ProcessSpec, SupervisedProcess
 from ..orphan_reaper import OrphanReaper
 from ..output_relay import OutputRelay
 from .connection import Connection, RemoteProcess
@@ -74,7 +74,7 @@ class RemoteHosts:
         connection = self._connections[self._layout.host(spec.part)]
         return connection.start(next(self._numbers), spec, spec.part.mark if self._prefix else b"")
 
-    def forget(self, process: JobProcess) -> None:
+    def forget(self, process: SupervisedProcess) -> None:
         """Forget a process that is gone."""
         if isinstance(process, RemoteProcess):
             process.connection.forget(process)
