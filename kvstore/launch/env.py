@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvstore.errors import ConfigError
-from kvstore.observe.doctor.wrong_settings import wrong_settings
+from kvstore.observe.wrong_settings import wrong_settings
 from kvstore.settings import launchers, roles
 from kvstore.settings.unknown import unknown_variables
 

@@ -245,7 +245,7 @@ def test_processes_know_their_place_on_their_hosts(far: Job) -> None:
             "m",
         )
         assert "SECRET_OF_MINE" not in environment
-        assert environment["HOME"] == "/"  # the far side's
+        assert environment["HOME"] == "/"  # the agent's
         assert environment["PATH"].startswith(
             f"{Path(sys.executable).parent}:"
         )  # where `python` is kvstore's
@@ -300,7 +300,7 @@ def test_keys_are_handed_over_and_nowhere_to_be_seen(far: Job) -> None:
     assert all(len(secret) == 40 for secret in secrets)
     assert len(set(secrets)) == 3
     pids = far.alive()
-    assert len(pids) >= 1 + 2 * 2 + 5  # launcher, connections with their far sides, processes
+    assert len(pids) >= 1 + 2 * 2 + 5  # launcher, connections with their agents, processes
     for pid in pids:
         for what in ("cmdline", "environ"):
             seen = Path(f"/proc/{pid}/{what}").read_bytes()
@@ -402,7 +402,7 @@ def test_kill_9_of_a_connection(far: Job) -> None:
 
 
 @pytest.mark.nightly
-def test_kill_9_of_a_far_side(far: Job) -> None:
+def test_kill_9_of_an_agent(far: Job) -> None:
     process = far.run("-n", "4", *BOTH, text=STAY)
     until(lambda: far.said("ready", 0, 1, 2, 3))
     os.kill(pid_of(far, f"far-{OTHER}"), signal.SIGKILL)
@@ -553,8 +553,8 @@ def test_a_program_that_is_not_there(far: Job) -> None:
     assert far.alive() == []
 
 
-class FarSide:
-    """A far side without a launcher: the test speaks to it."""
+class AgentProcess:
+    """An agent without a launcher: the test speaks to it."""
 
     def __init__(self, job: Job) -> None:
         options: dict[str, Any] = {"stdin": subprocess.PIPE, "cwd": "/", "bufsize": 0}
@@ -574,15 +574,15 @@ class FarSide:
         while not any(isinstance(message, kind) for message in self._heard):
             select.select([self._lines.stream], [], [])
             self._lines.read()
-            assert not self._lines.ended, "the far side has ended"
+            assert not self._lines.ended, "the agent has ended"
         found = next(message for message in self._heard if isinstance(message, kind))
         self._heard.remove(found)
         return found
 
 
 @pytest.fixture
-def side(job: Job) -> Iterator[FarSide]:
-    made = FarSide(job)
+def side(job: Job) -> Iterator[AgentProcess]:
+    made = AgentProcess(job)
     with made.process:
         yield made
 
@@ -598,7 +598,7 @@ def started(job: Job, text: str) -> m.StartProcess:
     return m.StartProcess(1, "worker", 0, command, variables, b"", False)
 
 
-def test_a_far_side_that_hears_nothing_ends_all(job: Job, side: FarSide) -> None:
+def test_an_agent_that_hears_nothing_ends_all(job: Job, side: AgentProcess) -> None:
     silence = pace.seconds(1.5)
     side.say(m.JobStart(os.fsencode(job.folder), silence), started(job, STAY))
     until(lambda: side.say(m.KeepAlive()) or job.said("ready", 0))
@@ -611,12 +611,12 @@ def test_a_far_side_that_hears_nothing_ends_all(job: Job, side: FarSide) -> None
     assert side.process.wait(30) == 0
 
 
-def test_a_far_side_without_the_folder_of_the_job(job: Job, side: FarSide) -> None:
+def test_an_agent_without_the_folder_of_the_job(job: Job, side: AgentProcess) -> None:
     side.say(m.JobStart(b"/nonexistent", 60.0))
     assert "cannot change to /nonexistent" in side.hear(m.AgentRefused).text
 
 
-def test_a_far_side_sends_no_more_than_is_passed_on(job: Job, side: FarSide) -> None:
+def test_an_agent_sends_no_more_than_is_passed_on(job: Job, side: AgentProcess) -> None:
     text = 'say("ready")\nwhile True: print("y" * 1000)'
     side.say(m.JobStart(os.fsencode(job.folder), 60.0), started(job, text))
     got = 0
@@ -629,7 +629,7 @@ def test_a_far_side_sends_no_more_than_is_passed_on(job: Job, side: FarSide) -> 
     assert _within(side, 5.0).line
 
 
-def _within(side: FarSide, seconds: float) -> Any:
+def _within(side: AgentProcess, seconds: float) -> Any:
     def late(*_: Any) -> None:
         raise TimeoutError
 

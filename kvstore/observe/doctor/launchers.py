@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 
 from kvstore.errors import ConfigError
+from kvstore.observe.wrong_settings import wrong_settings
 from kvstore.settings import launchers, roles
 from kvstore.settings.definitions import IGNORED, IGNORED_ON_SERVERS, LAUNCHERS, SERVERS, STORES, WORKER
 from kvstore.settings.unknown import unknown_variables
@@ -17,7 +18,6 @@ from kvstore.settings.variables import process_variables
 
 from . import children
 from .checks import CheckOutcome, error, ok, warning
-from .wrong_settings import wrong_settings
 
 _DEADLINE = 20.0
 _OWN = re.compile(r"(KVSTORE|DMLC|PS|MXNET_KVSTORE)_[A-Z_]+")  # and those of MXNet that kvstore reads

@@ -9,12 +9,13 @@ from dataclasses import fields
 from pathlib import Path
 
 from kvstore.errors import ConfigError, KVStoreError
-from kvstore.observe import log, metrics
 from kvstore.settings.definitions import SERVERS, SETTINGS, STORES, WORKER
 from kvstore.settings.options import StoreConfig, slice_threshold, store_config
 from kvstore.settings.parameter_server import ps_config
 from kvstore.settings.ports import port_range
 from kvstore.settings.variables import first_set, process_variables
+
+from . import log, metrics
 
 #: The setting without which a setting cannot be checked.
 _PARTNER = {"heartbeat": "dead_after", "dead_after": "heartbeat", "server_restarts": "snapshot"}
