@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 
 from kvstore.errors import ConfigError
-from kvstore.launch.wrong_settings import wrong_settings
+from kvstore.observe.wrong_settings import wrong_settings
 from kvstore.settings import launchers, roles
 from kvstore.settings.definitions import IGNORED, IGNORED_ON_SERVERS, LAUNCHERS, SERVERS, STORES, WORKER
 from kvstore.settings.unknown import unknown_variables
