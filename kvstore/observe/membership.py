@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from .events import BACK
-from .process_names import number_of
+from .processes import number_of
 
 if TYPE_CHECKING:
     from .native._observe import Counters

@@ -21,7 +21,7 @@ from ..files import replacing
 from ..settings.addresses import loopback
 from ..settings.variables import text_of
 from .native._observe import read_own, take_times
-from .process_names import role_of
+from .processes import role_of
 
 if TYPE_CHECKING:
     import socket

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from kvstore.launch.process import tied_to
+from kvstore.observe.processes import facts, running
 from kvstore.observe.shared_files import shared_files
-from kvstore.observe.top.proc import facts
 from kvstore.settings.definitions import LAUNCHERS, PLACE
 from kvstore.settings.variables import process_variables
 
@@ -106,8 +106,7 @@ def _ended(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 def _descendants(process: int) -> list[int]:
     """List a process, its children, and theirs."""
-    numbers = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
-    parents = {number: found.parent for number in numbers if (found := facts(number))}
+    parents = {number: found.parent for number in running() if (found := facts(number))}
     listed = [process]
     for one in listed:
         listed += [child for child, parent in parents.items() if parent == one]

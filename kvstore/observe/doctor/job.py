@@ -5,10 +5,8 @@ A program is a function of this module; `children.JOB` starts it by its name.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -35,7 +33,6 @@ _ROUNDS = 2
 _REPEATS = 7
 _CALLS = 400
 _WARM_UP = 50
-_WORDS = b"memory of another process"
 
 
 def main() -> None:
@@ -112,41 +109,6 @@ def round_trip() -> None:
     write_line("seconds", sorted(times[_WARM_UP:])[_CALLS // 2])
 
 
-def read_from_sibling() -> None:
-    """Print ``yes`` if a process can read the memory of another one with the same parent, else the reason."""
-    words = ctypes.create_string_buffer(len(_WORDS))
-    (ready, tell_ready), (end, tell_end) = os.pipe(), os.pipe()
-    sibling = os.fork()
-    if sibling == 0:
-        words.raw = _WORDS  # in the memory of this process only
-        os.write(tell_ready, b"x")
-        os.close(tell_end)
-        os.read(end, 1)  # returns when the other two processes have closed `tell_end`
-        signal.raise_signal(signal.SIGKILL)  # the buffers and handlers of the parent stay untouched
-    os.read(ready, 1)
-    if os.fork() == 0:
-        write_line(_read_memory(sibling, words))
-        signal.raise_signal(signal.SIGKILL)
-    os.wait()
-    os.close(tell_end)
-    os.wait()
-
-
-class _Piece(ctypes.Structure):
-    """The struct iovec of C."""
-
-    _fields_ = (("address", ctypes.c_void_p), ("length", ctypes.c_size_t))
-
-
-def _read_memory(process: int, words: ctypes.Array[ctypes.c_char]) -> str:
-    """Read `words`, which have the same address in the other process, as workers of `shared` do."""
-    piece, one = _Piece(ctypes.addressof(words), len(_WORDS)), ctypes.c_ulong(1)
-    read = ctypes.CDLL(None, use_errno=True).process_vm_readv
-    read.restype = ctypes.c_ssize_t
-    got = read(process, ctypes.byref(piece), one, ctypes.byref(piece), one, ctypes.c_ulong(0))
-    return "yes" if got == len(_WORDS) and words.raw == _WORDS else os.strerror(ctypes.get_errno())
-
-
 def mpi_library() -> None:
     """Print the name of the MPI library, which is loaded and not initialised."""
     rc = import_module("mpi4py").rc
@@ -184,6 +146,6 @@ _PROGRAMS: dict[str, Callable[..., None]] = {
     one.__name__: one
     for one in (
         *(sums, sums_of_all, spawned_sums, copies, round_trip),
-        *(read_from_sibling, mpi_library, gpus, nccl_library),
+        *(mpi_library, gpus, nccl_library),
     )
 }

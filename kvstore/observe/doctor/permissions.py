@@ -6,8 +6,7 @@ import resource
 from pathlib import Path
 
 from .checks import CheckOutcome, ok, warning
-from .system_files import ROOT, number, size
-from .system_files import text as content
+from .system_files import ROOT, field, number, size
 
 _INFINITE = resource.RLIM_INFINITY
 _SMALL_LOCK = 1 << 20
@@ -54,19 +53,11 @@ def ptrace(root: Path = ROOT) -> CheckOutcome:
     scope = number(root / "proc/sys/kernel/yama/ptrace_scope")
     if not scope:
         return ok("processes of a user may read each other (no ptrace_scope of Yama)")
-    if scope < 3 and _may_trace(root):
+    capabilities = int(field(root / "proc/self/status", "CapEff") or "0", 16)
+    if scope < 3 and capabilities >> _CAP_SYS_PTRACE & 1:
         return ok(f"ptrace_scope is {scope}, but this process has CAP_SYS_PTRACE")
     cure = "push arrays from store.empty(key), which are not copied"
     if scope < 3:  # 3 stays until the next boot
         cure = f"sudo sysctl kernel.yama.ptrace_scope=0; or {cure}"
-    said = f"ptrace_scope is {scope}: workers of `shared` cannot read each other's arrays, and copy once more"
-    return warning(said, cure)
-
-
-def _may_trace(root: Path) -> bool:
-    """Whether this process may trace any other process."""
-    for line in (content(root / "proc/self/status") or "").splitlines():
-        name, _, value = line.partition(":")
-        if name == "CapEff":
-            return bool(int(value, 16) >> _CAP_SYS_PTRACE & 1)
-    return False
+    text = f"ptrace_scope is {scope}: workers of `shared` cannot read each other's arrays, and copy once more"
+    return warning(text, cure)

@@ -97,13 +97,20 @@ cdef extern from "page.h" nogil:
     kv_activity *kv_this_activity()
     unsigned kv_bucket(uint64_t ns)
 
+cdef extern from "trace.h" nogil:
+    enum:
+        KV_EVENT_TEXT
+    const char *kv_kind_names[]
+    int kv_event_text(char *to, const kv_event *e, uint64_t origin, uint32_t process, int comma)
+
+#: Names of the kinds of events; the phases are first.
+KINDS = tuple(kv_kind_names[at].decode() for at in range(KV_EVENT_KINDS))
 NOBODY = KV_NOBODY
 NO_SLICE = KV_NO_SLICE
 COUNTS = bool(KV_COUNTS)
 PAGE_NAME = KV_PAGE_NAME.decode()
 PAGE_MAGIC = KV_PAGE_MAGIC
 PAGE_VERSION = KV_PAGE_VERSION
-FOREVER = 0xFFFFFFFFFFFFFFFF
 BUCKETS = KV_BUCKETS
 
 if kv_open_page():
@@ -392,26 +399,28 @@ def read_own():
 
 
 def packed_events():
-    """Return the events that the ring has, the oldest first, as `kvstore.observe.events.LAYOUT` has them.
-
-    Returns
-    -------
-    bytes
-        Little-endian; a timeline of all events is made in milliseconds this way.
-    """
+    """Return the events that the ring has, the oldest first, as `kvstore.observe.events.PACKED` has them."""
     cdef uint64_t n
-    cdef kv_event *copy
-    if not kv_own_ring.size:
-        return b""
-    copy = <kv_event *>calloc(kv_own_ring.size, sizeof(kv_event))
-    if copy == NULL:
-        raise MemoryError("there is no memory to copy the events of this process")
-    try:
-        with nogil:
-            n = kv_copy_events(copy)
-        return PyBytes_FromStringAndSize(<char *>copy, n * sizeof(kv_event))
-    finally:
-        free(copy)
+    cdef bytes copy = PyBytes_FromStringAndSize(NULL, kv_own_ring.size * sizeof(kv_event))
+    cdef char *to = copy
+    with nogil:
+        n = kv_copy_events(<kv_event *>to)
+    return copy[: n * sizeof(kv_event)]
+
+
+def trace_text(bytes packed, uint64_t origin, uint32_t process):
+    """Return packed events as objects of a trace in Chrome's format, with commas between them.
+
+    The whole ring becomes text in some tenths of a second: a process that a signal ends waits for it.
+    """
+    cdef const kv_event *events = <const kv_event *><const char *>packed
+    cdef size_t n = len(packed) // sizeof(kv_event), at, size = 0
+    cdef bytes text = PyBytes_FromStringAndSize(NULL, n * KV_EVENT_TEXT)
+    cdef char *to = text
+    with nogil:
+        for at in range(n):
+            size += kv_event_text(to + size, &events[at], origin, process, at)
+    return text[:size]
 
 
 def read_page(int fd):
@@ -425,42 +434,37 @@ def read_page(int fd):
     Returns
     -------
     list of dict
-        One for each of its stores, with its place in the page; empty where it is no such page, or that of another
-        version.
+        The numbers of each of its stores, with its place in the page; empty for any other file, and for a page of
+        another version.
     """
-    cdef const uint8_t[::1] data
-    cdef kv_page *page
-    if os.fstat(fd).st_size != sizeof(kv_page):
-        return []
-    with mmap.mmap(fd, sizeof(kv_page), prot=mmap.PROT_READ) as mapped:
-        data = mapped
-        try:
-            page = <kv_page *>&data[0]
-            if not is_page(page):
-                return []
-            return counted(page)
-        finally:
-            data = None
+    return on_page(fd, mmap.PROT_READ, 0)
 
 
 def ask_for_times(int fd, uint64_t until):
     """Have another process of this user take times until the monotonic clock shows `until`, in ns.
 
-    `fd` is its page, opened for reading and writing. Where it takes times for longer, nothing changes.
+    `fd` is its page, opened for reading and writing. Stores that take times for longer are unchanged.
     """
-    cdef uint8_t[::1] data
+    on_page(fd, mmap.PROT_READ | mmap.PROT_WRITE, until)
+
+
+cdef list on_page(int fd, prot, uint64_t until):
+    """Map the page of another process; have its stores take times if `until` is not 0, and else read it."""
+    cdef const uint8_t[::1] data
     cdef kv_page *page
     cdef int i
     if os.fstat(fd).st_size != sizeof(kv_page):
-        return
-    with mmap.mmap(fd, sizeof(kv_page)) as mapped:
+        return []
+    with mmap.mmap(fd, sizeof(kv_page), prot=prot) as mapped:
         data = mapped
         try:
             page = <kv_page *>&data[0]
-            if is_page(page):
-                for i in range(<int>page.places):
-                    if page.stores[i].used == KV_USED and page.stores[i].timed_until < until:
-                        kv_set_to(&page.stores[i].timed_until, until)
+            if not is_page(page) or not until:
+                return counted(page) if is_page(page) else []
+            for i in range(KV_PLACES):
+                if page.stores[i].used == KV_USED and page.stores[i].timed_until < until:
+                    kv_set_to(&page.stores[i].timed_until, until)
+            return []
         finally:
             data = None
 

@@ -71,15 +71,18 @@ class _Recorder:
             self._write(records, events)
 
     def _write(self, records: list[StoreRecord], events: int) -> None:
-        from ..events import PACKED, unpacked
+        import numpy as np
+
+        from ..events import PACKED
         from . import process_trace
 
         began, packed = time.monotonic(), packed_events()
         try:
             content = self._content(records)
             content.overwritten = max(0, events - len(packed) // PACKED.size)
-            content.origin = min((event.begin for event in unpacked(packed)), default=0)
-            path = process_trace.write(content, self.folder, unpacked(packed))
+            begins = np.frombuffer(packed, np.uint64)[:: PACKED.size // 8]
+            content.origin = int(begins.min(initial=content.monotonic))
+            path = process_trace.write(content, self.folder, packed)
         except (OSError, KVStoreError, MemoryError) as error:
             log.warning("the timeline of this process is not written to %s: %s", self.folder, error)
             return

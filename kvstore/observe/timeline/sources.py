@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
-from ..process_names import role_of
+from ..processes import role_of
 
 _T = TypeVar("_T")
 

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kvstore.observe.counters import PHASES, WAITING
-from kvstore.observe.process_names import name_of, process_name, role_of
-
-from .proc import ProcessFacts
+from kvstore.observe.processes import ProcessFacts, name_of, process_name, role_of
 
 
 class Look(NamedTuple):
@@ -81,7 +79,7 @@ def _row(process: int, place: int, before: Look | None, after: Look) -> StoreRow
 
 def _rates(place: int, before: Look | None, after: Look) -> dict[str, Any]:
     """Return the rates since the look before; none at the first look at a store."""
-    if before is None or after.at <= before.at:
+    if before is None or after.at <= before.at or after.facts.started != before.facts.started:
         return {}
     seconds = (after.at - before.at) * 1e-9
     cpu = {"cpu": (after.facts.cpu - before.facts.cpu) / seconds}

@@ -29,8 +29,8 @@ def run(job: str | None, interval: float, once: bool, as_json: bool, write: Call
         signal.signal(signal.SIGINT, signal.default_int_handler)
     live = not once and not as_json and sys.stdout.isatty()
     height = 0
-    with contextlib.closing(Watch(job, interval)) as watch, contextlib.suppress(KeyboardInterrupt):
-        for view in _views(watch, interval, once):
+    with contextlib.suppress(KeyboardInterrupt):
+        for view in _views(Watch(job, interval), interval, once):
             if as_json:
                 write(json.dumps(asdict(view)))
                 continue

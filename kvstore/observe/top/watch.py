@@ -9,9 +9,9 @@ from itertools import groupby
 
 from kvstore.errors import ConfigError
 from kvstore.observe.native._observe import job_id, now
+from kvstore.observe.processes import command, facts
 
-from .pages import CounterPage, CounterPages
-from .proc import command
+from .pages import CounterPage, counter_pages
 from .rates import Look, StoreRow, rows
 
 _NEWS = 5  # that are kept
@@ -46,7 +46,6 @@ class Watch:
     def __init__(self, job: str | None, interval: float) -> None:
         self._job = job
         self._ahead = max(_LEAST_AHEAD, 3 * interval)
-        self._pages = CounterPages()
         self._looks: dict[int, Look] = {}
         self._rows: dict[tuple[int, int], StoreRow] = {}
         self._news: list[str] = []
@@ -60,8 +59,8 @@ class Watch:
         ConfigError
             It is the first look, and there is no such job.
         """
-        pages = self._pages.look()
-        found = [row for page in pages for row in self._read(page)]
+        before, self._looks, pages = self._looks, {}, counter_pages()
+        found = [row for page in pages for row in self._read(page, before.get(page.process))]
         shown = [row for row in found if self._is_wanted(row)]
         if not shown and not self._found:
             raise ConfigError(self._nothing(found))
@@ -71,22 +70,14 @@ class Watch:
             if page.process in looked_at:  # other jobs of the user take no times
                 page.ask_for_times(self._ahead)
         self._compare({(row.process, row.number): row for row in shown})
-        self._looks = {
-            page.process: self._looks[page.process] for page in pages if page.process in self._looks
-        }
         unreadable = [page.process for page in pages if not page.is_readable]
         return MachineView(list(_jobs(shown)), list(self._news), unreadable)
 
-    def close(self) -> None:
-        """Close all pages."""
-        self._pages.close()
-
-    def _read(self, page: CounterPage) -> list[StoreRow]:
-        facts, stores = page.facts(), page.stores()
-        if facts is None:
+    def _read(self, page: CounterPage, before: Look | None) -> list[StoreRow]:
+        process, stores = facts(page.process), page.stores()
+        if process is None:
             return []
-        before = self._looks.get(page.process)
-        after = self._looks[page.process] = Look(now(), facts, {one["place"]: one for one in stores})
+        after = self._looks[page.process] = Look(now(), process, {one["place"]: one for one in stores})
         return rows(page.process, before, after)
 
     def _is_wanted(self, row: StoreRow) -> bool:

@@ -191,7 +191,7 @@ def _regions_of_this_process() -> set[Path]:
     found = set()
     for link in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # that of the folder itself
-            if machine._REGION.search(os.readlink(link)):
+            if re.search(machine._REGION, os.readlink(link)):
                 found.add(link)
     return found
 

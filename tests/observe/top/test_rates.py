@@ -9,7 +9,7 @@ import subprocess
 from typing import Any
 
 from kvstore.observe.native._observe import NOBODY
-from kvstore.observe.top.proc import ProcessFacts, command, facts
+from kvstore.observe.processes import ProcessFacts, command, facts
 from kvstore.observe.top.rates import Look, PresentWait, StoreRow, rows
 from kvstore.observe.top.table import cells, heading, lines, titles
 from kvstore.observe.top.watch import JobView, MachineView

@@ -13,11 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ....files import replacing
 from ...counters import PHASES
 from ...events import ARRIVED, BUCKET, CALL, KINDS, LOST, STEP, Event
-from ...process_names import name_of
-from ..process_trace import encoded
+from ...processes import name_of
+from ..process_trace import TAIL, head
 from ..threads import ENGINE
 from .model import INSTANTS, JobProcess, JobTimeline, name_of_call
 from .nesting import Span, by_thread, lanes
@@ -35,16 +37,11 @@ def write(job: JobTimeline, path: Path) -> int:
     """
     facts = {"job": job.processes[0].file.job, "notes": job.notes}
     count = 0
-
-    def counted() -> Iterator[dict[str, Any]]:
-        nonlocal count
-        for event in events(job):
-            count += 1
-            yield event
-
-    with replacing(path) as beside, beside.open("wb") as file:
-        file.write(b"{")
-        file.writelines(encoded(facts, counted()))
+    with replacing(path) as unfinished, unfinished.open("wb") as file:
+        file.write(head(facts))
+        for count, text in enumerate(map(msgspec.json.encode, events(job)), 1):
+            file.write(b",\n" + text if count > 1 else text)
+        file.write(TAIL)
     return count
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ....errors import StateFileError
-from ...process_names import process_name
+from ...processes import process_name
 from ..process_trace import FORMAT, ProcessTrace, read
 
 _ORDER = {"worker": 0, "server": 1, "scheduler": 2}

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...counters import CALLS, PHASES
 from ...events import ARRIVED, BACK, BUCKET, CALL, LOST, NO_SLICE, STEP, Event
-from ...process_names import name_of, process_name
+from ...processes import name_of, process_name
 from ..process_trace import ProcessTrace
 from ..sources import StoreRecord
 from .alignment import Alignment, align
