@@ -47,23 +47,10 @@ class Counters:
     def timed(self) -> bool: ...
     def begin(self) -> int: ...
     def end(
-        self,
-        phase: int,
-        begin: int,
-        slice: int = ...,
-        round: int = ...,
-        nbytes: int = ...,
-        whom: int = ...,
+        self, phase: int, begin: int, slice: int = ..., round: int = ..., nbytes: int = ..., whom: int = ...
     ) -> None: ...
     def passed(
-        self,
-        phase: int,
-        begin: int,
-        way: int,
-        sent: int,
-        received: int,
-        rounds: int = ...,
-        slice: int = ...,
+        self, phase: int, begin: int, way: int, sent: int, received: int, rounds: int = ..., slice: int = ...
     ) -> None: ...
     def end_work(
         self, phase: int, begin: int, way: int, key: Slice, values: Any, outs: Any, rounds: int = ...

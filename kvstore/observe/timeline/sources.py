@@ -63,8 +63,3 @@ class Sources:
                 record = describe(source)
                 self._records[record.number] = record
                 return
-
-
-def chief(records: list[StoreRecord]) -> StoreRecord | None:
-    """Return the store that gives a process its rank: the one with the most workers, of these the first."""
-    return max(records, key=lambda record: record.size, default=None)

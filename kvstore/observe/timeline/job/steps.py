@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
@@ -71,7 +72,8 @@ def _by_calls(process: JobProcess) -> Steps | None:
     return Steps(times, name_of_call(one) + (f" of {key}" if key else "")) if times else None
 
 
-class Overlap(NamedTuple):
+@dataclass(frozen=True)
+class Overlap:
     """Communication of gradients in a step: medians, in seconds."""
 
     communication: float  # while any bucket was being sent or summed
