@@ -31,14 +31,14 @@ SLOW = 1.0
 _LEVELS = {"info": logging.INFO, "debug": logging.DEBUG}
 _started = threading.Event()
 _process = ""  # its name
-_FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s %(of)s: %(message)s"
+_FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s %(processName)s: %(message)s"
 
 
 class _Formatter(logging.Formatter):
     """Adds the name of the process."""
 
     def format(self, record: logging.LogRecord) -> str:
-        record.of = _process
+        record.processName = _process
         return super().format(record)
 
 

@@ -20,7 +20,7 @@ class MembershipLog:
     ----------
     log : logging.Logger
     loss : int
-        Level of the lines about losses; all others are of level INFO.
+        Level of the lines about losses; other lines have level INFO.
     """
 
     def __init__(self, log: logging.Logger, loss: int = logging.INFO) -> None:

@@ -24,9 +24,9 @@ _DEADLINE = 20.0
 JOB = (sys.executable, "-c", "from kvstore.observe.doctor.job import main; main()")
 
 
-def with_a_server(workers: int) -> tuple[str, ...]:
-    """Return the command that runs a program of `job` in several workers, with a server and a scheduler."""
-    launch = (sys.executable, "-m", "kvstore", "run", "-n", str(workers), "-s", "1", "--no-prefix")
+def launched(workers: int, servers: int) -> tuple[str, ...]:
+    """Return the command that runs a program of `job` in the workers of a job, without the program's name."""
+    launch = (sys.executable, "-m", "kvstore", "run", "-n", str(workers), "-s", str(servers), "--no-prefix")
     return (*launch, "--", *JOB)
 
 

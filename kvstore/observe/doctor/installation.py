@@ -69,11 +69,6 @@ def _import_error(name: str) -> ImportError | None:
     return None
 
 
-def compiler() -> Finding:
-    """Say that kvstore needs no compiler."""
-    return ok("none is needed to run kvstore, only to build it from its source")
-
-
 def instruction_set(machine: str | None = None, levels: Sequence[str] | None = None) -> Finding:
     """Name the level that the kernels use, and those that this processor could use."""
     machine, levels = machine or platform.machine(), levels or cpu.levels()

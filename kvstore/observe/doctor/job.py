@@ -80,11 +80,6 @@ def sums_of_all(name: str) -> None:
     sums(name)
 
 
-def spawned_sums(name: str, timeout: str) -> None:
-    """Run `sums` in processes that `kvstore.spawn` starts."""
-    kv.spawn(sums, PARTS, (name,), float(timeout))
-
-
 def copies() -> None:
     """Print the seconds of a copy of 64 MB, of a push and a pull of 64 MB, and the number of threads."""
     value, out = np.ones(COPIED // 4, np.float32), np.zeros(COPIED // 4, np.float32)
@@ -143,9 +138,5 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 _PROGRAMS: dict[str, Callable[..., None]] = {
-    one.__name__: one
-    for one in (
-        *(sums, sums_of_all, spawned_sums, copies, round_trip),
-        *(mpi_library, gpus, nccl_library),
-    )
+    one.__name__: one for one in (sums, sums_of_all, copies, round_trip, mpi_library, gpus, nccl_library)
 }

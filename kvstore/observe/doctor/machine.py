@@ -82,7 +82,7 @@ def shared_regions(root: Path = ROOT) -> Finding:
     """Check that the shared memory of this user's running jobs is as the workers wrote it."""
     from kvstore.stores.shared.native import _shared
 
-    found = {}
+    found: dict[int, str | None] = {}
     for _, link in memfds(_REGION, root):
         with contextlib.suppress(OSError), link.open("rb") as region:
             place = os.fstat(region.fileno()).st_ino

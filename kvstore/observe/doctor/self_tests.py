@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from . import children
 from .checks import Finding, error, ok, warning
-from .children import JOB, Ran, with_a_server
+from .children import JOB, Ran, launched
 from .job import COPIED, PARTS, expected
 from .launchers import mpi_launcher
 
@@ -16,16 +16,16 @@ DEADLINE = 60.0
 
 _PATIENCE = 0.75  # part of the deadline after which a store itself reports which process it waits for
 _SPEED_DEADLINE = 120.0
-_SHARED = (*JOB, "spawned_sums", "shared", f"{_PATIENCE * DEADLINE}")
+_SHARED = (*launched(PARTS, 0), "sums", "shared")
 
 
-def commands(deadline: float = DEADLINE) -> dict[str, tuple[tuple[str, ...], int]]:
+def commands() -> dict[str, tuple[tuple[str, ...], int]]:
     """Return for each store the command that prints the digests of its sums, and its number of workers."""
     found = {
         "local": ((*JOB, "sums", "local"), 1),
         "device": ((*JOB, "sums", "device"), 1),
-        "shared": ((*_SHARED[:-1], f"{_PATIENCE * deadline}"), PARTS),
-        "dist_sync": ((*with_a_server(PARTS), "sums", "dist_sync"), PARTS),
+        "shared": (_SHARED, PARTS),
+        "dist_sync": ((*launched(PARTS, 1), "sums", "dist_sync"), PARTS),
     }
     with contextlib.suppress(OSError):  # the check of MPI reports it
         if mpi := mpi_launcher():
@@ -79,7 +79,7 @@ def speed_of_local() -> Finding:
 
 def speed_of_dist_sync() -> Finding:
     """Measure a pushpull of 4 KB between a worker and a server on this machine."""
-    ran = children.run([*with_a_server(1), "round_trip"], _SPEED_DEADLINE)
+    ran = children.run([*launched(1, 1), "round_trip"], _SPEED_DEADLINE)
     if not (found := _seconds(ran)):
         return error(ran.reason)
     return ok(f"a pushpull of 4 KB over one server takes {found[0] * 1e6:.0f} µs (median)")

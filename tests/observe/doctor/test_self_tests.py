@@ -30,11 +30,9 @@ def marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
 
 
 # test_report.py has all of them every time.
-@pytest.mark.parametrize(
-    "store", nightly_unless(lambda store: store == "dist_sync", list(commands(pace.seconds(60))))
-)
+@pytest.mark.parametrize("store", nightly_unless(lambda store: store == "dist_sync", list(commands())))
 def test_every_store_passes_and_leaves_nothing(store: str, marked: Job) -> None:
-    found = sums(*commands(pace.seconds(60))[store], pace.seconds(60))
+    found = sums(*commands()[store], pace.seconds(60))
     assert found.level == "ok", found
     until(lambda: not marked.alive())
 

@@ -46,7 +46,7 @@ def write(job: JobTimeline, path: Path) -> int:
 
 
 def events(job: JobTimeline) -> Iterator[dict[str, Any]]:
-    """Yield the events of the trace: those that name processes and tracks first, the others by their time."""
+    """Yield the events of the trace: those that name processes and tracks, then the rest by their time."""
     tracks = [_Tracks(number, process) for number, process in enumerate(job.processes, 1)]
     for one in tracks:
         yield from one.names()
@@ -105,13 +105,13 @@ class _Tracks:
         return {"ph": "M", "pid": self._pid, "tid": tid, "name": kind, "args": what}
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Yield all others by their time; of spans that begin together, the outer ones first."""
+        """Yield the other events by their time; of spans that begin together, the outer ones first."""
         found = [self._spans(tid, lane) for tid, lane in enumerate(self._lanes, 1)]
         instants = (self._instant(tid, event) for tid, event in self._instants)
         return heapq.merge(*found, instants, self._queue(), key=lambda event: event["ts"])
 
     def _queue(self) -> Iterator[dict[str, Any]]:
-        """Yield the number of parts that wait at a server for the others of their round."""
+        """Yield the number of parts at a server that wait for the last part of their round."""
         arrived = self._process.spans(frozenset((ARRIVED,))) if self._process.file.role == "server" else []
         last = {(event.store, event.slice, event.round): event for event in arrived}
         waiting: Counter[tuple[int, int, int]] = Counter()

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from ...counters import PHASES, WAITING
 from ...events import CALL, NO_SLICE, Event
-from .activity import Times, common, length, segments, shares
+from ...intervals import Times, common, length
+from .activity import segments, shares
 from .model import JobProcess, JobTimeline
 from .nesting import Span, by_thread, lanes
 from .steps import Overlap, Steps, overlap_of, steps_of

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ...counters import CALLS
 from ...events import BUCKET, CALL, STEP, Event
-from .activity import Times, common, union
+from ...intervals import Times, common, union
 from .model import JobProcess, name_of_call
 
 _LONG = 3  # times the median
@@ -29,7 +29,7 @@ class Steps(NamedTuple):
 
     @property
     def usual(self) -> Times:
-        """The steps that are not much longer than others."""
+        """The steps that are not much longer than the median."""
         most = _LONG * median(end - begin for begin, end in self.times)
         return [(begin, end) for begin, end in self.times if end - begin <= most]
 
