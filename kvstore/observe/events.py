@@ -13,7 +13,7 @@ from .native._observe import packed_events
 
 CALL, ARRIVED, LOST, BACK, STEP, BUCKET = range(len(PHASES), len(KINDS))
 
-#: An event in memory: `kv_event` of native/events.h, whose last field is no part of `Event`.
+#: An event in memory: `kv_event` of native/events.h. Its last field is no part of `Event`.
 PACKED = struct.Struct("<5QIi2HI")
 
 

@@ -11,12 +11,15 @@ from typing import NamedTuple
 
 from .native._observe import NOBODY
 
+#: The order in which processes are listed.
+ORDER = {"worker": 0, "server": 1, "scheduler": 2}
+
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def role_of(store: str) -> str:
-    """Return the role of a process whose counters have this type of store."""
+    """Return the role of a process with a store of this type in its counters."""
     return store if store in ("server", "scheduler") else "worker"
 
 
@@ -80,9 +83,9 @@ def running(root: Path = Path("/")) -> Iterator[int]:
 
 
 def memfds(name: str, root: Path = Path("/")) -> Iterator[tuple[int, Path]]:
-    """Yield each memfd whose name matches this pattern: a process, and the link in /proc to its descriptor.
+    """Yield a process, and a link in /proc to a descriptor of it, for each memfd with a name of this pattern.
 
-    Processes of other users, whose descriptors this user cannot see, have none.
+    Descriptors of processes of other users cannot be seen.
     """
     pattern = re.compile(f"/memfd:{name}")
     for process in running(root):

@@ -30,7 +30,7 @@ class MemoryLimit(NamedTuple):
 
 
 def processors(root: Path = ROOT) -> float | None:
-    """Return the number of processors whose time the groups allow; None without a limit."""
+    """Return the number of processors that the groups allow; None without a limit."""
     quotas = [(text(folder / "cpu.max") or "").split() for folder in _folders(root, "")]
     quotas += [
         [text(folder / f"cpu.cfs_{name}_us") or "" for name in ("quota", "period")]

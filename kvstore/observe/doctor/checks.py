@@ -49,7 +49,7 @@ class Check(NamedTuple):
     """A row of the table: the name of the check, the function that runs it, and what to do after a fault."""
 
     subject: str
-    look: Callable[[], Finding]
+    function: Callable[[], Finding]
     cure: str = ""
     deadline: float = DEADLINE
 
@@ -62,13 +62,13 @@ class Check(NamedTuple):
         """Run the check in a thread; an exception, or no outcome within the deadline, is an error."""
         found: list[Finding] = []
 
-        def look() -> None:
+        def find() -> None:
             try:
-                found.append(self.finding(self.look()))
+                found.append(self.finding(self.function()))
             except Exception as failure:
                 found.append(self._failed(failure))
 
-        thread = threading.Thread(target=look, daemon=True)
+        thread = threading.Thread(target=find, daemon=True)
         thread.start()
         thread.join(self.deadline)
         if not found:

@@ -46,7 +46,7 @@ class Ran(NamedTuple):
         return f"it ended with exit code {self.code}" + (f": {last}" if last else ", with an empty stderr")
 
 
-def ask(*words: str) -> Ran:
+def run_program(*words: str) -> Ran:
     """Run a program of `job` with these arguments."""
     return run([*JOB, *words], _DEADLINE)
 

@@ -29,7 +29,7 @@ def cuda(root: Path = ROOT) -> Finding:
     if version_of("cuda-bindings") is None:
         missing = "but cuda-bindings is not installed: kvstore cannot use arrays on GPUs"
         return warning(f"driver {version}, {missing}", f"pip install '{DISTRIBUTION}[cuda]'")
-    ran = children.ask("gpus")
+    ran = children.run_program("gpus")
     if ran.code != 0:
         return error(f"driver {version} does not work: {ran.reason}")
     return ok(f"driver {version}, number of GPUs: {ran.out.strip()}")
@@ -52,7 +52,7 @@ def nccl(root: Path = ROOT) -> Finding:
         return ok("nccl4py is not installed; only the store `nccl` needs it")
     if driver_version(root) is None:
         return ok(f"nccl4py {version}, of no use without an NVIDIA driver")
-    ran = children.ask("nccl_library")
+    ran = children.run_program("nccl_library")
     if ran.code != 0:
         return warning(f"nccl4py {version}, but NCCL does not load: {ran.reason}")
     return ok(f"nccl4py {version}, NCCL {ran.out.strip()}")

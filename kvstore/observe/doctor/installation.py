@@ -43,7 +43,7 @@ def python() -> Finding:
 
 
 def package() -> Finding:
-    """Compare the version that is imported with the one that is installed."""
+    """Compare the imported version with the installed version."""
     text = f"{kvstore.__version__} in {kvstore.__path__[0]}"
     found = version_of(DISTRIBUTION)
     if found is None:

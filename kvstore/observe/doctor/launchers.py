@@ -25,7 +25,7 @@ _BRANDS = {"Open MPI": r"open ?mpi|openrte|prte", "MPICH or Intel MPI": r"mpich|
 
 
 def launcher(environment: Mapping[str, str] | None = None) -> Finding:
-    """Name the launcher whose variables are set."""
+    """Name the launcher of the variables that are set."""
     env = process_variables() if environment is None else environment
     names = [name for row in LAUNCHERS for name in row.signs if env.get(name)]
     signs = f" ({', '.join(names)} are set)" if names else ""
@@ -81,7 +81,7 @@ def mpi() -> Finding:
     """Compare the MPI library of mpi4py with the mpiexec that would start a job."""
     if importlib.util.find_spec("mpi4py") is None:
         return ok("mpi4py is not installed; only the store `mpi` needs it")
-    library = children.ask("mpi_library")
+    library = children.run_program("mpi_library")
     if library.code != 0:
         cure = "install an MPI, such as `pip install mpich`, or the one that mpi4py was built for"
         return warning(f"mpi4py does not work: {library.reason}", cure)

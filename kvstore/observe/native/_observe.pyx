@@ -313,7 +313,7 @@ cdef class Counters:
     def during(
         self, unsigned phase, uint64_t slice=KV_NO_SLICE, uint64_t round=0, uint64_t nbytes=0, int whom=KV_NOBODY
     ):
-        """Return a context whose time counts as a phase; see `enter`."""
+        """Return a context that is counted as a phase; see `enter`."""
         cdef Phase made = Phase.__new__(Phase)
         made.counters, made.phase = self, phase
         made.about = kv_about(slice, round, nbytes, whom, <uint16_t>self.number)

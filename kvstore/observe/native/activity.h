@@ -3,7 +3,7 @@
 
 /* The activity of a thread: one phase at a time, so that no time is counted twice.
  *
- * Entering a phase ends the one before, at the same moment. Entering the same phase of the same round again continues it,
+ * A phase ends the phase before it, at the same moment. Entering the same phase of the same round again continues it,
  * so consecutive pieces are one span. A wait is continued too while its thread checks a deadline, and has the key and
  * round of its last entry. All modules of a process see the same activity of a thread, through
  * the ring. */

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from itertools import chain
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,17 +17,18 @@ import msgspec
 from ...files import replacing
 from ..events import KINDS, NO_SLICE, NOBODY, PACKED, Event
 from ..native._observe import trace_text
-from .clocks import ClockSample
 from .sources import StoreRecord
 
 FORMAT, VERSION = "kvstore-timeline", 3
 
 _LONGEST = 1 << 60  # ns for which a machine has run, or by which clocks differ: 36 years
-_TIME_OF_DAY = 1 << 62  # ns: the year 2116
-_MOST = 1 << 24  # processes of a role
 _AT_ONCE = 4096 * PACKED.size  # bytes of events that become text together
 
-Time = Annotated[float, msgspec.Meta(ge=0, le=_LONGEST / 1000)]
+# Limits of numbers that a process writes, so that all times can be aligned.
+Duration = Annotated[float, msgspec.Meta(ge=0, le=_LONGEST / 1000)]
+Clock = Annotated[int, msgspec.Meta(ge=-_LONGEST, le=_LONGEST)]
+TimeOfDay = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]  # until the year 2116
+Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]  # of processes of a role
 
 
 class ProcessTrace(msgspec.Struct, omit_defaults=True, tag=FORMAT, tag_field="format"):
@@ -36,21 +37,21 @@ class ProcessTrace(msgspec.Struct, omit_defaults=True, tag=FORMAT, tag_field="fo
     version: int  # of this format
     role: str  # "worker", "server" or "scheduler"
     rank: int
-    size: int  # number of processes of its role
+    size: Number  # number of processes of its role
     job: str  # the same in all processes of a job
     host: str
     pid: int
     clock: str  # the name of the clock of the events, the same for processes with the same clock; or empty
-    monotonic: int  # the time of that clock, in ns
-    realtime: int  # the time of day at the same moment
-    scheduler: list[ClockSample]  # comparisons with the scheduler's clock, the oldest first
+    monotonic: Clock  # the time of that clock, in ns
+    realtime: TimeOfDay  # the time of day at the same moment
+    scheduler: Sequence[tuple[Clock, Clock, Clock]]  # each a `ClockSample`, the oldest first
     stores: list[StoreRecord]
     labels: list[str]  # keys of calls: events refer to the first by number 1
     threads: dict[int, str]  # names by the system's number
     overwritten: int = 0  # number of old events that newer ones have replaced in the ring
-    workers: int = 0  # numbers of processes of the job; 0 if no variable gives them to this process
-    servers: int = 0
-    origin: int = 0  # the time of `clock` to which the times of the file are relative
+    workers: Number = 0  # numbers of processes of the job; 0 if no variable gives them to this process
+    servers: Number = 0
+    origin: Clock = 0  # the time of `clock` to which the times of the file are relative
     events: list[Event] = []
 
     @property
@@ -71,8 +72,8 @@ class _About(msgspec.Struct):
 class _TraceEvent(msgspec.Struct):
     name: str
     tid: int
-    ts: Time
-    dur: Time
+    ts: Duration
+    dur: Duration
     args: _About
 
 
@@ -128,8 +129,6 @@ def read(path: Path) -> ProcessTrace:
     content = trace.other_data
     if content.version != VERSION:
         raise ValueError(f"it has version {content.version} of the format, and this kvstore reads {VERSION}")
-    if not _is_possible(content):
-        raise ValueError("it is damaged: it has numbers that no process writes")
     events = [_event(one, kind, content.origin) for one, kind in zip(trace.trace_events, kinds, strict=True)]
     return msgspec.structs.replace(content, events=events)
 
@@ -138,13 +137,3 @@ def _event(one: _TraceEvent, kind: int, origin: int) -> Event:
     begin, about = origin + round(one.ts * 1000), one.args
     end = begin + round(one.dur * 1000)
     return Event(begin, end, about.slice, about.round, about.bytes, one.tid, about.whom, kind, about.store)
-
-
-def _is_possible(content: ProcessTrace) -> bool:
-    """Whether all times can be aligned."""
-    times = (content.monotonic, content.origin, *chain.from_iterable(content.scheduler))
-    return (
-        all(abs(time) <= _LONGEST for time in times)
-        and abs(content.realtime) <= _TIME_OF_DAY
-        and max(content.size, content.workers, content.servers) <= _MOST
-    )

@@ -131,7 +131,7 @@ def start() -> _Recorder | None:
             return None
         take_times()
         _recorder = _Recorder(folder)
-        threads.want()
+        threads.keep_names()
         atexit.register(write)
         os.register_at_fork(after_in_child=_after_fork)
     return _recorder

@@ -1,4 +1,4 @@
-"""The stores of a process, or its server, whose events a timeline has."""
+"""The stores of a process, or its server, in a timeline."""
 
 from __future__ import annotations
 

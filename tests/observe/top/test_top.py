@@ -121,10 +121,10 @@ def test_only_the_job_that_is_looked_at_takes_times(monkeypatch: pytest.MonkeyPa
     counters = Counters("local", f"of {os.getpid()}", 0, 1)
     other = Watch("another job", 1.0)
     with pytest.raises(ConfigError, match="no job 'another job'"):
-        other.look()
+        other.view()
     assert not counters.begin()
     own = Watch(f"of {os.getpid()}", 1.0)
-    own.look()
+    own.view()
     assert counters.begin()
 
 

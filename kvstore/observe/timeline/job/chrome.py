@@ -24,8 +24,6 @@ from ..threads import ENGINE
 from .model import INSTANTS, JobProcess, JobTimeline, name_of_call
 from .nesting import Span, by_thread, lanes
 
-_FIRST = {"worker": 0, "server": 10_000, "scheduler": 20_000}  # in the order of processes
-
 
 def write(job: JobTimeline, path: Path) -> int:
     """Write the trace of a job, and return the number of its events.
@@ -96,7 +94,7 @@ class _Tracks:
         file = self._process.file
         yield self._named("process_name", 0, name=self._process.name)
         yield self._named("process_labels", 0, labels=f"{file.host}, process {file.pid}")
-        yield self._named("process_sort_index", 0, sort_index=_FIRST.get(file.role, 0) + self._pid)
+        yield self._named("process_sort_index", 0, sort_index=self._pid)
         for tid, name in enumerate(self._names, 1):
             yield self._named("thread_name", tid, name=name)
             yield self._named("thread_sort_index", tid, sort_index=tid)

@@ -11,7 +11,7 @@ from ...events import Event
 
 @dataclass(eq=False)
 class Span:
-    """A span, and the one in which it lies directly."""
+    """A span, and the innermost span around it."""
 
     event: Event
     parent: Span | None

@@ -68,7 +68,7 @@ class Report:
     servers: list[ServerReport]
     last: list[Last]  # workers by the number of rounds in which they arrived last
     keys: list[KeyReport]
-    notes: list[str]  # what is missing
+    notes: list[str]  # about files and events that are missing
 
 
 def report(job: JobTimeline) -> Report:
