@@ -501,6 +501,7 @@ def timeline(folder: str, output: str | None, report: bool, as_json: bool) -> No
     The trace (-o) can be opened at https://ui.perfetto.dev.
     """
     import json
+    from dataclasses import asdict
     from pathlib import Path
 
     from kvstore.observe.timeline.job import chrome, model, text
@@ -514,4 +515,4 @@ def timeline(folder: str, output: str | None, report: bool, as_json: bool) -> No
         click.echo(f"{count} events of {len(job.processes)} processes are in {output}", err=True)
     if report or as_json or output is None:
         found = report_of(job)
-        click.echo(json.dumps(found.as_object(), indent=2) if as_json else "\n".join(text.lines(found)))
+        click.echo(json.dumps(asdict(found), indent=2) if as_json else "\n".join(text.lines(found)))
