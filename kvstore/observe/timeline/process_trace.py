@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -89,6 +90,7 @@ def head(facts: Any) -> bytes:
 
 #: The text of a trace after its events.
 TAIL = b"\n]}\n"
+_CHECKSUM = b'\n],"checksum":'  # CRC-32 of the text before it
 
 
 def write(content: ProcessTrace, folder: Path, packed: bytes = b"") -> Path:
@@ -105,12 +107,18 @@ def write(content: ProcessTrace, folder: Path, packed: bytes = b"") -> Path:
     path = folder / content.name
     packed = b"".join(PACKED.pack(*event, 0) for event in content.events) + packed
     with replacing(path) as unfinished, unfinished.open("wb") as file:
-        file.write(head(msgspec.structs.replace(content, events=[])))
-        for at in range(0, len(packed), _AT_ONCE):
-            file.write(b",\n" * (at > 0))
-            file.write(trace_text(packed[at : at + _AT_ONCE], content.origin, content.pid))
-        file.write(TAIL)
+        checksum = 0
+        for text in _texts(content, packed):
+            checksum = zlib.crc32(text, checksum)
+            file.write(text)
+        file.write(b"%b%d}\n" % (_CHECKSUM, checksum))
     return path
+
+
+def _texts(content: ProcessTrace, packed: bytes) -> Iterator[bytes]:
+    yield head(msgspec.structs.replace(content, events=[]))
+    for at in range(0, len(packed), _AT_ONCE):
+        yield b",\n" * (at > 0) + trace_text(packed[at : at + _AT_ONCE], content.origin, content.pid)
 
 
 def read(path: Path) -> ProcessTrace:
@@ -121,8 +129,12 @@ def read(path: Path) -> ProcessTrace:
     OSError, ValueError
         It cannot be read; it has another format, another version, or is damaged.
     """
+    whole = path.read_bytes()
+    text, _, checksum = whole.rpartition(_CHECKSUM)
     try:
-        trace = msgspec.json.decode(path.read_bytes(), type=_Trace)
+        if checksum != b"%d}\n" % zlib.crc32(text):
+            raise ValueError
+        trace = msgspec.json.decode(whole, type=_Trace)
         kinds = [KINDS.index(one.name) for one in trace.trace_events]
     except ValueError:
         raise ValueError("it is damaged, or another version of kvstore has written it") from None

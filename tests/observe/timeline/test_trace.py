@@ -189,6 +189,15 @@ def test_a_damaged_file_is_left_out_with_a_note(
     ]
 
 
+def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
+    path = process_trace.write(file(WORKER), tmp_path)
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
+        with pytest.raises(ValueError, match=NO_TRACE):
+            process_trace.read(path)
+
+
 @pytest.mark.parametrize("most", [True, False])
 def test_a_file_has_all_that_an_event_can_have(tmp_path: Path, most: bool) -> None:
     """Of a process with as many events as are written in several pieces."""
