@@ -150,8 +150,8 @@ class RecordedScheduler:
         mine, found = (_FORMAT, PROTOCOL, package_version()), (head.format, head.protocol, head.version)
         if mine != found:
             raise ConfigError(
-                f"the scheduler's journal is of kvstore {head.version} (protocol {head.protocol}, journal "
-                f"format {head.format}), this is kvstore {package_version()} (protocol {PROTOCOL}, journal format "
+                f"the scheduler's journal is of kvstore {head.version} (protocol {head.protocol}, format "
+                f"{head.format}), this is kvstore {package_version()} (protocol {PROTOCOL}, format "
                 f"{_FORMAT}): start the scheduler with that version, or the whole job again with a new name "
                 "(KVSTORE_JOB)"
             )
