@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kvstore.settings import addresses
+from kvstore.settings.environment import process_variables
 from kvstore.settings.keys import Keys
 from kvstore.settings.torch_variables import MasterPort
-from kvstore.settings.variables import process_variables
 
 from .certificates import written
 from .child_process import ChildProcess, ProcessRole

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvstore.errors import ConfigError
-from kvstore.settings.variables import text_of
+from kvstore.settings.environment import text_of
 
 #: Seconds between asking a process to end and killing it, so that all are gone within two.
 GRACE = 1.5

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from kvstore.errors import ConfigError
 from kvstore.settings import launchers
+from kvstore.settings.environment import process_variables
 from kvstore.settings.launchers import Placement
-from kvstore.settings.variables import process_variables
 
 from .causes import misses, patience
 from .child_process import ChildProcess, ProcessRole, ask

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from kvstore.errors import ConfigError
 from kvstore.observe.log import start as start_log
-from kvstore.settings.torch_variables import left_behind, torch_variables
+from kvstore.settings.torch_variables import outer_variables, torch_variables
 from kvstore.waiting import WaitClock
 
 from .causes import Causes, patience
@@ -239,7 +239,7 @@ class _Job:
 
     def _environment(self, part: ProcessRole) -> dict[str, str]:
         chosen = {"PYTHONUNBUFFERED": "1", **self._hosts.variables}
-        for name in left_behind(chosen):
+        for name in outer_variables(chosen):
             del chosen[name]
         if self._cast:
             chosen = self._cast.environment(part, chosen)

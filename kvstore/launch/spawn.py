@@ -20,8 +20,8 @@ from typing import Any
 from kvstore.errors import ArgumentError, ConfigError, TimeoutError, WorkerError
 from kvstore.settings.addresses import loopback
 from kvstore.settings.descriptors import occupy_standard
-from kvstore.settings.torch_variables import MasterPort, left_behind, torch_variables
-from kvstore.settings.variables import changed_variables, process_variables
+from kvstore.settings.environment import changed_variables, process_variables
+from kvstore.settings.torch_variables import MasterPort, outer_variables, torch_variables
 
 from .causes import Causes
 from .child_process import ProcessRole
@@ -135,7 +135,7 @@ def spawn(fn: Callable[..., object], n: int, args: Sequence[Any] = (), timeout: 
 def _variables(job: str, rank: int, size: int, port: int) -> dict[str, str | None]:
     """Make the variables that a worker has and this process has not; None: the worker does not have it."""
     place = variables(job, rank, size) | torch_variables(rank, size, (rank, size), 0, (loopback(), port))
-    return {**dict.fromkeys(left_behind(process_variables())), **place}
+    return {**dict.fromkeys(outer_variables(process_variables())), **place}
 
 
 def _checked(fn: Callable[..., object], n: int, timeout: float | None) -> int:

@@ -13,8 +13,8 @@ import threading
 from typing import Protocol
 
 from ..errors import ConfigError, nearest
+from ..settings.environment import text_of
 from ..settings.launchers import detect
-from ..settings.variables import text_of
 
 #: All loggers of the library, each with those below it.
 LOGGERS = (

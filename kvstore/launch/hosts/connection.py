@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kvstore.errors import ConfigError, ProtocolError
+from kvstore.settings.environment import text_of
 from kvstore.settings.keys import Keys
-from kvstore.settings.variables import text_of
 
 from ..child_process import TAIL, UNKILLABLE, ProcessRole
 from ..output import Lines, Sink

@@ -14,8 +14,8 @@ import time
 from typing import Any
 
 from kvstore.errors import KVStoreError, ProtocolError
+from kvstore.settings.environment import process_variables
 from kvstore.settings.keys import Keys
-from kvstore.settings.variables import process_variables
 
 from ..child_process import ChildProcess, ProcessRole
 from ..local_host import LocalHost

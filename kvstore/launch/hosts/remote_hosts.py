@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.errors import ConfigError
+from kvstore.settings.environment import process_variables, text_of
 from kvstore.settings.keys import Keys
-from kvstore.settings.variables import process_variables, text_of
 
 from ..child_process import ProcessRole
 from ..orphan_reaper import OrphanReaper

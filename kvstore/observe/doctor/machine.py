@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from kvstore.settings.variables import text_of
+from kvstore.settings.environment import text_of
 
 from . import cgroups
 from .checks import CheckOutcome, error, ok, warning

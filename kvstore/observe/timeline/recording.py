@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 
 from ...errors import ConfigError, KVStoreError
 from ...settings.definitions import SETTINGS
+from ...settings.environment import first_set, process_variables, text_of
 from ...settings.launchers import Placement, detect
-from ...settings.variables import first_set, process_variables, text_of
 from ..native._observe import packed_events, record_events, recorded, take_times
 from ..signals import call_on_signal
 from . import labels, threads
