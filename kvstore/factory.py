@@ -222,7 +222,7 @@ def _tell_created(store: KVStore, backend: Backend) -> None:
 
 def _by_van(literal: str, kind: StoreKind) -> StoreKind:
     """Return the type of store that MXNet's variable DMLC_PS_VAN_TYPE selects."""
-    from .settings.variables import text_of
+    from .settings.environment import text_of
 
     van = text_of("van")
     if van not in ("zmq", "p3"):

@@ -33,8 +33,8 @@ from .launch.process import new_job, worker_variables
 from .launch.service import variables_of
 from .settings import addresses
 from .settings.addresses import loopback
+from .settings.environment import process_variables, set_variables
 from .settings.keys import Keys
-from .settings.variables import process_variables, set_variables
 
 try:
     import ray as _ray

@@ -1,30 +1,31 @@
-"""DLPack capsules, read and written by hand, for the host and for GPUs.
+"""DLPack capsules, for the host and for GPUs: read with ctypes, written by NumPy.
 
-NumPy's reader takes host memory only, does not know bfloat16, and gives memory of its own, with any content,
-to a capsule that has none. Layouts are those of dlpack.h, versions 0.8 (``dltensor``) and 1.0
+NumPy's reader does not know GPUs and bfloat16, before NumPy 2.1 returns read-only arrays only, and returns
+new memory with any content for a capsule without memory. That of cuda-core, which is only installed with the
+extra `cuda`, does not compare the device in the capsule with the device that the object names, and returns
+address 0 for such a capsule. The layouts are those of dlpack.h, versions 0.8 (``dltensor``) and 1.0
 (``dltensor_versioned``).
 """
 
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ..errors import ArrayError, DTypeError
-from .addresses import Strides, extent, is_contiguous, is_possible
+from .addresses import Strides, array_at, extent, is_contiguous, is_possible
 from .element_types import bfloat16
 
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
-#: Kinds of devices whose memory the host, or a GPU, reads at its address.
+#: Kinds of devices whose memory the host, or a GPU, can read at its address.
 ON_HOST, ON_GPU = (CPU, CUDA_HOST), (CUDA, CUDA_MANAGED)
 _MOST_DIMENSIONS = 64  # of NumPy 2
 _READ_ONLY = 1
-_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat"}
-_CODES = {name: code for code, name in _KINDS.items()}
+_BFLOAT = 4
+_KINDS = {0: "int", 1: "uint", 2: "float", _BFLOAT: "bfloat"}
 
 
 class _Device(ctypes.Structure):
@@ -70,7 +71,6 @@ def _function(name: str, result: Any, *arguments: Any) -> Any:
     return prototype((name, ctypes.pythonapi))
 
 
-_new = _function("PyCapsule_New", ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
 _pointer = _function("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
 _is_valid = _function("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
 _rename = _function("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
@@ -80,46 +80,59 @@ _LAYOUTS: dict[bytes, Any] = {b"dltensor_versioned": _Versioned, b"dltensor": _M
 _USED = {name: b"used_" + name for name in _LAYOUTS}
 
 
-def capsule_of(obj: Any, **options: Any) -> Any:
+def capsule_of(obj: Any, versioned: bool = True, **options: Any) -> Any:
     """Return the capsule of an object; `options` such as the stream are for its `__dlpack__`."""
+    if not versioned:
+        return obj.__dlpack__(**options)
     try:
         return obj.__dlpack__(max_version=(1, 0), **options)
-    except TypeError:  # a producer from before DLPack 1.0
+    except TypeError:  # a producer older than DLPack 1.0
         return obj.__dlpack__(**options)
 
 
+def _name_of(capsule: Any) -> bytes | None:
+    """Return the name of an unused capsule; None if the object is no such capsule."""
+    return next((name for name in _LAYOUTS if _is_valid(capsule, name)), None)
+
+
+def _struct_of(capsule: Any, name: bytes | None) -> Any:
+    """Return the struct of a capsule with this name; ValueError if the name is wrong."""
+    at = _pointer(capsule, name)
+    return _LAYOUTS[name or b""].from_address(at)
+
+
 class Imported:
-    """A tensor that another library lent; it is given back when this object is gone.
+    """The tensor in a capsule of another library; it is released when this object is deleted.
 
     Parameters
     ----------
     capsule : PyCapsule
     what : str
-        How to call the tensor in an error.
+        Name of the tensor in errors.
     kinds : tuple of int
-        On which kinds of devices it may lie.
+        Kinds of devices on which the tensor can be.
 
     Attributes
     ----------
     address, shape, strides, dtype, device, readonly, versioned
-        Strides count bytes, and are None where the tensor is C-contiguous; `dtype` is a NumPy dtype.
+        Strides count bytes, and are None if the tensor is C-contiguous; `dtype` is a NumPy dtype.
 
     Raises
     ------
     ArrayError
-        It is no capsule, was used before, lies elsewhere, or has no memory for its elements.
+        The object is no capsule, or was used before; or the tensor is on another kind of device, or has no
+        memory for its elements.
     DTypeError
-        NumPy does not know its element type.
+        NumPy does not know the element type.
     """
 
     def __init__(self, capsule: Any, what: str, kinds: tuple[int, ...]) -> None:
         self._release: Callable[[], None] | None = None
-        name = next((one for one in _LAYOUTS if _is_valid(capsule, one)), None)
+        name = _name_of(capsule)
         if name is None:
             raise ArrayError(f"{what} gave no DLPack capsule that can be read: {capsule!r}")
-        at = _pointer(capsule, name)
-        managed = _LAYOUTS[name].from_address(at)
-        tensor = managed.tensor
+        managed = _struct_of(capsule, name)
+        at, tensor = ctypes.addressof(managed), managed.tensor
         _rename(capsule, _USED[name])
         if managed.deleter:
             deleter = _Deleter(managed.deleter)
@@ -131,7 +144,7 @@ class Imported:
         self.shape = _shape(tensor, what)
         self.address = (tensor.data or 0) + tensor.byte_offset
         self.strides = _strides(tensor, self.shape, self.dtype.itemsize)
-        #: Whether the capsule can say that its memory is read-only.
+        #: Whether the capsule can express that its memory is read-only.
         self.versioned = name == b"dltensor_versioned"
         self.readonly = self.versioned and bool(managed.flags & _READ_ONLY)
         _check_memory(tensor, self.shape, self.strides, self.dtype.itemsize, what)
@@ -183,47 +196,6 @@ def _dtype(found: _Type, what: str) -> np.dtype[Any]:
         raise DTypeError(f"{what} has element type {kind}{found.bits}, which NumPy does not know") from None
 
 
-class _Exported:
-    """What a capsule of ours points to, with all that must live as long."""
-
-    def __init__(self, layout: Any, owner: Any, shape: tuple[int, ...]) -> None:
-        self.owner = owner
-        self.sizes = (ctypes.c_int64 * max(1, len(shape)))(*shape)
-        steps = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
-        self.steps = (ctypes.c_int64 * max(1, len(shape)))(*steps)
-        self.managed = layout()
-
-
-#: Address of the struct -> what it needs. Whoever took a capsule calls `_forget`.
-_lent: dict[int, _Exported] = {}
-
-
-def _drop(address: int) -> None:
-    _lent.pop(address, None)
-
-
-_forget = _Deleter(_drop)
-
-
-_Destructor = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
-_pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
-    ("PyCapsule_GetPointer", ctypes.pythonapi)
-)
-_valid_of = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
-    ("PyCapsule_IsValid", ctypes.pythonapi)
-)
-
-
-def _drop_unused(capsule: int) -> None:
-    """Forget a tensor whose capsule nobody has taken."""
-    for name in _LAYOUTS:
-        if _valid_of(capsule, name):
-            _lent.pop(_pointer_of(capsule, name), None)
-
-
-_unused = _Destructor(_drop_unused)
-
-
 def export(
     owner: Any,
     address: int,
@@ -233,28 +205,26 @@ def export(
     readonly: bool,
     max_version: tuple[int, int] | None,
 ) -> Any:
-    """Make a capsule of C-contiguous memory; `owner` stays alive until its taker has done with it.
+    """Return a capsule of C-contiguous memory; `owner` stays alive until the consumer releases the capsule.
+
+    NumPy makes the capsule, of a view of this memory, and this function changes device and type in it.
 
     Raises
     ------
     BufferError
-        The memory is read-only and the taker's version of DLPack (`max_version`) cannot say so.
+        The memory is read-only, and the consumer's version of DLPack (`max_version`), or NumPy before 2.1,
+        cannot express this.
     """
     versioned = max_version is not None and max_version[0] >= 1
     if readonly and not versioned:
-        raise BufferError("this memory is read-only, which DLPack says from version 1.0 on; copy it")
-    name = b"dltensor_versioned" if versioned else b"dltensor"
-    lent = _Exported(_LAYOUTS[name], owner, shape)
-    managed = lent.managed
-    if versioned:
-        managed.major, managed.minor, managed.flags = 1, 0, _READ_ONLY if readonly else 0
-    managed.deleter = ctypes.cast(_forget, ctypes.c_void_p)
-    tensor = managed.tensor
-    tensor.data, tensor.device, tensor.ndim = address or None, _Device(*device), len(shape)
-    kind = "bfloat" if dtype.name == "bfloat16" else dtype.name.rstrip("0123456789")
-    tensor.dtype = _Type(_CODES[kind], 8 * dtype.itemsize, 1)
-    tensor.shape = ctypes.cast(lent.sizes, ctypes.POINTER(ctypes.c_int64))
-    tensor.strides = ctypes.cast(lent.steps, ctypes.POINTER(ctypes.c_int64))
-    at = ctypes.addressof(managed)
-    _lent[at] = lent
-    return _new(at, name, ctypes.cast(_unused, ctypes.c_void_p))
+        raise BufferError("this memory is read-only, which DLPack expresses from version 1.0 on; copy it")
+    is_bfloat = dtype.name == "bfloat16"
+    view = array_at(address, shape, np.dtype(np.uint16) if is_bfloat else dtype, None, owner, readonly)
+    capsule = capsule_of(view, versioned)
+    tensor = _struct_of(capsule, _name_of(capsule)).tensor
+    tensor.device = _Device(*device)
+    if is_bfloat:
+        tensor.dtype.code = _BFLOAT
+    if 0 in shape:
+        tensor.data = None
+    return capsule

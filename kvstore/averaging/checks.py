@@ -10,7 +10,7 @@ import numpy as np
 from ..arrays.means import check_mean, quotient
 from ..errors import ArgumentError, CapabilityError, ConfigError
 from ..settings import launchers
-from ..settings.variables import text_of
+from ..settings.environment import text_of
 from ..store import KVStore, outlives_workers, updater_of
 from ..store_kinds import is_synchronous
 

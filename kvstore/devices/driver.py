@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..errors import ArrayError, KVStoreError, MissingBackendError
-from ..settings.variables import text_of
+from ..settings.environment import text_of
 
 log = logging.getLogger("kvstore.device")
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from kvstore.settings.definitions import DEFAULTS
-from kvstore.settings.variables import text_of
+from kvstore.settings.environment import text_of
 
 from .child_process import ProcessRole, SupervisedProcess
 

@@ -115,7 +115,7 @@ _VARIABLES = {
 def _environment(role: str, options: dict[str, Any]) -> dict[str, str]:
     """Return the variables of this process, with its role and the given options."""
     from kvstore.launch.serve import environment_with
-    from kvstore.settings.variables import process_variables
+    from kvstore.settings.environment import process_variables
 
     options["insecure"] = 1 if options["insecure"] else None
     given = {_VARIABLES.get(name, f"KVSTORE_{name.upper()}"): value for name, value in options.items()}
@@ -289,7 +289,7 @@ def role(
     from kvstore.launch.role import RankProcesses, placed
     from kvstore.launch.role import run as start
     from kvstore.launch.run import command_of
-    from kvstore.settings.variables import process_variables, text_of
+    from kvstore.settings.environment import process_variables, text_of
 
     place, insecure = placed(), insecure or text_of("insecure") == "1"
     where = meeting(
@@ -316,7 +316,7 @@ def scheduler(port: int | None, host: str | None, report_fd: int | None, **optio
     """
     from kvstore.launch.serve import address_option, reporter
     from kvstore.launch.serve import scheduler as serve
-    from kvstore.settings.variables import process_variables
+    from kvstore.settings.environment import process_variables
 
     options |= {"host": host, "scheduler": address_option(host, port, process_variables())}
     report = reporter(report_fd, click.echo)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.errors import ConfigError
-from kvstore.settings.variables import text_of
+from kvstore.settings.environment import text_of
 
 #: Seconds between the request to a process to end and SIGKILL, so that all processes are gone within two.
 GRACE = 1.5

@@ -18,8 +18,8 @@ from pathlib import Path
 from kvstore.errors import ConfigError, TimeoutError
 from kvstore.settings import addresses
 from kvstore.settings.definitions import SETTINGS
+from kvstore.settings.environment import first_set
 from kvstore.settings.launchers import Placement
-from kvstore.settings.variables import first_set
 from kvstore.waiting import WaitClock
 
 from .certificates import Certificates, file_of

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from kvstore.errors import ConfigError
 from kvstore.settings import launchers
+from kvstore.settings.environment import process_variables
 from kvstore.settings.launchers import Placement
-from kvstore.settings.variables import process_variables
 
 from .child_process import ProcessRole, ProcessSpec, SupervisedProcess, ask_session
 from .local_host import LocalHost

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from kvstore.errors import ConfigError
 from kvstore.observe.log import start as start_log
-from kvstore.settings.torch_variables import left_behind, torch_variables
-from kvstore.settings.variables import process_variables
+from kvstore.settings.environment import process_variables
+from kvstore.settings.torch_variables import outer_variables, torch_variables
 
 from .child_process import ProcessRole, ProcessSpec, SupervisedProcess
 from .hosts.remote_hosts import Hosts, RemoteHosts
@@ -173,7 +173,7 @@ class _Job(Supervisor):
 
     def _environment(self, part: ProcessRole) -> dict[str, str]:
         chosen = {"PYTHONUNBUFFERED": "1", **self._variables}
-        for name in left_behind(chosen):
+        for name in outer_variables(chosen):
             del chosen[name]
         if self._services:
             chosen = self._services.environment(part, chosen)

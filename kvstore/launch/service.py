@@ -13,9 +13,9 @@ from typing import Any
 from kvstore.errors import ConfigError
 from kvstore.settings import addresses, roles
 from kvstore.settings.definitions import LAUNCHERS
+from kvstore.settings.environment import process_variables, text_of
 from kvstore.settings.keys import Keys
 from kvstore.settings.parameter_server import ps_config
-from kvstore.settings.variables import process_variables, text_of
 
 from .certificates import Certificates, write_to_memory
 from .child_process import ProcessRole

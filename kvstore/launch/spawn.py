@@ -20,8 +20,8 @@ from typing import Any
 from kvstore.errors import ArgumentError, ConfigError, TimeoutError, WorkerError
 from kvstore.settings.addresses import loopback
 from kvstore.settings.descriptors import occupy_standard
-from kvstore.settings.torch_variables import MasterPort, left_behind, torch_variables
-from kvstore.settings.variables import changed_variables, process_variables
+from kvstore.settings.environment import changed_variables, process_variables
+from kvstore.settings.torch_variables import MasterPort, torch_variables
 
 from .causes import Causes
 from .child_process import ProcessRole, SupervisedProcess
@@ -124,7 +124,11 @@ def spawn(fn: Callable[..., object], n: int, args: Sequence[Any] = (), timeout: 
 def _variables(job: str, rank: int, size: int, port: int) -> dict[str, str | None]:
     """Return the variables in which a worker differs from this process; None removes one."""
     torch = torch_variables(rank, size, (rank, size), 0, (loopback(), port))
-    return {**dict.fromkeys(left_behind(process_variables())), **worker_variables(job, rank, size), **torch}
+    return {
+        **dict.fromkeys(outer_variables(process_variables())),
+        **worker_variables(job, rank, size),
+        **torch,
+    }
 
 
 def _checked(fn: Callable[..., object], n: int, timeout: float | None) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import MissingBackendError
-from ..settings.variables import changed_variables
+from ..settings.environment import changed_variables
 
 #: Names that NumPy had when MXNet was last released.
 _GONE = {"bool": bool, "int": int, "float": float, "object": object}

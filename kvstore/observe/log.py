@@ -13,8 +13,8 @@ import threading
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigError, nearest
+from ..settings.environment import text_of
 from ..settings.launchers import detect
-from ..settings.variables import text_of
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from ..errors import ConfigError, MissingBackendError, StateFileError
 from ..files import replacing
 from ..settings.addresses import loopback
-from ..settings.variables import text_of
+from ..settings.environment import text_of
 from .native._observe import read_own, take_times
 from .processes import role_of
 

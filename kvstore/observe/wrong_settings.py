@@ -10,10 +10,10 @@ from pathlib import Path
 
 from kvstore.errors import ConfigError, KVStoreError
 from kvstore.settings.definitions import SERVERS, SETTINGS, STORES, WORKER
+from kvstore.settings.environment import first_set, process_variables
 from kvstore.settings.options import StoreConfig, slice_threshold, store_config
 from kvstore.settings.parameter_server import ps_config
 from kvstore.settings.ports import port_range
-from kvstore.settings.variables import first_set, process_variables
 
 from . import log, metrics
 

@@ -1,1 +1,1 @@
-"""Options and variables: of stores, of parameter servers, of launchers; who this process is in its job."""
+"""Options and variables of stores, parameter servers and launchers; rank, role and job of this process."""

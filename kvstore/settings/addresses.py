@@ -1,4 +1,4 @@
-"""Addresses: what they look like, which this machine has, which one leads to another machine."""
+"""Network addresses: their syntax, those of this machine, and the one that faces another machine."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ def check(name: str, address: str) -> None:
 
 
 def split(address: str) -> tuple[str, int]:
-    """Host and port of a tcp address that was checked; an IPv6 host keeps its brackets."""
+    """Return host and port of a tcp address that was checked; an IPv6 host keeps its brackets."""
     match = _TCP.fullmatch(address)
     return (match[1], int(match[2])) if match else ("", 0)
 
 
 def tcp(host: str, port: int) -> str:
-    """Put an address together; an IPv6 host may come without brackets."""
+    """Return the tcp address of host and port; brackets around an IPv6 host are added if missing."""
     return f"tcp://[{host}]:{port}" if ":" in host and not host.startswith("[") else f"tcp://{host}:{port}"
 
 
 def interfaces() -> dict[str, str]:
-    """Addresses of the network interfaces, by name: IPv4, or else IPv6; those without one are left out."""
+    """Return the addresses of the network interfaces that have one, by name: IPv4, or else IPv6."""
     found = {}
     sixes = _sixes()
     for _, name in socket.if_nameindex():
@@ -59,18 +59,18 @@ def interfaces() -> dict[str, str]:
 
 
 def told(found: dict[str, str]) -> str:
-    """List interfaces and addresses for people."""
+    """Return a text that lists interfaces and addresses."""
     return ", ".join(f"{name} {address}" for name, address in found.items()) or "none with an address"
 
 
 @functools.cache
 def loopback() -> str:
-    """Return the address at which only processes of this machine reach each other: IPv4 where it is there."""
+    """Return the loopback address of this machine: IPv4 if it has one, else IPv6."""
     return _LOOPBACK6 if is_here(_LOOPBACK6) and not is_here(_LOOPBACK) else _LOOPBACK
 
 
 def resolved(host: str) -> str | None:
-    """Look a host up: its address as a number, IPv4 where it has one. None where nobody knows the name."""
+    """Return the numeric address of a host, IPv4 if it has one; None if the name cannot be resolved."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -80,17 +80,17 @@ def resolved(host: str) -> str | None:
 
 
 def is_loopback(number: str) -> bool:
-    """Whether an address, as a number, is reached from this machine only."""
+    """Return whether a numeric address can be reached from this machine only."""
     return ipaddress.ip_address(number.partition("%")[0]).is_loopback
 
 
 def is_wildcard(number: str) -> bool:
-    """Whether an address, as a number, stands for all addresses of the machine."""
+    """Return whether a numeric address stands for all addresses of the machine."""
     return ipaddress.ip_address(number.partition("%")[0]).is_unspecified
 
 
 def is_here(number: str) -> bool:
-    """Whether a socket of this machine can have the address."""
+    """Return whether a socket of this machine can be bound to the numeric address."""
     family = socket.AF_INET6 if ":" in number else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         try:
@@ -101,7 +101,7 @@ def is_here(number: str) -> bool:
 
 
 def towards(number: str) -> str | None:
-    """Find the address of this machine that faces `number`; None without a way. Nothing is sent."""
+    """Return the address of this machine on the route to `number`; None without a route. Sends nothing."""
     family = socket.AF_INET6 if ":" in number else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
@@ -112,7 +112,7 @@ def towards(number: str) -> str | None:
 
 
 def _sixes() -> dict[str, str]:
-    """IPv6 addresses of the network interfaces, by name: of each the first that is valid beyond its link."""
+    """Return the IPv6 addresses of the network interfaces, by name: the first one that is not link-local."""
     found: dict[str, str] = {}
     with contextlib.suppress(OSError):  # no /proc, or no IPv6
         for line in Path("/proc/net/if_inet6").read_text().splitlines():

@@ -1,7 +1,7 @@
 """All settings, each with its variable, other variables for it, its default, its readers and its meaning.
 
 Dataclasses and keywords take their defaults from this module, and `docs/settings_page.py` generates
-docs/reference/settings.md from it. `kvstore.settings.variables` reads the variables.
+docs/reference/settings.md from it. `kvstore.settings.environment` reads the variables.
 """
 
 from __future__ import annotations
@@ -85,12 +85,12 @@ class LauncherRow(NamedTuple):
 #: Bytes of a slice if `slice_bytes` is 0: smaller slices cost more messages, larger ones more page faults.
 USUAL_SLICE_BYTES: Final = 1 << 20
 
-#: How the names of side keys begin, which a store has for itself beside those of the caller.
+#: Prefix of the names of side keys, which a store creates for its own use.
 SIDE: Final = "__kvstore__/"
 
 
 def is_side(key: object) -> bool:
-    """Return whether a key is one that a store has for itself; see `stores.protocol.Backend.side`."""
+    """Return whether a key is a side key; see `stores.protocol.Backend.side`."""
     return isinstance(key, str) and key.startswith(SIDE)
 
 

@@ -1,4 +1,4 @@
-"""Which processes can share memory: those of one host, as far as the kernel lets them meet."""
+"""Which processes can share memory: those of one host, in the same namespaces of the kernel."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import os
 import secrets
 from pathlib import Path
 
-from .variables import text_of
+from .environment import text_of
 
-#: A region is found by an abstract socket and opened by /proc: both are of a namespace.
+#: A region is found by an abstract socket and opened through /proc: each belongs to a namespace.
 _NAMESPACES = ("net", "pid")
-_ALONE = f"{os.getpid()}-{secrets.token_hex(8)}"  # of a process that shares memory with no other
-_NO_ADDRESS = "None"  # as `text_of` says that there is no default
+_ALONE = f"{os.getpid()}-{secrets.token_hex(8)}"  # for a process that shares memory with no other process
+_NO_ADDRESS = "None"  # text of a setting without variable and default
 
 
 def host_identity() -> str:
-    """Name the host of this process: the same text in all processes that can share memory, and in no other.
+    """Return the same text in all processes that can share memory with this process, and in no other process.
 
-    A process that has an address of its own (``KVSTORE_HOST``) counts as one of another host than those with
-    another address, although it may be on the same machine. So does a process without /proc.
+    Processes with different addresses (``KVSTORE_HOST``) count as processes of different hosts, also on one
+    machine. A process without /proc counts as the only process of its host.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -28,10 +28,10 @@ def host_identity() -> str:
     return " ".join((boot, *namespaces, str(os.geteuid()), text_of("host")))
 
 
-def is_beside(one: str, other: str) -> bool:
-    """Whether processes with these identities can share memory: an address counts if both have one.
+def is_same_host(identity: str, other: str) -> bool:
+    """Return whether processes with these identities can share memory.
 
-    A launcher gives addresses to servers and not to workers.
+    Addresses are compared only if both have one: a launcher gives addresses to servers and not to workers.
     """
-    (where, _, address), (there, _, another) = one.rpartition(" "), other.rpartition(" ")
-    return where == there and (address == another or _NO_ADDRESS in (address, another))
+    (host, _, address), (other_host, _, other_address) = identity.rpartition(" "), other.rpartition(" ")
+    return host == other_host and (address == other_address or _NO_ADDRESS in (address, other_address))

@@ -1,14 +1,14 @@
-"""The name of the job of this process, of whatever kind the job is."""
+"""The name of the job of this process, with or without parameter servers."""
 
 from __future__ import annotations
 
 from ..errors import ConfigError
+from .environment import process_variables
 from .launchers import detect
-from .variables import process_variables
 
 
 def job_name() -> str:
-    """Name the job as all of its processes do; empty where the variables are wrong."""
+    """Return the name of the job, the same in all of its processes; empty if the variables are not valid."""
     env = process_variables()
     try:
         if env.get("KVSTORE_SCHEDULER") or env.get("DMLC_PS_ROOT_URI"):
@@ -16,5 +16,5 @@ def job_name() -> str:
 
             return job_of(env)
         return detect(env).job
-    except ConfigError:  # whoever needs the job says what is wrong
+    except ConfigError:  # the code that needs a valid job raises this error
         return ""

@@ -1,4 +1,4 @@
-"""The CURVE keys that one process of a job holds: 40 characters (Z85) each, as ZeroMQ takes them."""
+"""The CURVE keys of one process of a job: 40 characters (Z85) each, the format of ZeroMQ."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from kvstore.errors import ConfigError, StateFileError
 from kvstore.files import sealed, unsealed
 
 _Z85 = re.compile(rb"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
-_MOST = 1 << 22  # bytes of a text of keys: more than 50,000 processes have
+_MOST = 1 << 22  # bytes of a text of keys; the keys of 50,000 processes are smaller
 
 
 @dataclass(frozen=True)
 class Keys:
-    """What a process needs to prove who it is, and to know the others.
+    """The keys with which a process authenticates itself and the other processes of its job.
 
     Attributes
     ----------
@@ -28,7 +28,7 @@ class Keys:
     servers : tuple of bytes
         Public keys of the servers, by their rank.
     allowed : tuple of bytes
-        Public keys of all processes of the job: no others are let in.
+        Public keys of all processes of the job; connections with other keys are refused.
     """
 
     public: bytes
@@ -38,17 +38,17 @@ class Keys:
     allowed: tuple[bytes, ...]
 
     def to_json(self) -> bytes:
-        """Write them as JSON with a checksum, the secret one too."""
+        """Return the keys, also the secret key, as JSON with a checksum."""
         return sealed(json.dumps(asdict(self), default=bytes.decode).encode())
 
     @classmethod
     def from_json(cls, data: bytes) -> Keys:
-        """Read what `to_json` wrote.
+        """Return the keys of a text that `to_json` has written.
 
         Raises
         ------
         ConfigError
-            The text is something else. The message does not repeat it: there may be a secret in it.
+            The text is not valid. The message does not repeat the text, which can contain a secret.
         """
         try:
             found = json.loads(data) if len(data) <= _MOST else None
@@ -67,30 +67,30 @@ class Keys:
 
     @classmethod
     def from_descriptor(cls, descriptor: int) -> Keys:
-        """Read them from an open file that a launcher left to us; it can be read again.
+        """Read the keys from an inherited file descriptor, which can be read several times.
 
         Raises
         ------
         ConfigError
-            There is no such descriptor, or it holds something else.
+            The descriptor is not open, or the file has no valid keys.
         """
         try:
             data = os.pread(descriptor, min(os.fstat(descriptor).st_size, _MOST + 1), 0)
         except OSError as error:
             raise ConfigError(
-                f"KVSTORE_KEYS_FD={descriptor} cannot be read ({error.strerror}): what a worker starts does "
-                "not inherit it unless told to (pass_fds); only processes of the job itself have keys"
+                f"KVSTORE_KEYS_FD={descriptor} cannot be read ({error.strerror}): only processes of the job "
+                "itself have keys; a process that a worker starts inherits the descriptor only with pass_fds"
             ) from error
         return cls._of(f"KVSTORE_KEYS_FD={descriptor}", data)
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Keys:
-        """Read them from a file that nobody else can read.
+        """Read the keys from a file that only this user can read.
 
         Raises
         ------
         ConfigError
-            It is not there, others may read it, or it holds something else.
+            The file does not exist, other users can read it, or it has no valid keys.
         """
         try:
             mode = Path(path).stat().st_mode
@@ -99,7 +99,9 @@ class Keys:
         except OSError as error:
             raise ConfigError(f"the keys in {path} cannot be read: {error.strerror}") from error
         if mode & 0o077:
-            raise ConfigError(f"the keys in {path} can be read by others: chmod 600 it, and make new ones")
+            raise ConfigError(
+                f"other users can read the keys in {path}: chmod 600 it, and make new keys (kvstore keys)"
+            )
         return cls._of(str(path), data)
 
     @classmethod

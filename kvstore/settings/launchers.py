@@ -1,8 +1,8 @@
-"""Where this process stands in its job, read from the variables that launchers set.
+"""Rank of this process, size and name of its job, from the variables that launchers set.
 
-Each launcher has one class, which says when its variables count and how it names the job. They stand in
-`kvstore.settings.definitions`, as recorded from torchrun 2.x, Open MPI 5 (4 and older: their documentation),
-MPICH 5, Intel MPI 2021 and horovodrun 0.28; those of Slurm come from its manual.
+Each launcher has one class, which decides whether its variables count and how they name the job.
+`kvstore.settings.definitions` lists the variables, as recorded from torchrun 2.x, Open MPI 5 (4 and older:
+their documentation), MPICH 5, Intel MPI 2021 and horovodrun 0.28; for Slurm, from its manual.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import PurePath
 
 from ..errors import ConfigError
 from .definitions import LAUNCHERS, LauncherRow
-from .variables import first_set, process_variables
+from .environment import first_set, process_variables
 
-#: Steps that Slurm itself makes (batch script, interactive shell, extern) are numbered from here on.
+#: The lowest number of the steps that Slurm itself starts (batch script, interactive shell, extern).
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 
@@ -28,16 +28,16 @@ class Placement:
     Attributes
     ----------
     launcher : str
-        Who started the job: ``"kvstore"``, ``"torchrun"``, ``"openmpi"``, ``"mpich"``, ``"horovodrun"``,
-        ``"slurm"``, or ``"none"`` for a process on its own.
+        Launcher of the job: ``"kvstore"``, ``"torchrun"``, ``"openmpi"``, ``"mpich"``, ``"horovodrun"``,
+        ``"slurm"``, or ``"none"`` for a process without a launcher.
     job : str
-        Names the job: the same text in all its processes, and in no other job that runs beside it.
+        Name of the job: the same text in all its processes, and in no other job that runs at the same time.
     rank, size : int
-        Number of this process, from 0, and how many there are.
+        Number of this process, from 0, and number of processes of the job.
     local_rank, local_size : int
         The same among the processes of this machine.
     why : str
-        What was found that decided it, for people.
+        The variables that decided this, for a log line.
     """
 
     launcher: str
@@ -50,19 +50,19 @@ class Placement:
 
 
 class _Launcher:
-    """What one launcher sets."""
+    """The variables of one launcher."""
 
     def __init__(self, row: LauncherRow) -> None:
         self.row = row
 
     def absent(self, env: Mapping[str, str]) -> str | None:
-        """Say why this launcher did not start the process; None if it seems to have."""
+        """Return why this launcher has not started the process; None if its variables are set."""
         if any(env.get(sign) for sign in self.row.signs):
             return None
         return f"{' and '.join(self.row.signs)} are not set"
 
     def read(self, env: Mapping[str, str]) -> Placement:
-        """Make the placement.
+        """Return the placement that the variables give.
 
         Raises
         ------
@@ -82,19 +82,19 @@ class _Launcher:
         return Placement(self.row.name, job, rank[1], size[1], local_rank[1], local_size[1], why)
 
     def _job(self, env: Mapping[str, str], alone: bool) -> str:
-        """Name the job; `alone` if all of it runs on this machine."""
+        """Return the name of the job; `alone` if all of its processes are on this machine."""
         raise NotImplementedError
 
     def _local_size(self, env: Mapping[str, str]) -> tuple[str, int]:
         return self._number(env, self.row.local_size)
 
     def _number(self, env: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, int]:
-        """First of the variables that is set, and its value."""
+        """Return the name and the value of the first variable that is set."""
         found = first_set(env, names)
         if found is None:
-            there = next(f"{sign}={env[sign]}" for sign in self.row.signs if env.get(sign))
-            text = f"{there} is set and {' or '.join(names)} is not"
-            raise ConfigError(f"{text}: set it as {self.row.name} does, or unset {there}")
+            present = next(f"{sign}={env[sign]}" for sign in self.row.signs if env.get(sign))
+            text = f"{present} is set and {' or '.join(names)} is not"
+            raise ConfigError(f"{text}: set it as {self.row.name} does, or unset {present}")
         if not re.fullmatch(r"[0-9]{1,10}", env[found]):
             raise ConfigError(f"{found}={env[found]!r} is not an integer of at least 0: correct or unset it")
         return found, int(env[found])
@@ -111,19 +111,19 @@ class _Own(_Launcher):
 
 
 class _Torchrun(_Launcher):
-    """Also whatever else sets torch's variables.
+    """torchrun, and other launchers that set the variables of torch.
 
-    TORCHELASTIC_RUN_ID is ``none`` unless the user chose one. On one machine the folder of
-    TORCHELASTIC_ERROR_FILE, which has a random name, tells jobs apart, and attempts of a job. Over several
-    machines neither the folder nor TORCHELASTIC_RESTART_COUNT is the same everywhere, so there the rendezvous
-    and the address of the master have to do.
+    TORCHELASTIC_RUN_ID is ``none`` unless the user has set one. On one machine the folder of
+    TORCHELASTIC_ERROR_FILE, which has a random name, distinguishes jobs, and attempts of a job. On several
+    machines neither the folder nor TORCHELASTIC_RESTART_COUNT is the same in all processes, so there the
+    rendezvous and the address of the master name the job.
     """
 
     def _job(self, env: Mapping[str, str], alone: bool) -> str:
         parts = [env.get(name, "") for name in self.row.job]
         if not any(parts[:3]):
             raise ConfigError(
-                "RANK and WORLD_SIZE are set, but nothing that names the job: set TORCHELASTIC_RUN_ID, "
+                "RANK and WORLD_SIZE are set, but no variable names the job: set TORCHELASTIC_RUN_ID, "
                 "MASTER_ADDR and MASTER_PORT as torchrun does, or KVSTORE_JOB"
             )
         if alone:
@@ -133,7 +133,7 @@ class _Torchrun(_Launcher):
 
 
 class _OpenMpi(_Launcher):
-    """The namespace is made from host and pid of mpirun; every process has it, spawned ones another."""
+    """Open MPI, whose namespace contains host and pid of mpirun; spawned processes have another namespace."""
 
     def _job(self, env: Mapping[str, str], alone: bool) -> str:
         if found := first_set(env, self.row.job):
@@ -142,14 +142,15 @@ class _OpenMpi(_Launcher):
 
 
 class _Mpich(_Launcher):
-    """Hydra, of MPICH and Intel MPI, and Cray's PALS.
+    """Hydra, the launcher of MPICH and Intel MPI, and Cray's PALS.
 
-    Intel MPI and PALS name the job. MPICH sets nothing that differs between two jobs, but on one machine all
-    processes are children of the same proxy, so its pid serves: unique while any of them lives.
+    Intel MPI and PALS name the job. MPICH sets no variable that differs between two jobs. On one machine all
+    processes are children of one proxy, so the pid of the proxy names the job: it is unique while the job
+    runs.
     """
 
     def absent(self, env: Mapping[str, str]) -> str | None:
-        """Leave the processes of ``srun --mpi=pmi2`` to Slurm: they have PMI_RANK, but no local rank."""
+        """Return why this launcher has not started the process: ``srun --mpi=pmi2`` sets PMI_RANK too."""
         if _LAUNCHERS["slurm"].absent(env) is None and not first_set(env, self.row.local_rank):
             return "PMI_RANK, if set, comes from srun: there is no MPI_LOCALRANKID"
         return super().absent(env)
@@ -163,9 +164,9 @@ class _Mpich(_Launcher):
 
 
 class _Horovodrun(_Launcher):
-    """Over Gloo; with ``--mpi`` it leaves the variables to MPI. Ray and Spark set the same ones for Horovod.
+    """horovodrun with Gloo; with ``--mpi`` MPI sets the variables. Ray and Spark set the same ones.
 
-    The server where the processes meet is the launcher's own, so its address is no other job's meanwhile.
+    The launcher runs the rendezvous server, so no other job has its address at the same time.
     """
 
     def _job(self, env: Mapping[str, str], alone: bool) -> str:
@@ -176,10 +177,10 @@ class _Horovodrun(_Launcher):
 
 
 class _Slurm(_Launcher):
-    """A step that srun started.
+    """A step that srun has started.
 
-    The shell of salloc and the script of sbatch have SLURM_PROCID too, as one process that stands for the
-    whole allocation. They have no SLURM_STEP_ID, or one of the numbers that Slurm keeps for itself.
+    The shell of salloc and the script of sbatch have SLURM_PROCID too, as one process for the whole
+    allocation. They have no SLURM_STEP_ID, or one of the numbers that Slurm reserves for its own steps.
     """
 
     def absent(self, env: Mapping[str, str]) -> str | None:
@@ -197,7 +198,7 @@ class _Slurm(_Launcher):
         return f"slurm:{env['SLURM_JOB_ID']}.{env['SLURM_STEP_ID']}.{again}"
 
     def _local_size(self, env: Mapping[str, str]) -> tuple[str, int]:
-        """Tasks on this node, from a list such as ``4(x2),1`` with one entry a node."""
+        """Return the number of tasks on this node, from a list such as ``4(x2),1`` of all nodes."""
         name = first_set(env, self.row.local_size) or self.row.local_size[0]
         text = env.get(name, "")
         if re.fullmatch(r"[0-9]+", text):
@@ -222,10 +223,11 @@ _LAUNCHERS = {row.name: _KINDS[row.name](row) for row in LAUNCHERS}
 
 
 def detect(environment: Mapping[str, str] | None = None) -> Placement:
-    """Find the place of this process in its job. Reads variables only; nothing is opened or sent.
+    """Return the place of this process in its job. Reads variables only; opens no file and sends nothing.
 
-    The first of these that left its variables wins: ``kvstore run`` and `kvstore.spawn`, torchrun, Open MPI,
-    MPICH or Intel MPI, horovodrun, Slurm's srun. KVSTORE_JOB, where set, names the job, whoever launched it.
+    The first launcher whose variables are set counts, in this order: ``kvstore run`` and `kvstore.spawn`,
+    torchrun, Open MPI, MPICH or Intel MPI, horovodrun, Slurm's srun. KVSTORE_JOB, if set, names the job under
+    any launcher.
 
     Parameters
     ----------
@@ -235,7 +237,7 @@ def detect(environment: Mapping[str, str] | None = None) -> Placement:
     Returns
     -------
     Placement
-        Rank 0 of 1 with launcher ``"none"`` where no launcher is found.
+        Rank 0 of 1 with launcher ``"none"`` if no launcher is found.
 
     Raises
     ------
@@ -246,13 +248,13 @@ def detect(environment: Mapping[str, str] | None = None) -> Placement:
     for launcher in _LAUNCHERS.values():
         if launcher.absent(env) is None:
             return launcher.read(env)
-    # A process on its own has a name of its own too: two of them must not meet.
+    # A process without a launcher has a job name too, so that two such processes are not one job.
     job = env.get("KVSTORE_JOB") or f"none:{os.getpid()}"
     return Placement("none", job, 0, 1, 0, 1, "no launcher's variables are set")
 
 
 def alternatives(environment: Mapping[str, str] | None = None) -> list[tuple[str, str]]:
-    """List the launchers that `detect` did not choose, in its order, each with the reason. Never raises.
+    """Return the launchers that `detect` does not choose, in its order, each with the reason. Never raises.
 
     Parameters
     ----------
@@ -274,11 +276,11 @@ def _verdict(launcher: _Launcher, env: Mapping[str, str]) -> str:
         found = launcher.read(env)
     except ConfigError as error:
         return str(error)
-    return f"says rank {found.rank} of {found.size}, but comes later in the order"
+    return f"gives rank {found.rank} of {found.size}, but is later in the order"
 
 
 def _entries(name: str, text: str) -> Iterator[tuple[int, int]]:
-    """Tasks, and the number of nodes that have so many."""
+    """Yield each number of tasks, with the number of consecutive nodes that have it."""
     for entry in text.split(","):
         match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", entry)
         if match is None:
@@ -286,12 +288,12 @@ def _entries(name: str, text: str) -> Iterator[tuple[int, int]]:
         yield int(match[1]), int(match[2] or 1)
 
 
-def _contradiction(one: tuple[str, int], other: tuple[str, int], rule: str) -> ConfigError:
-    found = f"{one[0]}={one[1]} contradicts {other[0]}={other[1]}"
-    return ConfigError(f"{found}: {rule}; unset what an earlier launcher left behind")
+def _contradiction(first: tuple[str, int], other: tuple[str, int], rule: str) -> ConfigError:
+    found = f"{first[0]}={first[1]} contradicts {other[0]}={other[1]}"
+    return ConfigError(f"{found}: {rule}; unset the variables of an earlier launcher")
 
 
 def _nameless(sign: str, name: str, remedy: str) -> ConfigError:
     return ConfigError(
-        f"{sign} is set, but nothing that names the job ({name}): give each job a new text with `{remedy}`"
+        f"{sign} is set, but no variable names the job ({name}): give each job a new text with `{remedy}`"
     )

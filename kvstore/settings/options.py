@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import ArgumentError, ConfigError, nearest
 from .definitions import DEFAULTS, IGNORED, SETTINGS, WORKER
-from .variables import first_set, process_variables
+from .environment import first_set, process_variables
 
 log = logging.getLogger("kvstore.config")
 
@@ -91,7 +91,7 @@ class StoreConfig:
 
 
 def store_config(options: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> StoreConfig:
-    """Make the options of a store from arguments and environment.
+    """Return the options of a store from arguments and environment.
 
     Raises
     ------
@@ -137,12 +137,12 @@ def _typed(name: str, value: Any, source: str) -> Any:
 
 
 def slice_threshold(environment: Mapping[str, str] | None = None) -> int:
-    """Elements of a slice of P3, as MXNet's variable says it.
+    """Return the number of elements of a slice of `p3`, from the variable of MXNet.
 
     Raises
     ------
     ConfigError
-        It is no positive whole number.
+        The variable is not an integer from 1024 to 2**28.
     """
     env = process_variables() if environment is None else environment
     text = env.get("MXNET_KVSTORE_SLICE_THRESHOLD") or str(DEFAULTS["slice_elements"])

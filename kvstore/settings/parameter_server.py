@@ -1,4 +1,4 @@
-"""Options of a parameter server's processes, read from variables; `kvstore run` sets them alike for all."""
+"""Options of schedulers and servers, read from variables; `kvstore run` sets the same in all processes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 from kvstore.errors import ConfigError
 
 from .definitions import DEFAULTS, SETTINGS
-from .variables import process_variables
+from .environment import process_variables
 
 log = logging.getLogger("kvstore.ps.config")
 
 
 @dataclass(frozen=True)
 class PsConfig:
-    """Options of a scheduler or a server; the times count for workers too.
+    """Options of a scheduler or a server; workers use its times too.
 
-    What each means, and its variable, stands in `kvstore.settings.definitions`.
+    `kvstore.settings.definitions` has the meaning and the variable of each option.
     """
 
     timeout: float = DEFAULTS["timeout"]
@@ -52,19 +52,19 @@ class PsConfig:
                 raise ConfigError(f"{name} must be 0 or more, got {getattr(self, name)}")
         if self.server_restarts and not self.snapshot:
             raise ConfigError(
-                "a server that starts again needs a snapshot to start from: name a folder for it"
+                "a restarted server needs a snapshot: name a folder for snapshots (KVSTORE_SNAPSHOT)"
             )
 
 
 def ps_config(environment: Mapping[str, str] | None = None, **options: Any) -> PsConfig:
-    """Make the options from the environment; `options` beat it.
+    """Return the options from the environment; `options` take precedence.
 
-    ps-lite's 0 switches a time off. Here it cannot be: such a variable is left alone, with a warning.
+    In ps-lite, 0 switches a time off. Here a variable PS_* with the value 0 is ignored, with a warning.
 
     Raises
     ------
     ConfigError
-        A value is no number, or out of range.
+        A value is not a number, or out of range.
     """
     env = process_variables() if environment is None else environment
     found = {field.name: _value(env, field.name) for field in fields(PsConfig)}

@@ -1,4 +1,4 @@
-"""The ports at which processes listen if nothing else gives a port: any that is free, or of a range."""
+"""The ports at which processes listen if no other setting gives a port: any free port, or one of a range."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ..errors import ConfigError
-from .variables import text_of
+from .environment import text_of
 
 T = TypeVar("T")
 
 
 def port_range(text: str) -> range:
-    """Return the ports that a value of KVSTORE_PORTS names; an empty range for an empty text.
+    """Return the ports of a value of KVSTORE_PORTS; an empty range for an empty text.
 
     Raises
     ------

@@ -1,7 +1,7 @@
-"""Which part this process plays in a job with parameter servers, and where it finds the others.
+"""Role, rank and addresses of this process in a job with parameter servers.
 
-Read from our variables (KVSTORE_*) and from those of MXNet's launchers (DMLC_*, PORT). Ranks of workers are
-those of the launcher that `kvstore.settings.launchers` finds. Nothing is read at import.
+They are read from the variables of kvstore (KVSTORE_*) and of MXNet's launchers (DMLC_*, PORT). The rank of a
+worker is that of the launcher that `kvstore.settings.launchers` finds. No variable is read at import.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from ..errors import ConfigError
 from . import addresses, launchers
 from .definitions import DEFAULTS, IGNORED_ON_SERVERS, SETTINGS
+from .environment import first_set, process_variables
 from .keys import Keys
-from .variables import first_set, process_variables
 
 log = logging.getLogger("kvstore.roles")
 
@@ -26,7 +26,7 @@ ROLES = ("worker", "server", "scheduler")
 
 _ROLE, _WORKERS, _SERVERS = (SETTINGS[name].names() for name in ("role", "num_workers", "num_servers"))
 _ROOT = ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT")
-#: Any of these says that there is a parameter server.
+#: If any of these variables is set, the job has parameter servers.
 SIGNS = (*_ROLE, "KVSTORE_SCHEDULER", *_WORKERS, *_SERVERS, *_ROOT)
 
 _MOST = 1 << 16  # processes of a role
@@ -140,19 +140,19 @@ def find(environment: Mapping[str, str] | None = None, command: str = "") -> Rol
         insecure=_flag(env, "KVSTORE_INSECURE"),
         restart=(_number(env, ("KVSTORE_RESTART",), 0) or ("", 0))[1],
     )
-    found = _fitted(found)
-    _refuse_open_doors(found)
+    found = _with_rank_of_keys(found)
+    _refuse_unencrypted(found)
     return found
 
 
 def signs(environment: Mapping[str, str] | None = None) -> list[str]:
-    """List the variables that say that there is a parameter server, with their values."""
+    """Return the variables that are set and mean that the job has parameter servers, with their values."""
     env = process_variables() if environment is None else environment
     return [f"{name}={env[name]}" for name in SIGNS if env.get(name)]
 
 
 def job_of(env: Mapping[str, str]) -> str:
-    """Name the job with servers that these variables are of.
+    """Return the name of the job with servers to which these variables belong.
 
     Raises
     ------
@@ -170,7 +170,7 @@ def _role(env: Mapping[str, str]) -> str:
 
 
 def _scheduler(env: Mapping[str, str], command: str = "") -> str:
-    """Return the address of the scheduler, as the variables have it."""
+    """Return the address of the scheduler that the variables give."""
     roots = [env.get(name, "") for name in _ROOT]
     from_roots = _from_roots(env) if all(roots) else None
     if address := env.get("KVSTORE_SCHEDULER"):
@@ -194,7 +194,7 @@ def _scheduler(env: Mapping[str, str], command: str = "") -> str:
 
 
 def _from_roots(env: Mapping[str, str]) -> str:
-    """Address from MXNet's variables: an ipc socket has a port as its name there, and here no file."""
+    """Return the address from MXNet's variables; DMLC_LOCAL means a unix socket, here without a file."""
     host, port = (env[name] for name in _ROOT)
     addresses.check(" and ".join(_ROOT), f"tcp://{host}:{port}")
     return (
@@ -203,9 +203,9 @@ def _from_roots(env: Mapping[str, str]) -> str:
 
 
 def _place(env: Mapping[str, str], scheduler: str) -> launchers.Placement | None:
-    """Read what the launcher says of this worker, if there is one. Of names of the job only ours counts."""
+    """Return the place that a launcher gives this worker, if any; only KVSTORE_JOB names the job."""
     found = launchers.detect({**env, "KVSTORE_JOB": env.get("KVSTORE_JOB") or scheduler})
-    # Who names the worker knows better than who started servers and workers alike.
+    # DMLC_WORKER_ID takes precedence over a launcher that has started servers and workers alike.
     foreign = found.launcher != "kvstore" and bool(env.get("DMLC_WORKER_ID"))
     return None if found.launcher == "none" or foreign else found
 
@@ -213,7 +213,7 @@ def _place(env: Mapping[str, str], scheduler: str) -> launchers.Placement | None
 def _counts(
     env: Mapping[str, str], role: str, place: launchers.Placement | None, command: str
 ) -> tuple[int, int]:
-    """Numbers of workers and servers; 0 for what was not said."""
+    """Return the numbers of workers and servers; 0 for an unknown number."""
     workers, servers = (
         _number(env, names, 1) if _agreed(env, names) else None for names in (_WORKERS, _SERVERS)
     )
@@ -244,7 +244,7 @@ def _rank(
     count = workers if role == "worker" else servers
     found, first = _number(env, names, 0), 0
     if found is None:
-        # dmlc's tracker counts the workers first, and goes on with the servers.
+        # dmlc's tracker numbers the workers first, and then the servers.
         found, first = _number(env, ("DMLC_TASK_ID",), 0), 0 if role == "worker" else workers
     if found is None:
         return -1
@@ -257,34 +257,34 @@ def _rank(
 
 
 def _job(env: Mapping[str, str], scheduler: str) -> str:
-    """Name the job; by the scheduler's address, if it is complete, where nobody named it."""
+    """Return the name of the job; without KVSTORE_JOB the scheduler's address, if it is complete."""
     complete = scheduler.startswith("ipc://") or addresses.split(scheduler)[1]
     return env.get("KVSTORE_JOB") or (scheduler if complete else "")
 
 
 def _host(env: Mapping[str, str], role: str, scheduler: str) -> str:
-    """Address, as a number, to which this process binds."""
+    """Return the numeric address to which this process binds."""
     if scheduler.startswith("ipc://"):
         return addresses.loopback()
-    name, told = _told_host(env, role, scheduler)
-    if told is None:
+    name, given = _given_host(env, role, scheduler)
+    if given is None:
         return _facing(role, addresses.split(scheduler)[0])
-    host = addresses.resolved(told.strip("[]"))
+    host = addresses.resolved(given.strip("[]"))
     if not host:
-        raise _unusable(name, told, "not a known host")
+        raise _unusable(name, given, "not a known host")
     if role == "worker":
         return host
     if addresses.is_wildcard(host):
         if role == "scheduler":
             return host
-        raise _unusable(name, told, "not an address at which other processes can reach this server")
+        raise _unusable(name, given, "not an address at which other processes can reach this server")
     if not addresses.is_here(host):
-        raise _unusable(name, told, "not an address of this machine")
+        raise _unusable(name, given, "not an address of this machine")
     return host
 
 
-def _told_host(env: Mapping[str, str], role: str, scheduler: str) -> tuple[str, str | None]:
-    """Variable that says to which address to bind, and its value."""
+def _given_host(env: Mapping[str, str], role: str, scheduler: str) -> tuple[str, str | None]:
+    """Return the variable that gives the address to bind to, and its value."""
     if name := first_set(env, SETTINGS["host"].names()):
         return name, env[name]
     if role == "scheduler" and _flag(env, "DMLC_USE_KUBERNETES"):
@@ -316,12 +316,12 @@ def _unusable(name: str, host: str, reason: str) -> ConfigError:
 
 
 def _facing(role: str, scheduler_host: str) -> str:
-    """Address of this machine on the way to the scheduler."""
+    """Return the address of this machine on the route to the scheduler."""
     there = addresses.resolved(scheduler_host.strip("[]"))
     here = addresses.towards(there) if there else None
     if here:
         return here
-    if role == "worker":  # it binds to nothing, and the name may become known while it connects
+    if role == "worker":  # it does not bind, and DNS may know the name by the time it connects
         return addresses.loopback()
     raise _unusable("the scheduler's address", scheduler_host, "unknown or not reachable from here")
 
@@ -329,7 +329,7 @@ def _facing(role: str, scheduler_host: str) -> str:
 def _port(env: Mapping[str, str], role: str, scheduler: str) -> int:
     if role == "scheduler":
         return addresses.split(scheduler)[1]
-    # PORT belongs to many programs: it is ours only where MXNet's variables are.
+    # Many programs use PORT: it counts only together with the variables of MXNet.
     names = SETTINGS["port"].names() if env.get("DMLC_ROLE") else ("KVSTORE_PORT",)
     found = None if role == "worker" else _number(env, names, 0)
     if found is None:
@@ -343,14 +343,14 @@ def _port(env: Mapping[str, str], role: str, scheduler: str) -> int:
 
 
 def _keys(env: Mapping[str, str]) -> Keys | None:
-    """Keys from an inherited descriptor or a file; they are read anew at each call."""
+    """Read the keys from an inherited descriptor or a file; each call reads again."""
     if descriptor := _number(env, ("KVSTORE_KEYS_FD",), 0):
         return Keys.from_descriptor(descriptor[1])
     return Keys.from_file(env["KVSTORE_KEYS_FILE"]) if env.get("KVSTORE_KEYS_FILE") else None
 
 
-def _fitted(found: Roles) -> Roles:
-    """Check that the keys belong to this part. A server's rank is the place of its key among theirs."""
+def _with_rank_of_keys(found: Roles) -> Roles:
+    """Check that the keys belong to this role; the rank of a server is the position of its key."""
     keys = found.keys
     if keys is None:
         return found
@@ -369,8 +369,8 @@ def _fitted(found: Roles) -> Roles:
     return dataclasses.replace(found, rank=rank)
 
 
-def _refuse_open_doors(found: Roles) -> None:
-    """Refuse to be reached, or to reach, over a network in the clear, unless that is what the user wants."""
+def _refuse_unencrypted(found: Roles) -> None:
+    """Raise ConfigError for unencrypted connections over a network, unless the user has allowed them."""
     if found.ipc or found.keys or found.insecure:
         return
     there = addresses.resolved(addresses.split(found.scheduler)[0].strip("[]"))
@@ -384,7 +384,7 @@ def _refuse_open_doors(found: Roles) -> None:
 
 
 def _agreed(env: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, str] | None:
-    """First of the variables that is set, and its value; all that are set must say the same."""
+    """Return the first variable that is set, and its value; all that are set must have the same value."""
     found = [(name, env[name]) for name in names if env.get(name)]
     for other in found[1:]:
         if other[1] != found[0][1]:
@@ -393,7 +393,7 @@ def _agreed(env: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, str] |
 
 
 def _number(env: Mapping[str, str], names: tuple[str, ...], least: int) -> tuple[str, int] | None:
-    """First of the variables that is set, and its value."""
+    """Return the first variable that is set, and its value as an integer."""
     name = first_set(env, names)
     if name is None:
         return None
@@ -410,9 +410,10 @@ def _flag(env: Mapping[str, str], name: str) -> bool:
     return text == "1"
 
 
-def _contradiction(one: tuple[str, str], other: tuple[str, str]) -> ConfigError:
+def _contradiction(first: tuple[str, str], other: tuple[str, str]) -> ConfigError:
     return ConfigError(
-        f"{one[0]} ({one[1]}) contradicts {other[0]} ({other[1]}): unset the variable of an earlier launcher"
+        f"{first[0]} ({first[1]}) contradicts {other[0]} ({other[1]}): unset the variable of an earlier "
+        "launcher"
     )
 
 

@@ -1,6 +1,6 @@
-"""The variables by which PyTorch's ``env://``, and what builds on it, finds the other workers of a job.
+"""The variables with which PyTorch's ``env://`` finds the workers of a job: RANK, MASTER_PORT and others.
 
-They have the meaning that torchrun gives them. Only workers get them: servers and scheduler are no ranks.
+They have the same meaning as in torchrun. Only workers get them, since servers and scheduler are no ranks.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import socket
 from collections.abc import Mapping
 
 from ..errors import ConfigError
+from .environment import text_of
 from .ports import bound_in_range, port_range
-from .variables import text_of
 
-#: What a torchrun that has started the launcher leaves behind: workers would look for its store.
-_LEFT_BEHIND = "TORCHELASTIC_"
+#: Variables of a torchrun that has started the launcher; with them, workers would connect to its store.
+_OUTER_PREFIX = "TORCHELASTIC_"
 _TRIES = 100  # pairs of ports
 
 
 class MasterPort:
-    """A free port of this machine for MASTER_PORT, and the next one, on which `nccl` meets.
+    """A free port of this machine for MASTER_PORT, and the next one for the rendezvous of `nccl`.
 
-    Both are bound here and do not listen, until `close`: so the system gives them to nothing else, and
-    worker 0 can bind them with SO_REUSEADDR, as PyTorch does.
+    Both are bound until `close`, and do not listen: so the system assigns them to no other socket, and worker
+    0 can bind them with SO_REUSEADDR, as PyTorch does.
 
     Parameters
     ----------
@@ -44,19 +44,21 @@ class MasterPort:
         self.number: int = self._sockets[0].getsockname()[1]
 
     def close(self) -> None:
-        """Let go of the ports."""
-        for one in self._sockets:
-            one.close()
+        """Close the sockets that hold the ports."""
+        for held in self._sockets:
+            held.close()
 
     def _bind_anywhere(self) -> None:
         for _ in range(_TRIES):
             with contextlib.suppress(OSError, OverflowError):  # 65535 has no neighbour
                 self._bind(0)
                 return
-        raise ConfigError("this machine has no two free ports for MASTER_PORT: end what holds them")
+        raise ConfigError(
+            "this machine has no two neighbouring free ports for MASTER_PORT: end processes that hold ports"
+        )
 
     def _bind(self, port: int) -> bool:
-        """Bind a port and its neighbour; OSError: one is taken, or not of the range."""
+        """Bind a port and its neighbour; OSError if one is in use, or outside of the range."""
         if port and port + 1 not in self._range:
             raise OSError(f"port {port + 1} is not of the range")
         with contextlib.ExitStack() as stack:
@@ -71,7 +73,8 @@ def _bound(port: int) -> socket.socket:
     made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         made.bind(("", port))
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # now: two jobs must not hold one port
+        # Only after `bind`, so that two jobs cannot hold one port.
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     except OSError:
         made.close()
         raise
@@ -81,18 +84,18 @@ def _bound(port: int) -> socket.socket:
 def torch_variables(
     rank: int, size: int, local: tuple[int, int], host: int, master: tuple[str, int]
 ) -> dict[str, str]:
-    """Make the variables of a worker.
+    """Return the variables of a worker.
 
     Parameters
     ----------
     rank, size : int
-        Of the job.
+        Rank of the worker, and number of workers of the job.
     local : tuple of int
-        Rank and number on the machine.
+        Rank of the worker among those of its machine, and their number.
     host : int
         Number of the machine, from 0.
     master : tuple
-        Address of worker 0 and a port there.
+        Address of worker 0, and a port of its machine.
     """
     return {
         "RANK": str(rank),
@@ -105,6 +108,6 @@ def torch_variables(
     }
 
 
-def left_behind(environment: Mapping[str, str]) -> list[str]:
-    """List the variables of an outer torchrun that workers must not have."""
-    return [name for name in environment if name.startswith(_LEFT_BEHIND)]
+def outer_variables(environment: Mapping[str, str]) -> list[str]:
+    """Return the names of the variables of an outer torchrun, which workers must not have."""
+    return [name for name in environment if name.startswith(_OUTER_PREFIX)]

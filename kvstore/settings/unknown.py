@@ -1,4 +1,4 @@
-"""Variables with a name that kvstore does not know: misspelt ones have no effect, and deserve a word."""
+"""Warnings of variables whose names look like those of kvstore and are unknown, such as misspelt ones."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import re
 from collections.abc import Mapping
 
 from .definitions import IGNORED, IGNORED_ON_SERVERS, LAUNCHERS, SETTINGS
-from .variables import process_variables
+from .environment import process_variables
 
 log = logging.getLogger("kvstore.config")
 
-#: Names that begin so belong to kvstore alone, or to a part of MXNet that is known here as a whole.
+#: Prefixes that only kvstore uses, or a part of MXNet of which kvstore knows all variables.
 _OWN = ("KVSTORE_", "MXNET_KVSTORE_")
-#: Names that begin so belong to other programs too: only one that nearly is a known name is reported.
+#: Prefixes that other programs use too: of these names, only those close to a known name are reported.
 _SHARED = ("KV", "DMLC_", "PS_", "MXNET_", "BYTEPS_")
 #: Variables of the tests and benches for their own processes.
 _DEVELOPMENT = ("KVSTORE_TEST_", "KVSTORE_BENCH_")
@@ -26,7 +26,7 @@ _NEARLY = 0.9  # of `difflib`: one or two letters of a name
 
 @functools.cache
 def known_variables() -> frozenset[str]:
-    """Return the names that kvstore reads, or knows to be without effect."""
+    """Return the names of the variables that kvstore reads, or lists as without effect."""
     settings = {
         name for row in SETTINGS.values() for name in (row.variable, *(a.variable for a in row.aliases))
     }
@@ -74,14 +74,14 @@ def _warn(name: str, hint: str) -> None:
 
 
 def _prefix(name: str) -> str | None:
-    """Return the beginning of a name that can only be meant for kvstore, or None."""
+    """Return the prefix of a name that only kvstore uses, or None."""
     if name.startswith(_DEVELOPMENT) or _OF_A_SERVICE.fullmatch(name):
         return None
     return next((own for own in _OWN if name.upper().startswith(own)), None)
 
 
 def _nearest(name: str) -> str | None:
-    """Return the known name that is meant, or None."""
+    """Return the known name that is closest to this name, or None if none is close."""
     upper, prefix = name.upper(), _prefix(name)
     if prefix is None and (not upper.startswith(_SHARED) or upper.startswith(_OWN)):
         return None

@@ -11,7 +11,7 @@ from ..arrays.sparse import RowSparseArray
 from ..base import KVStoreBase, TestStore
 from ..errors import ArgumentError, CapabilityError, ConfigError
 from ..factory import create, has_peers, warn_if_apart
-from ..settings.variables import text_of
+from ..settings.environment import text_of
 from ..store import KVStore
 from ..store_kinds import STORES, is_on_servers, is_synchronous
 from .parameter import Trainable

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import kvstore as kv
-from kvstore.settings import definitions, variables
+from kvstore.settings import definitions, environment
 from kvstore.settings.definitions import DEFAULTS, SETTINGS
 from kvstore.settings.options import StoreConfig
 from kvstore.settings.parameter_server import PsConfig
@@ -30,7 +30,7 @@ TREES = {name: ast.parse(path.read_text()) for name, path in FILES.items()}
 
 # Who may look at the environment, and why.
 READERS = {
-    "kvstore/settings/variables.py": "the one module that all others ask",
+    "kvstore/settings/environment.py": "the one module that all others ask",
     "kernels/cuda/cache.py": "stands below the settings, and compiles ahead without them",
 }
 FUNCTIONS = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
@@ -197,20 +197,20 @@ def test_the_help_of_create_has_the_defaults_of_the_table() -> None:
 def test_the_text_of_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("KVSTORE_TIMEOUT", "KVSTORE_DEAD_AFTER", "PS_HEARTBEAT_TIMEOUT"):
         monkeypatch.delenv(name, raising=False)
-    assert variables.text_of("timeout") == "300.0"
+    assert environment.text_of("timeout") == "300.0"
     monkeypatch.setenv("PS_HEARTBEAT_TIMEOUT", "7")
-    assert variables.text_of("dead_after") == "7"
+    assert environment.text_of("dead_after") == "7"
     monkeypatch.setenv("KVSTORE_DEAD_AFTER", "")
-    assert variables.text_of("dead_after") == "7"
+    assert environment.text_of("dead_after") == "7"
     monkeypatch.setenv("KVSTORE_DEAD_AFTER", "9")
-    assert variables.text_of("dead_after") == "9"
+    assert environment.text_of("dead_after") == "9"
 
 
 def test_variables_are_changed_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVSTORE_JOB", "before")
     monkeypatch.delenv("KVSTORE_RANK", raising=False)
-    seen = variables.process_variables()
-    with variables.changed_variables({"KVSTORE_JOB": None, "KVSTORE_RANK": "3"}):
+    seen = environment.process_variables()
+    with environment.changed_variables({"KVSTORE_JOB": None, "KVSTORE_RANK": "3"}):
         assert "KVSTORE_JOB" not in seen
         assert seen["KVSTORE_RANK"] == "3"
     assert seen["KVSTORE_JOB"] == "before"

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from kvstore.errors import ConfigError
-from kvstore.settings.hosts import host_identity, is_beside
+from kvstore.settings.hosts import host_identity, is_same_host
 from kvstore.settings.options import store_config
 
 CODE = "from kvstore.settings.hosts import host_identity; print(host_identity())"
@@ -49,10 +49,10 @@ def test_who_shares_memory(monkeypatch: pytest.MonkeyPatch, one: str, other: str
     for address in (one, other):
         monkeypatch.setenv("KVSTORE_HOST", address)
         found.append(host_identity())
-    assert is_beside(*found) is beside
+    assert is_same_host(*found) is beside
     boot, *rest = found[0].split(" ")
-    assert not is_beside(" ".join((boot + "0", *rest)), found[1])
-    assert not is_beside(found[0], "")
+    assert not is_same_host(" ".join((boot + "0", *rest)), found[1])
+    assert not is_same_host(found[0], "")
 
 
 @pytest.mark.parametrize("value", ["auto", "host", "flat"])

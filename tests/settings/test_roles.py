@@ -336,7 +336,7 @@ def test_keys_come_by_file(tmp_path: Path) -> None:
     path = tmp_path / "worker-0.json"
     assert found(OURS, KVSTORE_KEYS_FILE=written(path, KEYS)).keys == KEYS
     path.chmod(0o640)
-    with pytest.raises(kv.ConfigError, match="can be read by others: chmod 600"):
+    with pytest.raises(kv.ConfigError, match=r"other users can read the keys .*chmod 600"):
         found(OURS, KVSTORE_KEYS_FILE=str(path))
 
 

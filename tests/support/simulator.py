@@ -35,8 +35,8 @@ from histories.simulated import SimulatedCalls
 
 from kvstore.stores.parameter_server.protocol import events as e
 from kvstore.stores.parameter_server.protocol import messages as m
+from kvstore.stores.parameter_server.scheduler.journaled_scheduler import RecordedScheduler
 from kvstore.stores.parameter_server.scheduler.machine import Scheduler, SchedulerOptions
-from kvstore.stores.parameter_server.scheduler.recording import RecordedScheduler
 from kvstore.stores.parameter_server.server.machine import Server, ServerOptions
 from kvstore.stores.parameter_server.worker.consistent_rounds import PushCalls, behind
 from kvstore.stores.parameter_server.worker.state_machine.machine import WorkerMachine
@@ -261,8 +261,8 @@ class SchedulerHost(Host):
         self.recorded.read(self.records)
         if self.job.plan.faults.return_scheduler:
             self.recorded.step(e.Resumed(self.machine.term + 1))
-            self.recorded.taken()
-            self.records = [self.recorded.whole(("", ""))]
+            self.recorded.next_record()
+            self.records = [self.recorded.state_record(("", ""))]
 
     def tick(self) -> None:
         self.take(e.Tick())
@@ -270,7 +270,7 @@ class SchedulerHost(Host):
     def take(self, event: e.Event) -> None:
         """Step, and send what comes of it."""
         actions = self.recorded.step(event)
-        if record := self.recorded.taken():
+        if record := self.recorded.next_record():
             self.records.append(record)
             if self.returns > 0 and self.job.plan.faults.return_scheduler and self.job.rng.random() < 0.05:
                 self.job.kill_scheduler()  # before anybody hears of it

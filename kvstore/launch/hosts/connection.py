@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from kvstore import __version__
 from kvstore.errors import ConfigError, ProtocolError
-from kvstore.settings.variables import text_of
+from kvstore.settings.environment import text_of
 
 from ..child_process import TAIL, UNKILLABLE, ProcessSpec, SupervisedProcess
 from ..output import CHUNK, Lines, Sink

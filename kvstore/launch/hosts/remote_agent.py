@@ -15,8 +15,8 @@ import time
 
 from kvstore import __version__
 from kvstore.errors import KVStoreError, ProtocolError
+from kvstore.settings.environment import process_variables
 from kvstore.settings.keys import Keys
-from kvstore.settings.variables import process_variables
 
 from ..child_process import ChildProcess, ProcessRole, ProcessSpec
 from ..local_host import LocalHost

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.errors import ConfigError
-from kvstore.settings.variables import process_variables, text_of
+from kvstore.settings.environment import process_variables, text_of
 
 from ..child_process import ProcessSpec, SupervisedProcess
 from ..orphan_reaper import OrphanReaper

@@ -14,7 +14,7 @@ from kvstore.launch.process import tied_to
 from kvstore.observe.processes import facts, running
 from kvstore.observe.shared_files import shared_files
 from kvstore.settings.definitions import LAUNCHERS, PLACE
-from kvstore.settings.variables import process_variables
+from kvstore.settings.environment import process_variables
 
 #: Seconds between SIGTERM and SIGKILL: `kvstore run` ends its processes within them.
 _GRACE = 6.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvstore.settings.variables import process_variables
+from kvstore.settings.environment import process_variables
 
 from . import children
 from .checks import Finding, error, ok, warning

@@ -13,8 +13,8 @@ from kvstore.errors import ConfigError
 from kvstore.observe.wrong_settings import wrong_settings
 from kvstore.settings import launchers, roles
 from kvstore.settings.definitions import IGNORED, IGNORED_ON_SERVERS, LAUNCHERS, SERVERS, STORES, WORKER
+from kvstore.settings.environment import process_variables
 from kvstore.settings.unknown import unknown_variables
-from kvstore.settings.variables import process_variables
 
 from . import children
 from .checks import Finding, error, ok, warning

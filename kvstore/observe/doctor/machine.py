@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvstore.observe.processes import memfds
-from kvstore.settings.variables import text_of
+from kvstore.settings.environment import text_of
 
 from . import cgroups
 from .checks import Finding, error, ok, warning

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kvstore.settings import addresses
-from kvstore.settings.variables import process_variables
+from kvstore.settings.environment import process_variables
 
 from .checks import Finding, error, ok, warning
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
-from kvstore.settings.variables import process_variables
+from kvstore.settings.environment import process_variables
 
 from .checks import Finding
 from .table import CHECKS, SPEEDS, tests

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ...errors import ConfigError, KVStoreError
+from ...settings.environment import text_of
 from ...settings.launchers import Placement, detect
-from ...settings.variables import text_of
 from ..native._observe import packed_events, record_events, recorded, take_times
 from ..signals import call_on_signal
 from . import labels, threads

@@ -21,7 +21,7 @@ with atheris.instrument_imports(include=["kvstore"]):
     from kvstore.launch.hosts import host_list
     from kvstore.optimizer import states
     from kvstore.settings.keys import Keys
-    from kvstore.stores.parameter_server.scheduler import journal
+    from kvstore.stores.parameter_server.scheduler import journal_file
     from kvstore.stores.parameter_server.server import snapshot
     from kvstore.stores.parameter_server.transport.frames import Codec, Limits
 
@@ -56,7 +56,7 @@ def seeds(name: str, folder: Path) -> list[bytes]:
         messages = [*wire_examples.control(), *wire_examples.batches()]
         return [bytes(JOB.encode(message)[0]) for message in messages]
     if name == "journal":
-        return [journal.packed(b"one") + journal.packed(b"{}") * 2]
+        return [journal_file.packed(b"one") + journal_file.packed(b"{}") * 2]
     if name == "hosts":
         return [b"# two\nnode1 slots=4\n10.0.0.7 slots=3\nuser@node2 slots=1\n"]
     if name == "manifest":
@@ -89,7 +89,7 @@ def stored(name: str, folder: Path) -> bytes:
 
 def unpacked(data: bytes) -> object:
     try:
-        return journal.unpacked(data)
+        return journal_file.unpacked(data)
     except ValueError as error:  # which is what it says it raises
         return error
 

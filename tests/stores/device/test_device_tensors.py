@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -220,6 +222,10 @@ def test_capsules_that_are_wrong(kind: Any, fields: dict[str, Any], words: str) 
                 setattr(tensor, field, value)
             return capsule
 
+    lent = Lent()
+    alive = weakref.ref(lent)
     with pytest.raises(kv.ArrayError, match=words):
-        arrays.view(Lent(), "it", streams.Stream(0, 1))
-    assert not dlpack._lent
+        arrays.view(lent, "it", streams.Stream(0, 1))
+    del lent
+    gc.collect()
+    assert alive() is None  # the capsule was released

@@ -24,8 +24,8 @@ import msgspec
 from ....errors import ConfigError, TimeoutError
 from ....settings import addresses, launchers, roles
 from ....settings.definitions import SETTINGS
+from ....settings.environment import process_variables
 from ....settings.options import StoreConfig
-from ....settings.variables import process_variables
 from ....waiting import WaitClock
 from ...parameter_server.transport.channel import Dealer, NotSentError, Router
 from ...parameter_server.transport.context import Context

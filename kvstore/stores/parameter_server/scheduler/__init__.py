@@ -1,1 +1,1 @@
-"""The scheduler: its loop, and the state machine that knows who takes part."""
+"""The scheduler of a job: its event loop, its state machine, and the journal for its restarts."""

@@ -1,4 +1,4 @@
-"""Who is silent for too long, what a loss means for the stores, and servers that may come back."""
+"""When a process is lost, the effect of a loss on the stores, and how long a server can be restarted."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from .stores import Stores
 
 
 class FailureDetector:
-    """Signs of life, and what follows when there are none.
+    """The times of heartbeats and messages, and the losses that follow from silence.
 
-    `dead_after` is the silence after which a process is lost, `server_grace` the time that a lost server has
-    to come back, in seconds.
+    `dead_after` is the silence in seconds after which a process is lost. `server_grace` is the time in
+    seconds in which a lost server can be restarted; after it the stores are broken.
     """
 
     def __init__(
@@ -23,40 +23,40 @@ class FailureDetector:
         self._dead_after = dead_after
         self._server_grace = server_grace
 
-    def heard(self, name: str, outgoing: Outgoing) -> None:
-        """Note a sign of life; one that was lost hears that it comes too late."""
+    def note_heartbeat(self, name: str, outgoing: Outgoing) -> None:
+        """Record a heartbeat; fence the process if it was declared lost."""
         process = self._assignment.processes.get(name)
         if process is None:
             return
         process.heard = outgoing.now
         if process.state == State.LOST:
             for peer in process.peers.values():
-                outgoing.fence(peer, given_up(process))
+                outgoing.fence(peer, fence_reason(process))
 
-    def forgive(self, seconds: float) -> None:
-        """Take a time in which the scheduler itself was stopped for nobody's silence."""
+    def discount(self, seconds: float) -> None:
+        """Subtract a time in which the scheduler itself was stopped from the silence of all processes."""
         for process in self._assignment.processes.values():
             process.heard += seconds
 
     def resume(self, now: float) -> None:
-        """Begin to wait for signs of life: while the scheduler was away there could be none."""
+        """Count silence from now on: the scheduler could receive no heartbeat while it was away."""
         for process in self._assignment.processes.values():
             process.heard = now
 
-    def look(self, outgoing: Outgoing) -> None:
-        """Lose those that are silent, and give up servers that have not come back in time."""
+    def check(self, outgoing: Outgoing) -> None:
+        """Declare silent processes lost, and break the stores if a server was not restarted in time."""
         for process in list(self._assignment.processes.values()):
             if process.state == State.HERE and outgoing.now - process.heard > self._dead_after:
-                self.lose(process, outgoing)
-        away = self._assignment.servers.away
-        for rank, (deadline, loss) in list(away.items()):
+                self.declare_lost(process, outgoing)
+        awaited = self._assignment.servers.awaited
+        for rank, (deadline, loss) in list(awaited.items()):
             if outgoing.now > deadline:
-                del away[rank]
+                del awaited[rank]
                 outgoing.changed = True
-                self._give_up(loss, outgoing)
+                self._break_stores(loss, outgoing)
 
-    def lose(self, process: Process, outgoing: Outgoing) -> None:
-        """Go on without a process."""
+    def declare_lost(self, process: Process, outgoing: Outgoing) -> None:
+        """Declare a process lost, and notify the members of its stores."""
         process.state = State.LOST
         outgoing.changed = True
         loss = Loss(process.role, process.rank, max(0.0, outgoing.now - process.heard))
@@ -68,31 +68,31 @@ class FailureDetector:
     def _lose_worker(self, process: Process, loss: Loss, outgoing: Outgoing) -> None:
         for store in self._stores.values():
             if store.number in process.peers and process.rank in store.members:
-                store.lose(loss)
-                self._stores.changed(store, outgoing)
+                store.lose_worker(loss)
+                self._stores.announce_loss(store, outgoing)
         for store in self._stores.values():
             if not store.started and not store.broken:
-                self._stores.lose_before_start(store, loss, outgoing)
+                self._stores.start_without(store, loss, outgoing)
 
     def _lose_server(self, loss: Loss, outgoing: Outgoing) -> None:
         servers = self._assignment.servers
-        servers.leave(loss.rank)
+        servers.remove(loss.rank)
         if not servers.welcomed:
             return
-        if self._server_grace > 0 and servers.doom is None:
-            servers.away[loss.rank] = (outgoing.now + self._server_grace, loss)
+        if self._server_grace > 0 and servers.final_loss is None:
+            servers.awaited[loss.rank] = (outgoing.now + self._server_grace, loss)
         else:
-            self._give_up(loss, outgoing)
+            self._break_stores(loss, outgoing)
 
-    def _give_up(self, loss: Loss, outgoing: Outgoing) -> None:
-        """Go on without a server: its values are lost, so no store can be whole again."""
+    def _break_stores(self, loss: Loss, outgoing: Outgoing) -> None:
+        """Break all stores after the final loss of a server: its values are lost."""
         servers = self._assignment.servers
-        servers.doom = servers.doom or loss
+        servers.final_loss = servers.final_loss or loss
         for store in self._stores.values():
             store.lose_server(loss)
-            self._stores.changed(store, outgoing)
+            self._stores.announce_loss(store, outgoing)
 
 
-def given_up(process: Process) -> str:
-    """Word it for a process that was lost and speaks again."""
+def fence_reason(process: Process) -> str:
+    """Return the text for a process that continues after it was declared lost."""
     return f"{process} was given up after a long silence"

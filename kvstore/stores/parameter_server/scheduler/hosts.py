@@ -1,4 +1,4 @@
-"""Which workers of one store share a host, where the sums of hosts travel and not those of workers."""
+"""Which workers of one store share a host: with `hierarchy="host"` each host sends one sum to the servers."""
 
 from __future__ import annotations
 
@@ -10,46 +10,47 @@ from ..protocol.messages import Failure
 
 
 class HostSeats:
-    """The seat of each worker at the servers: the lowest rank of its host. Given once, when the store starts.
+    """The seat of each worker: the lowest rank of its host, under which servers count the pushes of the host.
 
-    `wanted` is what all workers ask for: ``"host"``, ``"auto"`` or ``"flat"``.
+    The seats are assigned once, when the store starts. `hierarchy` is the option of the store: ``"host"``,
+    ``"auto"`` or ``"flat"``.
     """
 
-    def __init__(self, wanted: str) -> None:
-        self._wanted = wanted
+    def __init__(self, hierarchy: str) -> None:
+        self._hierarchy = hierarchy
         self._hosts: dict[int, str] = {}  # by rank
-        #: By rank; empty where each worker has its own.
+        #: Seat by rank; empty if each worker pushes for itself.
         self.seats: dict[int, int] = {}
-        #: Seats whose hosts have pushed all that they will.
-        self.whole: set[int] = set()
+        #: Seats of hosts that have no more pushes.
+        self.finished: set[int] = set()
 
-    def enter(self, rank: int, host: str) -> None:
-        """Note where a worker is, before the store starts."""
+    def add(self, rank: int, host: str) -> None:
+        """Record the host of a worker, before the store starts."""
         self._hosts[rank] = host
 
-    def give(self, ranks: Iterable[int]) -> None:
-        """Give the seats to those with whom the store starts."""
+    def assign(self, ranks: Iterable[int]) -> None:
+        """Assign the seats to the workers with which the store starts."""
         hosts = {rank: self._hosts[rank] for rank in sorted(ranks) if self._hosts.get(rank)}
         together = [count for count in Counter(hosts.values()).values() if count > 1]
-        if len(together) > {"host": 0, "auto": 1}.get(self._wanted, len(together)):
+        if len(together) > {"host": 0, "auto": 1}.get(self._hierarchy, len(together)):
             first: dict[str, int] = {}
             self.seats = {rank: first.setdefault(host, rank) for rank, host in hosts.items()}
 
     def seat(self, rank: int) -> int:
-        """Return for whom a worker pushes."""
+        """Return the seat of a worker, which is its rank if it pushes for itself."""
         return self.seats.get(rank, rank)
 
-    def shown(self) -> tuple[tuple[int, int], ...]:
-        """Return the seats as a view has them."""
+    def items(self) -> tuple[tuple[int, int], ...]:
+        """Return the pairs of rank and seat, as views contain them."""
         return tuple(self.seats.items())
 
-    def keeps_out(self, rank: int, host: str, members: Iterable[int]) -> Failure | None:
-        """Say why a worker that comes late cannot take its place; `members` are those that are there."""
+    def refusal(self, rank: int, host: str, members: Iterable[int]) -> Failure | None:
+        """Return why a worker cannot enter a running store with these members; None if it can."""
         if not self.seats:
             return None
         if rank not in self.seats or host != self._hosts.get(rank):
             text = f"worker {rank} is not on the host where the job started with it"
             return Failure("ConfigError", f"{text}; start it there, or {ANEW}")
-        if not any(self.seat(one) == self.seat(rank) for one in members if one != rank):
+        if not any(self.seat(member) == self.seat(rank) for member in members if member != rank):
             return host_is_gone(rank)
         return None

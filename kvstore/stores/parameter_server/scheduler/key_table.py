@@ -1,4 +1,4 @@
-"""The keys of one store: where their slices are, whether they have values, and who waits for them."""
+"""The keys of one store: how they are cut and placed, and which workers wait for their values."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from ....kernels import cpu
 from ....settings.definitions import is_side
 from ..protocol.messages import DIMENSIONS, KEY_BYTES, Answer, Failure, Key, KeyEntry, KeySpec, Slice
 
-#: A store has at most so many.
-_MOST_SLICES = 1 << 24
+_MOST_SLICES = 1 << 24  # of a store
 _TYPES = cpu.dtypes()
 
-#: Cuts of a key fall on multiples of this many elements.
+#: The length of each slice of a dense key, except the last, is a multiple of this number of elements.
 GRAIN = 1024
 
-#: Bytes of a row-sparse key from which on its rows are spread over all servers.
+#: The rows of a row-sparse key with more bytes are distributed over all servers.
 _MANY_ROWS = 1 << 20
 
 
@@ -29,30 +28,30 @@ class KeyWaiter(NamedTuple):
 
     rank: int
     request: int
-    specs: tuple[KeySpec, ...]  # of a worker that would create the keys; else none
+    specs: tuple[KeySpec, ...]  # empty unless the request is an init
 
 
 class AwaitedKeys:
-    """Keys, and the workers that wait for just these: usually all of them for the same."""
+    """A tuple of keys, and the workers that wait for exactly these keys."""
 
     __slots__ = ("keys", "missing", "waiting", "whole")
 
     def __init__(self, keys: tuple[Key, ...], missing: set[Key], whole: bool) -> None:
         self.keys = keys
-        self.whole = whole  # each of them is to be on one server
-        self.missing = missing  # not ready; perhaps others, too, if they have been dropped
+        self.whole = whole  # each key must be on one server
+        self.missing = missing  # keys that are not ready; keys that were dropped since can be missing here
         self.waiting: list[KeyWaiter] = []
 
-    def take(self, rank: int) -> list[KeyWaiter]:
-        """Remove and return what a worker waits for."""
-        mine = [one for one in self.waiting if one.rank == rank]
-        if mine:
-            self.waiting = [one for one in self.waiting if one.rank != rank]
-        return mine
+    def remove(self, rank: int) -> list[KeyWaiter]:
+        """Remove and return the requests of a worker."""
+        removed = [waiter for waiter in self.waiting if waiter.rank == rank]
+        if removed:
+            self.waiting = [waiter for waiter in self.waiting if waiter.rank != rank]
+        return removed
 
 
 class KeyTable:
-    """Keys in the order of their init."""
+    """The keys of a store, in the order of their init."""
 
     def __init__(self, slice_bytes: int, loads: list[int], whole: bool) -> None:
         self.slice_bytes = slice_bytes
@@ -60,113 +59,120 @@ class KeyTable:
         self.whole = whole
         self.entries: dict[Key, KeyEntry] = {}
         self._awaited: dict[tuple[tuple[Key, ...], bool], AwaitedKeys] = {}
-        #: Keys whose first values could not be stored: why, and the workers that have been told.
+        #: Keys whose first values could not be stored: the error, and the workers that have got it.
         self._failed: dict[Key, tuple[Failure, set[int]]] = {}
-        #: Keys that move to one server: where they will be. Until all is there, `entries` has the old place.
+        #: New entries of keys that move to one server; until a move is complete, `entries` has the old one.
         self._moving: dict[Key, KeyEntry] = {}
-        #: Where keys were that have moved; it is read by members that are not among these ranks.
-        self._left: list[tuple[KeyEntry, set[int]]] = []
+        #: Old entries of keys that have moved, and the ranks that no longer read the old slices.
+        self._old_places: list[tuple[KeyEntry, set[int]]] = []
         self._numbers = 0
         self._slices = 0
 
     def create(
         self, rank: int, request: int, specs: tuple[KeySpec, ...], initializer: int
     ) -> tuple[Answer | None, tuple[KeyEntry, ...]]:
-        """Handle a worker's init: the answer, if it can have one now, and entries that are new.
+        """Handle the init of a worker; return its answer, None if it must wait, and the new entries.
 
-        The initializer is told at once where its keys belong, and fills what is not ready. Others wait.
+        The initializer gets the entries at once, and sets the values of keys that are not ready. Other
+        workers wait until the keys have values.
         """
         error = self._check(specs)
         if error is not None:
             return Answer(request, error=error), ()
         keys = tuple(spec.key for spec in specs)
-        if rank != initializer and (error := self._untold(keys, rank)):
+        if rank != initializer and (error := self._unreported_failure(keys, rank)):
             return Answer(request, error=error), ()
-        if rank != initializer and self._waits_for(keys, KeyWaiter(rank, request, specs)):
+        if rank != initializer and self._add_waiter(keys, KeyWaiter(rank, request, specs)):
             return None, ()
         new = tuple(self._placed(spec) for spec in specs if self._needs_place(spec))
         return Answer(request, tuple(self._moving.get(key, self.entries[key]) for key in keys)), new
 
     def lookup(self, rank: int, request: int, keys: tuple[Key, ...], wait: bool) -> Answer | None:
-        """Answer with the entries of keys once all are ready, or with those that are; no keys: with all."""
+        """Return the answer with the entries of the ready keys among `keys`, or among all keys if empty.
+
+        With `wait`, None until all of the keys are ready.
+        """
         wanted = keys or tuple(self.entries)
-        if wait and (error := self._untold(keys, rank)):
+        if wait and (error := self._unreported_failure(keys, rank)):
             return Answer(request, error=error)
-        if wait and self._waits_for(keys, KeyWaiter(rank, request, ())):
+        if wait and self._add_waiter(keys, KeyWaiter(rank, request, ())):
             return None
         known = (self.entries.get(key) for key in wanted)
         return Answer(request, tuple(entry for entry in known if entry is not None and entry.ready))
 
-    def ready(self, keys: Sequence[Key]) -> list[tuple[int, Answer]]:
-        """Note that keys have values: rank and answer of those that have waited for them."""
+    def mark_ready(self, keys: Sequence[Key]) -> list[tuple[int, Answer]]:
+        """Record that keys have values; return rank and answer of the requests that waited for them."""
         for key in keys:
             entry = self.entries.get(key)
             if entry is not None and key in self._moving:
-                self._left.append((entry, set()))
+                self._old_places.append((entry, set()))
                 entry = self._moving.pop(key)
             if entry is not None:
                 self.entries[key] = msgspec.structs.replace(entry, ready=True)
                 self._failed.pop(key, None)
-        done = []
-        for one in list(self._awaited.values()):
-            one.missing.difference_update(keys)
-            if not one.missing:
-                one.missing = self._missing(one.keys, one.whole)
-            if not one.missing:
-                del self._awaited[one.keys, one.whole]
-                done += self._answers(one)
-        return done
-
-    def fail(self, keys: Sequence[Key], error: Failure, rank: int) -> list[tuple[int, Answer]]:
-        """Note that the first values of keys could not be stored by worker `rank`.
-
-        Returns rank and answer of the workers that wait for them. A worker that asks later is told once.
-        """
-        told = {rank}
         answers = []
-        for one in list(self._awaited.values()):
-            if not one.missing.isdisjoint(keys):
-                del self._awaited[one.keys, one.whole]
-                answers += [(waiter.rank, Answer(waiter.request, error=error)) for waiter in one.waiting]
-        told.update(rank for rank, _ in answers)
-        self._failed.update((key, (error, set(told))) for key in keys)
+        for awaited in list(self._awaited.values()):
+            awaited.missing.difference_update(keys)
+            if not awaited.missing:
+                awaited.missing = self._missing(awaited.keys, awaited.whole)
+            if not awaited.missing:
+                del self._awaited[awaited.keys, awaited.whole]
+                answers += self._answers(awaited)
         return answers
 
-    def _untold(self, keys: Sequence[Key], rank: int) -> Failure | None:
-        """Return why keys have no first values, if a worker has not been told."""
+    def fail(self, keys: Sequence[Key], error: Failure, rank: int) -> list[tuple[int, Answer]]:
+        """Record that worker `rank` could not store the first values of keys.
+
+        Return rank and answer of the requests that wait for them. The next request of each other worker gets
+        the error once.
+        """
+        reported = {rank}
+        answers = []
+        for awaited in list(self._awaited.values()):
+            if not awaited.missing.isdisjoint(keys):
+                del self._awaited[awaited.keys, awaited.whole]
+                answers += _failed_answers(awaited, error)
+        reported.update(rank for rank, _ in answers)
+        self._failed.update((key, (error, set(reported))) for key in keys)
+        return answers
+
+    def _unreported_failure(self, keys: Sequence[Key], rank: int) -> Failure | None:
+        """Return why keys have no first values, if the worker has not got this error yet."""
         failures = [failed for key in keys if (failed := self._failed.get(key)) and rank not in failed[1]]
-        for _, told in failures:
-            told.add(rank)
+        for _, reported in failures:
+            reported.add(rank)
         return failures[0][0] if failures else None
 
-    def stay(self, keys: Sequence[Key], error: Failure) -> tuple[list[int], list[tuple[int, Answer]]]:
-        """Have keys not move after all: the slices that were for them, and what those that wait are told."""
-        gone = [self._moving.pop(key) for key in keys if key in self._moving]
-        failed = [one for one in self._awaited.values() if one.whole and not set(keys).isdisjoint(one.keys)]
-        for one in failed:
-            del self._awaited[one.keys, True]
-        told = [
-            (waiter.rank, Answer(waiter.request, error=error)) for one in failed for waiter in one.waiting
+    def cancel_move(self, keys: Sequence[Key], error: Failure) -> tuple[list[int], list[tuple[int, Answer]]]:
+        """Cancel the move of keys; return its slices, and rank and answer of the waiting requests."""
+        cancelled = [self._moving.pop(key) for key in keys if key in self._moving]
+        failed = [
+            awaited
+            for awaited in self._awaited.values()
+            if awaited.whole and not set(keys).isdisjoint(awaited.keys)
         ]
-        return self._released(gone), told
+        for awaited in failed:
+            del self._awaited[awaited.keys, True]
+        answers = [answer for awaited in failed for answer in _failed_answers(awaited, error)]
+        return self._release(cancelled), answers
 
     def leave_old_places(self, rank: int, members: Iterable[int]) -> list[int]:
-        """Note that a worker reads no key where it was before it has moved: slices that no member reads."""
-        for _, ranks in self._left:
+        """Record that a worker reads no old slices of moved keys; return those that no member reads."""
+        for _, ranks in self._old_places:
             ranks.add(rank)
-        gone = [entry for entry, ranks in self._left if ranks.issuperset(members)]
-        self._left = [one for one in self._left if not one[1].issuperset(members)]
-        return self._released(gone)
+        unread = [entry for entry, ranks in self._old_places if ranks.issuperset(members)]
+        self._old_places = [old for old in self._old_places if not old[1].issuperset(members)]
+        return self._release(unread)
 
     def promote(self, initializer: int) -> tuple[list[tuple[int, Answer]], tuple[KeyEntry, ...]]:
-        """Tell a worker that waits, and is the initializer now, to fill its keys."""
+        """Return answers and new entries for the waiting inits of a worker that is the initializer now."""
         answers: list[tuple[int, Answer]] = []
         new: list[KeyEntry] = []
-        for one in self._take(initializer, creating=True):
-            answer, entries = self.create(one.rank, one.request, one.specs, initializer)
+        for waiter in self._remove_waiters(initializer, creating=True):
+            answer, entries = self.create(waiter.rank, waiter.request, waiter.specs, initializer)
             new += entries
             if answer is not None:
-                answers.append((one.rank, answer))
+                answers.append((waiter.rank, answer))
         return answers, tuple(new)
 
     def without_values(self, keys: Sequence[Key]) -> set[Key]:
@@ -174,65 +180,66 @@ class KeyTable:
         return self._missing(keys, False)
 
     def drop(self, keys: Sequence[Key]) -> list[int]:
-        """Forget keys; their slices."""
-        gone = [table.pop(key) for key in keys for table in (self.entries, self._moving) if key in table]
-        gone += [entry for entry, _ in self._left if entry.spec.key in keys]
-        self._left = [one for one in self._left if one[0].spec.key not in keys]
-        return self._released(gone)
+        """Forget keys; return their slices."""
+        dropped = [table.pop(key) for key in keys for table in (self.entries, self._moving) if key in table]
+        dropped += [entry for entry, _ in self._old_places if entry.spec.key in keys]
+        self._old_places = [old for old in self._old_places if old[0].spec.key not in keys]
+        return self._release(dropped)
 
-    def _released(self, gone: list[KeyEntry]) -> list[int]:
-        for entry in gone:
+    def _release(self, entries: list[KeyEntry]) -> list[int]:
+        """Subtract the bytes of entries from the loads of the servers; return their slices."""
+        for entry in entries:
             release(self._bytes(entry), self.loads)
-        return [one.id for entry in gone for one in entry.slices]
+        return [slice_.id for entry in entries for slice_ in entry.slices]
 
     def placed(self) -> tuple[KeyEntry, ...]:
-        """All places that keys have: where they are, will be, and can still be read."""
-        return (*(entry for entry, _ in self._left), *self.entries.values(), *self._moving.values())
+        """Return all entries of the keys: old ones that are still read, current ones, and those of moves."""
+        return (*(entry for entry, _ in self._old_places), *self.entries.values(), *self._moving.values())
 
-    def gone(self) -> list[int]:
-        """Slices of keys that were forgotten."""
-        there = {one.id for entry in self.placed() for one in entry.slices}
-        return [slice_ for slice_ in range(self._slices) if slice_ not in there]
+    def dropped_slices(self) -> list[int]:
+        """Return the slices that no entry has any more."""
+        present = {slice_.id for entry in self.placed() for slice_ in entry.slices}
+        return [slice_ for slice_ in range(self._slices) if slice_ not in present]
 
-    def leave(self, rank: int) -> None:
-        """Forget what a worker waits for."""
-        self._take(rank)
+    def forget_waiter(self, rank: int) -> None:
+        """Forget the waiting requests of a worker."""
+        self._remove_waiters(rank)
 
     def clear(self) -> list[tuple[int, int]]:
-        """Rank and request of all that wait; they are forgotten."""
-        gone, self._awaited = self._awaited, {}
-        return [(one.rank, one.request) for awaited in gone.values() for one in awaited.waiting]
+        """Return and forget rank and request of all workers that wait."""
+        cleared, self._awaited = self._awaited, {}
+        return [(waiter.rank, waiter.request) for awaited in cleared.values() for waiter in awaited.waiting]
 
     def waits(self, rank: int) -> bool:
-        """Whether this worker waits for keys."""
-        return any(one.rank == rank for awaited in self._awaited.values() for one in awaited.waiting)
+        """Return whether this worker waits for keys."""
+        return any(waiter.rank == rank for awaited in self._awaited.values() for waiter in awaited.waiting)
 
-    def _waits_for(self, keys: tuple[Key, ...], one: KeyWaiter) -> bool:
-        """Have a worker wait for keys; False: all of them are ready."""
-        whole = any(spec.whole for spec in one.specs)
+    def _add_waiter(self, keys: tuple[Key, ...], waiter: KeyWaiter) -> bool:
+        """Let a worker wait for keys; False if all of them are ready."""
+        whole = any(spec.whole for spec in waiter.specs)
         awaited = self._awaited.get((keys, whole))
         if awaited is None:
             missing = self._missing(keys, whole)
             if not missing:
                 return False
             awaited = self._awaited[keys, whole] = AwaitedKeys(keys, missing, whole)
-        awaited.waiting.append(one)
+        awaited.waiting.append(waiter)
         return True
 
-    def _take(self, rank: int, creating: bool = False) -> list[KeyWaiter]:
-        """Remove and return what a worker waits for, or only what it is `creating`."""
-        found = []
+    def _remove_waiters(self, rank: int, creating: bool = False) -> list[KeyWaiter]:
+        """Remove and return the waiting requests of a worker, or with `creating` only those of its inits."""
+        removed = []
         for awaited in list(self._awaited.values()):
-            mine = awaited.take(rank)
-            kept = [one for one in mine if creating and not one.specs]
+            mine = awaited.remove(rank)
+            kept = [waiter for waiter in mine if creating and not waiter.specs]
             awaited.waiting += kept
-            found += [one for one in mine if one not in kept]
+            removed += [waiter for waiter in mine if waiter not in kept]
             if not awaited.waiting:
                 del self._awaited[awaited.keys, awaited.whole]
-        return found
+        return removed
 
     def _missing(self, keys: Sequence[Key], whole: bool) -> set[Key]:
-        """Those of the keys that have no value, or not yet where they are to be."""
+        """Return the keys that have no value, or with `whole` that are not on one server yet."""
         entries = self.entries
         return {
             key
@@ -241,7 +248,7 @@ class KeyTable:
         }
 
     def _needs_place(self, spec: KeySpec) -> bool:
-        """Whether a key is new, or is to move to one server and does not move yet."""
+        """Return whether a key needs a new place: it is new, or must move to one server and does not yet."""
         entry = self.entries.get(spec.key)
         if entry is None:
             return True
@@ -251,11 +258,11 @@ class KeyTable:
         return tuple(self.entries[key] for key in keys)
 
     def _answers(self, awaited: AwaitedKeys) -> list[tuple[int, Answer]]:
-        """Rank and answer of all that wait for these keys, with one tuple of entries: it is encoded once."""
+        """Return rank and answer of the waiting requests; all share one tuple of entries, encoded once."""
         entries, answers = self._entries(awaited.keys), []
-        for one in awaited.waiting:
-            error = self._check(one.specs)
-            answers.append((one.rank, Answer(one.request, () if error else entries, error=error)))
+        for waiter in awaited.waiting:
+            error = self._check(waiter.specs)
+            answers.append((waiter.rank, Answer(waiter.request, () if error else entries, error=error)))
         return answers
 
     def _placed(self, spec: KeySpec) -> KeyEntry:
@@ -321,12 +328,16 @@ class KeyTable:
         return None
 
 
+def _failed_answers(awaited: AwaitedKeys, error: Failure) -> list[tuple[int, Answer]]:
+    return [(waiter.rank, Answer(waiter.request, error=error)) for waiter in awaited.waiting]
+
+
 def _is_spread(entry: KeyEntry) -> bool:
     return len({one.server for one in entry.slices}) > 1
 
 
 def itemsize(dtype: str) -> int:
-    """Bytes of an element; 0 if there is no such type."""
+    """Return the bytes of an element; 0 for an unknown type."""
     return _TYPES[dtype][0] if dtype in _TYPES else 0
 
 
@@ -348,7 +359,7 @@ def _differs(old: KeySpec, new: KeySpec) -> Failure | None:
 
 
 def count(spec: KeySpec, itemsize: int, slice_bytes: int) -> int:
-    """At least as many slices as a dense key is cut into; found without cutting it."""
+    """Return an upper bound of the number of slices of a dense key, without cutting it."""
     return math.prod(spec.shape) // _step(itemsize, slice_bytes) + 1
 
 
@@ -357,7 +368,7 @@ def _step(itemsize: int, slice_bytes: int) -> int:
 
 
 def sizes(spec: KeySpec, itemsize: int, slice_bytes: int, servers: int) -> list[tuple[int, int, int]]:
-    """Cut one key: (start, stop, bytes), in elements, or in rows of a row-sparse key."""
+    """Cut one key; return (start, stop, bytes) of each slice, in elements, or in rows of a row-sparse key."""
     if spec.sparse:
         return _rows(spec, itemsize, servers)
     elements = math.prod(spec.shape)
@@ -374,19 +385,19 @@ def _rows(spec: KeySpec, itemsize: int, servers: int) -> list[tuple[int, int, in
 
 
 def place(sizes: Sequence[int], loads: list[int], allowed: Sequence[int]) -> list[int]:
-    """Give each part to the server with the fewest bytes, the largest part first; `loads` are added to.
+    """Assign each part to the server with the fewest bytes, the largest part first; add the bytes to `loads`.
 
-    Deterministic: among equals the earlier part and the lower server come first.
+    Deterministic: of equal parts the earlier one is placed first, of equal servers the lower rank is chosen.
     """
     servers = [-1] * len(sizes)
     for part in sorted(range(len(sizes)), key=lambda at: (-sizes[at], at)):
-        server = min(allowed, key=lambda one: (loads[one], one))
+        server = min(allowed, key=lambda rank: (loads[rank], rank))
         servers[part] = server
         loads[server] += sizes[part]
     return servers
 
 
 def release(parts: Iterable[tuple[int, int]], loads: list[int]) -> None:
-    """Take (server, bytes) back from the loads."""
+    """Subtract the bytes of parts, as (server, bytes), from the loads."""
     for server, size in parts:
         loads[server] -= size

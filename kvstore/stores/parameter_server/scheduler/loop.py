@@ -1,4 +1,4 @@
-"""The scheduler: one socket, the heartbeats of all processes, and the machine that knows who takes part."""
+"""The event loop of the scheduler: it receives messages, and carries out the actions of the machine."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from ..protocol.failures import raised
 from ..protocol.messages import PROTOCOL, Hello, Met, Pong, ReliableMessage
 from ..protocol.view_log import tell_message
 from ..transport.sockets import SchedulerSockets
+from .journaled_scheduler import JournaledScheduler
 from .machine import Scheduler, SchedulerOptions
-from .recording import JournaledScheduler
 
 log = logging.getLogger("kvstore.ps")
 
-_TICK = 0.1  # seconds between two looks at the clock
+_TICK = 0.1  # seconds between two ticks
 
 
 def run(
@@ -37,17 +37,28 @@ def run(
     report: Callable[[str], None] | None = None,
     watch: Callable[[Callable[[], bool]], None] | None = None,
 ) -> None:
-    """Be the scheduler of a job until it is over; KVStoreError: the job did not end well, or has no address.
+    """Run the scheduler of a job; blocks until the job is over.
 
-    `report` is called with the address as soon as others can connect, and before that `watch` with a function
-    that says whether no worker has ever come.
+    Parameters
+    ----------
+    roles, config
+        The job, and the options of its scheduler.
+    report : callable, optional
+        It is called with the address as soon as other processes can connect.
+    watch : callable, optional
+        It is called before that, with a function that returns whether no worker was ever admitted.
+
+    Raises
+    ------
+    KVStoreError
+        The job ended with an error, or the scheduler cannot listen at its address.
     """
     journaled = JournaledScheduler(_options(roles, config), config.journal) if config.journal else None
     if journaled is not None and roles.restart and not journaled.journal.records:
         journaled.journal.remove()
-        log.info("the job is over: the scheduler before this one had ended it")
+        log.info("the job is over: it ended before this scheduler was restarted")
         return
-    sockets = _opened(roles, journaled)
+    sockets = _open_sockets(roles, journaled)
     roles = roles.bound(sockets.port)
     try:
         loop = _Loop(roles, config, sockets, journaled)
@@ -80,8 +91,8 @@ def _options(roles: Roles, config: PsConfig) -> SchedulerOptions:
     )
 
 
-def _opened(roles: Roles, journaled: JournaledScheduler | None) -> SchedulerSockets:
-    """Listen; where the journal says that one listened before."""
+def _open_sockets(roles: Roles, journaled: JournaledScheduler | None) -> SchedulerSockets:
+    """Listen; for heartbeats at the addresses of the scheduler before this one, if the journal has them."""
     try:
         return SchedulerSockets(roles, journaled.addresses if journaled is not None else ("", ""))
     except BaseException:
@@ -91,7 +102,7 @@ def _opened(roles: Roles, journaled: JournaledScheduler | None) -> SchedulerSock
 
 
 class _Loop:
-    """One scheduler, from its start to its end."""
+    """The event loop of one scheduler."""
 
     def __init__(
         self,
@@ -109,22 +120,22 @@ class _Loop:
             journaled.begin((sockets.heartbeats.address, sockets.echo))
             if self._machine.term > 1:
                 log.warning(
-                    "the scheduler goes on with job %r, from %s (start %d)",
+                    "the scheduler continues job %r from its journal %s (start %d)",
                     roles.job, journaled.journal.path, self._machine.term,
                 )  # fmt: skip
         self._ticked = self._pinged = self._started = time.monotonic()
-        self._told = False
-        self._strange: set[str] = set()  # processes of another version of kvstore, each reported once
+        self._notice_logged = False
+        self._other_versions: set[str] = set()  # processes of another version of kvstore, each reported once
         self._ended: events.End | None = None
         self._members = MembershipLog(log)
         self.counters = self._members.counters = Counters("scheduler", roles.job, 0, 1)
 
     def deserted(self) -> bool:
-        """Whether no worker has ever come."""
+        """Return whether no worker was ever admitted."""
         return self._machine.deserted
 
     def run(self) -> events.End:
-        """Serve until the job is over."""
+        """Run the event loop until the job is over."""
         watch(self, _Loop.whereabouts)
         log.info("scheduler started at %s", self._sockets.address)
         while self._ended is None:
@@ -133,18 +144,18 @@ class _Loop:
                 self._step(events.Received(peer, message))
             for process in self._sockets.heartbeats.heard():
                 self._step(events.Heard(process))
-            self._look_at_the_clock(time.monotonic())
+            self._tick(time.monotonic())
             self._carry_out()
         log.info("the job is over after %.1f s", time.monotonic() - self._started)
         return self._ended
 
     def whereabouts(self) -> str:
-        """Say whom the scheduler knows; see `kvstore.observe.stacks`."""
+        """Return which processes the scheduler waits for; see `kvstore.observe.stacks`."""
         missing = self._machine.waits_for()
         return f"the scheduler waits for {missing}" if missing else "the scheduler, with all processes there"
 
     def record(self) -> StoreRecord:
-        """Describe the scheduler for a timeline, which takes the times of others by its clock."""
+        """Describe the scheduler for a timeline, whose reference clock is that of the scheduler."""
         return StoreRecord(self.counters.number, "scheduler", self.counters.read()["job"], 0, 1, {})
 
     def _note_version(self, message: Any) -> None:
@@ -152,35 +163,36 @@ class _Loop:
         hello = message.body if type(message) is ReliableMessage else None
         if type(hello) is not Hello or hello.protocol != PROTOCOL or hello.version == package_version():
             return
-        if hello.process not in self._strange:
-            self._strange.add(hello.process)
+        if hello.process not in self._other_versions:
+            self._other_versions.add(hello.process)
             log.warning(
                 "%s %s has kvstore %s, and the scheduler %s: install one version in all processes of the job",
                 hello.role, hello.rank if hello.rank >= 0 else "without a rank",
                 hello.version or "of an earlier version", package_version(),
             )  # fmt: skip
 
-    def _look_at_the_clock(self, now: float) -> None:
+    def _tick(self, now: float) -> None:
+        """Send heartbeats, step the machine with a tick, and log a long start, each when it is due."""
         if now - self._pinged >= self._heartbeat:
             self._pinged = now
             self._sockets.heartbeats.ping()
         if now - self._ticked >= _TICK:
             self._ticked = now
             self._step(events.Tick())
-        if not self._told and now - self._started > NOTICE_AFTER:
-            self._told = True
+        if not self._notice_logged and now - self._started > NOTICE_AFTER:
+            self._notice_logged = True
             if missing := self._machine.waits_for():
                 log.warning("the job has waited %.0f s for %s", now - self._started, missing)
 
     def _step(self, event: events.Event) -> None:
         if self._journaled is not None:
-            self._actions += self._journaled.step(event)  # carried out once it is on disk
+            self._actions += self._journaled.step(event)  # carried out after the event is on disk
             return
         self._actions += self._machine.step(event, time.monotonic())
         self._carry_out()
 
     def _carry_out(self) -> None:
-        """Do what follows from all that was taken in, once that is in the journal, if there is one."""
+        """Carry out the actions of all events since the last call, after the journal has these events."""
         if self._journaled is not None:
             self._journaled.commit()
         actions, self._actions = self._actions, []
@@ -192,7 +204,7 @@ class _Loop:
                 self._ended = action
 
     def _addressed(self, message: Any) -> Any:
-        """Tell others where signs of life are wanted, and given; and what time it is."""
+        """Return the message with the addresses of heartbeats and echo, or the time, if it has them."""
         if type(message) is not ReliableMessage:
             return message
         body: Met | Pong

@@ -1,17 +1,20 @@
-"""The scheduler's state machine: one judge of who is there, which stores there are, and when the job ends.
+"""The scheduler's state machine: `step(event, now)` returns actions.
 
-The rooms beside it divide the work; each knows only those before it:
+`TRANSITIONS` lists the states of a process, of a store and of the job, and the events that change them; a
+test compares it with simulated jobs, and `docs/architecture.md` shows it.
 
-- `peers`: processes, their sockets, and the messages of one step
-- `rank_assignment`: who has which rank
-- `stores`: who enters a store, when it starts, what its members are told
-- `failure_detector`: who is silent or lost, servers that may come back
-- `admission`: who is let in
-- `shutdown`: who leaves, and the end of the job
-- `member_requests`: what members ask
+Each of these modules has a part of the machine, and uses only the modules before it:
 
-Its state outlasts its process in a journal: `recording` says what is written there, `machine_state` how a
-whole state looks, `journal` is the file.
+- `peers`: processes, their connections, and the actions of one step
+- `store_membership`: the members, the barrier and the epoch of one store
+- `rank_assignment`: the rank of each process
+- `stores`: which workers enter a store, when it starts, the views and answers that are sent
+- `failure_detector`: when a process is lost, and how long a server can be restarted
+- `admission`: which processes are admitted
+- `shutdown`: how workers leave, and when the job ends
+- `member_requests`: the requests of members
+
+`journaled_scheduler` writes the events of the machine to a journal, from which a scheduler can be restarted.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from ....settings.definitions import DEFAULTS
 from ..protocol import messages as m
@@ -27,43 +30,77 @@ from ..protocol.events import Action, End, Event, Heard, Received, Resumed, Tick
 from ..protocol.messages import Failure, ReliableMessage
 from ..protocol.reliable_link import ReliableLink
 from .admission import Admission
-from .failure_detector import FailureDetector, given_up
+from .failure_detector import FailureDetector, fence_reason
 from .member_requests import MemberRequests
 from .peers import Outgoing, Peer, Process, State
 from .rank_assignment import RankAssignment
 from .shutdown import JobShutdown
 from .stores import Stores
 
-_STRANGERS = 4096  # peers that have not said who they are
+_STRANGERS = 4096  # peers that have not sent a hello
+
+
+class Transition(NamedTuple):
+    """One change of the state of a process, of a store, or of the job; any of the `causes` can cause it."""
+
+    subject: str
+    before: str  # "new" if the subject did not exist
+    after: str
+    causes: tuple[str, ...]  # kinds of messages and events
+    condition: str
+
+
+#: A process that waits for a rank is admitted at a tick, any other one at its Hello.
+TRANSITIONS: Final = tuple(
+    Transition(subject, before, after, tuple(causes.split()), condition)
+    for subject, before, after, causes, condition in (
+        ("process", "new", "here", "Hello Tick", "its rank is free, or the process that had it is lost"),
+        ("process", "here", "ended", "Bye", "it has closed its stores"),
+        ("process", "here", "ended", "Hello Tick", "a new server, where values of a lost server are missing"),
+        ("process", "here", "lost", "Tick", "no heartbeat and no message for `dead_after` seconds"),
+        ("process", "here", "lost", "Bye", "it reports that it has failed"),
+        ("process", "here", "lost", "Hello", "a restarted process has its rank"),
+        ("store", "new", "forming", "Hello Tick", "its first worker is admitted"),
+        ("store", "forming", "running", "Hello Tick Bye", "all servers, and all workers that are not lost"),
+        ("store", "forming", "broken", "Hello Tick Bye", "a server is lost and was not restarted in time"),
+        ("store", "running", "broken", "Hello Tick Bye Leave", "so, or a worker is lost (`on_peer_loss`)"),
+        ("store", "running", "over", "Leave Bye", "its last member has left"),
+        ("store", "broken", "over", "Leave Bye", "its last member has left"),
+        ("job", "gathering", "running", "Hello Tick", "all servers are there for the first time"),
+        ("job", "gathering", "over", "Bye Tick", "as from running"),
+        ("job", "running", "over", "Bye Tick", "no worker is left, or none was there for `timeout` seconds"),
+        ("job", "over", "closed", "Tick", "all processes know it, or a deadline has passed"),
+    )
+)
 
 
 @dataclass(frozen=True)
 class SchedulerOptions:
-    """The job, and how patient its scheduler is."""
+    """The job of a scheduler, and its times in seconds."""
 
-    #: Everybody who says hello must name it.
+    #: Name of the job, which each hello must contain.
     job: str
     num_workers: int
     num_servers: int
-    #: Seconds after which a message that has not been acknowledged is sent again.
+    #: Seconds after which an unacknowledged message is sent again.
     resend_after: float = 1.0
     #: Seconds of silence after which a process is lost.
     dead_after: float = DEFAULTS["dead_after"]
-    #: Seconds that a lost server has to come back; 0: it cannot.
+    #: Seconds in which a lost server can be restarted; 0: it cannot.
     server_grace: float = 0.0
-    #: Seconds without any worker after which the job is given up.
+    #: Seconds without any worker after which the job ends.
     timeout: float = DEFAULTS["timeout"]
 
 
 class Scheduler:
-    """The scheduler of one job; `step` is all there is to drive it."""
+    """The state machine of the scheduler of one job."""
 
     def __init__(self, options: SchedulerOptions) -> None:
         self.options = options
         self.ended = False
-        #: Whether the last step has changed what must outlast this process.
+        #: Whether the last step has changed state that a restarted scheduler needs.
         self.changed = False
-        #: How often the scheduler of this job was started; 0: it cannot be started again.
+        #: Number of starts of the scheduler of this job; 0: it cannot be restarted.
         self.term = 0
         self._stepped: float | None = None
         self._peers: dict[Hashable, Peer] = {}
@@ -77,17 +114,17 @@ class Scheduler:
         self._connect()
 
     def _connect(self) -> None:
-        """Say who handles which message."""
+        """Assign a handler to each kind of message."""
         self._processes = self._assignment.processes
         shutdown, requests = self._shutdown, MemberRequests(self._assignment, self._stores)
         self._handlers: dict[type, Callable[[Peer, Any, Outgoing], None]] = {
-            m.Hello: self._admission.hello,
+            m.Hello: self._admission.receive_hello,
             m.Bye: shutdown.bye,
             m.Leave: shutdown.leave,
-            m.Begin: requests.collect_join_point,
+            m.Begin: requests.begin_rejoin,
             m.JoinPointReached: requests.join_point_reached,
             m.Installed: requests.installed,
-            m.Who: requests.who,
+            m.Who: requests.send_missing,
             m.Ping: self._ping,
         }
         of_members: dict[type, Callable[..., None]] = {
@@ -104,15 +141,15 @@ class Scheduler:
         self._handlers |= {kind: partial(requests.handle, answer) for kind, answer in of_members.items()}
 
     def step(self, event: Event, now: float) -> list[Action]:
-        """Take one event; return what is to be done."""
+        """Process one event at time `now` in seconds; return the actions for the event loop."""
         outgoing = Outgoing(now)
-        self._pass(now, outgoing)
+        self._discount_pause(now, outgoing)
         if self.ended:
             return outgoing.actions
         if isinstance(event, Received):
             self._received(event.peer, event.message, outgoing)
         elif isinstance(event, Heard):
-            self._detector.heard(event.process, outgoing)
+            self._detector.note_heartbeat(event.process, outgoing)
         elif isinstance(event, Tick):
             self._tick(outgoing)
         elif isinstance(event, Resumed):
@@ -120,16 +157,16 @@ class Scheduler:
         self.changed = outgoing.changed
         return outgoing.actions
 
-    # ------------------------------------------------------------------------------------------ what outlasts
+    # -------------------------------------------------------------------------------------------- the journal
 
     def clocks(self) -> tuple[float | None, float]:
-        """When it was stepped last, and when a worker was there last."""
+        """Return the time of the last step, and the last time at which a worker was present."""
         return self._stepped, self._shutdown.manned
 
-    def step_again(
+    def replay(
         self, event: Event, now: float, clocks: tuple[float | None, float], heard: Mapping[str, float]
     ) -> None:
-        """Take an event as before, with these clocks, and what had been heard since the one before."""
+        """Process a recorded event again, with its `clocks` and the times of the heartbeats before it."""
         self._stepped, self._shutdown.manned = clocks
         for name, when in heard.items():
             if name in self._processes:
@@ -137,14 +174,14 @@ class Scheduler:
         self.step(event, now)
 
     def state(self) -> tuple[Any, ...]:
-        """All that changes, for `restore`."""
+        """Return all mutable state, for `restore`."""
         return (
             self._peers, self._assignment, self._stores, self._detector, self._admission, self._shutdown,
             self._stepped, self.ended, self.term,
         )  # fmt: skip
 
     def restore(self, state: tuple[Any, ...]) -> None:
-        """Be what another one with the same options was."""
+        """Replace the state by that of another machine with the same options."""
         (
             self._peers, self._assignment, self._stores, self._detector, self._admission, self._shutdown,
             self._stepped, self.ended, self.term,
@@ -152,7 +189,7 @@ class Scheduler:
         self._connect()
 
     def _resume(self, term: int, outgoing: Outgoing) -> None:
-        """Take nobody's silence for a loss, and say again what may not have come."""
+        """Restart all waits for heartbeats and ranks, and repeat all unacknowledged messages."""
         self.term, outgoing.changed = term, True
         self._detector.resume(outgoing.now)
         self._admission.resume(outgoing.now)
@@ -165,29 +202,29 @@ class Scheduler:
         return self._processes.get(name)
 
     def process_of(self, name: Hashable) -> Process | None:
-        """Return the process behind a socket."""
+        """Return the process of a connection."""
         peer = self._peers.get(name)
         return None if peer is None else peer.process
 
     @property
     def deserted(self) -> bool:
-        """Whether no worker has ever come."""
+        """Return whether no worker was ever admitted."""
         return not self._assignment.workers
 
     def waits_for(self) -> str:
-        """Say who is not there yet, for a log line."""
+        """Return the processes that are not present yet, for a log line."""
         missing = [f"server {rank}" for rank in self._assignment.servers.missing]
         missing += [f"worker {rank}" for rank in self._assignment.missing]
         return ", ".join(missing)
 
-    def _pass(self, now: float, outgoing: Outgoing) -> None:
-        """Forgive all silence while the scheduler itself was stopped."""
+    def _discount_pause(self, now: float, outgoing: Outgoing) -> None:
+        """Subtract a time in which the scheduler itself was stopped from all silences and waits."""
         if self._stepped is None:
             self._shutdown.begin(now)
             outgoing.changed = True
         elif now - self._stepped > self.options.dead_after / 2:
-            self._detector.forgive(now - self._stepped)
-            self._admission.forgive(now - self._stepped)
+            self._detector.discount(now - self._stepped)
+            self._admission.discount(now - self._stepped)
             outgoing.changed = True
         self._stepped = now
 
@@ -197,13 +234,13 @@ class Scheduler:
         if message.term > self.term:
             self._end_fenced(message.term, outgoing)
             return
-        peer = self._peers.get(name) or self._meet(name, outgoing.now)
+        peer = self._peers.get(name) or self._add_peer(name, outgoing.now)
         process = peer.process
         if message.seen > peer.link.number:
             outgoing.fence(peer, "this scheduler is not the one that you know; start the job again")
             return
         if process is not None and process.state == State.LOST:
-            outgoing.fence(peer, given_up(process))
+            outgoing.fence(peer, fence_reason(process))
             return
         if process is not None:
             process.heard = outgoing.now
@@ -215,21 +252,21 @@ class Scheduler:
         outgoing.acknowledge(peer)
 
     def _end_fenced(self, term: int, outgoing: Outgoing) -> None:
-        """Leave the job to the scheduler that was started after this one."""
+        """End because a newer scheduler of this job was started, which replaces this one."""
         self.ended = outgoing.changed = True
         text = (
-            f"this scheduler (start {self.term} of its job) was replaced: another was started ({term}), and "
-            "the job goes on with that one"
+            f"this scheduler (start {self.term} of its job) was replaced: another scheduler was started "
+            f"(start {term}), and the job continues with that scheduler"
         )
         outgoing.actions.append(End(Failure("FencedError", text)))
 
-    def _meet(self, name: Hashable, now: float) -> Peer:
+    def _add_peer(self, name: Hashable, now: float) -> Peer:
         if len(self._peers) > _STRANGERS + 2 * len(self._processes):
-            self._clear_strangers(now)
+            self._forget_strangers(now)
         peer = self._peers[name] = Peer(name, ReliableLink(self.options.resend_after, self.term), now)
         return peer
 
-    def _clear_strangers(self, now: float) -> None:
+    def _forget_strangers(self, now: float) -> None:
         old = [
             name
             for name, peer in self._peers.items()
@@ -242,10 +279,10 @@ class Scheduler:
         outgoing.send_unreliable(peer, m.Pong(message.number))
 
     def _tick(self, outgoing: Outgoing) -> None:
-        self._detector.look(outgoing)
-        self._admission.look(outgoing)
-        self._shutdown.look(outgoing)
-        self._stores.look(outgoing)
+        self._detector.check(outgoing)
+        self._admission.retry(outgoing)
+        self._shutdown.check(outgoing)
+        self._stores.send_stale_views(outgoing)
         peers = self._peers.values()
         for peer in peers:
             if peer.process is None or peer.process.state == State.HERE:

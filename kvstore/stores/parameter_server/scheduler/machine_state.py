@@ -1,7 +1,7 @@
-"""The scheduler's state as plain data, and back: the objects of a fixed list of classes, and nothing else.
+"""Converts the scheduler's state to plain data and back: only objects of a fixed list of classes.
 
-Every object, list, dict and set has a number, so that what is shared stays shared. Reading makes instances of
-the classes below and sets their fields; nothing that is read is ever called or imported.
+Each object, list, dict and set has a number, so that several references to one object stay references to one
+object. Reading creates instances of the classes below and sets their fields; no data is called or imported.
 """
 
 from __future__ import annotations
@@ -20,52 +20,58 @@ from . import (
     failure_detector,
     hosts,
     key_table,
-    membership,
     peers,
     rank_assignment,
     rejoins,
     shutdown,
+    store_membership,
     stores,
 )
 from . import settings as store_settings
 
-_KEPT = (
+_STATE_CLASSES = (
     ReliableLink, peers.Process, peers.Peer, rank_assignment.Servers, rank_assignment.RankAssignment,
     stores.Stores, failure_detector.FailureDetector, admission.Admission, shutdown.JobShutdown,
-    membership.Membership, rejoins.RejoinCoordinator, hosts.HostSeats, key_table.KeyTable,
+    store_membership.StoreMembership, rejoins.RejoinCoordinator, hosts.HostSeats, key_table.KeyTable,
     key_table.AwaitedKeys, store_settings.SettingsTable, store_settings.Installation, SettingsLog, Change,
 )  # fmt: skip
-_CLASSES: dict[str, Any] = {one.__name__: one for one in _KEPT}
-_TUPLES: dict[str, Any] = {one.__name__: one for one in (key_table.KeyWaiter, rejoins.JoinPoint, SettingsAt)}
+_CLASSES: dict[str, Any] = {cls.__name__: cls for cls in _STATE_CLASSES}
+_TUPLES: dict[str, Any] = {cls.__name__: cls for cls in (key_table.KeyWaiter, rejoins.JoinPoint, SettingsAt)}
 _MESSAGES: dict[str, Any] = {
-    name: one
-    for name, one in vars(messages).items()
-    if isinstance(one, type) and issubclass(one, msgspec.Struct)
+    name: value
+    for name, value in vars(messages).items()
+    if isinstance(value, type) and issubclass(value, msgspec.Struct)
 }
 _PLAIN = (type(None), bool, int, float, str, bytes)
 _SEQUENCES = {"list": list, "set": set, "deque": deque}
 
 
 def dumped(value: Any) -> Any:
-    """Turn a value into what msgpack can write.
+    """Convert a value to data that msgpack can encode.
 
     Raises
     ------
     TypeError
-        There is an object of a class that is not on the list.
+        The value contains an object of a class that is not on the list.
     """
     return _Writer().write(value)
 
 
 def loaded(data: Any) -> Any:
-    """Make the value again; KeyError, TypeError, ValueError: nothing that `dumped` has made."""
+    """Return the value of which `dumped` has made the data.
+
+    Raises
+    ------
+    KeyError, TypeError, ValueError
+        `dumped` cannot have made the data.
+    """
     return _Reader().read(data)
 
 
 class _Writer:
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
-        self._alive: list[Any] = []  # whose ids must not be used again
+        self._alive: list[Any] = []  # keeps the ids of written objects from being used again
 
     def write(self, value: Any) -> Any:
         kind = type(value)
@@ -89,7 +95,7 @@ class _Writer:
         if kind.__name__ in _SEQUENCES:
             return [kind.__name__, number, [self.write(one) for one in value]]
         if _CLASSES.get(kind.__name__) is not kind:
-            raise TypeError(f"the journal cannot keep a {kind.__qualname__}")
+            raise TypeError(f"the journal cannot store an object of class {kind.__qualname__}")
         return ["object", number, kind.__name__, {name: self.write(one) for name, one in _attributes(value)}]
 
 

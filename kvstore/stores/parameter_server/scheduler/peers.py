@@ -1,4 +1,4 @@
-"""The processes that the scheduler knows, their sockets, and what one step writes to them."""
+"""The processes that the scheduler knows, their connections, and the messages that one step sends to them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from ..protocol.events import Action, Send
 from ..protocol.messages import Failure, Fenced, Hello, Refused
 from ..protocol.reliable_link import ReliableLink
-from .membership import Membership
+from .store_membership import StoreMembership
 
 
 class State(enum.Enum):
-    """What has become of a process."""
+    """The state of a process; `machine.TRANSITIONS` lists the events that change it."""
 
     HERE = "here"
     ENDED = "ended"
@@ -23,7 +23,7 @@ class State(enum.Enum):
 
 @dataclass(eq=False)
 class Process:
-    """A process of the job; a worker's has a peer for each store, a server's one for -1."""
+    """A process of the job; `peers` has one connection of a worker for each store, and -1 for a server."""
 
     name: str
     role: str
@@ -39,55 +39,55 @@ class Process:
 
 @dataclass(eq=False)
 class Peer:
-    """One socket: a worker's store, or a server."""
+    """One connection: that of one store of a worker, or of a server."""
 
     name: Hashable
     link: ReliableLink
     since: float
     hello: Hello | None = None
     process: Process | None = None
-    store: Membership | None = None
+    store: StoreMembership | None = None
 
     @property
     def rank(self) -> int:
-        """Rank of its process; -1 while it has none."""
+        """Return the rank of its process; -1 before the process has one."""
         return self.process.rank if self.process is not None else -1
 
 
 class Outgoing:
-    """What one step of the scheduler comes to, and when it is taken."""
+    """The actions of one step of the scheduler, and the time `now` of the step."""
 
     __slots__ = ("actions", "changed", "now")
 
     def __init__(self, now: float) -> None:
         self.now = now
-        #: Whether the step has changed what must outlast the scheduler's process.
+        #: Whether the step has changed state that a restarted scheduler needs.
         self.changed = False
         self.actions: list[Action] = []
 
     def write(self, peer: Peer, body: Any) -> None:
-        """Send a message; it is sent again until it is acknowledged."""
+        """Send a message; the link repeats it until it is acknowledged."""
         self.changed = True
         self.actions.append(Send(peer.name, peer.link.write(body, self.now)))
 
     def send_unreliable(self, peer: Peer, body: Any) -> None:
-        """Send a message that may be lost."""
+        """Send a message that is not repeated if it is lost."""
         self.actions.append(Send(peer.name, peer.link.send_unreliable(body)))
 
     def fence(self, peer: Peer, text: str) -> None:
-        """Tell a peer that it is no part of the job any more, or never was."""
+        """Tell a peer that its process is not, or no longer, part of the job."""
         self.send_unreliable(peer, Fenced(0, text))
 
-    def refuse(self, peer: Peer, why: Failure) -> None:
-        """Tell a peer that its store or its server cannot be in the job."""
-        self.write(peer, Refused(why.error, why.text, why.role, why.rank, why.silent))
+    def refuse(self, peer: Peer, failure: Failure) -> None:
+        """Tell a peer why its store or its server cannot take part in the job."""
+        self.write(peer, Refused(failure.error, failure.text, failure.role, failure.rank, failure.silent))
 
     def acknowledge(self, peer: Peer) -> None:
-        """Say which messages have come, if none of this step has said it."""
+        """Acknowledge the received messages, unless another message of this step does."""
         acknowledgement = peer.link.pending_ack()
         if acknowledgement is not None:
             self.actions.append(Send(peer.name, acknowledgement))
 
     def repeat(self, peer: Peer) -> None:
-        """Send again what has not been acknowledged for too long."""
+        """Send the messages again that have been unacknowledged for too long."""
         self.actions.extend(Send(peer.name, message) for message in peer.link.again(self.now))

@@ -1,4 +1,4 @@
-"""Settings of one store: servers are told of each change once, however many workers make it."""
+"""The settings of one store: each change is sent to the servers once, also if several workers make it."""
 
 from __future__ import annotations
 
@@ -8,102 +8,104 @@ from ....optimizer.settings_log import NONE, OPTIMIZER, Change, SettingsAt, Sett
 from ..protocol.messages import Answer, Command, Failure, Install, Settings
 
 _OPTIMIZERS = (OPTIMIZER, NONE)
-_KEPT = 1024  # of the newest; servers keep as many, for rounds that are under way
+_KEPT = 1024  # number of newest changes; servers keep as many, for rounds in progress
 
 
 class Installation:
-    """Settings or a command on their way to the servers, and the requests that wait for them."""
+    """Settings or a command that not all servers have installed yet, and the requests that wait for this."""
 
     def __init__(self, install: Install, servers: Iterable[int], changes: Iterable[Change] = ()) -> None:
         self.install = install
         self.pending = set(servers)
-        #: Changes that no server has had before, of which the last is withdrawn if a server refuses them.
+        #: Changes that are new to all servers; if a server refuses them, the last change is withdrawn.
         self.changes = list(changes)
-        #: Rank, request, and the change that it has made.
+        #: Rank, request, and the change of the request.
         self.waiting: list[tuple[int, int, Change | None]] = []
         self.error: Failure | None = None
 
 
 class SettingsTable:
-    """The settings of a store, and what the servers know of them.
+    """The settings of a store, and which of them the servers have.
 
-    Workers that run the same program make the same changes at the same places of it, some later than others;
-    or only one of them makes a change. So a change that another worker has made at the same place is not made
-    again.
+    Workers that run the same program make the same changes at the same places of the program, some later than
+    others; or only one worker makes a change. So a change that another worker has made at the same place is
+    not made again.
 
-    Many are changes of one number in each step, and the newest are kept. A worker that came back may repeat
-    its program from the beginning: it makes no change anew that others have made since the last one of its
-    own, and none before those that are kept.
+    The table keeps the newest changes, since many programs change a number in each step. A restarted worker
+    can repeat its program from the beginning: of its changes, the table ignores those that other workers have
+    made since the last change of this rank, and those before the changes that are kept.
     """
 
     def __init__(self, store: int) -> None:
         self.store = store
         self.log = SettingsLog()
-        #: By number, as long as a server has not got it.
+        #: By number, until all servers have installed them.
         self.pending: dict[int, Installation] = {}
         self._numbers = 0
         self._newest: dict[int, Install] = {}  # by place
         self._optimizers: dict[int, Change] = {}  # by ordinal
-        self._returned: dict[int, tuple[int, ...]] = {}  # by rank: key of the last change that it has made
-        self._forgotten: set[str] = set()  # kinds
-        #: As `Installation.waiting`; the servers have their changes.
+        self._returned: dict[
+            int, tuple[int, ...]
+        ] = {}  # by rank of a restarted worker: key of its last change
+        self._forgotten: set[str] = set()  # kinds of changes
+        #: As `Installation.waiting`, for requests whose changes all servers have.
         self._done: list[tuple[int, int, Change | None]] = []
         self._most = 2 * _KEPT
 
-    def ask(
+    def request_change(
         self, rank: int, asked: Settings, servers: set[int], unpaced: Iterable[int] = ()
     ) -> tuple[Change | None, list[Install]]:
-        """Return the change that is made, None if another optimizer is set, and what servers are to be told.
+        """Handle a change that a worker requests.
 
-        `unpaced` are workers that no rounds keep near the others: changes that they have not come to are
-        kept.
+        Returns the change, None if the store has another optimizer, and the messages for the servers.
+        `unpaced` are workers whose progress no round limits: changes that they have not reached are kept.
 
         Raises
         ------
         ConfigError
-            The change does not fit those of other workers.
+            The change contradicts a change of another worker.
         """
-        told: list[Change] = []
+        affected: list[Change] = []
         change = self._find(rank, asked)
         if change is None and asked.kind in _OPTIMIZERS and asked.ordinal in self._optimizers:
             return None, []
         if change is None:
             place = max(asked.place, self._last_place()) if rank in self._returned else asked.place
-            change, told = self.log.add(rank, place, asked.kind, asked.ordinal, asked.text)
+            change, affected = self.log.add(rank, place, asked.kind, asked.ordinal, asked.text)
             if asked.kind in _OPTIMIZERS:
                 self._optimizers[asked.ordinal] = change
         elif change in self.log.changes and rank not in self._returned:
-            told = self.log.share(change, rank)
+            affected = self.log.share(change, rank)
         if rank in self._returned and change.is_like(asked.kind, asked.ordinal, asked.text):
             self._returned[rank] = max(self._returned[rank], change.key())
-        installs = self._install(told, servers, change)
+        installs = self._install(affected, servers, change)
         self._wait(rank, asked.request, change)
         self._cut(unpaced)
         return change, installs
 
-    def in_place_of(self, asked: Settings) -> Change:
-        """Return the optimizer that was set where a worker asks for another one."""
+    def conflicting_optimizer(self, asked: Settings) -> Change:
+        """Return the optimizer that the store has instead of the requested one."""
         return self._optimizers[asked.ordinal]
 
-    def answers(self) -> list[tuple[int, Answer]]:
-        """Return rank and answer of requests whose changes the servers had already; they are forgotten."""
+    def immediate_answers(self) -> list[tuple[int, Answer]]:
+        """Return and forget rank and answer of requests whose changes all servers had already."""
         done, self._done = self._done, []
         return self._answers(done, None)
 
     def command(self, rank: int, asked: Command, servers: set[int]) -> Install:
-        """Make a new command."""
+        """Return the message of a new command for the servers."""
         install = self._number("command", asked.body, asked.head)
         installation = self.pending[install.version] = Installation(install, servers)
         installation.waiting.append((rank, asked.request, None))
         return install
 
-    def installed(
+    def note_installed(
         self, server: int, number: int, error: Failure | None, servers: Iterable[int]
     ) -> tuple[list[tuple[int, Answer]], list[Install]]:
-        """Note that a server has settings or a command, or why not.
+        """Record that a server has installed settings or a command, or has refused them with an error.
 
-        Returns rank and answer of the requests that have waited for it; and what the servers are to be told,
-        where a change had to be withdrawn.
+        Returns rank and answer of the requests that waited for this, and the messages for the servers if a
+        change had to be withdrawn.
         """
         installation = self.pending.get(number)
         if installation is None or server not in installation.pending:
@@ -118,7 +120,7 @@ class SettingsTable:
         return self._withdraw(installation, installation.error, servers)
 
     def forget(self, rank: int) -> None:
-        """Let another process take this rank: it makes its changes from the beginning."""
+        """Prepare for another process with this rank, which makes its changes from the beginning."""
         self.log.forget(rank)
         if self.log.changes:
             self._returned[rank] = ()
@@ -126,45 +128,44 @@ class SettingsTable:
             one.waiting = [waiting for waiting in one.waiting if waiting[0] != rank]
 
     def clear(self) -> list[tuple[int, int]]:
-        """Return rank and request of all that wait; they are forgotten."""
+        """Return and forget rank and request of all workers that wait."""
         gone: list[tuple[int, int]] = []
         for one in self.pending.values():
             gone += [(rank, request) for rank, request, _ in one.waiting]
             one.waiting = []
         return gone
 
-    def again(self, server: int) -> list[Install]:
-        """Return what a server that has come back must be told, in order."""
+    def for_restarted_server(self, server: int) -> list[Install]:
+        """Return the messages for a restarted server, in order."""
         commands = [one.install for one in self.pending.values() if server in one.pending]
-        told = {install.version: install for install in (*self._newest.values(), *commands)}
-        return [told[number] for number in sorted(told)]
+        installs = {install.version: install for install in (*self._newest.values(), *commands)}
+        return [installs[number] for number in sorted(installs)]
 
-    def at_barrier(self, request: int) -> Answer:
-        """Return the answer to a worker that has come to a barrier: the newest settings."""
+    def barrier_answer(self, request: int) -> Answer:
+        """Return the answer to a worker at a barrier: the newest settings."""
         since = max(self._newest, default=-1) + 1
         newest = self.log.newest
         return Answer(request, version=since, text=newest.text, count=newest.ordinal)
 
-    def known(self, rank: int) -> int:
-        """Return from which place on the newest settings hold that a worker has changed; 0: none."""
+    def newest_place(self, rank: int) -> int:
+        """Return the first place with the newest settings that a worker has changed; 0 if there are none."""
         return self.log.place_of(rank) + 1
 
     # ---------------------------------------------------------------------------------------------- changes
 
     def _find(self, rank: int, asked: Settings) -> Change | None:
-        """Return the change that another worker has made, and this one makes now."""
+        """Return the equal change of another worker that this request repeats; None if there is none."""
         if asked.kind in _OPTIMIZERS:
-            there = self._optimizers.get(asked.ordinal)
-            return (
-                there if there is not None and there.is_like(asked.kind, asked.ordinal, asked.text) else None
-            )
+            found = self._optimizers.get(asked.ordinal)
+            is_same = found is not None and found.is_like(asked.kind, asked.ordinal, asked.text)
+            return found if is_same else None
         if rank not in self._returned:
             return self.log.find(rank, asked.place, asked.kind, asked.ordinal, asked.text)
         after = self._returned[rank]
         later = [one for one in self.log.changes if one.key() > after]
         found = next((one for one in later if one.is_like(asked.kind, asked.ordinal, asked.text)), None)
         if found is None and asked.kind in self._forgotten and len(later) == len(self.log.changes):
-            return later[0]  # it has not come to those that are kept
+            return later[0]  # the worker has not reached the changes that are kept
         return found
 
     def _last_place(self) -> int:
@@ -173,21 +174,22 @@ class SettingsTable:
     def _withdraw(
         self, refused: Installation, error: Failure, servers: Iterable[int]
     ) -> tuple[list[tuple[int, Answer]], list[Install]]:
-        """Withdraw the last change that was refused, and those that are not allowed without it.
+        """Withdraw the last change of a refused installation, and the changes that are not valid without it.
 
-        The workers that have made them are told. The others wait until the servers have what is left.
+        The requests of these changes are answered with an error. The other requests wait until the servers
+        have installed the remaining changes.
         """
         change = refused.changes.pop()
         gone: dict[Change, Failure] = {change: error}
-        told: list[Change] = []
+        affected: list[Change] = []
         if change in self.log.changes:
-            told, dropped = self.log.withdraw(change)
+            affected, dropped = self.log.withdraw(change)
             gone |= {one: Failure("ConfigError", str(why)) for one, why in dropped.items()}
         self._optimizers = {ordinal: one for ordinal, one in self._optimizers.items() if one not in gone}
-        self.pending[refused.install.version] = refused  # for what waits, and for the other changes
+        self.pending[refused.install.version] = refused  # for its waiting requests, and its other changes
         installs = [
-            self._tell(place, servers, self._unconfirmed(place, gone))
-            for place in dict.fromkeys(one.place for one in (*gone, *told))
+            self._install_at(place, servers, self._take_unconfirmed(place, gone))
+            for place in dict.fromkeys(one.place for one in (*gone, *affected))
         ]
         del self.pending[refused.install.version]
         answers: list[tuple[int, Answer]] = []
@@ -197,8 +199,8 @@ class SettingsTable:
             answers += [(rank, Answer(request, error=gone[made])) for rank, request, made in ended if made]
         return answers, installs
 
-    def _unconfirmed(self, place: int, gone: Container[Change]) -> list[Change]:
-        """Take over the changes of a place that are on their way, and that a server can refuse yet."""
+    def _take_unconfirmed(self, place: int, gone: Container[Change]) -> list[Change]:
+        """Remove and return the changes of a place that a server can still refuse, except those `gone`."""
         found: list[Change] = []
         for one in self.pending.values():
             if one.install.kind == "settings" and one.install.since == place + 1:
@@ -206,29 +208,29 @@ class SettingsTable:
                 one.changes = []
         return found
 
-    def _install(self, told: Iterable[Change], servers: Iterable[int], change: Change) -> list[Install]:
-        """Return what the servers are to be told after a change; of each place the last settings."""
+    def _install(self, affected: Iterable[Change], servers: Iterable[int], change: Change) -> list[Install]:
+        """Return the messages for the servers after a change: for each place, its last settings."""
         return [
-            self._tell(place, servers, [change] if place == change.place else [])
-            for place in dict.fromkeys(one.place for one in told)
+            self._install_at(place, servers, [change] if place == change.place else [])
+            for place in dict.fromkeys(one.place for one in affected)
         ]
 
-    def _tell(self, place: int, servers: Iterable[int], changes: list[Change]) -> Install:
-        """Return what servers are told of a place; requests are answered when they have the newest."""
+    def _install_at(self, place: int, servers: Iterable[int], changes: list[Change]) -> Install:
+        """Return the message with the settings of a place; its requests now wait for this installation."""
         settings = self.log.settings_at(place)
         install = self._number("settings", settings.text, since=place + 1, settings=settings)
         before = self._newest.get(place)
-        waits = self.pending.get(before.version) if before is not None else None
+        replaced = self.pending.get(before.version) if before is not None else None
         self._newest[place] = install
         installation = self.pending[install.version] = Installation(install, servers, changes)
-        if waits is not None:
-            waits.waiting, installation.waiting = [], waits.waiting
+        if replaced is not None:
+            replaced.waiting, installation.waiting = [], replaced.waiting
         return install
 
     def _answers(
         self, done: Iterable[tuple[int, int, Change | None]], error: Failure | None
     ) -> list[tuple[int, Answer]]:
-        """Return rank and answer of requests that have waited."""
+        """Return rank and answer of waiting requests."""
         return [(rank, self._answer(request, change, error)) for rank, request, change in done]
 
     def _answer(self, request: int, change: Change | None, error: Failure | None) -> Answer:
@@ -253,7 +255,7 @@ class SettingsTable:
         waiting.append((rank, request, change))
 
     def _cut(self, unpaced: Iterable[int]) -> None:
-        """Forget changes that all servers have, no worker makes, and later ones have replaced."""
+        """Forget old changes that all servers have, later changes replace, and no worker can still make."""
         if len(self.log.changes) <= self._most:
             return
         passed = min((self.log.place_of(rank) for rank in unpaced), default=self._last_place() + 1)

@@ -1,4 +1,4 @@
-"""How workers leave their stores and the job, and how the job ends."""
+"""How workers leave their stores and the job, and when the job ends."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from .admission import Admission
 from .failure_detector import FailureDetector
 from .peers import Outgoing, Peer, State
 from .rank_assignment import RankAssignment
-from .stores import Stores, dropped
+from .stores import Stores, drop_message
 
 
 class JobShutdown:
-    """What leads to the end: all have said goodbye, all are lost, or nobody has been there for too long.
+    """Ends the job: when all workers have ended or are lost, or after a long time without any worker.
 
-    `timeout` is in seconds without any worker.
+    `timeout` is that time, in seconds.
     """
 
     def __init__(
@@ -32,73 +32,76 @@ class JobShutdown:
         self._detector = detector
         self._admission = admission
         self._timeout = timeout
-        self.manned = 0.0  # when a worker was last there
-        self._resumed: float | None = None  # when it was started again
-        self._over: tuple[float, Failure | None] | None = None
+        self.manned = 0.0  # when a worker was last present
+        self._resumed: float | None = None  # when the scheduler was restarted
+        self._over: tuple[float, Failure | None] | None = None  # since when the job is over, and its error
 
     def begin(self, now: float) -> None:
         """Count the time without workers from here."""
         self.manned = now
 
     def resume(self, now: float) -> None:
-        """Stay for a while, though all may have said goodbye: they may not know that it was heard."""
+        """Delay the end after a restart: processes that have ended may still wait for an acknowledgement."""
         self._resumed = now
 
     def leave(self, peer: Peer, message: Leave, outgoing: Outgoing) -> None:
-        """Take a worker out of a store that it closes, or that it had to give up."""
+        """Remove a worker from a store that it has closed, or in which it failed (`lost`)."""
         store = peer.store
         if store is None or peer.rank not in store.members or not self._assignment.holds(peer, store):
             return
         if message.lost and store.started:
-            store.lose(Loss("worker", peer.rank, 0.0))
-            self._stores.changed(store, outgoing)
+            store.lose_worker(Loss("worker", peer.rank, 0.0))
+            self._stores.announce_loss(store, outgoing)
             return
-        store.leave(peer.rank)
+        store.remove(peer.rank)
         if message.last:
-            store.hosts.whole.add(store.hosts.seat(peer.rank))
+            store.hosts.finished.add(store.hosts.seat(peer.rank))
         if not store.started:
             self._stores.try_start(store, outgoing)
         elif store.members:
-            self._stores.show_once(store, outgoing)
-            self._stores.go_on(store, outgoing)
+            self._stores.send_view_soon(store, outgoing)
+            self._stores.release_waiters(store, outgoing)
         else:
             store.end()
-            self._assignment.servers.tell_all(dropped(store), outgoing)
+            self._assignment.servers.send_all(drop_message(store), outgoing)
 
     def bye(self, peer: Peer, message: Bye, outgoing: Outgoing) -> None:
-        """Take a process out of the job."""
+        """Record that a process has ended, or that it reports itself as failed (`lost`)."""
         process = peer.process
         if process is None or process.state != State.HERE:
             return
         if message.lost:
-            self._detector.lose(process, outgoing)
+            self._detector.declare_lost(process, outgoing)
         else:
-            for one in process.peers.values():
-                if one.store is not None:
-                    self.leave(one, Leave(one.store.number), outgoing)
+            for connection in process.peers.values():
+                if connection.store is not None:
+                    self.leave(connection, Leave(connection.store.number), outgoing)
             process.state = State.ENDED
             for store in self._stores.values():
                 self._stores.try_start(store, outgoing)
-        self._look_for_end(outgoing)
+        self._check_end(outgoing)
 
-    def look(self, outgoing: Outgoing) -> None:
-        """See whether the job is over."""
-        self._look_for_end(outgoing)
-        self._look_for_workers(outgoing)
+    def check(self, outgoing: Outgoing) -> None:
+        """Find out whether the job is over."""
+        self._check_end(outgoing)
+        self._check_workers(outgoing)
 
     def close(self, peers: Iterable[Peer], patience: float, linger: float, outgoing: Outgoing) -> bool:
-        """End, if all that are there know that the job is over, or have had so many seconds to hear it."""
+        """End the scheduler, if the job is over and all present processes have acknowledged this.
+
+        Without their acknowledgements the scheduler ends after `patience` seconds, with them after `linger`.
+        """
         if self._over is None:
             return False
         since, error = self._over
-        open_ = any(
+        unacknowledged = any(
             peer.process is not None
             and peer.process.state == State.HERE
             and peer.link.acknowledged < peer.link.number
             for peer in peers
         )
-        # It stays a little longer, so that messages which come again are acknowledged once more.
-        if outgoing.now - since <= (patience if open_ else linger):
+        # It stays a little longer, to acknowledge messages that are repeated.
+        if outgoing.now - since <= (patience if unacknowledged else linger):
             return False
         if self._resumed is not None and outgoing.now - self._resumed <= patience:
             return False
@@ -106,17 +109,17 @@ class JobShutdown:
         outgoing.actions.append(End(error))
         return True
 
-    def _look_for_end(self, outgoing: Outgoing) -> None:
+    def _check_end(self, outgoing: Outgoing) -> None:
         workers = self._assignment.workers.values()
         if self._over is not None or len(workers) < self._assignment.num_workers:
             return
-        if any(one.state == State.HERE for one in workers) or self._admission.contested:
+        if any(worker.state == State.HERE for worker in workers) or self._admission.has_waiting:
             return
-        alone = all(one.state == State.LOST for one in workers)
-        self._finish(Failure("PeerLostError", "all workers are lost") if alone else None, outgoing)
+        all_lost = all(worker.state == State.LOST for worker in workers)
+        self._finish(Failure("PeerLostError", "all workers are lost") if all_lost else None, outgoing)
 
-    def _look_for_workers(self, outgoing: Outgoing) -> None:
-        if any(one.state == State.HERE for one in self._assignment.workers.values()):
+    def _check_workers(self, outgoing: Outgoing) -> None:
+        if any(worker.state == State.HERE for worker in self._assignment.workers.values()):
             self.manned = outgoing.now
         elif self._over is None and outgoing.now - self.manned > self._timeout:
             text = f"no worker has been there for {self._timeout:g} s"
@@ -125,5 +128,5 @@ class JobShutdown:
     def _finish(self, error: Failure | None, outgoing: Outgoing) -> None:
         self._over = (outgoing.now, error)
         outgoing.changed = True
-        self._assignment.servers.tell_all(Over(error.text if error else ""), outgoing)
+        self._assignment.servers.send_all(Over(error.text if error else ""), outgoing)
         self._admission.close(outgoing)

@@ -1,79 +1,82 @@
-"""All stores of a job: who enters them, when they start, and what their members are told of it."""
+"""All stores of a job: which workers enter them, when they start, and the views and answers that are sent."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, ValuesView
 
 from ..protocol.messages import Answer, Failure, Hello, Install, KeyEntry, Loss, Member, Slices, Welcome
-from .membership import Membership
 from .peers import Outgoing, Peer, Process, State
 from .rank_assignment import RankAssignment
 from .rejoins import JoinPoint
+from .store_membership import StoreMembership
 
 
-def dropped(store: Membership, slices: Iterable[int] = ()) -> Install:
-    """Say to servers that slices are no more, or the store, where none is named."""
+def drop_message(store: StoreMembership, slices: Iterable[int] = ()) -> Install:
+    """Return the message that tells servers to drop these slices, or the whole store if there are none."""
     return Install(store.number, 0, "drop", ",".join(map(str, slices)))
 
 
 class Stores:
-    """Stores by group and number; `assignment` says who is behind a rank."""
+    """Stores by group and number; `assignment` has the process of each rank."""
 
     def __init__(self, assignment: RankAssignment) -> None:
         self._assignment = assignment
         self._servers = assignment.servers
-        self._stores: dict[tuple[str, int], Membership] = {}
+        self._stores: dict[tuple[str, int], StoreMembership] = {}
         self._loads = [0] * assignment.servers.count
 
-    def values(self) -> ValuesView[Membership]:
+    def values(self) -> ValuesView[StoreMembership]:
         """Return all stores, in the order of their numbers."""
         return self._stores.values()
 
     # --------------------------------------------------------------------------------------- entry and start
 
-    def enter(self, peer: Peer, process: Process, hello: Hello, outgoing: Outgoing) -> None:
-        """Let a worker into the store that it names, or refuse it."""
+    def add_worker(self, peer: Peer, process: Process, hello: Hello, outgoing: Outgoing) -> None:
+        """Add a worker to the store that its hello names, or refuse it."""
         name = (hello.group, hello.ordinal)
         store = self._stores.get(name)
         if store is None:
-            store = Membership(len(self._stores), name, hello.options, self._loads)
+            store = StoreMembership(len(self._stores), name, hello.options, self._loads)
             self._stores[name] = store
-        error = self._keeps_out(store, process, hello)
-        if error is not None:
-            outgoing.refuse(peer, error)
+        failure = self._entry_failure(store, process, hello)
+        if failure is not None:
+            outgoing.refuse(peer, failure)
             return
         peer.store = store
         process.peers[store.number] = peer
-        store.enter(Member(process.rank, process.incarnation))
+        store.add(Member(process.rank, process.incarnation))
         if not store.started:
-            store.hosts.enter(process.rank, hello.host)
+            store.hosts.add(process.rank, hello.host)
             self.try_start(store, outgoing)
             return
         self._welcome(store, peer, True, outgoing)
-        self.show(store, outgoing, but=process.rank)
+        self.send_view(store, outgoing, but=process.rank)
 
-    def _keeps_out(self, store: Membership, process: Process, hello: Hello) -> Failure | None:
+    def _entry_failure(self, store: StoreMembership, process: Process, hello: Hello) -> Failure | None:
+        """Return why a worker cannot enter a store; None if it can."""
         if hello.options != store.options:
             mine, others = hello.options, store.options
             names = sorted(name for name in {*mine, *others} if mine.get(name) != others.get(name))
-            told = ", ".join(f"{name} {mine.get(name)!r} instead of {others.get(name)!r}" for name in names)
-            return Failure("ConfigError", f"{process} creates {store} with {told}: give all workers the same")
-        if store.broken or self._servers.doom is not None:
-            return store.failure if store.broken else self._servers.doomed()
+            differ = ", ".join(f"{name} {mine.get(name)!r} instead of {others.get(name)!r}" for name in names)
+            return Failure(
+                "ConfigError", f"{process} creates {store} with {differ}: give all workers the same"
+            )
+        if store.broken or self._servers.final_loss is not None:
+            return store.failure if store.broken else self._servers.final_failure()
         if store.number in process.peers:
             return Failure("FencedError", f"{process} has been in {store} before; create another store")
         if store.over:
-            return Failure("FencedError", f"{store} is over: all others have closed it")
-        # Who comes into a store that has started takes the place of one who was lost, here or elsewhere.
+            return Failure("FencedError", f"{store} is over: all other workers have closed it")
+        # A worker that enters a started store replaces a lost worker: one of this store, or of another.
         lost = [process.rank] if store.started else self._assignment.ranks(State.LOST)
         if store.raises and lost:
             return Failure(
                 "PeerLostError", f"worker {lost[0]} is lost; start the job again", "worker", lost[0]
             )
-        return store.hosts.keeps_out(process.rank, hello.host, store.members) if store.started else None
+        return store.hosts.refusal(process.rank, hello.host, store.members) if store.started else None
 
-    def try_start(self, store: Membership, outgoing: Outgoing) -> None:
-        """Start a store once everybody is there; those that are lost are not waited for."""
+    def try_start(self, store: StoreMembership, outgoing: Outgoing) -> None:
+        """Start a store if all servers are present, and all workers that are not lost."""
         if store.started or not self._servers.welcomed or not store.members:
             return
         assignment = self._assignment
@@ -85,138 +88,140 @@ class Stores:
             text = (
                 f"worker {min(ended)} has ended and never created {store}: all workers create the same stores"
             )
-            self._turn_away(store, Failure("ConfigError", text), outgoing)
+            self._refuse_members(store, Failure("ConfigError", text), outgoing)
         elif not missing:
             store.start()
             for peer in self._peers(store):
                 self._welcome(store, peer, False, outgoing)
-            self._servers.tell_all(store.view(self._servers.members), outgoing)
+            self._servers.send_all(store.view(self._servers.members), outgoing)
 
-    def _turn_away(self, store: Membership, why: Failure, outgoing: Outgoing) -> None:
-        """Refuse everybody in a store that cannot start; who comes later must not start it without them."""
+    def _refuse_members(self, store: StoreMembership, failure: Failure, outgoing: Outgoing) -> None:
+        """Refuse all members of a store that cannot start; a later worker must not start it without them."""
         for peer in self._peers(store):
-            outgoing.refuse(peer, why)
+            outgoing.refuse(peer, failure)
         store.members.clear()
 
-    def lose_before_start(self, store: Membership, loss: Loss, outgoing: Outgoing) -> None:
-        """Go on without a worker that never came to a store, or turn the others away."""
+    def start_without(self, store: StoreMembership, loss: Loss, outgoing: Outgoing) -> None:
+        """Start a store without a worker that was lost before, or refuse the other workers."""
         if not store.raises:
             self.try_start(store, outgoing)
         elif store.members:
             text = f"{loss.role} {loss.rank} was lost before {store} started; start the job again"
-            self._turn_away(
+            self._refuse_members(
                 store, Failure("PeerLostError", text, loss.role, loss.rank, loss.silent), outgoing
             )
 
-    def bring_up(self, rank: int, outgoing: Outgoing) -> None:
-        """Tell a server that has come back everything, and everybody that it has."""
+    def send_state(self, rank: int, outgoing: Outgoing) -> None:
+        """Send the state of all stores to a restarted server, and a new view of each to all processes."""
         for store in self.values():
-            if store.over:  # the server may have a snapshot from before
-                self._servers.tell(rank, dropped(store), outgoing)
+            if store.over:  # the server can have an older snapshot that has the store
+                self._servers.send(rank, drop_message(store), outgoing)
             if store.over or not store.started:
                 continue
             entries = store.keys.placed()
             if entries:
-                self._servers.tell(rank, Slices(store.number, entries), outgoing)
-            if gone := store.keys.gone():
-                self._servers.tell(rank, dropped(store, gone), outgoing)
-            for install in store.settings.again(rank):
-                self._servers.tell(rank, install, outgoing)
+                self._servers.send(rank, Slices(store.number, entries), outgoing)
+            if dropped := store.keys.dropped_slices():
+                self._servers.send(rank, drop_message(store, dropped), outgoing)
+            for install in store.settings.for_restarted_server(rank):
+                self._servers.send(rank, install, outgoing)
             store.epoch += 1
-            self.show(store, outgoing)
+            self.send_view(store, outgoing)
 
     # ----------------------------------------------------------------------------------------------- changes
 
-    def changed(self, store: Membership, outgoing: Outgoing) -> None:
-        """Tell of a loss, and let go whom it held up."""
+    def announce_loss(self, store: StoreMembership, outgoing: Outgoing) -> None:
+        """Send a view after a loss, and answer the requests that waited for the lost process."""
         if not store.started:
             if store.broken:
-                self._turn_away(store, store.failure, outgoing)
+                self._refuse_members(store, store.failure, outgoing)
             return
-        self.show(store, outgoing)
+        self.send_view(store, outgoing)
         if store.broken:
-            failed = [(rank, Answer(request, error=store.failure)) for rank, request in store.waiting()]
-            self.answer(store, failed, outgoing)
+            failed = [(rank, Answer(request, error=store.failure)) for rank, request in store.clear_waiters()]
+            self.send_answers(store, failed, outgoing)
         else:
-            self.go_on(store, outgoing)
+            self.release_waiters(store, outgoing)
 
-    def go_on(self, store: Membership, outgoing: Outgoing) -> None:
-        """After somebody has left or joined: perhaps the others need not wait any more."""
+    def release_waiters(self, store: StoreMembership, outgoing: Outgoing) -> None:
+        """Answer the requests that no longer have to wait after a change of the members."""
         self.leave_old_places(store, -1, outgoing)
-        self._let_join(store, outgoing)
-        opened = [(rank, store.settings.at_barrier(request)) for rank, request in store.open_barrier()]
+        self._complete_rejoins(store, outgoing)
+        opened = [(rank, store.settings.barrier_answer(request)) for rank, request in store.open_barrier()]
         answers, new = store.keys.promote(store.initializer)
-        self.place(store, new, outgoing)
-        self.answer(store, [*opened, *answers], outgoing)
+        self.send_slices(store, new, outgoing)
+        self.send_answers(store, [*opened, *answers], outgoing)
 
-    def leave_old_places(self, store: Membership, rank: int, outgoing: Outgoing) -> None:
-        """Have servers drop slices of keys that have moved, once all members know it; `rank` does now."""
+    def leave_old_places(self, store: StoreMembership, rank: int, outgoing: Outgoing) -> None:
+        """Let servers drop the old slices of moved keys if all members know the move; `rank` knows it now."""
         if slices := store.keys.leave_old_places(rank, store.members):
-            self._servers.tell_all(dropped(store, slices), outgoing)
+            self._servers.send_all(drop_message(store, slices), outgoing)
 
-    def _let_join(self, store: Membership, outgoing: Outgoing) -> None:
-        """Tell all of one who came back, once the others have reached where it joins; then the next may."""
-        while not store.broken and (join_point := store.next_join_point()) is not None:
-            self.show(store, outgoing, join_point=join_point)
+    def _complete_rejoins(self, store: StoreMembership, outgoing: Outgoing) -> None:
+        """Send a view with the join point of each restarted worker that all other workers have reached."""
+        while not store.broken and (join_point := store.complete_rejoin()) is not None:
+            self.send_view(store, outgoing, join_point=join_point)
             if store.rejoins.join_slice >= 0:
                 store.epoch += 1
-                self.show(store, outgoing)
+                self.send_view(store, outgoing)
 
-    # ----------------------------------------------------------------------------------- what they are told
+    # ---------------------------------------------------------------------------------------------- messages
 
-    def show(
-        self, store: Membership, outgoing: Outgoing, but: int = -1, join_point: JoinPoint | None = None
+    def send_view(
+        self, store: StoreMembership, outgoing: Outgoing, but: int = -1, join_point: JoinPoint | None = None
     ) -> None:
-        """Tell everybody in the store who takes part now."""
+        """Send the current view to all servers, and to all members except rank `but`."""
         view = store.view(self._servers.members, join_point)
-        store.note_shown()
+        store.note_view_sent()
         for peer in self._peers(store):
             if peer.rank != but:
                 outgoing.write(peer, view)
-        self._servers.tell_all(view, outgoing)
+        self._servers.send_all(view, outgoing)
 
-    def show_once(self, store: Membership, outgoing: Outgoing) -> None:
-        """Tell everybody who takes part now; if that was done since the last tick, at the next one.
+    def send_view_soon(self, store: StoreMembership, outgoing: Outgoing) -> None:
+        """Send the current view now, or at the next tick if one was sent since the last tick.
 
-        Each view goes to all and names all: with one for each of many that leave at once, the scheduler would
-        be busy for minutes.
+        Each view is sent to all members and names all members: with one view for each of many workers that
+        leave at the same time, the scheduler would be busy for minutes.
         """
-        if store.shown and not store.rejoins.rejoining:
-            store.stale = True
+        if store.view_sent and not store.rejoins.rejoining:
+            store.view_stale = True
         else:
-            self.show(store, outgoing)
+            self.send_view(store, outgoing)
 
-    def look(self, outgoing: Outgoing) -> None:
-        """Show what was not shown yet."""
+    def send_stale_views(self, outgoing: Outgoing) -> None:
+        """Send the views that `send_view_soon` has delayed."""
         for store in self.values():
-            if store.stale and store.members:
-                self.show(store, outgoing)
-            outgoing.changed = outgoing.changed or store.shown
-            store.shown = False
+            if store.view_stale and store.members:
+                self.send_view(store, outgoing)
+            outgoing.changed = outgoing.changed or store.view_sent
+            store.view_sent = False
 
-    def answer(self, store: Membership, answers: Iterable[tuple[int, Answer]], outgoing: Outgoing) -> None:
-        """Answer requests of members, by rank."""
+    def send_answers(
+        self, store: StoreMembership, answers: Iterable[tuple[int, Answer]], outgoing: Outgoing
+    ) -> None:
+        """Send answers to members, by rank."""
         for rank, answer in answers:
             peer = self._assignment.peer(store, rank)
             if peer is not None:
                 outgoing.write(peer, answer)
 
-    def place(self, store: Membership, new: tuple[KeyEntry, ...], outgoing: Outgoing) -> None:
-        """Tell the servers of new keys."""
+    def send_slices(self, store: StoreMembership, new: tuple[KeyEntry, ...], outgoing: Outgoing) -> None:
+        """Send the slices of new keys to the servers."""
         if new:
-            self._servers.tell_all(Slices(store.number, new), outgoing)
+            self._servers.send_all(Slices(store.number, new), outgoing)
 
-    def _welcome(self, store: Membership, peer: Peer, returned: bool, outgoing: Outgoing) -> None:
+    def _welcome(self, store: StoreMembership, peer: Peer, returned: bool, outgoing: Outgoing) -> None:
         members = tuple(store.members[rank] for rank in sorted(store.members))
         size, servers = self._assignment.num_workers, self._servers.members
         rejoining = tuple(sorted(store.rejoins.rejoining))
         welcome = Welcome(
             store.number, peer.rank, size, store.epoch, members, servers, returned, rejoining,
-            store.hosts.shown(),
+            store.hosts.items(),
         )  # fmt: skip
         outgoing.write(peer, welcome)
 
-    def _peers(self, store: Membership) -> list[Peer]:
-        """Sockets of the members, by rank."""
+    def _peers(self, store: StoreMembership) -> list[Peer]:
+        """Return the connections of the members, by rank."""
         peers = (self._assignment.peer(store, rank) for rank in sorted(store.members))
         return [peer for peer in peers if peer is not None]

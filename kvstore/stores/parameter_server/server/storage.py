@@ -16,7 +16,7 @@ from ....errors import KVStoreError, ProtocolError, StateFileError
 from ....files import read_sealed, write_sealed
 from ....kernels import cpu
 from ....optimizer.settings_log import SettingsAt
-from ....settings.hosts import host_identity, is_beside
+from ....settings.hosts import host_identity, is_same_host
 from ....settings.parameter_server import PsConfig
 from ..native._native import SliceValue, TableRows
 from ..protocol import events
@@ -287,13 +287,13 @@ class ServerStorage:
         return None
 
     def attach(self, action: events.Attachment) -> str:
-        """Open a worker's memory; where that goes, it may read the values here."""
+        """Open the memory of a worker; if that succeeds, the worker can read the values of this server."""
         key = action.store, action.rank
         old = self._worker_buffers.pop(key, None)
         if old is not None:
             old.close()
-        beside = not action.host or is_beside(action.host, host_identity())
-        buffers = PeerBuffers.open(action.memory, writes=True) if action.memory and beside else None
+        same_host = not action.host or is_same_host(action.host, host_identity())
+        buffers = PeerBuffers.open(action.memory, writes=True) if action.memory and same_host else None
         if buffers is None:
             return ""
         self._worker_buffers[key] = buffers

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from .... import engine
 from ....errors import ConfigError, KVStoreError
 from ....settings import launchers, roles
+from ....settings.environment import process_variables
 from ....settings.parameter_server import ps_config
 from ....settings.roles import Roles
-from ....settings.variables import process_variables
 from ....source_tree import package_version
 from ..protocol import messages as m
 from ..transport.heartbeats import HeartbeatResponder

@@ -16,7 +16,7 @@ def spec(key: Any) -> m.KeySpec:
 def table(*ready: Any) -> KeyTable:
     made = KeyTable(1 << 20, [0, 0], False)
     made.create(0, 1, tuple(map(spec, ready)), 0)
-    made.ready(ready)
+    made.mark_ready(ready)
     return made
 
 
@@ -25,8 +25,8 @@ def test_who_asks_for_keys_waits_for_all_of_them() -> None:
     assert keys.lookup(1, 5, ("a", "b", "c"), wait=True) is None
     assert keys.waits(1)
     keys.create(0, 2, (spec("b"), spec("c")), 0)
-    assert keys.ready(("b",)) == []
-    [(rank, answer)] = keys.ready(("c",))
+    assert keys.mark_ready(("b",)) == []
+    [(rank, answer)] = keys.mark_ready(("c",))
     assert (rank, answer.request, [one.spec.key for one in answer.entries]) == (1, 5, ["a", "b", "c"])
     assert not keys.waits(1)
 
@@ -35,11 +35,11 @@ def test_a_key_that_is_dropped_is_waited_for_again() -> None:
     keys = table()
     assert keys.lookup(1, 5, ("a", "b"), wait=True) is None
     keys.create(0, 1, (spec("a"), spec("b")), 0)
-    assert keys.ready(("a",)) == []
+    assert keys.mark_ready(("a",)) == []
     keys.drop(("a",))
-    assert keys.ready(("b",)) == []
+    assert keys.mark_ready(("b",)) == []
     keys.create(0, 2, (spec("a"),), 0)
-    [(_, answer)] = keys.ready(("a",))
+    [(_, answer)] = keys.mark_ready(("a",))
     assert all(one.ready for one in answer.entries)
 
 
@@ -48,10 +48,10 @@ def test_all_that_wait_for_the_same_keys_get_the_same_entries() -> None:
     for rank in range(1, 5):
         assert keys.lookup(rank, 10 + rank, ("a", "b"), wait=True) is None
     assert keys.lookup(5, 15, ("b",), wait=True) is None
-    keys.leave(4)
+    keys.forget_waiter(4)
     keys.create(0, 1, (spec("a"), spec("b")), 0)
-    assert [rank for rank, _ in keys.ready(("b",))] == [5]
-    answers = dict(keys.ready(("a",)))
+    assert [rank for rank, _ in keys.mark_ready(("b",))] == [5]
+    answers = dict(keys.mark_ready(("a",)))
     assert {rank: one.request for rank, one in answers.items()} == {1: 11, 2: 12, 3: 13}
     assert len({id(one.entries) for one in answers.values()}) == 1  # so that they are encoded once
 
@@ -74,7 +74,7 @@ def test_all_are_told_of_first_values_that_could_not_be_stored() -> None:
         assert keys.lookup(rank, 9, ("a", "b"), wait=True) is None
     answer, _ = keys.create(0, 2, (spec("a"), m.KeySpec("b", (3,), "int8")), 0)
     assert answer is not None and answer.error is None, "as if nothing had been"
-    assert {rank for rank, _ in keys.ready(("a", "b"))} == {1, 3}
+    assert {rank for rank, _ in keys.mark_ready(("a", "b"))} == {1, 3}
     late = keys.lookup(5, 10, ("a", "b"), wait=True)
     assert late is not None and late.error is None
 
@@ -114,7 +114,7 @@ def test_keys_one_by_one_are_no_more_work_than_all_at_once() -> None:
     assert keys.lookup(1, 1, tuple(names), wait=True) is None
     for at, name in enumerate(names):
         keys.create(0, at, (spec(name),), 0)
-        keys.ready((name,))
+        keys.mark_ready((name,))
     assert not keys.waits(1)
     assert entries.looks < 10 * len(names)
 
@@ -127,7 +127,7 @@ def spread(*names: str, whole: bool = False) -> tuple[m.KeySpec, ...]:
 def spread_table() -> KeyTable:
     made = KeyTable(1 << 20, [0, 0], False)
     made.create(0, 1, (*spread("a", "b"), spec("c")), 0)
-    made.ready(("a", "b", "c"))
+    made.mark_ready(("a", "b", "c"))
     return made
 
 
@@ -143,15 +143,15 @@ def test_a_key_that_moves_is_where_it_was_until_it_is_where_it_will_be() -> None
     told = keys.lookup(1, 7, ("a",), wait=True)
     assert told is not None
     assert told.entries == (before,)
-    [(rank, answer)] = keys.ready(("a",))
+    [(rank, answer)] = keys.mark_ready(("a",))
     assert (rank, answer.request) == (1, 5)
     assert answer.entries[0].slices == new[0].slices
     assert list(keys.entries) == ["a", "b", "c"]  # in the order of init
     assert [one.number for one in keys.entries.values()] == [0, 1, 2]
-    assert keys.gone() == []  # some still read where it was
+    assert keys.dropped_slices() == []  # some still read where it was
     assert keys.leave_old_places(0, [0, 1]) == []
     assert keys.leave_old_places(1, [0, 1]) == [one.id for one in before.slices]
-    assert keys.gone() == [one.id for one in before.slices]
+    assert keys.dropped_slices() == [one.id for one in before.slices]
     assert sum(keys.loads) == sum(loads)
 
 
@@ -161,7 +161,7 @@ def test_a_key_that_does_not_move_after_all_stays_and_nobody_waits() -> None:
     assert keys.create(1, 5, spread("a", "b", whole=True), 0) == (None, ())
     _, new = keys.create(0, 6, spread("a", "b", whole=True), 0)
     why = m.Failure("ConfigError", "on demand")
-    slices, told = keys.stay(("a", "b"), why)
+    slices, told = keys.cancel_move(("a", "b"), why)
     assert slices == [one.id for entry in new for one in entry.slices]
     assert told == [(1, m.Answer(5, error=why))]
     assert (keys.entries, keys.loads) == (entries, loads)
@@ -172,7 +172,7 @@ def test_a_key_that_does_not_move_after_all_stays_and_nobody_waits() -> None:
 def test_who_leaves_is_not_waited_for_to_leave_old_places() -> None:
     keys = spread_table()
     keys.create(0, 6, spread("a", "b", whole=True), 0)
-    keys.ready(("a", "b"))
+    keys.mark_ready(("a", "b"))
     assert keys.leave_old_places(0, [0, 1]) == []
     assert len(keys.leave_old_places(-1, [0])) == 4
 
@@ -181,6 +181,6 @@ def test_what_the_next_initializer_finds_half_moved_it_moves() -> None:
     keys = spread_table()
     assert keys.create(1, 5, spread("a", whole=True), 0) == (None, ())
     _, new = keys.create(0, 6, spread("a", whole=True), 0)
-    keys.leave(0)
+    keys.forget_waiter(0)
     [(rank, answer)], more = keys.promote(1)
     assert (rank, answer.entries, more) == (1, new, ())

@@ -12,14 +12,14 @@ from kvstore.settings.roles import Roles
 from kvstore.source_tree import package_version
 from kvstore.stores.parameter_server.protocol import events as e
 from kvstore.stores.parameter_server.protocol import messages as m
-from kvstore.stores.parameter_server.scheduler import loop, recording
+from kvstore.stores.parameter_server.scheduler import journaled_scheduler, loop
 
 
 def test_without_a_journal_no_entries_of_one_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise AssertionError("an entry was made")
 
-    monkeypatch.setattr(recording, "JournalEntry", refuse)
+    monkeypatch.setattr(journaled_scheduler, "JournalEntry", refuse)
     sockets = Mock()
     sockets.heartbeats.address = sockets.echo = "tcp://127.0.0.1:1"
     roles = Roles("scheduler", 0, 1, 1, "job", "tcp://127.0.0.1:1", "127.0.0.1", 0, None, False)

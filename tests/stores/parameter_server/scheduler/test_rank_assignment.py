@@ -5,9 +5,9 @@ from __future__ import annotations
 from kvstore.stores.parameter_server.protocol import events as e
 from kvstore.stores.parameter_server.protocol import messages as m
 from kvstore.stores.parameter_server.protocol.reliable_link import ReliableLink
-from kvstore.stores.parameter_server.scheduler.membership import Membership
 from kvstore.stores.parameter_server.scheduler.peers import Outgoing, Peer, Process, State
 from kvstore.stores.parameter_server.scheduler.rank_assignment import RankAssignment, Servers
+from kvstore.stores.parameter_server.scheduler.store_membership import StoreMembership
 
 
 def process(role: str, rank: int, incarnation: int = 1, number: int = 0) -> Process:
@@ -21,7 +21,7 @@ def process(role: str, rank: int, incarnation: int = 1, number: int = 0) -> Proc
 def servers(count: int, *ranks: int) -> Servers:
     all_ = Servers(count)
     for rank in ranks:
-        all_.enter(process("server", rank, number=-1), f"tcp://{rank}")
+        all_.add(process("server", rank, number=-1), f"tcp://{rank}")
     return all_
 
 
@@ -29,7 +29,7 @@ def test_a_server_that_is_lost_stays_a_member_once_all_are_welcome() -> None:
     for welcomed, members in ((False, [0]), (True, [0, 1])):
         all_ = servers(2, 1, 0)
         all_.welcomed = welcomed
-        all_.leave(1)
+        all_.remove(1)
         assert [one.rank for one in all_.members] == members
         assert all_.missing == [1]
 
@@ -37,32 +37,32 @@ def test_a_server_that_is_lost_stays_a_member_once_all_are_welcome() -> None:
 def test_a_server_that_comes_back_is_not_away_any_more() -> None:
     all_ = servers(1, 0)
     all_.welcomed = True
-    all_.leave(0)
-    all_.away[0] = (9.0, m.Loss("server", 0, 5.0))
-    all_.enter(process("server", 0, 2, -1), "tcp://new")
-    assert not all_.away
+    all_.remove(0)
+    all_.awaited[0] = (9.0, m.Loss("server", 0, 5.0))
+    all_.add(process("server", 0, 2, -1), "tcp://new")
+    assert not all_.awaited
     assert all_.members == (m.Member(0, 2, "tcp://new"),)
 
 
 def test_only_servers_that_are_there_are_written_to_in_the_order_of_ranks() -> None:
     all_ = servers(4, 3, 0, 1)
-    all_.leave(1)
+    all_.remove(1)
     outgoing = Outgoing(0.0)
-    all_.tell_all(m.Over(), outgoing)
-    all_.tell(1, m.Over(), outgoing)
+    all_.send_all(m.Over(), outgoing)
+    all_.send(1, m.Over(), outgoing)
     assert [one.peer for one in outgoing.actions if isinstance(one, e.Send)] == ["server0.1", "server3.1"]
 
 
 def test_an_older_process_of_a_rank_does_not_hold_it() -> None:
     assignment = RankAssignment(2, 1)
-    store = Membership(0, ("default", 0), {}, [0])
+    store = StoreMembership(0, ("default", 0), {}, [0])
     old, new = process("worker", 0, 1), process("worker", 0, 2)
     assignment.workers[0] = old
     assert assignment.holds(old.peers[0], store)
     assignment.workers[0] = new
     assert not assignment.holds(old.peers[0], store)
     assert assignment.peer(store, 0) is new.peers[0]
-    assert assignment.peer(Membership(1, ("default", 1), {}, [0]), 0) is None
+    assert assignment.peer(StoreMembership(1, ("default", 1), {}, [0]), 0) is None
     assert assignment.peer(store, 1) is None
 
 

@@ -57,7 +57,7 @@ class Asked:
     ) -> tuple[m.Settings, list[m.Install]]:
         """Let a worker ask; return what it has asked, and what the servers must be told."""
         asked = m.Settings(next(self.requests), 0, kind, ordinal, text, place)
-        change, installs = self.table.ask(rank, asked, set(SERVERS), self.unpaced)
+        change, installs = self.table.request_change(rank, asked, set(SERVERS), self.unpaced)
         assert change is not None
         self.tell(installs)
         return asked, installs
@@ -74,7 +74,7 @@ class Asked:
         answers: list[tuple[int, m.Answer]] = []
         for server in servers:
             fault = error if server == max(SERVERS) else None
-            found, more = self.table.installed(server, install.version, fault, set(SERVERS))
+            found, more = self.table.note_installed(server, install.version, fault, set(SERVERS))
             answers += found
             self.tell(more)
             assert error is not None or not more
@@ -85,7 +85,7 @@ class Asked:
     ) -> tuple[m.Answer, int]:
         """Return the answer, and how often servers had to be told."""
         asked, installs = self.make(rank, kind, text, place, ordinal)
-        answers = self.table.answers()
+        answers = self.table.immediate_answers()
         for install in installs:
             answers += self.installed(install)
         [(answered, answer)] = answers
@@ -160,7 +160,7 @@ def test_servers_have_the_settings_of_one_process_at_each_place(
     ours, theirs = ([one.holds(place)._replace(epoch=0) for place in places] for one in (job, alone))
     assert ours == theirs
     assert [job.holds(place) for place in places] == [job.table.log.settings_at(place) for place in places]
-    again = newest(job.table.again(0))
+    again = newest(job.table.for_restarted_server(0))
     assert [at(again, place) for place in places] == [job.holds(place) for place in places]
 
 
@@ -235,7 +235,7 @@ def test_a_worker_is_answered_when_the_servers_have_all_places_that_its_change_r
     job.ask(0, "optimizer", described(512))
     job.ask(0, "configure", rate(256), 5)
     asked, (early, late) = job.make(1, "configure", rate(64, "wd"), 2)
-    answers = [*job.installed(late), *job.table.answers()]
+    answers = [*job.installed(late), *job.table.immediate_answers()]
     assert answers == []
     [(rank, answer)] = job.installed(early)
     assert (rank, answer.request, answer.version) == (1, asked.request, 3)
@@ -260,9 +260,12 @@ def test_another_optimizer_is_refused_and_changes_nothing() -> None:
     there = list(job.told)
     for kind, text in (("optimizer", described(256)), ("none", "")):
         asked = m.Settings(9, 0, kind, 1, text, 3)
-        assert job.table.ask(1, asked, set(SERVERS)) == (None, [])
-        assert (job.table.in_place_of(asked).rank, job.table.in_place_of(asked).text) == (0, described(512))
-    assert (job.told, job.table.answers()) == (there, [])
+        assert job.table.request_change(1, asked, set(SERVERS)) == (None, [])
+        assert (job.table.conflicting_optimizer(asked).rank, job.table.conflicting_optimizer(asked).text) == (
+            0,
+            described(512),
+        )
+    assert (job.told, job.table.immediate_answers()) == (there, [])
 
 
 def test_a_change_that_does_not_fit_is_refused_and_changes_nothing() -> None:
@@ -273,8 +276,8 @@ def test_a_change_that_does_not_fit_is_refused_and_changes_nothing() -> None:
     before = [job.holds(place) for place in range(5)]
     asked = m.Settings(9, 0, "configure", 1, rate(1), 3)
     with pytest.raises(ConfigError, match="comes from a schedule"):
-        job.table.ask(1, asked, set(SERVERS))
-    assert job.table.answers() == []
+        job.table.request_change(1, asked, set(SERVERS))
+    assert job.table.immediate_answers() == []
     assert [job.holds(place) for place in range(5)] == before
     assert job.ask(1, "configure", rate(1, "wd"), 3)[0].version == 4
 
@@ -295,14 +298,14 @@ def test_a_change_that_a_server_refuses_was_never_made(ranks: tuple[int, ...]) -
     for rank in ranks:
         asked[rank], told = job.make(rank, "configure", rate(1, "wd"), 4)
         installs += told
-    assert job.table.answers() == []
+    assert job.table.immediate_answers() == []
     answers = [answer for install in installs for answer in job.installed(install, REFUSED)]
     assert {(rank, answer.request, answer.error) for rank, answer in answers} == {
         (rank, asked[rank].request, REFUSED) for rank in ranks
     }
     assert len(answers) == len(ranks)
     assert [job.holds(place) for place in range(8)] == before
-    assert [at(newest(job.table.again(0)), place) for place in range(8)] == before
+    assert [at(newest(job.table.for_restarted_server(0)), place) for place in range(8)] == before
     answer, told_again = job.ask(0, "configure", rate(1, "wd"), 4)  # once more
     assert (told_again > 0, config(answer.text)) == (True, {"learning_rate": 512, "wd": 1})
 
@@ -384,7 +387,7 @@ def test_many_changes_cost_each_the_same_and_take_no_more_memory(
             assert (answer.version, told > 0) == (number + 1, rank == 0)
         del job.told[:-10]
     assert looks <= 4 * workers * (changes + 1)
-    log, again = job.table.log, job.table.again(0)
+    log, again = job.table.log, job.table.for_restarted_server(0)
     assert len(log.changes) <= 2 * settings._KEPT + 4
     assert len(again) <= len(log.changes) + 1
     assert again[-1].text == log.newest.text
@@ -407,9 +410,9 @@ def test_many_commands_are_forgotten_once_all_servers_have_them() -> None:
     for number in range(1000):
         version = table.command(0, m.Command(number, 0, 7, "body"), set(SERVERS)).version
         for server in SERVERS:
-            answers, installs = table.installed(server, version, None, SERVERS)
+            answers, installs = table.note_installed(server, version, None, SERVERS)
         assert (answers, installs) == ([(0, m.Answer(number))], [])
-    assert table.again(0) == []
+    assert table.for_restarted_server(0) == []
     assert not table.pending
 
 
@@ -433,7 +436,7 @@ def test_workers_in_step_are_answered_as_if_nothing_were_forgotten(
                 kind, text, place, ordinal = program[now]
                 asked = rank, kind, text, place, ordinal
                 assert job.ask(*asked) == kept.ask(*asked)
-        ours, all_ = newest(job.table.again(0)), newest(kept.table.again(0))
+        ours, all_ = newest(job.table.for_restarted_server(0)), newest(kept.table.for_restarted_server(0))
         log = job.table.log
         first = log.changes[-KEPT].place if len(log.changes) >= KEPT else 0
         for place in range(first, log.changes[-1].place + 1):
@@ -468,7 +471,7 @@ def test_a_server_knows_the_settings_before_those_that_are_kept(few_kept: None) 
             )
     for number in range(3 * KEPT, 20 * KEPT):  # the other is behind: nothing more is dropped
         job.ask(0, "configure", rate(number), number)
-        log, again = job.table.log, newest(job.table.again(0))
+        log, again = job.table.log, newest(job.table.for_restarted_server(0))
         first = log.changes[0].place
         assert at(again, first - 1) == log.settings_at(first - 1), number
         assert at(again, first) == log.settings_at(first)
@@ -480,13 +483,15 @@ def test_what_a_server_has_not_got_is_kept(few_kept: None) -> None:
     asked, [install] = job.make(1, "configure", rate(1), 1)
     for number in range(2, 10 * KEPT):
         job.ask(0, "configure", rate(number), number)
-    assert install in job.table.again(0)
-    assert job.table.again(0) == sorted(job.table.again(0), key=lambda one: one.version)
+    assert install in job.table.for_restarted_server(0)
+    assert job.table.for_restarted_server(0) == sorted(
+        job.table.for_restarted_server(0), key=lambda one: one.version
+    )
     [(rank, answer)] = job.installed(install)
     assert (rank, answer.request, answer.version) == (1, asked.request, 2)
     for number in range(10 * KEPT, 20 * KEPT):
         job.ask(0, "configure", rate(number), number)
-    assert install not in job.table.again(0)
+    assert install not in job.table.for_restarted_server(0)
 
 
 # --------------------------------------------------------------------------------------- coming back

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import ConfigError, FencedError, KVStoreError
-from kvstore.stores.parameter_server.scheduler.journal import Journal, packed, unpacked
+from kvstore.stores.parameter_server.scheduler.journal_file import JournalFile, packed, unpacked
 
 TEXTS = st.lists(
     st.one_of(st.binary(max_size=60), st.just(b"\xa7kvj" * 3), st.just(packed(b"inside"))), max_size=5
@@ -45,7 +45,7 @@ def test_damage_before_a_good_record_is_an_error(texts: list[bytes], data: st.Da
 
 def test_each_bit_that_flips_is_found_in_the_last_record_too(tmp_path: Path) -> None:
     """A record of which a bit was flipped was taken for half written, and what it said was forgotten."""
-    journal = Journal(str(tmp_path), "job")
+    journal = JournalFile(str(tmp_path), "job")
     for text in (b"one", b"two", b"three"):
         journal.append(text)
     journal.close()
@@ -54,8 +54,8 @@ def test_each_bit_that_flips_is_found_in_the_last_record_too(tmp_path: Path) -> 
         data = bytearray(good)
         data[bit // 8] ^= 1 << bit % 8
         journal.path.write_bytes(data)
-        with pytest.raises(ConfigError, match=rf"record [0-2], at byte .* of {len(good)}, is damaged; what"):
-            Journal(str(tmp_path), "job")
+        with pytest.raises(ConfigError, match=rf"record [0-2], at byte .* of {len(good)}, is damaged; its"):
+            JournalFile(str(tmp_path), "job")
         assert journal.path.read_bytes() == data
 
 
@@ -64,55 +64,55 @@ def test_a_journal_of_the_version_before_is_refused_by_name(tmp_path: Path) -> N
     path.touch(0o600)
     path.write_bytes(b"\xa7kvj" + struct.pack("<II", 3, zlib.crc32(b"one", zlib.crc32(b"\3\0\0\0"))) + b"one")
     with pytest.raises(ConfigError, match="record 0, at byte 0 of 15, is of an earlier version of kvstore"):
-        Journal(str(tmp_path), "job")
+        JournalFile(str(tmp_path), "job")
 
 
 def test_a_first_record_that_is_cut_is_no_new_job(tmp_path: Path) -> None:
     """It gets its name when it is whole: no kill leaves this."""
-    journal = Journal(str(tmp_path), "job")
-    journal.replace(b"the whole state")
+    journal = JournalFile(str(tmp_path), "job")
+    journal.replace_all(b"the whole state")
     journal.close()
     journal.path.write_bytes(journal.path.read_bytes()[:-3])
     with pytest.raises(ConfigError, match="its first record is cut short"):
-        Journal(str(tmp_path), "job")
+        JournalFile(str(tmp_path), "job")
 
 
 def test_zeros_at_the_end_are_cut_off(tmp_path: Path) -> None:
-    journal = Journal(str(tmp_path), "job")
+    journal = JournalFile(str(tmp_path), "job")
     journal.append(b"one")
     journal.close()
     with journal.path.open("ab") as file:
         file.write(bytes(5000))
-    again = Journal(str(tmp_path), "job")
+    again = JournalFile(str(tmp_path), "job")
     assert again.records == [b"one"]
     again.append(b"two")
     again.close()
-    last = Journal(str(tmp_path), "job")
+    last = JournalFile(str(tmp_path), "job")
     assert last.records == [b"one", b"two"]
     last.close()
 
 
 def test_it_belongs_to_one_process(tmp_path: Path) -> None:
-    journal = Journal(str(tmp_path), "job")
+    journal = JournalFile(str(tmp_path), "job")
     with pytest.raises(ConfigError, match="another scheduler of this job has the journal"):
-        Journal(str(tmp_path), "job")
-    Journal(str(tmp_path), "another").close()
+        JournalFile(str(tmp_path), "job")
+    JournalFile(str(tmp_path), "another").close()
     journal.close()
-    Journal(str(tmp_path), "job").close()
+    JournalFile(str(tmp_path), "job").close()
 
 
 def test_a_kill_while_it_is_replaced_leaves_the_old_one(tmp_path: Path) -> None:
-    journal = Journal(str(tmp_path), "job")
+    journal = JournalFile(str(tmp_path), "job")
     journal.append(b"one")
     journal.path.with_suffix(".new").write_bytes(packed(b"half")[:-2])
     journal.close()
-    again = Journal(str(tmp_path), "job")
+    again = JournalFile(str(tmp_path), "job")
     assert again.records == [b"one"]
-    again.replace(b"whole")
+    again.replace_all(b"whole")
     again.append(b"more")
     again.close()
     assert [one.name for one in tmp_path.iterdir()] == [journal.path.name]
-    last = Journal(str(tmp_path), "job")
+    last = JournalFile(str(tmp_path), "job")
     assert last.records == [b"whole", b"more"]
     last.remove()
     assert not list(tmp_path.iterdir())
@@ -127,9 +127,9 @@ def test_where_locks_do_not_reach_the_older_one_notices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_lock(monkeypatch)
-    old = Journal(str(tmp_path), "job")
+    old = JournalFile(str(tmp_path), "job")
     old.append(b"one")
-    new = Journal(str(tmp_path), "job")
+    new = JournalFile(str(tmp_path), "job")
     seen: list[list[bytes]] = []
 
     def make(records: list[bytes]) -> bytes:
@@ -138,9 +138,9 @@ def test_where_locks_do_not_reach_the_older_one_notices(
             old.append(b"late")  # before the file is replaced: others may have heard of it
         return b"all of " + b" ".join(records)
 
-    new.take_over(make)
+    new.acquire(make)
     assert seen == [[b"one"], [b"one", b"late"]]
-    with pytest.raises(FencedError, match="another scheduler has taken over"):
+    with pytest.raises(FencedError, match="another scheduler of this job has replaced"):
         old.append(b"too late")
     new.append(b"on")
     old.close()
@@ -149,7 +149,7 @@ def test_where_locks_do_not_reach_the_older_one_notices(
 
 
 def test_damage_and_strangers_are_told(tmp_path: Path) -> None:
-    journal = Journal(str(tmp_path), "job")
+    journal = JournalFile(str(tmp_path), "job")
     journal.append(b"one")
     journal.append(b"two")
     journal.close()
@@ -157,18 +157,18 @@ def test_damage_and_strangers_are_told(tmp_path: Path) -> None:
     data[14] ^= 1
     journal.path.write_bytes(data)
     with pytest.raises(ConfigError, match=r"record 0, at byte 0 of 46, is damaged"):
-        Journal(str(tmp_path), "job")
+        JournalFile(str(tmp_path), "job")
     journal.path.chmod(0o644)
     with pytest.raises(ConfigError, match="chmod 600"):
-        Journal(str(tmp_path), "job")
+        JournalFile(str(tmp_path), "job")
     with pytest.raises(ConfigError, match="cannot be used: File exists"):
-        Journal(str(journal.path), "job")
+        JournalFile(str(journal.path), "job")
     with pytest.raises(ConfigError, match="give it a port"):
-        Journal(str(tmp_path), "")
+        JournalFile(str(tmp_path), "")
 
 
 def test_what_cannot_be_written_is_not_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = Journal(str(tmp_path), "job")
+    journal = JournalFile(str(tmp_path), "job")
     journal.append(b"one")
 
     def full(file: int, data: bytes) -> int:
@@ -178,5 +178,5 @@ def test_what_cannot_be_written_is_not_done(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(KVStoreError, match="No space left"):
         journal.append(b"two")
     with pytest.raises(KVStoreError, match="No space left"):
-        journal.replace(b"two")
+        journal.replace_all(b"two")
     journal.close()

@@ -1,10 +1,10 @@
-"""The scheduler's machine with a journal: what it has taken in is on disk before anybody hears of it.
+"""A scheduler that can be restarted: it writes its events to a journal before their actions are carried out.
 
-The machine is deterministic, so the journal has its events: those that changed what must outlast the
-process, each with the time, and with what had changed quietly since the one before: of whom it had heard, and
-when. All events of one turn of the loop are one record. After a restart they go through a machine again, and
-what that wants done is forgotten: whatever the others have not acknowledged is sent once more. The time of
-the journal goes on where it ended, so that an absence counts for nobody's wait.
+The machine is deterministic, so its state follows from its events. The journal has each event that changed
+the persistent state (`Outgoing.changed`), with its time, and with the heartbeats since the event before. All
+events of one iteration of the event loop are one record. After a restart `read` passes the events through a
+machine again and drops the actions: the reliable links repeat each message that is not acknowledged. The
+clock of the machine continues at the time of the last event, so an absence of the scheduler adds to no wait.
 """
 
 from __future__ import annotations
@@ -20,17 +20,20 @@ from ....errors import ConfigError
 from ....source_tree import package_version
 from ..protocol.events import Action, Event, Heard, Received, Resumed, Tick
 from ..protocol.messages import PROTOCOL, ReliableMessage
-from .journal import Journal
+from .journal_file import JournalFile
 from .machine import Scheduler, SchedulerOptions
 from .machine_state import dumped, loaded
 
-_FORMAT = 2
-_LARGE = 4 << 20  # bytes of a journal from which on it is replaced by the state
-_GROWTH = 4  # but only once it is so many times what the state was
+_FORMAT = 3
+_LARGE = 4 << 20  # bytes of a journal; the state replaces the events of a larger one
+_GROWTH = 4  # and only if the journal is so many times as large as the last state that was written
 
 
 class JournalEntry(msgspec.Struct, array_like=True):
-    """One event: a message, the term of a scheduler that was started again, or neither: time has passed."""
+    """One event: a message, or the term of a restarted scheduler, or a tick if neither is set.
+
+    `stepped` and `manned` are the machine's clocks, `heard` the heartbeats since the last entry, by process.
+    """
 
     now: float
     stepped: float | None
@@ -41,14 +44,14 @@ class JournalEntry(msgspec.Struct, array_like=True):
     term: int = 0
 
     def event(self) -> Event:
-        """Return the event."""
+        """Return the event for the machine."""
         if self.message is not None:
             return Received(self.peer, self.message)
         return Resumed(self.term) if self.term else Tick()
 
 
 class JournalHead(msgspec.Struct, array_like=True):
-    """First record of a journal: whose it is, and the state after what was before it, if anything was."""
+    """The first record of a journal: version, job and term, and the state if it replaced earlier records."""
 
     format: int
     protocol: int
@@ -64,22 +67,22 @@ _entries = msgspec.msgpack.Decoder(list[JournalEntry])
 
 
 class RecordedScheduler:
-    """The machine, and what it has taken in since the last record; `clock` gives its time."""
+    """The machine with the events since the last record; `clock` returns the time in seconds."""
 
     def __init__(self, options: SchedulerOptions, clock: Callable[[], float] = time.monotonic) -> None:
         self.machine = Scheduler(options)
         self._options = dataclasses.asdict(options)
         self._clock = clock
         self._behind = 0.0  # seconds that the machine's time is behind the clock
-        self._heard: dict[str, float] = {}
-        self._taken: list[JournalEntry] = []
+        self._heard: dict[str, float] = {}  # time of the last heartbeat by process, since the last entry
+        self._entries: list[JournalEntry] = []
 
     def now(self) -> float:
         """Return the machine's time."""
         return self._clock() - self._behind
 
     def step(self, event: Event) -> list[Action]:
-        """Take an event; the actions must wait for `taken` to be on disk."""
+        """Pass an event to the machine; the actions must wait until `next_record` is on disk."""
         now, clocks = self.now(), self.machine.clocks()
         actions = self.machine.step(event, now)
         if self.machine.changed:
@@ -88,14 +91,14 @@ class RecordedScheduler:
                 entry.peer, entry.message = event.peer, event.message  # type: ignore[assignment]
             elif isinstance(event, Resumed):
                 entry.term = event.term
-            self._taken.append(entry)
+            self._entries.append(entry)
             self._heard = {}
         self._note_heard(event)
         return actions
 
-    def taken(self) -> bytes:
-        """Return the record of what was taken in since the last call; empty: nothing that has to outlast."""
-        entries, self._taken = self._taken, []
+    def next_record(self) -> bytes:
+        """Return a record of the events since the last call; empty if they have changed nothing."""
+        entries, self._entries = self._entries, []
         return msgspec.msgpack.encode(entries) if entries else b""
 
     def _note_heard(self, event: Event) -> None:
@@ -108,19 +111,19 @@ class RecordedScheduler:
 
     # -------------------------------------------------------------------------------------------- the journal
 
-    def whole(self, addresses: tuple[str, str]) -> bytes:
-        """Return the record that stands for all before it."""
+    def state_record(self, addresses: tuple[str, str]) -> bytes:
+        """Return a record of the whole state, which replaces all records before it."""
         head = JournalHead(_FORMAT, PROTOCOL, package_version(), self._options, self.machine.term, addresses)
         head.state = dumped(self.machine.state())
         return msgspec.msgpack.encode(head)
 
     def read(self, records: list[bytes]) -> tuple[str, str]:
-        """Become what the records say; return the addresses of the heartbeats and the echo, if any.
+        """Restore the machine from records; return the addresses of the heartbeats and of the echo.
 
         Raises
         ------
         ConfigError
-            They are of another version, or of a job with other options, or nothing of this is in them.
+            The records are of another version, or of a job with other options, or cannot be decoded.
         """
         if not records:
             return "", ""
@@ -132,13 +135,13 @@ class RecordedScheduler:
             for record in records[1:]:
                 for entry in _entries.decode(record):
                     clocks = entry.stepped, entry.manned
-                    self.machine.step_again(entry.event(), entry.now, clocks, entry.heard)
+                    self.machine.replay(entry.event(), entry.now, clocks, entry.heard)
         except (msgspec.MsgspecError, LookupError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, ConfigError):
                 raise
             raise ConfigError(
-                f"the scheduler's journal has what no scheduler has written ({error}): start the whole job "
-                "again with a new name (KVSTORE_JOB)"
+                f"the scheduler's journal has a record that no scheduler of this version writes ({error}): "
+                "start the whole job again with a new name (KVSTORE_JOB)"
             ) from error
         self._behind = self._clock() - (self.machine.clocks()[0] or self._clock())
         return head.addresses
@@ -147,9 +150,10 @@ class RecordedScheduler:
         mine, found = (_FORMAT, PROTOCOL, package_version()), (head.format, head.protocol, head.version)
         if mine != found:
             raise ConfigError(
-                f"the scheduler's journal is of kvstore {head.version} (protocol {head.protocol}), this is "
-                f"kvstore {package_version()} (protocol {PROTOCOL}): start the scheduler with that version, "
-                "or the whole job again with a new name (KVSTORE_JOB)"
+                f"the scheduler's journal is of kvstore {head.version} (protocol {head.protocol}, format "
+                f"{head.format}), this is kvstore {package_version()} (protocol {PROTOCOL}, format "
+                f"{_FORMAT}): start the scheduler with that version, or the whole job again with a new name "
+                "(KVSTORE_JOB)"
             )
         differ = [
             f"{name} {value!r} instead of {head.options.get(name)!r}"
@@ -164,45 +168,45 @@ class RecordedScheduler:
 
 
 class JournaledScheduler(RecordedScheduler):
-    """A scheduler that can be started again."""
+    """A scheduler with a journal file, from which it can be restarted."""
 
     def __init__(
         self, options: SchedulerOptions, folder: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
         super().__init__(options, clock)
-        self.journal = Journal(folder, options.job)
-        self._kept = 0  # bytes of the state when it was written last
+        self.journal = JournalFile(folder, options.job)
+        self._state_bytes = 0  # of the last state that was written
         try:
-            #: Of the heartbeats and the echo of the one before; empty where this is the first.
+            #: Addresses of heartbeats and echo of the scheduler before this one; empty for the first.
             self.addresses = self.read(self.journal.records)
         except BaseException:
             self.journal.close()
             raise
 
     def begin(self, addresses: tuple[str, str]) -> None:
-        """Take the job over from the one before, if there was one, and let nobody else have it meanwhile."""
+        """Continue the job of the scheduler before this one, if any, and exclude any other scheduler."""
         self.addresses, read = addresses, self.journal.records
 
-        def make(records: list[bytes]) -> bytes:
+        def merged(records: list[bytes]) -> bytes:
             if records is not read:
                 self.machine.restore(Scheduler(self.machine.options).state())
                 self.read(records)
             self.step(Resumed(self.machine.term + 1))
-            self.taken()
-            return self.whole(addresses)
+            self.next_record()
+            return self.state_record(addresses)
 
-        self.journal.take_over(make)
+        self.journal.acquire(merged)
 
     def commit(self) -> None:
-        """Write what was taken in."""
-        record = self.taken()
+        """Write the events since the last call to the journal; blocks until they are on disk."""
+        record = self.next_record()
         if not record:
             return
         self.journal.append(record)
-        if self.journal.size > max(_LARGE, _GROWTH * self._kept):
-            self._replace()
+        if self.journal.size > max(_LARGE, _GROWTH * self._state_bytes):
+            self._replace_by_state()
 
-    def _replace(self) -> None:
-        text = self.whole(self.addresses)
-        self._kept = len(text)
-        self.journal.replace(text)
+    def _replace_by_state(self) -> None:
+        text = self.state_record(self.addresses)
+        self._state_bytes = len(text)
+        self.journal.replace_all(text)

@@ -1,4 +1,7 @@
-"""The variables of this process: no other module reads or changes them."""
+"""Reads and changes the environment variables of this process; no other module does.
+
+A new setting is added in `definitions`.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,17 @@ _changing = threading.Lock()
 
 
 def process_variables() -> Mapping[str, str]:
-    """Show all of them as they are and will be: to look at several, or to hand them to another process."""
+    """Return a read-only live view of all environment variables."""
     return MappingProxyType(os.environ)
 
 
 def first_set(env: Mapping[str, str], names: Iterable[str]) -> str | None:
-    """Name the first of the variables that is set."""
+    """Return the name of the first variable that is set and not empty; None if there is none."""
     return next((name for name in names if env.get(name)), None)
 
 
 def text_of(name: str) -> str:
-    """Text of a setting that has a default, by its name in the table: of the first variable that is set."""
+    """Return the text of the first variable of a setting that is set, else the text of its default."""
     row = SETTINGS[name]
     variable = first_set(os.environ, row.names())
     return os.environ[variable] if variable else str(row.default)
@@ -37,7 +40,7 @@ def set_variables(changes: Mapping[str, str]) -> None:
 
 @contextlib.contextmanager
 def changed_variables(changes: Mapping[str, str | None]) -> Iterator[None]:
-    """Set variables, or unset those that are None, for a while: one caller after the other."""
+    """Set variables, or unset those that are None, during a `with` block; one thread at a time."""
     with _changing:
         before = {name: os.environ.get(name) for name in changes}
         _set(changes)

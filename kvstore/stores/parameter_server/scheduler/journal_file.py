@@ -1,9 +1,10 @@
-"""The scheduler's journal: a file of checked records, to which is appended and which is replaced as a whole.
+"""The format, the lock and the writes of the scheduler's journal: a file of records with checksums.
 
-A record is on disk when `append` returns. What a kill left half written at the end is cut off when the file
-is opened: the file ends within that record, or in zeros. All other damage is an error, in the last record
-too. A process that opens the file locks it, so that on one machine it belongs to one process; where locks do
-not reach, `append` notices that another process has replaced it.
+`journaled_scheduler` decides which records are written. A record is on disk when `append` returns. If a
+process was killed while it wrote the last record, the file ends within this record, or in zeros; the next
+process that opens the file cuts that end off. Any other damage is an error, in the last record too. The
+process that opens the file locks it, so that one process of a machine has it. On file systems whose locks do
+not reach other machines, `append` checks that no other process has replaced the file.
 """
 
 from __future__ import annotations
@@ -20,26 +21,28 @@ from pathlib import Path
 
 from ....errors import ConfigError, FencedError, KVStoreError
 
-_MARK, _EARLIER = b"\xa7kv2", b"\xa7kvj"  # whose records were checked as a whole
-_END = b"\xa7end"  # no zeros: space that a file system has given and not filled looks otherwise
+_MARK, _EARLIER = b"\xa7kv2", b"\xa7kvj"  # an earlier format had one checksum for head and text
+_END = b"\xa7end"  # not zeros: a file system fills space with zeros that it has allocated and not written
 _HEAD = struct.Struct("<4sII")  # mark, bytes of the text, CRC-32 of both
 _TAIL = struct.Struct("<I4s")  # CRC-32 of the text, end
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def packed(text: bytes) -> bytes:
-    """Make a record."""
+    """Return the bytes of a record with this text."""
     head = _MARK + len(text).to_bytes(4, "little")
     return _HEAD.pack(_MARK, len(text), zlib.crc32(head)) + text + _TAIL.pack(zlib.crc32(text), _END)
 
 
 def unpacked(data: bytes) -> tuple[list[bytes], int]:
-    """Return the records of a file, and how many bytes they have: what follows was not written to its end.
+    """Return the texts of the complete records of a file, and the number of bytes of these records.
+
+    Bytes after that number belong to a record whose write was interrupted.
 
     Raises
     ------
     ValueError
-        A record is damaged, or of an earlier version; the text says where.
+        A record is damaged, or has the format of an earlier version; the message says where.
     """
     records: list[bytes] = []
     at = 0
@@ -47,8 +50,8 @@ def unpacked(data: bytes) -> tuple[list[bytes], int]:
         records.append(text)
         at += _HEAD.size + len(text) + _TAIL.size
     if not _is_cut(data[at:]):
-        what = "of an earlier version of kvstore" if data[at:].startswith(_EARLIER) else "damaged"
-        raise ValueError(f"record {len(records)}, at byte {at} of {len(data)}, is {what}")
+        state = "of an earlier version of kvstore" if data[at:].startswith(_EARLIER) else "damaged"
+        raise ValueError(f"record {len(records)}, at byte {at} of {len(data)}, is {state}")
     return records, at
 
 
@@ -60,7 +63,7 @@ def _record(data: bytes, at: int) -> bytes | None:
 
 
 def _length(head: bytes) -> int | None:
-    """Return how long the text of a record is; None: its head is not whole."""
+    """Return the length of the text of a record; None if its head is incomplete or damaged."""
     if len(head) < _HEAD.size:
         return None
     _, length, check = _HEAD.unpack(head)
@@ -68,27 +71,27 @@ def _length(head: bytes) -> int | None:
 
 
 def _is_cut(rest: bytes) -> bool:
-    """Whether a write that did not end has left this: it is too short for a record, or ends in zeros."""
+    """Return whether an interrupted write explains these bytes: they are too few, or end in zeros."""
     if len(rest) < _HEAD.size or not any(rest[-len(_END) :]):
         return True
     length = _length(rest[: _HEAD.size])
     return length is not None and len(rest) < _HEAD.size + length + _TAIL.size
 
 
-class Journal:
-    """The file of one job, in a folder; `records` are those that were there.
+class JournalFile:
+    """The journal file of one job, in a folder; `records` are the texts that it had when it was opened.
 
     Raises
     ------
     ConfigError
-        The folder or the file cannot be used, another process has it, or it is damaged.
+        The folder or the file cannot be used, another process has the file, or it is damaged.
     """
 
     def __init__(self, folder: str, job: str) -> None:
         if not job:
             raise ConfigError(
-                "a scheduler that takes a free port cannot be found again: with KVSTORE_JOURNAL, give it a "
-                "port, or name the job (KVSTORE_JOB)"
+                "a scheduler with KVSTORE_JOURNAL that listens at any free port cannot be found again after "
+                "a restart: give it a port, or name the job (KVSTORE_JOB)"
             )
         name = hashlib.sha256(job.encode()).hexdigest()[:16]
         self.path = Path(folder) / f"scheduler-{name}.journal"
@@ -96,8 +99,8 @@ class Journal:
         self._file = -1
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._file = self._locked()
-            self.records = self._read()
+            self._file = self._open_and_lock()
+            self.records = self._read_records()
         except OSError as error:
             self.close()
             raise ConfigError(
@@ -110,18 +113,18 @@ class Journal:
 
     @property
     def size(self) -> int:
-        """Bytes of the file."""
+        """Return the number of bytes of the file."""
         return os.fstat(self._file).st_size
 
     def append(self, text: bytes) -> None:
-        """Add a record, and return when it is on disk.
+        """Add a record; blocks until the record is on disk.
 
         Raises
         ------
         KVStoreError
-            It cannot be written: what it says must not be done.
+            The record cannot be written. The caller must not carry out the actions of its events.
         FencedError
-            Another scheduler has taken the journal over.
+            Another scheduler has replaced the file.
         """
         try:
             _write(self._file, packed(text))
@@ -131,18 +134,18 @@ class Journal:
                 f"the scheduler's journal {self.path} cannot be written: {error.strerror}; make room and "
                 "start the scheduler again"
             ) from None
-        self.check()
+        self.check_ownership()
 
-    def check(self) -> None:
-        """Raise FencedError if another scheduler has taken the journal over."""
+    def check_ownership(self) -> None:
+        """Raise FencedError if another scheduler has replaced the file."""
         if not self._is_current(self._file):
             raise FencedError(
-                f"another scheduler has taken over the journal {self.path}: this one ends, and the job goes "
-                "on with that one"
+                f"another scheduler of this job has replaced the journal {self.path}: this scheduler ends, "
+                "and the job continues with the other one"
             )
 
-    def replace(self, text: bytes) -> None:
-        """Have this record in the place of all others; a kill leaves either."""
+    def replace_all(self, text: bytes) -> None:
+        """Replace all records by one; after a kill the file has either the old records or the new one."""
         try:
             self._new.unlink(missing_ok=True)
             file = os.open(self._new, _FLAGS | os.O_EXCL, 0o600)
@@ -163,17 +166,18 @@ class Journal:
         before, self._file = self._file, file
         os.close(before)
 
-    def take_over(self, make: Callable[[list[bytes]], bytes]) -> None:
-        """Have one record in the place of all, which `make` makes of them.
+    def acquire(self, merge: Callable[[list[bytes]], bytes]) -> None:
+        """Replace all records by one, which `merge` computes from them.
 
-        Another process may still write, where locks do not reach. What it has written before the file was
-        replaced counts; after that its `append` fails, before anybody hears of it.
+        Where locks do not reach another machine, an older scheduler may still append. Its records count if it
+        wrote them before the file was replaced, and `merge` is then called again. A later `append` of the
+        older scheduler raises FencedError before it sends a message.
         """
         before = os.dup(self._file)
         try:
             while True:
-                self.replace(make(self.records))
-                found = _read(before)
+                self.replace_all(merge(self.records))
+                found = unpacked(_all_bytes(before))[0]
                 if found == self.records:
                     return
                 self.records = found
@@ -181,20 +185,20 @@ class Journal:
             os.close(before)
 
     def remove(self) -> None:
-        """Delete the file: the job is over."""
+        """Delete the file, because the job is over; and close it."""
         if self._is_current(self._file):
             for path in (self._new, self.path):
                 path.unlink(missing_ok=True)
         self.close()
 
     def close(self) -> None:
-        """Let the file go. A second call does nothing."""
+        """Close and unlock the file. A second call does nothing."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
-    def _locked(self) -> int:
-        """Open the file, and lock it; again if it was replaced just then."""
+    def _open_and_lock(self) -> int:
+        """Open and lock the file; repeat if another process replaces it between the two."""
         while True:
             file = os.open(self.path, _FLAGS, 0o600)
             try:
@@ -203,8 +207,8 @@ class Journal:
             except BlockingIOError:
                 os.close(file)
                 raise ConfigError(
-                    f"another scheduler of this job has the journal {self.path}: there is one for each job; "
-                    "end that one first, or name another folder (KVSTORE_JOURNAL)"
+                    f"another scheduler of this job has the journal {self.path}: a job has one scheduler; "
+                    "end the other one first, or name another folder (KVSTORE_JOURNAL)"
                 ) from None
             except BaseException:
                 os.close(file)
@@ -214,7 +218,7 @@ class Journal:
             os.close(file)
 
     def _check_owner(self, file: int) -> None:
-        """Refuse what others could have written."""
+        """Raise ConfigError if another user could have written the file."""
         found = os.fstat(file)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
             raise ConfigError(
@@ -222,16 +226,16 @@ class Journal:
                 f"write: chmod 600 it, or name another folder (KVSTORE_JOURNAL)"
             )
 
-    def _read(self) -> list[bytes]:
-        data = _all(self._file)
+    def _read_records(self) -> list[bytes]:
+        data = _all_bytes(self._file)
         try:
             records, end = unpacked(data)
             if data and not records:
                 raise ValueError("its first record is cut short")
         except ValueError as error:
             raise ConfigError(
-                f"the scheduler's journal {self.path}: {error}; what it says of the job cannot be trusted: "
-                "delete it, and start the job again from what was saved last"
+                f"the scheduler's journal {self.path}: {error}; its content cannot be trusted: delete it, "
+                "and start the job again from the last saved values"
             ) from None
         if end < len(data):
             os.ftruncate(self._file, end)
@@ -251,14 +255,10 @@ class Journal:
             os.close(folder)
 
 
-def _all(file: int) -> bytes:
+def _all_bytes(file: int) -> bytes:
     with open(file, "rb", closefd=False) as reader:
         reader.seek(0)
         return reader.read()
-
-
-def _read(file: int) -> list[bytes]:
-    return unpacked(_all(file))[0]
 
 
 def _write(file: int, data: bytes) -> None:

@@ -11,9 +11,9 @@ from kvstore.errors import ConfigError
 from kvstore.stores.parameter_server.protocol import events as e
 from kvstore.stores.parameter_server.protocol import messages as m
 from kvstore.stores.parameter_server.protocol.reliable_link import ReliableLink
+from kvstore.stores.parameter_server.scheduler.journaled_scheduler import JournaledScheduler
 from kvstore.stores.parameter_server.scheduler.machine import SchedulerOptions
 from kvstore.stores.parameter_server.scheduler.machine_state import dumped
-from kvstore.stores.parameter_server.scheduler.recording import JournaledScheduler
 
 OPTIONS = SchedulerOptions("job", 2, 1)
 PLACES = ("tcp://127.0.0.1:1", "tcp://127.0.0.1:2")
@@ -110,8 +110,8 @@ def test_a_state_that_is_read_is_the_one_that_was_written(tmp_path: Path) -> Non
 def test_it_is_replaced_by_the_state_when_it_is_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvstore.stores.parameter_server.scheduler.recording._LARGE", 100)
-    monkeypatch.setattr("kvstore.stores.parameter_server.scheduler.recording._GROWTH", 1)
+    monkeypatch.setattr("kvstore.stores.parameter_server.scheduler.journaled_scheduler._LARGE", 100)
+    monkeypatch.setattr("kvstore.stores.parameter_server.scheduler.journaled_scheduler._GROWTH", 1)
     job = played(tmp_path, True)
     assert job.heard == played(tmp_path / "lived", False).heard
 
@@ -120,7 +120,7 @@ def test_what_was_forgotten_of_the_settings_is_forgotten_after_a_restart_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvstore.stores.parameter_server.scheduler.settings._KEPT", 4)
-    monkeypatch.setattr("kvstore.stores.parameter_server.scheduler.recording._LARGE", 10_000)
+    monkeypatch.setattr("kvstore.stores.parameter_server.scheduler.journaled_scheduler._LARGE", 10_000)
     heard, sizes = [], []
     for name in ("killed", "lived"):
         job = Company(tmp_path / name)
@@ -134,7 +134,7 @@ def test_what_was_forgotten_of_the_settings_is_forgotten_after_a_restart_too(
             if name == "killed" and number % 7 == 0:
                 job.kill()
         heard.append(job.heard)
-        sizes.append(len(job.scheduler.whole(PLACES)))
+        sizes.append(len(job.scheduler.state_record(PLACES)))
         job.scheduler.journal.close()
     assert heard[0] == heard[1]
     assert max(sizes) < 10_000
