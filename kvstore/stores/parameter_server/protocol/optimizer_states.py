@@ -1,8 +1,8 @@
-"""Optimizer states of parts of keys, as servers keep them, and of whole keys, as files hold them.
+"""Optimizer states of slices, as servers store them, and of whole keys, as files store them.
 
-A part's state travels in the format of `kvstore.optimizer.states`, with flat arrays for a slice of a dense
-key, and for a slice of a table the ids of the rows, the state of all other rows, and the rows' states. A rule
-that needs whole keys has its state with the slice that begins a key.
+The state of a slice travels in the format of `kvstore.optimizer.states`: flat arrays for a slice of a dense
+key; for a slice of a table the ids of the rows, the state of all other rows, and the rows' states. A rule
+that needs whole keys has its state with the first slice of a key.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from .messages import KeyEntry, Slice
 
 
 class PartState(NamedTuple):
-    """What belongs to one slice."""
+    """The optimizer state of one slice."""
 
     #: Whether there is a state; before the first update there is none.
     known: bool
     tree: Tree
-    #: Of a table: the rows that `tree` is of, None for all, and the state of each of the others.
+    #: Of a table: the rows of `tree`, None for all, and the state of each other row.
     ids: Ids | None
     blank: Tree
     updates: int
@@ -41,7 +41,7 @@ NOTHING = PartState(False, None, None, None, 0, 0)
 
 
 def needs_whole_keys(optimizer: Optimizer | None, sparse: bool = False) -> bool:
-    """Whether a rule can only be applied where all of a key is: it takes norms, or is a user's own."""
+    """Return whether a rule needs all of a key on one server: it computes norms, or is defined by a user."""
     if optimizer is None or optimizer.fused:
         return False
     return not (sparse and works_by_rows(optimizer))
@@ -57,7 +57,7 @@ def pack_part(key: Key, part: PartState, table: bool, optimizer: Optimizer) -> b
 
 
 def unpack_part(key: Key, data: bytes, table: bool, optimizer: Optimizer) -> PartState:
-    """Return what `pack_part` was given; StateFileError: damaged, of another key, or of another optimizer."""
+    """Return the state that was packed; StateFileError: damaged, or of another key or optimizer."""
     content = states.unpack(data)
     rule = type(optimizer).__name__.lower()
     if content.rule != rule:
@@ -87,11 +87,11 @@ def _counted(optimizer: Optimizer, counts: Mapping[Key, int], num_update: int) -
 
 
 def join_states(entries: Iterable[KeyEntry], parts: Mapping[int, bytes], optimizer: Optimizer) -> Updater:
-    """Put states of slices together; the updater's `save` writes the file that a store of one process would.
+    """Join states of slices; the updater's `save` writes the same file as a store of one process.
 
-    `entries` are all keys of the store, `parts` by slice what `StoreShard.fetch_state` returned, `optimizer`
+    `entries` are all keys of the store, `parts` by slice the results of `StoreShard.fetch_state`; `optimizer`
     is not changed. Raises StateFileError if a part is damaged, KVStoreError if some slices of a key have been
-    updated and others have not yet, or a table is too large for a file.
+    updated and others not yet, or if a table is too large for a file.
     """
     trees: dict[Key, Tree] = {}
     counts: dict[Key, int] = {}
@@ -130,7 +130,7 @@ def _joined(entry: KeyEntry, parts: list[PartState], optimizer: Optimizer) -> Tr
 
 
 def _all_rows(piece: Slice, part: PartState) -> Tree:
-    """State of every row of a slice."""
+    """Return the state of every row of a slice."""
     if part.ids is None:
         return part.tree
     order = part.ids, np.arange(len(part.ids), dtype=np.int64)
@@ -138,22 +138,22 @@ def _all_rows(piece: Slice, part: PartState) -> Tree:
 
 
 def _combined(trees: list[Tree], shape: tuple[int, ...] | None) -> Tree:
-    """Return one state for those of consecutive slices, with arrays of `shape`; None: rows after rows."""
+    """Join the states of consecutive slices, with arrays of `shape`; None: rows after rows."""
     columns = zip(*(arrays_of(tree) for tree in trees), strict=True)
     made = (np.concatenate(column) if len(column) > 1 else column[0] for column in columns)
     return _rebuilt(trees[0], (array if shape is None else array.reshape(shape) for array in made))
 
 
 def _rebuilt(tree: Tree, arrays: Iterator[Array]) -> Tree:
-    """Return a state like `tree` with other arrays."""
+    """Return a state of the same structure as `tree` with other arrays."""
     made: Tree = mapped(tree, lambda _: next(arrays))
     return made
 
 
 def split_states(entries: Iterable[KeyEntry], updater: Updater) -> dict[int, bytes]:
-    """Cut states that an updater has loaded into those of slices, for `StoreShard.put_state`.
+    """Divide the loaded states of an updater into those of slices, for `StoreShard.put_state`.
 
-    Every slice gets one: a key without a state begins anew.
+    Every slice has a result: a key without a state begins without one.
     """
     return {
         part.id: pack_part(

@@ -1,4 +1,4 @@
-"""Payloads: arrays as bytes, and from which size on shared memory is the better way."""
+"""Payloads as bytes, and the size from which they are passed in shared memory."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 
 from ...entry import Array
 
-#: Values from this size on go through shared memory; smaller ones cost less in a message.
+#: Payloads of at least this size are passed in shared memory; smaller ones cost less in a message.
 SHARED_BYTES = 16 * 1024
 
-#: Id of the first row in an answer with rows of a table, if that row is what each absent one is. It is sent
-#: where these are something else than zeros; a zero with a sign is.
+#: Id of the first row of a reply with rows, where that row is the value of each absent row. It is sent if
+#: absent rows are not zeros; a negative zero counts as no zero.
 ABSENT = -1
 
 
