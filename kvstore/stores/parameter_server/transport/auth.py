@@ -1,10 +1,11 @@
-"""Who is let in: CURVE keys or the job's name, and what both sides are told of a refusal.
+"""Admission of processes to ZeroMQ sockets, by CURVE keys or the job's name, and the reports of refusals.
 
-A server asks its doorkeeper (ZeroMQ's ZAP, RFC 27) about every client; only keys on the list pass, and where
-there are no keys, who knows the name of the job (ZeroMQ's PLAIN, RFC 24). Nobody else gets as far as a
-message, of which ZeroMQ keeps all parts until it is whole, however many come. A client knows the server's key
-beforehand. ZeroMQ tells a refused client nothing, so its `HandshakeMonitor` reads the socket's monitor until
-the first handshake is done.
+Streams are not admitted here but in `stream_listener`. A server asks its doorkeeper (ZeroMQ's ZAP, RFC 27)
+about every client. With keys, only clients whose key is on the list are admitted; without keys, clients that
+know the name of the job (ZeroMQ's PLAIN, RFC 24). A client that is refused can send no message, of which
+ZeroMQ would store all parts until it is complete. A client knows the server's key in advance. ZeroMQ does not
+tell a client that it was refused, so `HandshakeMonitor` reads the socket's monitor until the first handshake
+is done.
 """
 
 from __future__ import annotations
@@ -38,24 +39,24 @@ _FAILED = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
-_STOPPED = zmq.EVENT_MONITOR_STOPPED  # the last one, for the doorkeeper
+_STOPPED = zmq.EVENT_MONITOR_STOPPED  # the last event of a monitor
 _COME = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
-_LOOK = 20  # ms between two looks at handshakes that are not done
-_SOON, _EAGER = 1, 0.05  # ms, for so many seconds after one that is
+_LOOK = 20  # ms between two checks of handshakes that are not done
+_SOON, _EAGER = 1, 0.05  # ms between them for `_EAGER` seconds after a handshake
 _HUNG_UP = (errno.EPIPE, errno.ECONNRESET)
 _NAMES = itertools.count()
-#: What only another client says. Where nobody listens at a port of this machine, the system may choose that
-#: very port for a connection to it, if it is one of those for connections: then it is one to itself.
+#: Only another client sends this. Linux may choose the very port of this machine that a socket connects to,
+#: where no process listens at it, as the port of the connection: the socket is then connected to itself.
 _MET_ITSELF = (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.PROTOCOL_ERROR_ZMTP_UNEXPECTED_COMMAND)
-#: Connections, one after the other, that end without a word: one may be the other process's own death.
+#: Successive connections that end without data before this is an error: a single one may be the peer's death.
 _PATIENCE = 3
 
 
 def listen(socket: zmq.Socket[bytes], pair: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
-    """Have a socket's events sent to a PAIR of its context.
+    """Send a socket's events to a PAIR socket of its context.
 
-    ZeroMQ's own threads wait until an event is taken. So the queue has no limit, and `deafen` must come
-    before the pair is closed: otherwise all connections of the process would stand still.
+    ZeroMQ's I/O threads block until an event is queued. So the queue has no limit, and `deafen` must be
+    called before the pair is closed: otherwise all connections of the process would stop.
     """
     address = f"inproc://kvstore.monitor.{next(_NAMES)}"
     pair.setsockopt(zmq.LINGER, 0)
@@ -66,13 +67,13 @@ def listen(socket: zmq.Socket[bytes], pair: zmq.Socket[bytes], events: int) -> z
 
 
 def deafen(socket: zmq.Socket[bytes]) -> None:
-    """Have no more events of a socket, if there were any."""
+    """Stop sending a socket's events, if they were sent."""
     if not socket.closed:
         socket.monitor(None, 0)
 
 
 def use_keys(socket: zmq.Socket[bytes], keys: Keys, server_key: bytes | None = None) -> None:
-    """Encrypt a socket: as a client of the server with that public key, or as a server."""
+    """Encrypt a socket, as a client of the server with that public key or as a server."""
     socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
     if server_key is None:
         socket.curve_server = True
@@ -81,18 +82,18 @@ def use_keys(socket: zmq.Socket[bytes], keys: Keys, server_key: bytes | None = N
 
 
 def password(job: str) -> bytes:
-    """Make what shows that a process is of a job, where there are no keys; it does not tell the name."""
+    """Return the password that proves that a process belongs to a job without keys; it hides the name."""
     name = job.encode(errors="surrogatepass")
     return hashlib.blake2b(name, digest_size=32, person=b"kvstore door").hexdigest().encode()
 
 
 def use_password(socket: zmq.Socket[bytes], job: str) -> None:
-    """Have a client say of which job it is."""
+    """Have a client send the password of its job."""
     socket.plain_username, socket.plain_password = b"kvstore", password(job)
 
 
 class _Door:
-    """An address at which clients come."""
+    """An address at which clients connect."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -105,35 +106,35 @@ _Doors = dict[zmq.Socket[bytes], _Door]
 
 
 class Doorkeeper:
-    """A thread that lets clients in, where there are no keys those of `job`, and logs the others.
+    """A thread that admits clients, without keys those of `job`, and logs refusals.
 
-    It has to be closed before its context is.
+    It must be closed before its context.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: Keys | None, job: str) -> None:
         self._context = context
         self.job = job
-        self._allowed = frozenset(map(z85.decode, keys.allowed)) if keys else None  # None: the job's name
+        self._allowed = frozenset(map(z85.decode, keys.allowed)) if keys else None  # None: by the job's name
         self._refusals = Refusals()
         self._newcomers = Newcomers()
         self._new: deque[tuple[zmq.Socket[bytes], _Door]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = False
         self._eager = 0.0
-        self._silent = 0  # clients that have hung up
+        self._silent = 0  # clients that have closed the connection
         self._zap = context.socket(zmq.REP)
         self._zap.setsockopt(zmq.LINGER, 0)
-        self._zap.bind(_ZAP)  # before any client comes: without a handler all would be let in
+        self._zap.bind(_ZAP)  # before any client connects: without a handler all would be admitted
         self._thread = threading.Thread(target=self._run, name="kvstore-door", daemon=True)
         self._thread.start()
 
     def watch(self, socket: zmq.Socket[bytes], address: str) -> threading.Event:
-        """Have a socket's clients checked, and failed handshakes logged; it is to be bound to `address`.
+        """Check a socket's clients, and log failed handshakes; the socket is to be bound to `address`.
 
-        Returns what is set soon after it was bound, when the kernel knows how little it may take of them.
+        Returns an event that is set soon after the binding, when the kernel knows how many bytes to accept.
 
-        Clients of ZMTP 2 and older are refused, too: one that comes while the socket is being closed ends
-        the process (libzmq 4.3.5, `process_routing_id_msg`).
+        Clients of ZMTP 2 and older are refused, too: one that connects while the socket is being closed
+        aborts the process (libzmq 4.3.5, `process_routing_id_msg`).
         """
         socket.zap_domain = b"kvstore"
         if self._allowed is None:
@@ -145,7 +146,7 @@ class Doorkeeper:
         return door.limited
 
     def close(self) -> None:
-        """Wait until the thread has let go of its sockets; those it watches are closed already."""
+        """Wait until the thread has closed its sockets; the sockets that it watches are closed already."""
         self._closing = True
         os.eventfd_write(self._wake, 1)
         self._thread.join()
@@ -163,7 +164,7 @@ class Doorkeeper:
                         os.eventfd_read(self._wake)
                         self._open(doors, poller)
                     elif ready is self._zap:
-                        self._hear(doors, poller)  # whoever asks has been accepted before
+                        self._hear(doors, poller)  # the client that asks was accepted earlier
                         self._answer(self._zap)
                 self._hear(doors, poller)
                 self._newcomers.look()
@@ -181,7 +182,7 @@ class Doorkeeper:
             poller.register(socket, zmq.POLLIN)
 
     def _hear(self, doors: _Doors, poller: zmq.Poller) -> None:
-        """Take note of what has happened at the doors."""
+        """Read the events of all doors."""
         for socket, door in list(doors.items()):
             for event in _events(socket):
                 if event["event"] == _STOPPED:
@@ -202,20 +203,20 @@ class Doorkeeper:
             case zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._eager = time.monotonic() + _EAGER
             case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                pass  # it has had its line below
+                pass  # `_answer` has logged it
             case _ if not self._was_death(event):
-                # The address of the event has the port that was taken, where any was asked for.
+                # The address of the event has the actual port, where any port was requested.
                 taken = event["endpoint"].decode(errors="replace") or door.address
                 self._refusals.note(f"a connection to {taken}", self._unlike())
 
     def _make_room(self) -> None:
         gone = self._newcomers.make_room()
         if gone:
-            why = f"{gone} had not said who they are, and few descriptors are left"
+            why = f"{gone} had not finished the handshake, and few descriptors are left"
             self._refusals.note("connections", f"{why}; raise the limit (ulimit -n) if the job is so large")
 
     def _pause(self) -> int | None:
-        """Milliseconds till the next look at newcomers. Who was let in is known when it has heard of it."""
+        """Return milliseconds until the next check of newcomers: admission is seen by what they were sent."""
         if not self._newcomers:
             return None
         return _SOON if time.monotonic() < self._eager else _LOOK
@@ -225,7 +226,7 @@ class Doorkeeper:
         return f"the ZeroMQ handshake failed: it has {other}, or is not a process of kvstore"
 
     def _was_death(self, event: Mapping[str, Any]) -> bool:
-        """Whether a client may have died in the handshake, or ended; who lacks keys comes again and again."""
+        """Return whether a client may have died in the handshake; one that lacks keys connects repeatedly."""
         if event["event"] != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL or event["value"] not in _HUNG_UP:
             return False
         self._silent += 1
@@ -253,14 +254,14 @@ class Doorkeeper:
 
 
 def _events(socket: zmq.Socket[bytes]) -> Iterator[Mapping[str, Any]]:
-    """Yield what a monitor has told."""
+    """Yield the events of a monitor."""
     with contextlib.suppress(zmq.Again):
         while True:
             yield parse_monitor_message(socket.recv_multipart(zmq.DONTWAIT))
 
 
 def _shown(mechanism: bytes, credentials: list[bytes]) -> str:
-    """Name what a client has shown, as far as the log may say it."""
+    """Return the credential of a client as far as the log may show it."""
     if mechanism == b"PLAIN":
         return "password"
     known = bool(credentials) and len(credentials[0]) == 32
@@ -268,11 +269,11 @@ def _shown(mechanism: bytes, credentials: list[bytes]) -> str:
 
 
 class HandshakeMonitor:
-    """Reads what becomes of a client's handshake, until it is done once.
+    """Reads the outcome of a client's handshake, until the first one is done.
 
-    The client's socket is not connected yet; `pair` is a PAIR of the same context to listen at, which
-    `release` takes back; `peer` says for messages to whom it will be connected, and where. With `patient`
-    a connection that breaks meanwhile is no failure, however often it does.
+    The client's socket is not connected yet. `pair` is a PAIR socket of the same context for the events;
+    `release` takes it back. `peer` names the server and its address, for messages. With `patient` a
+    connection that breaks before the handshake is done is never a failure.
     """
 
     def __init__(
@@ -289,13 +290,13 @@ class HandshakeMonitor:
         self._failures = 0
         self._monitored = socket
         self.error: AuthError | None = None
-        #: Whether the error is that the system has connected the client with itself.
+        #: Whether the error is that the system has connected the client to itself.
         self.met_itself = False
         events = _FAILED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_CLOSED
         self.socket: zmq.Socket[bytes] | None = listen(socket, pair, events)
 
     def read(self) -> None:
-        """Take note of what has happened; `error` says if this client is refused."""
+        """Read the events; `error` is set if this client is refused."""
         while self.socket is not None:
             try:
                 told = parse_monitor_message(self.socket.recv_multipart(zmq.DONTWAIT))
@@ -304,12 +305,12 @@ class HandshakeMonitor:
             if told["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.close()
             elif told["event"] == zmq.EVENT_CLOSED:
-                self._failures = 0  # nobody is there any more: that is what has broken connections
+                self._failures = 0  # no process listens any more: this has broken the connections
             elif told["event"] & _FAILED:
                 self._failed(told["event"], told["value"])
 
     def close(self) -> None:
-        """Watch no longer. A second call does nothing."""
+        """Stop reading events. A second call does nothing."""
         if self.socket is not None:
             deafen(self._monitored)
             self._release(self.socket)

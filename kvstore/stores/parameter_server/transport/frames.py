@@ -1,16 +1,16 @@
-"""How messages look on the wire, and the checks that a message from outside has to pass.
+"""The bytes of messages on the wire, and the checks of a received message.
 
 A message is one or more frames. The first begins with a head of fixed size::
 
     magic "KVST" | version | kind | flags | job | store | rank | incarnation | epoch | received | records
 
-and goes on with MessagePack (a control message) or with the records of a batch, each of fixed size, and
-where a flag says so with the first payload. The other frames are payloads, as they are. All numbers are
-little-endian. `job` is a hash of the job's name, so that processes of an old job, which may still know the
-port, are told apart before anything of theirs is looked at.
+and continues with MessagePack (a control message), or with the records of a batch, each of fixed size, and,
+where a flag is set, with the first payload. Each further frame is a payload. All numbers are little-endian.
+`job` is a hash of the job's name, so that messages of an old job's processes, which may still know the port,
+are rejected before anything else of them is read.
 
-Only `Hello` and `Refused` pass whatever job or version the head has, for one asks and the other tells which
-are right; their form never changes.
+Only `Hello` and `Refused` are accepted with any job and version, because the first asks and the second says
+which are right; their format never changes.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ _PLACES = [
 _ALIGNED = 64
 _PADDING = bytes(_ALIGNED)
 
-# A first payload up to this size stands behind the records: a frame less to send, and to receive.
+# A first payload up to this size is put behind the records: one frame less to send and to receive.
 _INLINE, _INLINE_BYTES = 1, 32 * 1024
 
-#: Payloads up to this size travel together in one frame: a frame costs microseconds, a copy of them less.
+#: Payloads up to this size share one frame: a frame costs microseconds, a copy of such a payload less.
 SMALL = m.COPIED
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that a message may have. Larger ones are not sent, and refused where they come in."""
+    """The largest sizes of a message. Larger messages are not sent, and are refused when they arrive."""
 
     #: Bytes of one frame.
     frame: int = 256 << 20
@@ -68,10 +68,10 @@ class Limits:
 
 
 class Codec:
-    """Writes and reads the messages of one job; only those that were written with its name are read.
+    """Writes and reads the messages of one job; only messages with the job's name are read.
 
-    `marks`: a record that is not in the protocol is read as one of kind BAD, so that its sender can be told,
-    where else the whole message is refused.
+    `marks`: a record that is not in the protocol is read as a record of kind BAD, so that its sender can be
+    informed; otherwise the whole message is refused.
     """
 
     def __init__(self, job: str, limits: Limits | None = None, marks: bool = False) -> None:
@@ -85,7 +85,7 @@ class Codec:
     def encode(self, message: Control | Batch) -> list[Buffer]:
         """Write a message as frames. Payloads are not copied: they are the buffers of `message.frames`.
 
-        Raises ProtocolError for one that is larger than the limits, or has numbers that do not fit: the peer
+        Raises ProtocolError for a message that exceeds the limits, or has numbers that do not fit: the peer
         would refuse it.
         """
         if isinstance(message, Batch):
@@ -105,9 +105,9 @@ class Codec:
     def decode(self, frames: Sequence[zmq.Frame | bytes | memoryview]) -> Control | Batch:
         """Read the frames of one message, without the identity of its sender.
 
-        The payloads of a batch are memoryviews of the frames, and keep these alive. Their addresses are as
-        they come: whoever wants typed elements has to look at the alignment. Raises ProtocolError, and
-        nothing else, for frames that are no message of this job and this version.
+        The payloads of a batch are memoryviews of the frames, and hold references to them. They need not be
+        aligned: a caller that needs typed elements has to check. Raises ProtocolError, and nothing else, for
+        frames that are no message of this job and this version.
         """
         if not frames or len(frames[0]) < _HEAD.size:
             raise ProtocolError("a message is too short for its head")
@@ -135,7 +135,7 @@ class Codec:
     def _check_origin(self, version: int, job: int) -> None:
         if version != PROTOCOL:
             raise ProtocolError(
-                f"a message is of version {version} of the protocol, this process speaks {PROTOCOL}: "
+                f"a message is of version {version} of the protocol, this process has {PROTOCOL}: "
                 "install the same release of kvstore for all processes of the job"
             )
         if job != self.job:
@@ -218,7 +218,7 @@ def _records(body: memoryview, sizes: list[int], marks: bool) -> list[Record]:
 
 
 def _check_two_frames(sizes: list[int], frame: int, offset: int, nbytes: int) -> None:
-    """Let a payload go on in the frame after its first, as ids and rows do; no further."""
+    """Allow a payload to continue in the frame after its first, as ids and rows do; no further."""
     there = sum(sizes[frame : frame + 2])
     if frame >= len(sizes) or offset > sizes[frame] or offset + nbytes > there:
         raise ProtocolError(
@@ -237,7 +237,7 @@ def _view(frame: zmq.Frame | bytes | memoryview) -> memoryview:
 
 
 def _flat(buffer: Buffer) -> memoryview | GatheredRows:
-    """View a buffer's bytes. NumPy knows dtypes that the buffer protocol does not."""
+    """View a buffer's bytes. NumPy has dtypes that the buffer protocol does not know."""
     if isinstance(buffer, GatheredRows):
         return buffer
     if isinstance(buffer, np.ndarray):
@@ -251,11 +251,11 @@ def _flat(buffer: Buffer) -> memoryview | GatheredRows:
 def pack(
     payloads: Sequence[Buffer | tuple[Buffer, ...]], small: int = SMALL
 ) -> tuple[list[Buffer], list[tuple[int, int, int]]]:
-    """Put payloads of at most `small` bytes into one frame, each at a multiple of 64 bytes; others stay.
+    """Join payloads of at most `small` bytes in one frame, each at a multiple of 64 bytes.
 
-    A payload is a buffer, or a tuple of buffers that belong one behind the other (ids and rows). Returns
-    frames for `Batch.frames`, where a large tuple has one for each of its buffers, and for each payload's
-    record where it is: (frame, offset, nbytes).
+    A payload is a buffer, or a tuple of buffers that follow each other (ids and rows). Returns the frames for
+    `Batch.frames`, where a large tuple has one frame for each of its buffers, and the location of each
+    payload: (frame, offset, nbytes).
     """
     frames: list[Buffer] = [b""]
     places = []
@@ -287,5 +287,5 @@ def _size(buffer: Buffer) -> int:
 def _joined(pieces: list[Buffer]) -> bytes:
     try:
         return b"".join(pieces)
-    except (BufferError, TypeError, ValueError):  # with gaps, or of a dtype that is NumPy's secret
+    except (BufferError, TypeError, ValueError):  # not contiguous, or of a dtype that only NumPy knows
         return b"".join([_flat(piece) for piece in pieces])

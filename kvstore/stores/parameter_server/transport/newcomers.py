@@ -1,16 +1,16 @@
-"""Connections whose handshake is not done, and the few bytes that the kernel takes from each meanwhile.
+"""New connections before the end of their handshake, and the bytes that the kernel accepts of each.
 
-ZeroMQ limits a frame, to what the largest message of a job needs; a stranger's first frame may be as large,
-on any number of connections. Nothing of a handshake is: so the kernel passes on the first bytes of a new
-connection only, by a socket filter (classic BPF), which anybody may set on a socket of his own. The others
-wait where they are, at the sender, until the handshake is done or ZeroMQ's patience with it has ended. To
-read now and then how much has come would be too late: a gigabyte takes half a second.
+ZeroMQ limits a frame only to the size of a job's largest message; the first frame of a stranger may be as
+large, on any number of connections. A handshake is small: so a socket filter (classic BPF), which any user
+may set on their own sockets, lets only the first bytes of a new connection pass. The rest waits at the sender
+until the handshake is done or ZeroMQ ends it after its timeout. To poll the number of received bytes instead
+would be too late: a gigabyte arrives in half a second.
 
-A connection inherits a filter from the socket that listens, which passes small segments, however many; it
-gets its own as soon as we hear of it.
+A connection inherits a filter from the listening socket, which passes any number of small segments; it gets
+its own filter as soon as this module sees it.
 
-ZeroMQ asks for the next connection again and again, without a pause, where no descriptor is left for it. So
-some are always left: who has been a newcomer for longest has to go.
+ZeroMQ calls accept() again and again, without a pause, where no descriptor is left for a connection. So some
+descriptors are always kept free: the oldest newcomers are cut off.
 """
 
 from __future__ import annotations
@@ -31,41 +31,41 @@ from .process_limits import DescriptorReserve
 
 log = logging.getLogger("kvstore.wire")
 
-#: Bytes of a connection that come through before its handshake is done. It needs less than 2,000; the rest is
-#: for first messages that are here before we have seen that it is done.
+#: Bytes of a connection that pass before its handshake is done. The handshake has less than 2,000; the rest
+#: is for first messages that arrive before this module sees that it is done.
 MOST = 16 * 1024
 
-# Bytes of a segment that come through before we have heard of a connection: a greeting and the first command.
+# Bytes of a segment that pass before this module sees a connection: a greeting and the first command.
 _SMALL = 1024
 
-# What a server sends to anybody: its greeting, with CURVE its WELCOME, and that it refuses. Who is let in is
-# sent more: a READY has 40 bytes at least.
+# Bytes that a server sends to every client: its greeting, with CURVE its WELCOME, and a refusal. An admitted
+# client is sent more: a READY has 40 bytes at least.
 _GREETING, _CURVE_WELCOME, _ERROR = 64, 170, 12
 
-_TCP_SAVE_SYN, _TCP_SAVED_SYN = 27, 28  # linux/tcp.h; Python knows them not
+_TCP_SAVE_SYN, _TCP_SAVED_SYN = 27, 28  # linux/tcp.h; not in Python
 _ATTACH_FILTER, _DETACH_FILTER = 26, 27  # asm-generic/socket.h
 _ACKED = struct.Struct("120xQ")  # tcp_info.tcpi_bytes_acked
 _SYN_BYTES = 512
 
-_YOUNG = 1.0  # seconds; whoever is older is looked at once in such a time
-_FEW = 8  # newcomers that may stay although there are few descriptors: one of ours needs some milliseconds
+_YOUNG = 1.0  # seconds; older newcomers are checked only once in this period
+_FEW = 8  # newcomers that are never cut off: a handshake of this job needs only milliseconds
 
 
 @dataclass(frozen=True)
 class _Newcomer:
     inode: int
-    most_told: int  # bytes that a stranger is sent
+    most_told: int  # bytes that a stranger is sent at most
     since: float
 
 
 class Newcomers:
-    """The connections that were accepted and are not known to be let in."""
+    """The accepted connections that are not known to be admitted."""
 
     def __init__(self) -> None:
-        self._found: dict[int, _Newcomer] = {}  # those that came first are first
+        self._found: dict[int, _Newcomer] = {}  # the oldest first
         self._reserve = DescriptorReserve()
         self._all_looked_at = -math.inf
-        # Two descriptors from the start: there may be none left when it counts.
+        # Two descriptors from the start: later there may be none left.
         self._nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._hand = os.dup(self._nothing)
 
@@ -73,12 +73,12 @@ class Newcomers:
         return bool(self._found)
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close the descriptors of this object."""
         os.close(self._hand)
         os.close(self._nothing)
 
     def listen(self, fd: int) -> None:
-        """Have the kernel keep what connections to a listening socket begin with."""
+        """Save the SYN of each connection to a listening socket, and limit its first segments."""
         try:
             with self._held(fd) as one:
                 one.setsockopt(socket.IPPROTO_TCP, _TCP_SAVE_SYN, 1)
@@ -87,24 +87,24 @@ class Newcomers:
             log.debug("this kernel limits no new connections: %s", error)
 
     def add(self, fd: int, curve: bool) -> None:
-        """Limit a connection, unless it is over, or not one of ours."""
+        """Limit a connection, unless it has ended, or its number now belongs to another socket."""
         self._reserve.take(1)
         with contextlib.suppress(OSError), self._held(fd) as one:
             inode = os.fstat(one.fileno()).st_ino
-            # It can be had once: what has this number by now and was limited already has none.
+            # The SYN can be read once: a socket with this number that was limited already has none.
             syn = one.getsockopt(socket.IPPROTO_TCP, _TCP_SAVED_SYN, _SYN_BYTES)
             if not syn and fd in self._found and self._found[fd].inode == inode:
                 return
             if syn:
                 _attach(one, _first_bytes(_sequence(syn) + 1, MOST))
-            else:  # it came by a SYN cookie
+            else:  # accepted by a SYN cookie
                 _detach(one)
             self._found.pop(fd, None)
             told = _GREETING + _ERROR + (_CURVE_WELCOME if curve else 0)
             self._found[fd] = _Newcomer(inode, told, time.monotonic())
 
     def make_room(self) -> int:
-        """Cut off those that came first, if they take what this process needs for itself; return how many."""
+        """Cut off the oldest newcomers if they use descriptors that this process needs; return how many."""
         excess = len(self._found) - _FEW
         if excess <= 0:
             return 0
@@ -113,7 +113,7 @@ class Newcomers:
         return gone
 
     def _cut_off(self, fd: int) -> bool:
-        """Have ZeroMQ find the end of a connection, unless it was let in."""
+        """Shut down a connection, unless it was admitted; ZeroMQ sees its end."""
         newcomer = self._found.pop(fd)
         with contextlib.suppress(OSError), self._held(fd) as one:
             if not _is_other(one, newcomer) and not _is_let_in(one, newcomer):
@@ -122,7 +122,7 @@ class Newcomers:
         return False
 
     def look(self) -> None:
-        """Free those who were let in, forget those who have gone; the older ones only now and then."""
+        """Remove newcomers that were admitted or have ended; older ones are checked only now and then."""
         now = time.monotonic()
         since = now - _YOUNG
         if self._all_looked_at <= since:
@@ -138,7 +138,7 @@ class Newcomers:
 
     @contextlib.contextmanager
     def _held(self, fd: int) -> Iterator[socket.socket]:
-        """Hold what has this number: ZeroMQ may close it at any time, and somebody else get the number."""
+        """Duplicate a descriptor: ZeroMQ may close it at any time, and the number may be assigned again."""
         os.dup2(fd, self._hand, inheritable=False)
         try:
             one = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, self._hand)
@@ -155,9 +155,9 @@ def _is_other(one: socket.socket, newcomer: _Newcomer) -> bool:
 
 
 def _is_let_in(one: socket.socket, newcomer: _Newcomer) -> bool:
-    """Whether a connection is; it is freed then."""
+    """Return whether a connection was admitted; if so, remove its filter."""
     info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKED.size)
-    # The kernel may count the SYN. One that does not count at all leaves us no way to know.
+    # The kernel may count the SYN. On a kernel without this count, each connection counts as admitted.
     if len(info) == _ACKED.size and _ACKED.unpack(info)[0] <= newcomer.most_told + 1:
         return False
     _detach(one)
@@ -165,13 +165,13 @@ def _is_let_in(one: socket.socket, newcomer: _Newcomer) -> bool:
 
 
 def _sequence(syn: bytes) -> int:
-    """Read where a connection begins: behind an IPv4 header with its options, or one of IPv6."""
+    """Read the first sequence number of a connection: behind an IPv4 header with its options, or IPv6."""
     start = (syn[0] & 15) * 4 if syn[0] >> 4 == 4 else 40
     return int(struct.unpack_from("!I", syn, start + 4)[0])
 
 
 def _attach(one: socket.socket, program: list[tuple[int, int, int, int]]) -> None:
-    """Put a filter in the place of the one that is there."""
+    """Set a filter; it replaces an earlier one."""
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
     one.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, struct.pack("HP", len(program), ctypes.addressof(code)))
 
@@ -180,7 +180,7 @@ def _detach(one: socket.socket) -> None:
     one.setsockopt(socket.SOL_SOCKET, _DETACH_FILTER, 0)
 
 
-# A filter sees a segment from its TCP header on, and returns how much of it is kept. Both begin with this:
+# A filter sees a segment from its TCP header on, and returns how many bytes pass. Both filters begin so:
 _HEADER = [
     (0x30, 0, 0, 12),  # A = length of the header, in words, and flags
     (0x74, 0, 0, 4),
@@ -195,15 +195,15 @@ _DROP = (0x06, 0, 0, 0)
 
 
 def _small_ones(most: int) -> list[tuple[int, int, int, int]]:
-    """Write a filter that passes segments of at most so many bytes."""
+    """Return a filter that passes segments of at most `most` bytes."""
     return [*_HEADER, (0x25, 1, 0, most), _KEEP, _DROP]
 
 
 def _first_bytes(first: int, most: int) -> list[tuple[int, int, int, int]]:
-    """Write a filter that passes `most` bytes from a sequence number on, and segments that have none.
+    """Return a filter that passes `most` bytes from a sequence number on, and segments without payload.
 
-    The end of a segment that is cut comes again later. One with a FIN would, when cut, end the stream too
-    early.
+    The end of a segment that is cut is sent again later. A segment with a FIN is dropped instead, because the
+    stream would otherwise end too early.
     """
     keep, drop = 23, 24
     return [
