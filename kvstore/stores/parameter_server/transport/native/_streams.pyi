@@ -1,4 +1,4 @@
-"""Types of the compiled module; _streams.pyx says what each method does."""
+"""Types of the compiled module; _streams.pyx has the docstrings."""
 
 from collections.abc import Iterable
 from typing import Any

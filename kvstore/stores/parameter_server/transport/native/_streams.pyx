@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Streams of messages over connected sockets, beside ZeroMQ: one system call where ZeroMQ has several threads.
+"""Streams of messages over connected sockets: one system call where ZeroMQ has several threads.
 
-The bytes and their checks are in stream.h; sender.h is the thread that sends what a socket could not take at once;
-serve.h waits for the streams of a server; cipher.h encrypts.
+stream.h has the bytes and their checks; sender.h the thread that sends what a socket did not accept at once; serve.h waits
+for the streams of a server; cipher.h encrypts.
 """
 
 import os
@@ -165,7 +165,7 @@ cdef class Frame:
 
 
 cdef class Sender:
-    """The thread that sends for the streams of a process what their sockets do not take at once."""
+    """The thread that sends for all streams of a process what their sockets did not accept at once."""
 
     cdef kp_sender s
     cdef int pid
@@ -176,7 +176,7 @@ cdef class Sender:
             raise OSError(errno, os.strerror(errno))
 
     def close(self):
-        """End the thread; its streams are closed by now. A second call does nothing."""
+        """End the thread; its streams must be closed before. A second call does nothing."""
         with nogil:
             kp_stop_sender(&self.s, getpid() == self.pid)
 
@@ -186,7 +186,7 @@ cdef class Sender:
 
 @cython.final
 cdef class Cipher:
-    """What encrypts one stream.
+    """The encryption of one stream.
 
     Parameters
     ----------
@@ -194,9 +194,9 @@ cdef class Cipher:
         Addresses of libsodium's `crypto_aead_*_encrypt_detached`, `*_decrypt_detached`, and `crypto_generichash`;
         bytes of a nonce and of a tag.
     goes, comes : bytes
-        The keys of what is sent and of what is received, of 32 bytes.
+        The keys of sent and of received bytes, 32 bytes each.
     chunks_of_key : int
-        A key is replaced after so many chunks of 64 KB; it must be the same at both ends.
+        The chunks of 64 KB after which a key is replaced; the same at both ends.
     """
 
     cdef kp_cipher *c
@@ -219,7 +219,7 @@ cdef class Cipher:
         kp_free_cipher(self.c)
 
 
-@cython.no_gc_clear  # it needs its sender to close
+@cython.no_gc_clear  # `close` needs the sender
 cdef class Stream:
     """One end of a stream. All methods belong to one thread at a time.
 
@@ -227,11 +227,11 @@ cdef class Stream:
     ----------
     sender : Sender
     descriptor : int
-        A connected socket that does not block; it is the stream's from now on.
+        A connected socket that does not block; the stream owns it from now on.
     frame_limit : int
         Bytes of the largest frame that is received.
     cipher : Cipher, optional
-        Encrypts all that goes. It serves one stream only: its keys are never used twice.
+        Encrypts all bytes. It serves one stream only: its keys are never used twice.
     """
 
     cdef kp_stream s
@@ -262,20 +262,20 @@ cdef class Stream:
         self.close()
 
     def observe(self, counters not None):
-        """Take the times in which the sender sends, in `counters`, a `Counters`."""
+        """Record the times of the sender's thread in `counters`, a `Counters`."""
         self.counters = counters
         self.s.observer = observer_of(counters)
 
     def fileno(self):
-        """Return the descriptor, which is readable when there is something to receive; -1: closed."""
+        """Return the descriptor, which is readable when there are bytes to receive; -1: closed."""
         return -1 if self.closed else self.s.fd
 
     def send(self, list frames):
-        """Send a message of frames, each a contiguous buffer of bytes, without waiting.
+        """Send a message of frames, each a contiguous buffer of bytes, without blocking.
 
-        Frames of more than 32 KiB are read until they are sent, and must stay as they are until the peer
-        answers; `GatheredRows` that are the last one only until this returns. False: nothing was sent, for the stream
-        is at its end, or the peer has not read for long.
+        Frames of more than 32 KiB are read until they are sent, and must not change until the peer answers;
+        `GatheredRows` as the last frame must not change until this returns. False: nothing was sent, because the stream has
+        ended, or the peer has not read for long.
         """
         cdef Py_ssize_t n = len(frames)
         cdef GatheredRows last = frames[n - 1] if n and type(frames[n - 1]) is GatheredRows else None
@@ -345,10 +345,10 @@ cdef class Stream:
         return not failed
 
     def receive(self):
-        """Return the messages that have come, each a list of `Frame`, without waiting.
+        """Return the messages that have arrived, each a list of `Frame`, without blocking.
 
-        Raises ConnectionError where the stream is at its end; what came before that was returned before. It is
-        ConnectionAbortedError where what came is not what a peer sends.
+        Raises ConnectionError where the stream has ended, after all earlier messages were returned; it is
+        ConnectionAbortedError where the received bytes are invalid.
         """
         if not self.closed:
             release_dropped()
@@ -357,17 +357,17 @@ cdef class Stream:
         return [frames for _, frames in self.left()]
 
     def left(self):
-        """Return the messages that have been received, and not been handled by `hand_to`, without waiting.
+        """Return the received messages that no link has handled, without blocking.
 
         Returns
         -------
         list of (int, list of Frame)
-            How many records of the message have been handled, and its frames.
+            The number of records of the message that are handled, and its frames.
 
         Raises
         ------
         ConnectionError
-            The stream is at its end, and there are none. ConnectionAbortedError: what came is not what a peer sends.
+            The stream has ended, and there are none. ConnectionAbortedError: the received bytes are invalid.
         """
         cdef list found = [] if self.closed else self.messages()
         if not found and self.s.end not in (KP_OPEN, KP_BLOCKED):
@@ -375,9 +375,9 @@ cdef class Stream:
         return found
 
     def expect(self, ExpectedRows rows not None):
-        """Receive rows where they belong, if they come over this stream.
+        """Receive rows at their destination, if they arrive over this stream.
 
-        False: they come in memory of their own, since equal ones are expected, with the same slice and ids.
+        False: they arrive in other memory, because equal ones are expected, with the same slice and ids.
         """
         if kp_has_equal(self.first_expected, &rows.x):
             return False
@@ -386,7 +386,7 @@ cdef class Stream:
         return True
 
     def expect_no_more(self, ExpectedRows rows not None):
-        """Write no more to where rows belong, whether they have come or not."""
+        """Stop writing to the destination of rows, whether they have arrived or not."""
         if rows not in self.expected:
             return
         self.expected.remove(rows)
@@ -406,7 +406,7 @@ cdef class Stream:
             self.s.place = kp_place_rows
 
     def hand_to(self, link not None):
-        """Have a `Link` handle what comes from now on, as far as it can, and answer over this stream."""
+        """Have a `Link` handle messages from now on, as far as it can, and answer over this stream."""
         if self.link is not None:
             self.link.close()
         self.outlet = kp_outlet(&self.s, kp_send_to)
@@ -415,7 +415,7 @@ cdef class Stream:
         self.link = link
 
     cdef list messages(self):
-        """Take the messages that are whole, as `left`."""
+        """Return the complete messages, as `left`."""
         cdef kp_message *message = kp_take_messages(&self.s)
         cdef kp_message *following
         cdef list found = []
@@ -430,10 +430,11 @@ cdef class Stream:
         self, Exchange exchange not None, list rounds not None, list clocks not None, uint64_t first,
         uint64_t base, uint64_t epoch, uint32_t version,
     ):
-        """Send the requests of an exchange that is set, without waiting; as `send` otherwise.
+        """Send the requests of an exchange that is set, without blocking; otherwise as `send`.
 
         `rounds` are those of the parts, `clocks` those of the arrays, `first` is the first sequence, `base` the bytes of all
-        requests before, as the server counts them; the others are as in `Record`. Of what is more than the credit, the rest is sent by `await_replies`.
+        earlier requests, in the server's count; the others are as in `Record`. `await_replies` sends the requests that
+        exceed the credit.
         """
         release_dropped()
         if self.closed or self.s.end not in (KP_OPEN, KP_BLOCKED):
@@ -442,7 +443,7 @@ cdef class Stream:
 
     @property
     def is_near(self):
-        """Whether the peer is known to be on this host: less is on the way to it at a time then."""
+        """Whether the peer is known to be on this host: fewer bytes are then in flight to it at a time."""
         return bool(self.s.is_near)
 
     @is_near.setter
@@ -451,7 +452,7 @@ cdef class Stream:
 
     @property
     def takes_turns(self):
-        """Whether all who send to the peer should have little on the way; where it is on this host."""
+        """Whether all workers that send to a peer on this host should have few bytes in flight."""
         return bool(self.s.takes_turns)
 
     @takes_turns.setter
@@ -465,11 +466,11 @@ cdef class Stream:
 
     @property
     def sent(self):
-        """Whether all messages have been given to the kernel."""
+        """Whether all messages are passed to the kernel."""
         return self.closed or bool(kp_is_sent(&self.s))
 
     def close(self):
-        """Close it; what was not sent is dropped. A second call does nothing."""
+        """Close it; unsent messages are dropped. A second call does nothing."""
         if self.closed:
             return
         self.closed = True
@@ -477,7 +478,7 @@ cdef class Stream:
             self.link.close()
             self.link = None
         if self.sender is not None and self.sender.pid != getpid():
-            close_descriptor(self.s.fd)  # of a fork, whose locks may be held for ever
+            close_descriptor(self.s.fd)  # in a fork, whose locks may be held for ever
             self.s.end = KP_CLOSED
             return
         with nogil:
@@ -498,7 +499,7 @@ cdef dict REASONS = {
 
 
 cdef kp_observer observer_of(object counters):
-    """Where a `Counters` counts; it must be kept."""
+    """Return where a `Counters` counts; the caller holds a reference to it."""
     cdef kp_observer found
     found.counters = <kv_counters *>PyCapsule_GetPointer(counters.capsule, "kvstore.counters")
     found.store = counters.number
@@ -524,7 +525,7 @@ cdef void drop_pieces(kp_piece *pieces, size_t n) noexcept:
 
 
 cdef void release_dropped() noexcept:
-    """Release the Python objects that were sent."""
+    """Release the Python objects whose bytes are sent."""
     cdef kp_buffer *first = kp_take_dropped()
     cdef kp_buffer *following
     while first != NULL:

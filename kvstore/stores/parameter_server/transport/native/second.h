@@ -1,11 +1,14 @@
-/* A second thread that serves streams of a server: two workers' parts are received, and their sums sent, at the same time.
+/* A second thread that serves streams of a server: parts of two workers are received, and their sums sent, at the same time.
  *
- * Each stream belongs to one of both threads, which alone receives over it. What has come is handled by the thread that has
- * the turn. The first thread, Python's, has it unless it is in `kp_serve`: all that messages change is Python's meanwhile.
- * What the second thread cannot handle it leaves to the first one, and waits until Python has done it.
+ * Each stream belongs to one of the two threads, and only that thread receives over it. A received message is handled by the
+ * thread that holds the turn, a mutex of the server's state. The first thread, Python's, holds it unless it is in
+ * `kp_serve`: during that time Python may change all state. A message that the second thread cannot handle it passes to the
+ * first one, and waits until Python has handled it.
  *
- * A sum, or rows, are sent by the thread of the worker's stream if they are large, or if that thread is looking for something
- * to do, and else by whoever has summed. */
+ * A sum, or rows, are sent by the thread of the receiving worker's stream if they are large, or if that thread is polling;
+ * else by the thread that has computed them.
+ *
+ * Order of locks: the turn, `kp_second.lock`, the lock of a stream. */
 #ifndef KP_SECOND_H
 #define KP_SECOND_H
 
@@ -15,30 +18,31 @@
 #include "sender.h"
 
 enum {
-    KP_TRIES = 50,                 /* for the turn, before a thread sleeps */
-    KP_SERVER_LOOKS = 50,          /* for something to do, before it sleeps */
-    KP_SECOND_LEAST = 64 * 1024,   /* bytes of a message: what is smaller, one thread serves before another one wakes */
-    KP_IN_A_ROW = 8,               /* such messages before the second thread has a stream, or others before it has it no longer */
-    KP_ON_ONE_CPU = 4              /* large messages served on one processor by both threads before one goes elsewhere */
+    KP_TRIES = 50,                 /* to acquire the turn, before a thread sleeps */
+    KP_SERVER_LOOKS = 50,          /* polls for events, before a thread sleeps */
+    KP_SECOND_LEAST = 64 * 1024,   /* bytes of a message; smaller ones one thread handles faster than another one wakes */
+    KP_IN_A_ROW = 8,               /* such messages before a stream moves to the second thread; smaller ones: back again */
+    KP_ON_ONE_CPU = 4              /* large messages that both threads handle on one processor, before one thread moves */
 };
 
 typedef struct kp_second {
     pthread_t thread;
-    int runs, first_epoll, epoll, wake, told; /* `wake` ends it; `told` is readable if it has left something */
+    int runs, first_epoll, epoll, wake, told; /* `wake` ends it; `told` is readable while it waits for Python */
     atomic_int stops;
     sem_t turn, resumes;
-    kp_stream *left; /* to Python; under the turn */
-    int is_left;     /* Python has been given it */
-    pthread_mutex_t lock; /* for the next three; held while it receives or sends; taken after the turn */
+    kp_stream *left; /* its message is for Python; protected by the turn */
+    int is_left;     /* Python is handling it */
+    pthread_mutex_t lock; /* for the next three; held while the second thread receives or sends */
     kp_stream **streams;  /* by descriptor */
     int room;
-    kp_stream *at;               /* what it has received over; NULL: it was removed meanwhile */
-    kp_stream *_Atomic hands[2]; /* of each thread, as `kp_hand_over` has it */
-    atomic_int first_cpu; /* where the first thread has served since the second one has looked; -1: it has not */
-    int together;         /* large messages that both have served on one processor, one after the other */
+    kp_stream *at;               /* the stream it has received over; NULL: it was removed since */
+    kp_stream *_Atomic hands[2]; /* of each thread: a stream to send, or KP_LOOKING while the thread polls; see kp_hand_over */
+    atomic_int first_cpu; /* the processor of the first thread, since the second one has read it; -1: none */
+    int together;         /* successive large messages that both threads have handled on one processor */
     kp_observer observer;
 } kp_second;
 
+/* Acquire the turn; blocks. The caller does not hold it, nor any lock. */
 static void kp_take_turn(kp_second *second)
 {
     for (int i = 0; i < KP_TRIES; i++) {
@@ -50,6 +54,7 @@ static void kp_take_turn(kp_second *second)
         ;
 }
 
+/* Release the turn; the caller holds it. */
 static void kp_give_turn(kp_second *second)
 {
     sem_post(&second->turn);
@@ -60,7 +65,7 @@ static int kp_is_at_end(enum kp_outcome outcome)
     return outcome != KP_OPEN && outcome != KP_BLOCKED;
 }
 
-/* Handle what has come over a stream; `nbytes` of the largest message. 0: nothing of it is left to Python. */
+/* Handle the messages of a stream in C; needs the turn. Sets `nbytes` to the largest one. 0: all are handled. */
 static int kp_handle(kp_stream *s, enum kp_outcome outcome, uint64_t *nbytes)
 {
     while (s->first && s->inlet && s->inlet->take(s->inlet->context, s->first)) {
@@ -78,9 +83,9 @@ static int kp_handle(kp_stream *s, enum kp_outcome outcome, uint64_t *nbytes)
     return kp_is_at_end(outcome);
 }
 
-/* ------------------------------------------------------------------------------------------- whose a stream is */
+/* --------------------------------------------------------------------------------------- the thread of a stream */
 
-/* 0, or -1: the stream stays where it is. The other thread may be there at once, and send what it was asked to. */
+/* Have another thread poll a stream, which may serve it at once. Acquires the stream's lock. 0; -1: the stream stays. */
 static int kp_move_stream(kp_stream *s, int to, epoll_data_t data)
 {
     pthread_mutex_lock(&s->lock);
@@ -95,7 +100,7 @@ static int kp_move_stream(kp_stream *s, int to, epoll_data_t data)
     return failed;
 }
 
-/* Under the lock. 0, or -1: there is no memory. */
+/* Grow `streams` for a descriptor; needs `lock`. 0; -1: no memory. */
 static int kp_make_stream_room(kp_second *second, int fd)
 {
     int room = 2 * fd + 16;
@@ -110,12 +115,13 @@ static int kp_make_stream_room(kp_second *second, int fd)
     return 0;
 }
 
+/* Return whether a stream belongs to the second thread; needs the turn. */
 static int kp_is_second(const kp_second *second, const kp_stream *s)
 {
     return s->hand == &second->hands[1];
 }
 
-/* A stream is the first thread's, which waits for it with `epoll`, and may become the second one's. */
+/* Give a new stream to the first thread, which polls `epoll`; with `may_move` it may move to the second. Needs the turn. */
 static void kp_take_in(kp_second *second, kp_stream *s, int epoll, int may_move)
 {
     s->hand = &second->hands[0];
@@ -124,7 +130,7 @@ static void kp_take_in(kp_second *second, kp_stream *s, int epoll, int may_move)
     s->may_move = may_move;
 }
 
-/* Have the second thread serve a stream; called by the first one, which has the turn. */
+/* Move a stream to the second thread, if there is memory; called by the first thread with the turn. */
 static void kp_give_second(kp_second *second, kp_stream *s)
 {
     pthread_mutex_lock(&second->lock);
@@ -140,7 +146,7 @@ static void kp_give_second(kp_second *second, kp_stream *s)
     pthread_mutex_unlock(&second->lock);
 }
 
-/* Have the first thread serve a stream; called by the second one, which has the turn and does not use it after that. */
+/* Move a stream to the first thread; called by the second thread with the turn, which must not use the stream afterwards. */
 static void kp_give_first(kp_second *second, kp_stream *s)
 {
     int fd = s->fd;
@@ -155,7 +161,7 @@ static void kp_give_first(kp_second *second, kp_stream *s)
     pthread_mutex_unlock(&second->lock);
 }
 
-/* Use a stream no longer; called by the first thread, which has the turn. */
+/* Remove a stream from the second thread; called by the first thread with the turn. Blocks while that thread uses it. */
 static void kp_take_from_second(kp_second *second, kp_stream *s)
 {
     kp_stream *handed = s;
@@ -168,7 +174,7 @@ static void kp_take_from_second(kp_second *second, kp_stream *s)
     s->hand = NULL;
 }
 
-/* After messages of at most so many bytes, by the first thread. Small ones may be requests for what the others brought. */
+/* Count large messages of a stream, and move it; by the first thread, with the turn. Small ones may be pulls of sums. */
 static void kp_choose_thread(kp_second *second, kp_stream *s, uint64_t nbytes)
 {
     if (!s->may_move || nbytes < KP_SECOND_LEAST)
@@ -178,7 +184,7 @@ static void kp_choose_thread(kp_second *second, kp_stream *s, uint64_t nbytes)
         kp_give_second(second, s);
 }
 
-/* The same by the second thread, which does not use a stream that it has given away. */
+/* The same by the second thread, with the turn; it must not use a stream that it has moved. */
 static void kp_choose_thread_again(kp_second *second, kp_stream *s, uint64_t nbytes)
 {
     s->in_a_row = nbytes < KP_SECOND_LEAST ? s->in_a_row + 1 : 0;
@@ -186,8 +192,7 @@ static void kp_choose_thread_again(kp_second *second, kp_stream *s, uint64_t nby
         kp_give_first(second, s);
 }
 
-/* ----------------------------------------------------------------------------------------------------- waiting */
-
+/* --------------------------------------------------------------------------------------------------- waiting */
 static void kp_send_handed(kp_stream *s)
 {
     pthread_mutex_lock(&s->lock);
@@ -197,7 +202,8 @@ static void kp_send_handed(kp_stream *s)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* As epoll_wait, without sleeping; and send what another thread hands over meanwhile. `lock` is for the second thread. */
+/* Poll for a short time, as epoll_wait without sleeping, and send a stream that another thread passes during this time. Needs
+ * no turn; `lock` is `kp_second.lock`, for the second thread only. */
 static int kp_look(kp_stream *_Atomic *hand, int epoll, struct epoll_event *events, int most, pthread_mutex_t *lock)
 {
     int n = 0;
@@ -216,7 +222,7 @@ static int kp_look(kp_stream *_Atomic *hand, int epoll, struct epoll_event *even
     return n > 0 ? n : 0;
 }
 
-/* Whether a sum, or another message, is soon to follow. */
+/* Return whether a sum, or another message, is likely to follow soon. */
 static int kp_looks_after(uint64_t nbytes)
 {
     return nbytes >= KP_SECOND_LEAST && nbytes <= KP_MUCH_BYTES;
@@ -224,7 +230,7 @@ static int kp_looks_after(uint64_t nbytes)
 
 /* --------------------------------------------------------------------------------------------------- the thread */
 
-/* Receive; the stream if something has come whole, or it is at its end. */
+/* Receive over a stream; acquires `lock`. Returns the stream if there is a whole message or its end, else NULL. */
 static kp_stream *kp_receive_second(kp_second *second, int fd, enum kp_outcome *outcome)
 {
     pthread_mutex_lock(&second->lock);
@@ -239,7 +245,7 @@ static kp_stream *kp_receive_second(kp_second *second, int fd, enum kp_outcome *
     return s;
 }
 
-/* Leave a stream to Python; with the turn. 0: it cannot be told. */
+/* Pass a stream's message to Python; needs the turn. 0: the first thread cannot be woken. */
 static int kp_leave(kp_second *second, kp_stream *s)
 {
     uint64_t one = 1;
@@ -247,7 +253,7 @@ static int kp_leave(kp_second *second, kp_stream *s)
     return write(second->told, &one, sizeof one) == sizeof one;
 }
 
-/* Send what another thread has asked for. */
+/* Send what another thread has requested. */
 static void kp_send_second(kp_second *second, int fd)
 {
     pthread_mutex_lock(&second->lock);
@@ -257,7 +263,7 @@ static void kp_send_second(kp_second *second, int fd)
     pthread_mutex_unlock(&second->lock);
 }
 
-/* Receive and handle what has come; bytes of the largest message. */
+/* Receive and handle messages; blocks until Python has handled one that C cannot. Returns bytes of the largest. */
 static uint64_t kp_serve_second(kp_second *second, int fd)
 {
     uint64_t nbytes = 0;
@@ -279,7 +285,7 @@ static uint64_t kp_serve_second(kp_second *second, int fd)
     return nbytes;
 }
 
-/* Do what an event of a stream asks for; as `kp_serve_second`. */
+/* Handle an event of a stream; as `kp_serve_second`. */
 static uint64_t kp_serve_event_second(kp_second *second, const struct epoll_event *event)
 {
     if (event->events & EPOLLOUT)
@@ -287,7 +293,7 @@ static uint64_t kp_serve_event_second(kp_second *second, const struct epoll_even
     return event->events & ~(uint32_t)EPOLLOUT ? kp_serve_second(second, event->data.fd) : 0;
 }
 
-/* Go to another processor that this thread may use, if there is one; the system leaves a thread where it has just run. */
+/* Move this thread to another allowed processor, if there is one: the scheduler of Linux leaves a thread where it has run. */
 static void kp_leave_cpu(int cpu)
 {
     cpu_set_t all, others;
@@ -299,7 +305,7 @@ static void kp_leave_cpu(int cpu)
         sched_setaffinity(0, sizeof all, &all);
 }
 
-/* After a message of so many bytes: where large ones are served by turns on one processor, another one is idle. */
+/* After a message: if both threads handle large messages on one processor in turn, move to an idle one. */
 static void kp_keep_apart(kp_second *second, uint64_t nbytes)
 {
     if (nbytes <= KP_MUCH_BYTES)
@@ -355,7 +361,7 @@ static int kp_open_second(kp_second *second, int first_epoll, const kp_observer 
            epoll_ctl(first_epoll, EPOLL_CTL_ADD, second->told, &told);
 }
 
-/* The caller is the first thread, and has the turn then. 0, or -1: there is no second thread. */
+/* Start the thread; the caller becomes the first thread, and holds the turn. 0; -1: no thread, and nothing to stop. */
 static int kp_start_second(kp_second *second, int first_epoll, const kp_observer *observer)
 {
     int failed = kp_open_second(second, first_epoll, observer);
@@ -372,7 +378,8 @@ static int kp_start_second(kp_second *second, int first_epoll, const kp_observer
     return failed ? -1 : 0;
 }
 
-/* End it; its streams are used no longer. `ours`: as in `kp_stop_sender`. */
+/* End the thread, and wait for it; its streams must not be used by others. Called by the first thread with the turn. `ours` as
+ * in `kp_stop_sender`. A second call does nothing. */
 static void kp_stop_second(kp_second *second, int ours)
 {
     uint64_t one = 1;

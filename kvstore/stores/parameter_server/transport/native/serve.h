@@ -1,4 +1,4 @@
-/* Waits for the streams of a server, and has messages handled without Python where somebody does. */
+/* Waits for the streams of a server, and has messages handled in C where an inlet can. */
 #ifndef KP_SERVE_H
 #define KP_SERVE_H
 
@@ -15,14 +15,14 @@ static int64_t kp_now(void)
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* Wait for a stream, or with NULL for a descriptor of another kind. 0, or -1 with errno. */
+/* Add a stream to an epoll set, or with NULL a descriptor of another kind. 0, or -1 with errno. */
 static int kp_wait_for(int epoll, int descriptor, kp_stream *stream)
 {
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = stream};
     return epoll_ctl(epoll, EPOLL_CTL_ADD, descriptor, &event);
 }
 
-/* What a server waits for; as `kp_take_turn`. */
+/* Return the workers that a server waits for, for a timeline. Acquires the turn. */
 static kv_about kp_about_awaited(kp_second *second, const kp_observer *observer, const kp_waits *waits)
 {
     if (!waits)
@@ -35,7 +35,7 @@ static kv_about kp_about_awaited(kp_second *second, const kp_observer *observer,
     return about;
 }
 
-/* As epoll_wait. Where times are taken it looks first: a wait begins if nothing is there. */
+/* As epoll_wait. Where times are recorded it polls first: a wait is recorded only if there is no event. */
 static int kp_await_events(int epoll, struct epoll_event *events, int64_t nanoseconds, const kp_observer *observer,
                            const kp_waits *waits, kp_second *second)
 {
@@ -49,7 +49,7 @@ static int kp_await_events(int epoll, struct epoll_event *events, int64_t nanose
     return epoll_wait(epoll, events, KP_EVENTS, ms);
 }
 
-/* What waits for streams, and what they leave to Python. */
+/* The state of one `kp_serve`: its arguments, and the streams whose messages are for Python. */
 typedef struct {
     int epoll;
     kp_second *second; /* NULL: there is one thread */
@@ -57,7 +57,7 @@ typedef struct {
     const kp_waits *waits;
     kp_stream *left[KP_EVENTS + 1];
     int n_left;
-    int others;      /* there was something else */
+    int others;      /* there was an event that is not of a stream */
     uint64_t nbytes; /* of the largest message that was just handled */
 } kp_serving;
 
@@ -71,7 +71,7 @@ static void kp_handle_event(kp_serving *serving, kp_stream *s, enum kp_outcome o
     serving->nbytes = nbytes > serving->nbytes ? nbytes : serving->nbytes;
 }
 
-/* Serve a stream; without the turn, and with it afterwards. */
+/* Receive and handle messages of a stream; called without the turn, returns with it. */
 static void kp_serve_event(kp_serving *serving, kp_stream *s)
 {
     kv_enter(serving->observer->counters, KV_MOVING, kp_about_all(serving->observer));
@@ -83,7 +83,7 @@ static void kp_serve_event(kp_serving *serving, kp_stream *s)
     kp_handle_event(serving, s, outcome);
 }
 
-/* Do what an event of a stream asks for; without the turn. Whether this thread has it afterwards. */
+/* Handle an event of a stream; called without the turn. Returns whether this thread holds it afterwards. */
 static int kp_serve_stream(kp_serving *serving, kp_stream *s, uint32_t events)
 {
     if (events & EPOLLOUT)
@@ -94,7 +94,7 @@ static int kp_serve_stream(kp_serving *serving, kp_stream *s, uint32_t events)
     return serving->second != NULL;
 }
 
-/* Serve the streams of events, and have the turn then. */
+/* Handle the events of streams; called without the turn, returns with it. */
 static void kp_serve_events(kp_serving *serving, const struct epoll_event *events, int n)
 {
     int has_turn = 0;
@@ -113,7 +113,7 @@ static void kp_serve_events(kp_serving *serving, const struct epoll_event *event
         kp_take_turn(serving->second);
 }
 
-/* Take what the second thread has left; with the turn. */
+/* Get the stream that the second thread has passed to Python; needs the turn. */
 static void kp_take_left(kp_serving *serving)
 {
     kp_second *second = serving->second;
@@ -126,7 +126,7 @@ static void kp_take_left(kp_serving *serving)
     serving->others |= read(second->told, &count, sizeof count) > 0;
 }
 
-/* Let the second thread go on: Python has done what that had left. */
+/* Let the second thread continue, after Python has handled its message. */
 static void kp_resume_second(kp_second *second)
 {
     if (!second || !second->is_left)
@@ -135,7 +135,7 @@ static void kp_resume_second(kp_second *second)
     sem_post(&second->resumes);
 }
 
-/* Wait once for something to do. As epoll_wait. */
+/* Wait once for events, as epoll_wait. Called with the turn, returns without it. */
 static int kp_await_work(kp_serving *serving, struct epoll_event *events, int64_t nanoseconds)
 {
     kp_second *second = serving->second;
@@ -148,8 +148,9 @@ static int kp_await_work(kp_serving *serving, struct epoll_event *events, int64_
     return n ? n : kp_await_events(serving->epoll, events, nanoseconds, serving->observer, serving->waits, second);
 }
 
-/* Serve streams for so many nanoseconds at most, or until there is something for Python: in `left` the streams that have it;
- * or a descriptor that is no stream, or a signal. */
+/* Serve streams until there is work for Python, at most `nanoseconds`: then `left` has the streams with messages for Python,
+ * or at their end; or another descriptor is readable; or a signal has arrived. Called without the GIL by the first thread,
+ * with the turn; blocks; returns with the turn. The streams must stay open, and only this thread may add or remove some. */
 static void kp_serve(kp_serving *serving, int64_t nanoseconds)
 {
     int64_t end = kp_now() + nanoseconds;
@@ -161,7 +162,7 @@ static void kp_serve(kp_serving *serving, int64_t nanoseconds)
         int64_t rest = end - kp_now();
         kp_serve_events(serving, events, kp_await_work(serving, events, rest));
         kp_take_left(serving);
-        if (serving->n_left || serving->others || rest <= 0) { /* there may be something to serve all the time */
+        if (serving->n_left || serving->others || rest <= 0) { /* the time limit holds even if events never cease */
             kv_leave_work();
             return;
         }
