@@ -2,8 +2,8 @@
 """The state of a server's sessions and slices as C structs, and the Python classes that own them.
 
 `rounds.h` handles requests that need nothing special, and the end of a round, without Python. The state machine
-of the server handles all other events; it works on the same structs through the classes of this module. Workers have two
-functions here, which count.
+of the server handles all other events; it works on the same structs through the classes of this module. Two functions,
+which count values, are for workers too.
 """
 
 from collections import namedtuple

@@ -1,11 +1,13 @@
-/* Requests of a store without rounds: a push replaces or updates the value by itself, and is answered then. */
+/* Requests of a store without rounds: each push replaces or updates the value by itself, and is answered then.
+ *
+ * As in rounds.h: one thread at a time; no function blocks, except for the kernels in `kp_request_at_once`. */
 #ifndef KP_AT_ONCE_H
 #define KP_AT_ONCE_H
 
 #include "replies.h"
 #include "sums.h"
 
-/* Have nobody wait for an answer that reads the value as it is. 0: Python has to answer first. */
+/* Send the answers that read the value as it is now, before it changes. 0: Python has to send one first. */
 static int kp_answer_readers(const kp_slice *slice, kp_effects *e)
 {
     if (slice->answered != e->message)
@@ -15,7 +17,7 @@ static int kp_answer_readers(const kp_slice *slice, kp_effects *e)
     return !e->touched;
 }
 
-/* Memory for the value as it is after a push, to be sent while others push on; NULL: it is not sent so. */
+/* Return memory for the value after a push, to be sent while other pushes change it; NULL: not needed, or no memory. */
 static kp_buffer *kp_room_for_answer(const kp_session *session, const kp_value *v, const kp_record *r)
 {
     const kp_replier *replier = (const kp_replier *)session->replier;
@@ -31,7 +33,7 @@ static void kp_answer_value(kp_slice *slice, kp_session *session, const kp_recor
     kp_answer_request(e, session, KP_VALUE, r, slice->round, own);
 }
 
-/* Do the round of one part. 0, or -1: nothing is done. With 0 `own` may have the value. */
+/* Do the round of one part. 0; -1: nothing is done. With 0, `own` may have a copy of the new value. */
 static int kp_run_alone(kp_sums *sums, kp_slice *slice, const kp_open *open, int is_out, kp_buffer **own,
                         const kp_session *session)
 {
@@ -46,7 +48,7 @@ static int kp_run_alone(kp_sums *sums, kp_slice *slice, const kp_open *open, int
     return -1;
 }
 
-/* 0, or -1: nothing has happened. */
+/* Do a push. 0; -1: no change, and Python has to. */
 static int kp_push_at_once(kp_sums *sums, kp_slice *slice, kp_session *session, const kp_record *r,
                            const kp_payload *payload, kp_effects *e)
 {
@@ -72,7 +74,7 @@ static int kp_push_at_once(kp_sums *sums, kp_slice *slice, kp_session *session, 
     return 0;
 }
 
-/* As `kp_request`, of a store whose pushes count by themselves. */
+/* As `kp_request`, for a store without rounds; the kernels sum or update at once. */
 static int kp_request_at_once(kp_sums *sums, kp_slice *slice, kp_session *session, const kp_record *r,
                               const kp_payload *payload, kp_effects *e)
 {

@@ -1,6 +1,7 @@
-/* Counted references to memory, or to Python objects, which C code drops without the interpreter's lock.
+/* Counted references to memory, or to Python objects, which C code releases without the interpreter's lock.
  *
- * The last `kp_drop` frees memory, and puts an object on a list. Whoever holds the interpreter's lock takes the list
+ * All functions may be called by any thread, without the interpreter's lock, and none blocks. The last `kp_drop` frees
+ * memory, but puts a Python object on a list. A thread that holds the interpreter's lock removes the list
  * (`kp_take_dropped`), and releases the objects. */
 #ifndef KP_BUFFERS_H
 #define KP_BUFFERS_H
@@ -11,25 +12,25 @@
 
 enum {
     KP_ALIGNED = 64,
-    KP_POOLED = 32,              /* free buffers that are kept */
+    KP_POOLED = 32,              /* free buffers in the pool */
     KP_POOLED_LEAST = 64 * 1024, /* bytes: malloc maps larger ones anew each time, page by page */
-    KP_POOLED_BYTES = 32 << 20   /* of all that are kept */
+    KP_POOLED_BYTES = 32 << 20   /* of all buffers in the pool */
 };
 
 struct kp_pool;
 
 typedef struct kp_buffer {
     atomic_int references;
-    char *data; /* behind the struct; NULL: it is an object's */
+    char *data; /* behind the struct; NULL: in the owner */
     size_t nbytes, room;
-    void *owner;            /* the object; the buffer has one reference to it */
-    struct kp_buffer *next; /* in the list of dropped ones */
-    struct kp_pool *pool;   /* where it goes back to: that of the module which made it */
+    void *owner;            /* a Python object, to which the buffer has one reference; or NULL */
+    struct kp_buffer *next; /* in the list of dropped buffers */
+    struct kp_pool *pool;   /* that of the extension module that allocated it */
 } kp_buffer;
 
 static kp_buffer *_Atomic kp_dropped;
 
-/* NULL: there is no memory. */
+/* Return a buffer for a Python object; the buffer takes over one reference. NULL: no memory, and the caller still has it. */
 static kp_buffer *kp_buffer_of(void *owner)
 {
     kp_buffer *made = (kp_buffer *)calloc(1, sizeof *made);
@@ -40,7 +41,7 @@ static kp_buffer *kp_buffer_of(void *owner)
     return made;
 }
 
-/* Free buffers, for whoever needs one of about their size. */
+/* Free buffers, to be used again for about the same size. Protected by the spin lock `held`. */
 typedef struct kp_pool {
     atomic_flag held;
     int n;
@@ -61,7 +62,7 @@ static void kp_release_pool(kp_pool *pool)
     atomic_flag_clear_explicit(&pool->held, memory_order_release);
 }
 
-/* NULL: there is none of that size. */
+/* Return a free buffer of about that size; NULL: none. */
 static kp_buffer *kp_take_pooled(size_t nbytes)
 {
     kp_pool *pool = &kp_own_pool;
@@ -77,7 +78,7 @@ static kp_buffer *kp_take_pooled(size_t nbytes)
     return found;
 }
 
-/* Keep a buffer that nobody uses. 0: it was not kept. */
+/* Put a buffer without references into its pool. 0: the pool is full, and the caller frees it. */
 static int kp_give_pooled(kp_buffer *buffer)
 {
     kp_pool *pool = buffer->pool;
@@ -91,7 +92,7 @@ static int kp_give_pooled(kp_buffer *buffer)
     return kept;
 }
 
-/* Aligned memory of its own; NULL: there is none. */
+/* Allocate `nbytes` of aligned memory, of any content, with one reference. NULL: no memory. */
 static kp_buffer *kp_new_buffer(size_t nbytes)
 {
     void *memory = nbytes >= KP_POOLED_LEAST ? kp_take_pooled(nbytes) : NULL;
@@ -106,6 +107,7 @@ static kp_buffer *kp_new_buffer(size_t nbytes)
 
 _Static_assert(sizeof(kp_buffer) <= KP_ALIGNED, "the struct has the first bytes of its memory");
 
+/* Add a reference; NULL is allowed. */
 static inline kp_buffer *kp_keep(kp_buffer *buffer)
 {
     if (buffer)
@@ -113,6 +115,7 @@ static inline kp_buffer *kp_keep(kp_buffer *buffer)
     return buffer;
 }
 
+/* Release a reference; NULL is allowed. */
 static void kp_drop(kp_buffer *buffer)
 {
     if (!buffer || atomic_fetch_sub_explicit(&buffer->references, 1, memory_order_acq_rel) != 1)
@@ -127,7 +130,8 @@ static void kp_drop(kp_buffer *buffer)
         ;
 }
 
-/* All that was dropped, as a list; the caller releases the objects, and frees the structs. */
+/* Remove and return the list of dropped buffers with owners. The caller holds the interpreter's lock, releases the objects,
+ * and frees the structs. */
 static kp_buffer *kp_take_dropped(void)
 {
     if (!atomic_load_explicit(&kp_dropped, memory_order_relaxed))

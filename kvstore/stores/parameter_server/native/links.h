@@ -1,7 +1,8 @@
-/* A worker's stream at a server: requests that take their usual way are handled, summed and answered here.
+/* A worker's stream at a server: usual requests are handled, summed and answered here, without Python.
  *
- * `kp_take` stops at the first record that needs something special. Effects and jobs that Python has to see to stay in
- * `effects`. Python's machine works on the same structs, before or after. */
+ * `kp_take` stops at the first record that is not usual. Answers and jobs that need Python stay in `effects`. Python's state
+ * machine works on the same structs, before or after. All functions need exclusive use of the server's state: the turn of
+ * second.h, or the first thread outside of `kp_serve`. */
 #ifndef KP_LINKS_H
 #define KP_LINKS_H
 
@@ -9,11 +10,11 @@
 #include "batches.h"
 #include "row_rounds.h"
 
-enum { KP_LOOKED = 64 }; /* slices that are looked at for whom a server waits */
+enum { KP_LOOKED = 64 }; /* slices that `kp_about_wait` reads */
 
-/* Another process's memory, as far as it is mapped. */
+/* A segment of another process's memory. */
 typedef struct {
-    kp_buffer *holder; /* NULL: it is not */
+    kp_buffer *holder; /* NULL: it is not mapped */
     char *at;
     uint64_t nbytes;
 } kp_segment;
@@ -26,14 +27,14 @@ typedef struct kp_link {
     const kp_members *members;
     const kp_slices *slices;
     kp_session *session;
-    uint64_t report; /* bytes of requests after which a worker is told that they have come */
+    uint64_t report; /* bytes of requests after which the worker is sent an acknowledgement */
     kp_segment *segments;
     uint32_t n_segments;
 } kp_link;
 
 /* --------------------------------------------------------------------------------------------------- rounds */
 
-/* Sum the rounds that have begun, as far as the kernels can; the others stay in the list. Returns how many were summed. */
+/* Sum the rounds that are ready, as far as the kernels can; the others stay in the list. Returns how many were summed. */
 static size_t kp_sum_rounds(kp_link *link)
 {
     kp_effects *e = link->effects;
@@ -72,7 +73,7 @@ static size_t kp_sum_rounds(kp_link *link)
     return applied;
 }
 
-/* Answer, then sum, as Python does: a sum may change what an answer reads. What Python has to do comes before more. */
+/* Answer, then sum, in the order of Python: a sum may change the value of an answer. Work for Python stops the loop. */
 static void kp_finish(kp_link *link)
 {
     kp_effects *e = link->effects;
@@ -104,7 +105,7 @@ static int kp_find_rows(const kp_batch *batch, kp_record *r, kp_payload *p)
             return 0;
         p->rows = p->more->data;
     }
-    r->frame = 0; /* Python will know these frames only */
+    r->frame = 0; /* Python gets only these frames */
     return 1;
 }
 
@@ -122,7 +123,7 @@ static int kp_find_payload(const kp_link *link, const kp_batch *batch, kp_record
             return 0;
         p->data = frame;
         p->at = frame->data + r->offset;
-        r->frame = 0; /* Python will know that frame only */
+        r->frame = 0; /* Python gets only that frame */
         return 1;
     }
     const kp_segment *segment = r->place == KP_SHARED && r->frame < link->n_segments ? &link->segments[r->frame] : NULL;
@@ -149,12 +150,13 @@ static int kp_is_usual(const kp_link *link, const kp_head *head)
 {
     const kp_session *s = link->session;
     if (link->effects->jobs || link->effects->touched)
-        return 0; /* Python comes first: its answers read values as they are now */
+        return 0; /* Python's answers come first: they read values as they are now */
     return head->store == s->store && head->rank == s->rank && head->incarnation == s->incarnation && !s->gone &&
            !s->overtaken && head->epoch <= link->members->epoch && (link->members->usual || link->members->at_once);
 }
 
-/* Handle a message. 0: something is left to Python. */
+/* Handle a message of a stream; the `take` of an inlet. `message->handled` records are done. Blocks only for the kernels.
+ * 0: there are records, jobs or answers for Python. The message belongs to the caller. */
 static int kp_take(void *context, kp_message *message)
 {
     kp_link *link = (kp_link *)context;
@@ -187,7 +189,7 @@ static int kp_take(void *context, kp_message *message)
 
 /* ---------------------------------------------------------------------------------------------------- waits */
 
-/* The rank for which the next round of a slice waits; KV_NOBODY: none has parts, or it does not wait for any. */
+/* Return the rank that the next round of a slice waits for; KV_NOBODY: the round has no parts, or waits for no rank. */
 static int32_t kp_awaited(const kp_link *link, uint32_t number)
 {
     const kp_slice *slice = kp_slice_of(link->slices, number);
@@ -195,9 +197,9 @@ static int32_t kp_awaited(const kp_link *link, uint32_t number)
     return open && open->n ? kp_first_missing(open, link->members) : KV_NOBODY;
 }
 
-/* What a server waits for that has nothing to do, as `kp_waits` has it: a part of a round, where others of it are there.
+/* Return what an idle server waits for, as `kp_waits`: a missing part of a round of which other parts are there.
  *
- * Slices are pushed in about the order of their numbers: the one of which a part came last, or one soon after it. */
+ * Slices are pushed in about the order of their numbers: it is the slice of the last part, or one soon after it. */
 static kv_about kp_about_wait(void *effects)
 {
     kp_effects *e = (kp_effects *)effects;
@@ -223,7 +225,7 @@ static void kp_unmap(kp_link *link)
     link->n_segments = 0;
 }
 
-/* The stream is closed. */
+/* Separate a link from its stream, which is closed, and from its session, and unmap its segments. A second call is allowed. */
 static void kp_cut(kp_link *link)
 {
     link->replier.outlet = (kp_outlet){0};

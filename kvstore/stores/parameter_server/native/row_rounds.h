@@ -1,4 +1,6 @@
-/* Rounds of rows of a table: parts are merged by their ids, and their sums update the rows where they lie. */
+/* Rounds of rows of a table: parts are merged by their ids, and their sums update the rows in place.
+ *
+ * As in sums.h: exclusive use of the slice; blocks only for the kernels. */
 #ifndef KP_ROW_ROUNDS_H
 #define KP_ROW_ROUNDS_H
 
@@ -12,7 +14,7 @@ static const int64_t *kp_part_ids(const kp_part *part)
     return (const int64_t *)part->at;
 }
 
-/* Whether a part is one for the table. */
+/* Return whether a part fits the table. */
 static int kp_fits_table(const kp_table *t, const kp_part *part)
 {
     const kp_record *r = &part->request;
@@ -23,7 +25,7 @@ static int kp_fits_table(const kp_table *t, const kp_part *part)
            kp_are_ids(t, kp_part_ids(part), r->rows);
 }
 
-/* Whether the next round can be done here. Python keeps memory for it as soon as it has done one that is as large. */
+/* Return whether the next round can be done here: its memory is there only after Python has done one of that size. */
 static int kp_can_update_rows(const kp_slice *slice, const kp_open *open)
 {
     const kp_table *t = slice->table;
@@ -38,7 +40,7 @@ static int kp_can_update_rows(const kp_slice *slice, const kp_open *open)
     return rows > 0 && rows <= t->room && (open->n == 1 || rows <= t->kept_room);
 }
 
-/* The rows of all parts, by their places in the table. Their number. */
+/* Merge the rows of all parts to `t->ids`, relative to the first row of the table. Returns their number. */
 static ptrdiff_t kp_merge_parts(const kp_table *t, const kp_open *open, const int64_t **maps, char **rows)
 {
     const int64_t *ids[KP_MOST_ROW_PARTS];
@@ -61,7 +63,7 @@ static void kp_enter_rows(const kp_sums *sums, const kp_slice *slice, uint64_t n
     kv_enter(sums->observer.counters, KV_UPDATING, about);
 }
 
-/* Do the next round of a slice, which `kp_can_update_rows`. */
+/* Do the next round of a slice, for which `kp_can_update_rows` holds; cannot fail. */
 static void kp_update_rows(const kp_sums *sums, const kp_slice *slice, const kp_open *open)
 {
     kp_table *t = slice->table;

@@ -1,4 +1,7 @@
-/* Sums and updates of rounds whose parts are plain and in this process's reach, by the kernels. */
+/* Sums and updates of rounds by the kernels, if the parts are plain, and mapped in this process.
+ *
+ * All functions need exclusive use of the store's state, as in links.h. The functions that run kernels block for their
+ * time, and may use helper threads; no other blocks. */
 #ifndef KP_SUMS_H
 #define KP_SUMS_H
 
@@ -7,31 +10,32 @@
 #include "rounds.h"
 
 enum {
-    KP_ALONE_BYTES = 1 << 20, /* read and written by one call: below, its own thread does it alone */
-    KP_KEPT_BYTES = 1 << 20   /* of a frame that several payloads share, and of which one may be kept */
+    KP_ALONE_BYTES = 1 << 20, /* of one call, read and written: below, the calling thread does it alone */
+    KP_KEPT_BYTES = 1 << 20   /* of a frame with several payloads, of which one part may hold a reference */
 };
-#define KP_MOST_CLOCK ((uint64_t)1 << 61) /* twice as much has room in Python's counts */
+#define KP_MOST_CLOCK ((uint64_t)1 << 61) /* Python's counts have space for twice as much */
 #define KP_TIME_BITS 40 /* of a stamp: see kvstore/optimizer/update_clock.py */
 
 typedef void (*kp_run_rows)(const kv_rows *rows, const kv_group *group, int threads); /* as kv_run_rows */
 
-/* Sums of one call. */
+/* The sums of one call of the kernels. */
 typedef struct {
     kp_run run;
     kp_run_rows run_rows;
     const int *threads;
-    int near; /* workers of this host that have streams */
-    int keeps_parts; /* what was pushed stays as it was: a server that is started again gets it again */
+    int near; /* number of workers of this host with streams */
+    int keeps_parts; /* pushed arrays must not be overwritten: a restarted server receives them again */
     kv_item *items;
     kp_slice **slices;
     char **pointers;
-    kv_coding *codings; /* of the first sources that are packed, by pointer */
+    kv_coding *codings; /* by pointer; used for the first source of an item */
     size_t n, items_room, slices_room, n_pointers, pointers_room, codings_room;
     ptrdiff_t nbytes;
-    int plain_sent; /* whether nothing is updated, and all parts came over streams */
+    int plain_sent; /* no value is updated, and all parts arrived over streams */
     kp_observer observer;
 } kp_sums;
 
+/* Release all memory, and zero it. */
 static void kp_free_sums(kp_sums *sums)
 {
     free(sums->items);
@@ -41,19 +45,19 @@ static void kp_free_sums(kp_sums *sums)
     memset(sums, 0, sizeof *sums);
 }
 
-/* The newest settings for which rounds can be done here. */
+/* Return the newest settings for which rounds can be done here. */
 static uint32_t kp_version(const kp_value *v)
 {
     return v->sums ? 0 : v->plan.version;
 }
 
-/* Whether plain elements count as they are, or divided. */
+/* Return whether elements are plain, or plain and to be divided. */
 static int kp_is_unpacked(const kp_record *r)
 {
     return !r->coding || r->coding == KV_DIVIDED;
 }
 
-/* Whether a part is one for the value: plain elements, or packed or divided as the first part is. */
+/* Return whether a part fits the value: plain elements, or packed or divided as in the first part. */
 static int kp_fits(const kp_value *v, const kp_part *part, const kp_record *first)
 {
     const kp_record *r = &part->request;
@@ -71,7 +75,7 @@ static int kp_fits(const kp_value *v, const kp_part *part, const kp_record *firs
            r->clock < KP_MOST_CLOCK && r->nbytes == nbytes && (uintptr_t)part->at % unit == 0;
 }
 
-/* Whether the kernels can sum a slice's next round as it is. */
+/* Return whether the kernels can sum a slice's next round as it is. */
 static int kp_can_sum(const kp_slice *slice, const kp_open *open)
 {
     const kp_value *v = slice->value;
@@ -85,6 +89,7 @@ static int kp_can_sum(const kp_slice *slice, const kp_open *open)
     return 1;
 }
 
+/* Grow an array to `need` elements of `size`. 0; -1: no memory. */
 static int kp_make_room(void **memory, size_t *room, size_t need, size_t size)
 {
     if (need <= *room)
@@ -98,20 +103,20 @@ static int kp_make_room(void **memory, size_t *room, size_t need, size_t size)
     return 0;
 }
 
-/* One part alone replaces the value where it is: nobody can lack it. */
+/* Return the buffer for the sum. One part alone replaces the value in place, since no reader can need the value before. */
 static int kp_target(const kp_value *v, const kp_open *open)
 {
     return open->n > 1 ? 1 - v->current : v->current;
 }
 
-/* Whether the sum is written over a part, as its worker wants. */
+/* Return whether the sum also overwrites a part, as its worker has allowed. */
 static int kp_is_out(const kp_sums *sums, const kp_part *part)
 {
     const kp_record *r = &part->request;
     return !sums->keeps_parts && r->flags == KP_IN_PLACE && r->place == KP_SHARED && kp_is_unpacked(r);
 }
 
-/* What an item needs besides if the round updates the value. */
+/* Add the rule to an item, if the round updates the value. */
 static void kp_add_rule(const kp_value *v, kv_item *it)
 {
     if (v->sums)
@@ -127,7 +132,7 @@ static void kp_add_rule(const kp_value *v, kv_item *it)
         it->kept = v->plan.kept;
 }
 
-/* Take in a slice's next round. 0, or -1 where there is no memory. */
+/* Add a slice's next round. 0; -1: no memory. */
 static int kp_add_sum(kp_sums *sums, kp_slice *slice, const kp_open *open)
 {
     const kp_value *v = slice->value;
@@ -156,7 +161,7 @@ static int kp_add_sum(kp_sums *sums, kp_slice *slice, const kp_open *open)
     return 0;
 }
 
-/* Have the value of the last round that was taken in written to one place more. 0, or -1 where there is no memory. */
+/* Have the value of the last added round written to `to` as well. 0; -1: no memory. */
 static int kp_add_out(kp_sums *sums, char *to)
 {
     if (kp_make_room((void **)&sums->pointers, &sums->pointers_room, sums->n_pointers + 1, sizeof *sums->pointers))
@@ -167,6 +172,7 @@ static int kp_add_out(kp_sums *sums, char *to)
     return 0;
 }
 
+/* Remove all rounds. */
 static void kp_no_sums(kp_sums *sums)
 {
     sums->n = sums->n_pointers = 0;
@@ -174,14 +180,14 @@ static void kp_no_sums(kp_sums *sums)
     sums->plain_sent = 1;
 }
 
-/* Whether a part can be kept as it came: in memory of its own, or in little else. */
+/* Return whether a part can be stored as it arrived: in memory of its own, or in a small frame. */
 static int kp_is_kept(const kp_part *part)
 {
     size_t frame = part->data ? part->data->nbytes : 0;
     return part->request.place == KP_FRAME && frame && (frame <= KP_KEPT_BYTES || frame == part->request.nbytes);
 }
 
-/* Whether the parts of a round that can be summed may stand for their sum: they take at most half of its bytes. */
+/* Return whether the parts of a round may be stored instead of their sum: they have at most half of its bytes. */
 static int kp_may_stay_packed(const kp_value *v, const kp_open *open)
 {
     const kp_record *first = &open->parts[0].request;
@@ -194,7 +200,7 @@ static int kp_may_stay_packed(const kp_value *v, const kp_open *open)
     return 1;
 }
 
-/* Make the parts of a slice's next round its value. 0, or -1 where there is no memory, and nothing is done. */
+/* Store the parts of a slice's next round as its value. 0; -1: no memory. */
 static int kp_keep_packed(kp_slice *slice, const kp_open *open)
 {
     kp_value *v = slice->value;
@@ -215,7 +221,7 @@ static int kp_keep_packed(kp_slice *slice, const kp_open *open)
     return 0;
 }
 
-/* Say of whose waiting requests the value was written over what they had pushed. */
+/* Mark the waiting requests whose pushed arrays the value has overwritten. */
 static void kp_note_outs(const kp_sums *sums, kp_slice *slice, const kp_open *open)
 {
     for (int i = 0; i < open->n; i++)
@@ -231,7 +237,7 @@ static kp_room *kp_target_of(const kp_slice *slice)
     return &slice->value->rooms[kp_target(slice->value, kp_find_open(slice, slice->round + 1))];
 }
 
-/* Count an update, as `Optimizer._update_count` with the settings of a round does. */
+/* Count an update, as `Optimizer._update_count` does with the settings of a round. */
 static void kp_count(const kp_plan *plan, const kp_open *open)
 {
     kp_counts *counts = plan->counts;
@@ -246,7 +252,7 @@ static void kp_count(const kp_plan *plan, const kp_open *open)
     counts->num_update = time > counts->updates ? time : counts->updates;
 }
 
-/* Enter the phase of these sums. */
+/* Record the begin of these sums, for a timeline. */
 static void kp_enter_sums(const kp_sums *sums)
 {
     kv_phase phase = KV_SUMMING;
@@ -261,15 +267,15 @@ static void kp_enter_sums(const kp_sums *sums)
     kv_enter(sums->observer.counters, phase, about);
 }
 
-/* A helper keeps a core from others for longer than a short sum takes. Workers of this host that send are awake, and use
- * theirs better; those whose parts lie in shared memory sleep meanwhile, and an update is long. */
+/* Return how many threads to use. A helper thread occupies a core longer than a short sum needs. Workers of this host that
+ * send are awake, and use their cores better; those whose parts lie in shared memory sleep now, and an update is long. */
 static int kp_choose_threads(const kp_sums *sums)
 {
     int others = sums->plain_sent ? sums->near : 0;
     return sums->nbytes < KP_ALONE_BYTES || *sums->threads <= others ? 1 : *sums->threads - others;
 }
 
-/* Do all sums, as kv_run_dense. */
+/* Run the kernels for all sums, as kv_run_dense. */
 static int kp_run_items(kp_sums *sums)
 {
     kv_activity before = kv_doing();
@@ -280,7 +286,7 @@ static int kp_run_items(kp_sums *sums)
     return failed;
 }
 
-/* Do all sums; the values are those of the new rounds then. 0, or -1: there was no memory, and nothing is done. */
+/* Run all sums; the values are then those of the new rounds, which are not counted yet (`kp_applied`). 0; -1: no memory. */
 static int kp_run_sums(kp_sums *sums)
 {
     char **pointer = sums->pointers;
