@@ -1,7 +1,7 @@
-"""A server: its sockets, and what its machine wants done, in one thread.
+"""A server's event loop: its sockets, and the execution of the machine's actions, in one thread.
 
-Arithmetic runs on the kernels' helper threads, outside of the interpreter's lock; while it does, messages
-pile up in ZeroMQ's queues. What the values are, and where they lie, is `storage`'s business.
+Arithmetic runs on the kernels' helper threads, without the interpreter's lock; meanwhile messages wait in
+ZeroMQ's queues. `storage` has the values and their memory.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ from .storage import ServerStorage
 
 log = logging.getLogger("kvstore.ps")
 
-_COMPLAINT = 60.0  # seconds until the same trouble is logged again
-_TICK = 0.1  # seconds between two looks at the clock
+_COMPLAINT = 60.0  # seconds until the same error is logged again
+_TICK = 0.1  # seconds between two ticks
 _COMPARISONS = 10  # of clocks, one in each tick; then one in a hundred ticks
 _FRAME_BYTES = Limits().frame
-_REPLY_BYTES = 1 << 20  # a reply with more is sent in several messages
+_REPLY_BYTES = 1 << 20  # a larger reply is sent in several messages
 
 
 class ServerLoop:
-    """One server, from its start to its end; from its last snapshot on, where it is started again."""
+    """One server, from its start, or its restart from a snapshot, to its end."""
 
     def __init__(self, roles: Roles, config: PsConfig) -> None:
         self._config = config
         introduce(f"server {roles.rank}" if roles.rank >= 0 else "server")
         self._storage = storage = ServerStorage(roles.rank, config)
         self._members = MembershipLog(log)
-        if not roles.restart:  # one that comes back has its last snapshot, also if it can write no other
+        if not roles.restart:  # a restarted server has its last snapshot, even if it can write no other
             storage.check_snapshots()
         state = storage.restore(roles.job) if roles.restart and config.snapshot else None
         if state is not None:
@@ -91,11 +91,11 @@ class ServerLoop:
         self._stragglers = StragglerLog(log, self._machine.take_late, self.names, self._started)
         self._clocks = ClockComparison()
         self._ticks = 0
-        self._due = False  # a snapshot
+        self._due = False  # a snapshot is
         self._writing: threading.Thread | None = None
-        self._unwritten: Failure | None = None  # why
+        self._unwritten: Failure | None = None  # the failure of the last snapshot
         self._complained = -math.inf
-        #: What workers of this machine are told of our memory, by store and rank.
+        #: By store and rank, the handle of the values for a worker of this machine.
         self._memory: dict[tuple[int, int], str] = {}
         self._attaching: dict[Hashable, tuple[int, int]] = {}
         self._ended: events.End | None = None
@@ -118,7 +118,7 @@ class ServerLoop:
         }
 
     def run(self) -> None:
-        """Serve until the job is over; KVStoreError: it did not end well, or this server was refused."""
+        """Serve until the end of the job; KVStoreError: it ended with an error, or refused this server."""
         watch(self, ServerLoop.whereabouts)
         recording.follow(self, ServerLoop.record)
         log.info(
@@ -152,7 +152,7 @@ class ServerLoop:
         return f"server {self._machine.rank} serves stores {stores}"
 
     def record(self) -> StoreRecord:
-        """Describe the server for a timeline."""
+        """Return the server's description for a timeline."""
         about = self.counters.read()
         return StoreRecord(
             self.counters.number, "server", about["job"], about["rank"], about["size"], self.names()
@@ -178,12 +178,12 @@ class ServerLoop:
         self._look_after_snapshots(now)
 
     def _take(self, peer: Hashable, batch: Batch, segments: Mapping[int, Any]) -> None:
-        """Handle requests of a worker, whose shared memory has these segments."""
+        """Handle requests of a worker, with the segments of its shared memory."""
         self._step(events.Received(peer, batch))
         self._link(peer, batch, segments)
 
     def _compare_clocks(self) -> None:
-        """Ask the scheduler for its time, if a timeline is recorded."""
+        """Request the scheduler's time, if a timeline is recorded."""
         if not self._clocks.wanted or self._heartbeats is None:
             return
         if self._ticks < _COMPARISONS or self._ticks % 100 == 0:
@@ -191,7 +191,7 @@ class ServerLoop:
         self._ticks += 1
 
     def _look_after_snapshots(self, now: float) -> None:
-        """Write one when it is time, in a thread of its own; say so when it is on disk."""
+        """Start a snapshot when it is due, in its own thread; report when it is on disk."""
         if self._writing is not None:
             if not self._writing.is_alive():
                 self._writing = None
@@ -206,7 +206,7 @@ class ServerLoop:
                 thread.start()
                 self._writing = thread
             except RuntimeError as error:
-                log.warning("no thread can be started (%s): this server stands still for its snapshot", error)
+                log.warning("no thread can be started (%s): this server pauses for its snapshot", error)
                 self._write(write)
                 self._end_snapshot()
 
@@ -222,7 +222,7 @@ class ServerLoop:
         try:
             write()
         except Exception as error:
-            told = str(error) or type(error).__name__  # a MemoryError may say nothing
+            told = str(error) or type(error).__name__  # a MemoryError may have no text
             self._unwritten = Failure(
                 "StateFileError",
                 f"server {self._machine.rank} has no snapshot: {told}. Correct it, then init the key again",
@@ -244,7 +244,7 @@ class ServerLoop:
         return None if handler is None else handler(action)
 
     def _link(self, peer: Hashable, batch: Batch, segments: Mapping[int, Any]) -> None:
-        """Have the next requests of a worker's stream handled without Python, as far as that goes."""
+        """Have C handle the next requests of a worker's stream as far as possible."""
         link = self._sockets.link_of(peer)
         if link is None or link.session.gone:
             if not self._sockets.has_stream(peer):
@@ -258,7 +258,7 @@ class ServerLoop:
             link.map(number, memory)
 
     def names(self) -> dict[int, str]:
-        """Name the key of each slice, by the number that its events have."""
+        """Return a name for the key of each slice, by the number that its events use."""
         return self._held.names()
 
     def _define(self, action: events.Define) -> None:
@@ -267,7 +267,7 @@ class ServerLoop:
         self._count_held()
 
     def _count_held(self) -> None:
-        """Bring the counters to the keys held; tables count with all their rows, so the sum may be huge."""
+        """Update the counters of held keys; tables count with all their rows, so the sum may be huge."""
         self.counters.hold(self._held.keys, min(self._held.nbytes, 2**64 - 1))
 
     def _apply(self, action: events.Apply) -> events.Applied | None:
@@ -296,7 +296,7 @@ class ServerLoop:
                 self._forget_names(worker)
 
     def _forget_names(self, worker: tuple[int, int], but: Hashable = None) -> None:
-        """Forget by which names the sockets knew a worker, but for the one that it has now."""
+        """Forget the socket identities of a worker, except its present one."""
         for peer in [one for one, known in self._attaching.items() if known == worker and one != but]:
             del self._attaching[peer]
             self._sockets.forget(peer)
@@ -328,7 +328,7 @@ class ServerLoop:
         self._sockets.send(action.peer, message)
 
     def _reply(self, action: events.Reply) -> None:
-        """Answer one worker; what is large goes in several messages."""
+        """Answer one worker; a large reply is sent in several messages."""
         with self.counters.during(MOVING, NO_SLICE, 0, 0, action.batch.rank):
             self._send_answers(action)
 
@@ -374,7 +374,7 @@ class ServerLoop:
         return found._replace(kind=kind, slice=request.slice, sequence=request.sequence, round=round), buffers
 
     def _check_size(self, store: int, found: Record, slice: int, buffers: Sequence[Any]) -> None:
-        """Raise CapabilityError if an answer is too large for a message: the codec would end this server."""
+        """Raise CapabilityError if a reply is too large for a message: the codec would end this server."""
         if found.nbytes <= _FRAME_BYTES:
             return
         if all(len(one) <= _FRAME_BYTES for one in buffers):

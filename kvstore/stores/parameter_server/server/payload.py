@@ -1,4 +1,4 @@
-"""What workers send for a slice, and what the kernels sum of it."""
+"""The payloads of requests on a server, and their form for the kernels."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from ...entry import Array
 
 
 class Payload(NamedTuple):
-    """What a worker sends for a slice.
+    """An array that a worker has sent for a slice.
 
-    Plain elements in native byte order, which count divided by `threshold` if `coding` is `cpu.DIVIDED`;
-    packed ones (`coding` and `threshold` as `kernels.cpu.Coded` takes them); or rows of a table. The memory
-    is only read, and not looked at again after the call.
+    Plain elements in native byte order, to be divided by `threshold` if `coding` is `cpu.DIVIDED`; packed
+    elements (`coding` and `threshold` as in `kernels.cpu.Coded`); or rows of a table. The memory is only
+    read, and not used after the call.
     """
 
     #: A buffer; for rows one with the int64 ids and then the rows, or a pair of buffers. An exception where
-    #: it cannot be read: the job fails with that.
+    #: it cannot be read: the job then fails with it.
     data: Any
     coding: int = 0
     threshold: float = 0.0
-    #: How many rows; their ids are those of the whole table, ascending, each once. -1: not row-sparse.
+    #: Number of rows; their ids are row numbers of the whole table, ascending and distinct. -1: not rows.
     rows: int = -1
 
 
 class SliceValueWrite(NamedTuple):
-    """A value that is set from outside; of INIT, `first`, only where the slice has none."""
+    """A value that is assigned; with `first`, of INIT, only where the slice has none."""
 
     slice: int
     payload: Payload
@@ -40,7 +40,7 @@ class SliceValueWrite(NamedTuple):
 
 
 class SliceUpdate(NamedTuple):
-    """One round of one slice, as `events.SliceUpdate`."""
+    """One round of one slice, as `events.SliceRound`, with payloads."""
 
     slice: int
     round: int
@@ -48,12 +48,12 @@ class SliceUpdate(NamedTuple):
     parts: list[tuple[int, Payload]]
     version: int = 0
     clock: int = 0
-    #: Where the value is to be written too: buffers as large as the slice's value. Some may be sources.
+    #: Buffers of the slice's size to which the value is written too. Some may be sources.
     outs: tuple[Any, ...] = ()
 
 
 class SharedLocation(NamedTuple):
-    """Where a value lies in the server's shared memory, and its seqlock; see `transport.shared_buffers`."""
+    """The place of a value in the server's shared memory, and its seqlock; see `transport.shared_buffers`."""
 
     segment: int
     offset: int
@@ -62,7 +62,7 @@ class SharedLocation(NamedTuple):
 
 
 def not_kept(key: Key, round: int) -> KVStoreError:
-    """Make the error of who asks for a value as it was."""
+    """Return the error of a read of an earlier value that is not stored."""
     return KVStoreError(f"the value that key {key!r} had after round {round} is not kept")
 
 
@@ -79,7 +79,7 @@ def plain(payload: Payload, dtype: np.dtype[Any], size: int) -> Array:
 
 
 def usual_summands(parts: list[tuple[int, Payload]], dtype: np.dtype[Any], size: int) -> list[Array] | None:
-    """Return parts as the kernels sum them, where all are plain and fit; None: take the long way."""
+    """Return parts in the form of the kernels, where all are plain and fit; None: use `summands`."""
     nbytes = size * dtype.itemsize
     arrays = []
     for _, (data, coding, _, rows) in parts:
@@ -98,13 +98,13 @@ def usual_summands(parts: list[tuple[int, Payload]], dtype: np.dtype[Any], size:
 def summands(
     parts: Sequence[tuple[int, Payload]], dtype: np.dtype[Any], size: int
 ) -> list[Array] | cpu.Coded:
-    """Return the parts of a dense slice as the kernels sum them, in their order.
+    """Return the parts of a dense slice in the form of the kernels, in their order.
 
-    Raises ShapeError or DTypeError where a part is not one for a slice of this type and size.
+    Raises ShapeError or DTypeError where a part does not fit this type and size.
     """
     codes = {(payload.coding, payload.threshold) for _, payload in parts}
     coding, threshold = codes.pop()
-    if codes or coding in (0, cpu.DIVIDED):  # plain, or workers that pack in different ways
+    if codes or coding in (0, cpu.DIVIDED):  # plain, or workers with different codecs
         return [plain(payload, dtype, size) for _, payload in parts]
     _check_packed(dtype)
     return cpu.Coded(coding, threshold, size, [_packed(payload, size) for _, payload in parts], packed=True)
@@ -113,8 +113,8 @@ def summands(
 def some_rows(payload: Payload, dtype: np.dtype[Any], start: int, shape: tuple[int, ...]) -> RowSparseArray:
     """View a row-sparse payload as rows of a slice that begins with row `start`; `shape` is the slice's.
 
-    Ids are those of the slice, not of the table. Raises ShapeError where there are not so many bytes, and
-    RowIndexError for ids that do not ascend, or of rows that lie elsewhere.
+    Returned ids are relative to the slice. Raises ShapeError where the number of bytes is wrong, and
+    RowIndexError for ids that do not ascend, or of rows of other slices.
     """
     n, width = payload.rows, int(np.prod(shape[1:], dtype=np.int64))
     if isinstance(payload.data, tuple):
@@ -132,7 +132,7 @@ def some_rows(payload: Payload, dtype: np.dtype[Any], start: int, shape: tuple[i
 
 
 def opaque(payload: Payload) -> bytes:
-    """Copy a payload that is no array; ProtocolError: it is one of rows, or cannot be read."""
+    """Return the bytes of a payload that is no array; ProtocolError: it has rows, or cannot be read."""
     if payload.rows >= 0:
         raise ProtocolError(f"{payload.rows} rows where there can be none; the request was not carried out")
     return _bytes(payload.data).tobytes()

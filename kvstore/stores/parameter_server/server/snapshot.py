@@ -1,8 +1,8 @@
-"""Snapshots of what a server holds: a folder of safetensors files, and a manifest that says which count.
+"""Snapshots of a server's store: a folder of safetensors files, and a manifest that names the valid ones.
 
-A snapshot writes what has changed to a new file, then the manifest in one step, then removes files that
-no manifest names. A kill in between leaves the snapshot before. The manifest has a checksum of its text, and
-those of the files that it names.
+A snapshot writes the changed slices to a new file, then replaces the manifest atomically, then removes files
+that the manifest does not name. A kill leaves the previous snapshot. The manifest has a checksum of its text,
+and of the files that it names.
 """
 
 from __future__ import annotations
@@ -41,43 +41,43 @@ Tensors = dict[str, Array]
 
 
 class Manifest(msgspec.Struct):
-    """What a snapshot consists of."""
+    """The content of a snapshot."""
 
     format: str
     version: int
     store: int
     server: int
-    #: Counts snapshots; part of the files' names.
+    #: The number of the snapshot; part of the files' names.
     number: int
     entries: list[KeyEntry]
     rules: list[dict[str, Any]]
-    #: By slice the file that it is in, and what is said of it there.
+    #: By slice the name of its file, and its description in that file.
     slices: dict[int, tuple[str, dict[str, Any]]]
-    #: By name of a file its checksum.
+    #: Checksums by the names of the files.
     files: dict[str, str]
     versions: dict[int, int]
     rounds: dict[str, Any]
 
 
 class Folder:
-    """Where the snapshots of one shard are."""
+    """The folder of the snapshots of one store shard."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self._last: Manifest | None = None
 
     def is_there(self) -> bool:
-        """Whether there is a snapshot: the first one begins with a folder, and ends with the manifest."""
+        """Return whether there is a snapshot: a first one is complete when there is a manifest."""
         return (self.path / _MANIFEST).exists()
 
     def remove(self) -> None:
-        """Remove all, as far as the system lets us; whoever is killed meanwhile leaves no snapshot."""
+        """Remove all files, as far as possible; the manifest first, so that a kill leaves no snapshot."""
         with contextlib.suppress(OSError):
             (self.path / _MANIFEST).unlink()
         shutil.rmtree(self.path, ignore_errors=True)
 
     def read(self) -> Manifest:
-        """Return the manifest of the last snapshot; StateFileError: damaged or foreign, or there is none."""
+        """Return the manifest of the last snapshot; StateFileError: damaged, foreign, or missing."""
         path = self.path / _MANIFEST
         try:
             manifest = msgspec.json.decode(read_sealed(path), type=Manifest)
@@ -92,7 +92,7 @@ class Folder:
         return manifest
 
     def tensors(self, manifest: Manifest) -> dict[int, Tensors]:
-        """Return the arrays of each slice; StateFileError: a file is damaged, or is not there."""
+        """Return the arrays of each slice; StateFileError: a file is damaged or missing."""
         content = {name: self._tensors(name, checksum) for name, checksum in manifest.files.items()}
         return {slice: content[name][slice] for slice, (name, _) in manifest.slices.items()}
 
@@ -112,9 +112,9 @@ class Folder:
             raise StateFileError(f"{self.path / name} is gone, a part of the last snapshot") from error
 
     def write(self, manifest: Manifest, changed: dict[int, tuple[dict[str, Any], Tensors]]) -> None:
-        """Write a snapshot; number, slices and files of the manifest are filled in.
+        """Write a snapshot; this sets number, slices and files of the manifest.
 
-        `changed`: by slice what is said of it, and its arrays; other slices stay as they were.
+        `changed`: by slice its description and its arrays; other slices are as in the previous snapshot.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         if self._last is None:
@@ -135,14 +135,14 @@ class Folder:
         try:
             write_sealed(self.path / _MANIFEST, msgspec.json.encode(manifest))
         except StateFileError as error:
-            if is_replaced(error):  # the next one must not write over the files that this one names
+            if is_replaced(error):  # the next snapshot must not overwrite the files that this one names
                 self._last = manifest
             raise
         self._last = manifest
         self._tidy(manifest)
 
     def _tidy(self, manifest: Manifest) -> None:
-        """Remove files of which nothing counts any more, and what a killed process left half written."""
+        """Remove files that the manifest does not name, and incomplete files of a killed process."""
         needed = {_MANIFEST, *manifest.files}
         for path in self.path.iterdir():
             if path.name not in needed and (path.suffix == ".safetensors" or path.suffix == ".tmp"):
@@ -153,7 +153,7 @@ class Folder:
 
 
 def described(held: Held) -> tuple[dict[str, Any], Tensors]:
-    """Return what a file says of a slice, and copies of its arrays."""
+    """Return a slice's description for a file, and copies of its arrays."""
     tensors: Tensors = {}
     said = _described(held, tensors)
     return said, {name: array.copy() for name, array in tensors.items()}
@@ -178,7 +178,7 @@ def _described(held: Held, tensors: Tensors) -> dict[str, Any]:
 
 
 def _given(settings: OptimizerVersion, given: PartState, tensors: Tensors) -> dict[str, Any]:
-    """Describe a loaded state that is not the table's before its next update."""
+    """Describe a loaded state that becomes the table's with its next update."""
     if given.ids is not None:
         tensors["given-ids"] = given.ids
     counts = {"era": settings.generation, "updates": given.updates, "num_update": given.num_update}
@@ -223,7 +223,7 @@ def taken_back(
     versions: Iterable[OptimizerVersion],
     memory: Values | None,
 ) -> None:
-    """Give a slice what `described` told of it; `memory` is where dense values are put."""
+    """Restore a slice from what `described` returned; `memory` is for dense values."""
     by_generation = {settings.generation: settings for settings in versions}
     if isinstance(held, DenseSlice):
         _take_value(held, _typed(tensors["value"], held.of.dtype), memory)
@@ -255,7 +255,7 @@ def _take_state(
 ) -> None:
     settings = None if said is None else versions.get(said["era"])
     if said is None or settings is None or settings.optimizer is None:
-        return  # of settings that no round will ask for again
+        return  # of settings that no round will use again
     state.updater, state.generation = Updater(settings.optimizer), settings.generation
     state.keep((said["updates"], said["num_update"]))
     if said["known"]:
@@ -269,7 +269,7 @@ def _rebuilt(outline: Any, name: str, tensors: Tensors) -> Tree:
 
 
 def _typed(array: Array, dtype: np.dtype[Any]) -> Array:
-    """View stored bits as what they are."""
+    """View stored bits as the type that was written."""
     same = array.view(dtype) if dtype.name == "bfloat16" else array
     if same.dtype != dtype:
         raise StateFileError(f"a tensor of {array.dtype} where {dtype} was written")
