@@ -1,4 +1,4 @@
-"""Keys and their first values: brought to the servers by one worker, waited for by the others."""
+"""Keys and their first values: one worker writes them to the servers, the other workers wait for them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from .request_builder import PushHeader, slice_requests
 
 
 class InitialValues:
-    """Has keys placed on servers, and writes their values there."""
+    """Requests the placement of keys on servers, and writes their values."""
 
     def __init__(self, pushes: Pushes, pulls: Pulls) -> None:
         self._client, self._keys, self._slices = pushes.client, pushes.keys, pushes.slices
         self._optimizer, self._gpus, self._pulls = pushes.optimizer, pushes.gpus, pulls
 
     def init(self, groups: list[Group]) -> None:
-        """Take the values of the lowest rank, and wait until all servers have them."""
+        """Use the values of the lowest rank, and wait until all servers have them."""
         new = [(key, self._first_value(key, values)) for key, values in groups if values]
         self._client.check_writing()
         while missing := [(key, value) for key, value in new if not self._is_here(key, value)]:
@@ -60,7 +60,7 @@ class InitialValues:
         return first_value(key, values, taken)
 
     def _is_here(self, key: Key, value: Array | RowSparseArray) -> bool:
-        """Whether a key has its value on the servers; it must be the same kind of key then."""
+        """Return whether a key has its value on the servers; raise if it is another kind of key."""
         known = self._keys.get(key)
         if known is None:
             return False
@@ -71,7 +71,7 @@ class InitialValues:
         check_same(key, key.sparse, value, "in this job", self._client.rank)
 
     def _create(self, new: list[tuple[Key, Array | RowSparseArray]]) -> None:
-        """Have keys placed, each on one server if the rule wants that, and bring their values there."""
+        """Request the placement of keys, each on one server if the rule needs it, and write their values."""
         whole = self._optimizer.wants_whole_keys
         specs = tuple(spec_of(key, value, whole) for key, value in new)
         try:
@@ -86,7 +86,7 @@ class InitialValues:
     def _fill(self, made: list[DistKey], values: dict[Key, Array | RowSparseArray]) -> None:
         for key in made:
             self._check_same(key, values[key.key])
-        # ASSIGN: an initializer that died on the way may have left some of the values.
+        # ASSIGN: an initializer that was lost may have written some of the values.
         fresh = [key for key in made if not key.entry.ready]
         requests = [request for key in fresh for request in self._written(key, values[key.key])]
         self._client.perform(requests, "the first values of keys")
@@ -95,7 +95,7 @@ class InitialValues:
             self._client.request(partial(m.Ready, keys=keys), "the first values of keys")
 
     def _tell_others(self, keys: tuple[Key, ...], error: Exception) -> None:
-        """Have workers that wait for first values raise what this one does; of a loss all know anyway."""
+        """Have workers that wait for first values raise this error; a loss they know anyway."""
         name = type(error).__name__ if isinstance(error, KVStoreError) else KVStoreError.__name__
         rank, why = self._client.rank, str(error) or "it has too little memory"
         text = f"worker {rank} cannot store the first value of {_named(keys)}: {why}"
@@ -110,10 +110,10 @@ class InitialValues:
         return self._slices.dense(key, [value], head, None)
 
     def make_whole(self, optimizer: Optimizer) -> None:
-        """Have each key on one server whose update needs all of it; all workers set this optimizer.
+        """Move each key to one server whose update needs all of it; all workers set this optimizer.
 
-        The lowest rank brings the values there. Workers that have not come to this yet read where the keys
-        were.
+        The lowest rank writes the values there. Workers that have not reached this call yet read the keys in
+        their old slices.
         """
         self._client.settle()
         keys = self._keys.all()
@@ -133,7 +133,7 @@ class InitialValues:
         self._keys.add(made)
 
     def _move(self, keys: list[DistKey]) -> None:
-        """Bring values of keys to their new places, or say to the workers that wait why they stay."""
+        """Write values of keys to their new slices, or report to waiting workers why they stay."""
         names = tuple(key.key for key in keys)
         try:
             values = self._taken_away(list(names))
@@ -148,8 +148,8 @@ class InitialValues:
         self._client.request(partial(m.Ready, keys=names), "keys to be moved to one server")
 
     def _taken_away(self, names: list[Key]) -> list[Array | RowSparseArray]:
-        """Read keys after the rounds that this worker has pushed into; then they take no pushes any more."""
-        self._pulls.fetch_all(names)  # the rounds are complete then
+        """Read keys after the rounds that this worker has pushed into, and seal them against pushes."""
+        self._pulls.fetch_all(names)  # the rounds are then complete
         self._ask_old(names, Kind.SEAL)
         return self._pulls.fetch_all(names)
 

@@ -167,7 +167,7 @@ def test_a_server_without_descriptors_refuses_streams_and_takes_them_later(
         return stream._connecting is None and stream._stream is None
 
     until(refused)
-    assert "could not be accepted: Too many open files. Its worker goes on over ZeroMQ" in caplog.text
+    assert "could not be accepted: Too many open files. Its worker uses ZeroMQ" in caplog.text
     until(lambda: stream.send([b"up"]), server, worker)
     until(lambda: server.came, server)
     assert server.came[-1] == (PEER, b"up")
