@@ -30,7 +30,8 @@ typedef struct kp_buffer {
 
 static kp_buffer *_Atomic kp_dropped;
 
-/* Return a buffer for a Python object; the buffer takes over one reference. NULL: no memory, and the caller still has it. */
+/* Return a buffer for a Python object; one reference then belongs to the buffer. NULL: no memory,
+ * and the reference is still the caller's. */
 static kp_buffer *kp_buffer_of(void *owner)
 {
     kp_buffer *made = (kp_buffer *)calloc(1, sizeof *made);

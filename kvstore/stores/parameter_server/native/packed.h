@@ -61,7 +61,7 @@ static inline void kp_free_packed(kp_packed *packed)
     free(packed);
 }
 
-/* Return memory for `n` parts: `old`, whose parts are dropped, or new. NULL: no memory, and `old` is unchanged. */
+/* Return memory for `n` parts: `old` without its parts, or new. NULL: no memory, and `old` is unchanged. */
 static inline kp_packed *kp_room_for_packed(kp_packed *old, int n)
 {
     kp_packed *made = old;

@@ -99,7 +99,7 @@ typedef struct {
     uint64_t message; /* counts messages, and the answers that are sent in between */
     kp_observer observer;
     const struct kp_link *asked; /* the link of the last message */
-    uint32_t open;               /* a slice whose round waits for parts; a guess */
+    uint32_t open;               /* a slice with a round that waits for parts; a guess */
 } kp_effects;
 
 /* Initialise. */

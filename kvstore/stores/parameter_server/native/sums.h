@@ -221,7 +221,7 @@ static int kp_keep_packed(kp_slice *slice, const kp_open *open)
     return 0;
 }
 
-/* Mark the waiting requests whose pushed arrays the value has overwritten. */
+/* Mark the waiting requests with pushed arrays that the value has overwritten. */
 static void kp_note_outs(const kp_sums *sums, kp_slice *slice, const kp_open *open)
 {
     for (int i = 0; i < open->n; i++)

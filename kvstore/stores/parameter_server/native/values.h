@@ -14,7 +14,7 @@ typedef struct {
     _Atomic uint64_t *seqlock; /* NULL: no other process reads it */
     uint32_t segment;          /* the place for these processes */
     uint64_t offset;
-    kp_packed *packed; /* parts whose sum the value is; NULL or empty: the value is only in `at` */
+    kp_packed *packed; /* the value as parts to be summed; NULL or empty: it is only in `at` */
     uint8_t is_behind; /* `at` does not have the sum of `packed` yet: see `kp_catch_up` */
 } kp_room;
 
@@ -40,7 +40,7 @@ typedef struct {
     int64_t n, nbytes;
     kp_room rooms[2];
     int current;
-    int64_t before;  /* the round whose value the other buffer has; -1: none */
+    int64_t before;  /* the round of the value in the other buffer; -1: none */
     uint8_t sums;    /* rounds replace the value: there are no settings of an optimizer */
     uint8_t changed; /* since Python has last read it */
     kp_plan plan;    /* where there are settings */

@@ -72,7 +72,7 @@ class Record(NamedTuple):
     slice: int
     #: The number of the request, from 1 for each worker and server; a reply repeats it.
     sequence: int
-    #: Requests: the number of pushes of this worker into the slice, with this one. Replies: the last round
+    #: Requests: the number of pushes of this worker into the slice, its own included. Replies: the last round
     #: that is complete.
     round: int = 0
     #: The newest settings that the worker knows (`Answer.version`); a round uses the highest of its parts. Of

@@ -17,6 +17,6 @@ ABSENT = -1
 
 
 def as_bytes(array: Array) -> memoryview:
-    """View the memory of a contiguous array, whatever its element type."""
+    """View the memory of a contiguous array of any element type."""
     flat: Any = array.reshape(-1).view(np.uint8) if array.size else b""
     return memoryview(flat)

@@ -86,7 +86,7 @@ class ReliableLink:
         return self.send_unreliable(None) if self._ack_pending else None
 
     def again(self, now: float) -> list[ReliableMessage]:
-        """Return the messages whose acknowledgement is overdue, to be repeated; the pause grows each time."""
+        """Return the messages to repeat, if an acknowledgement is overdue; the pause grows each time."""
         if not self._out or now - self._last < self._pause:
             return []
         self._last, self._pause = now, min(2 * self._pause, _SLOWEST * self.resend)

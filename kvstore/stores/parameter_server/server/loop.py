@@ -1,7 +1,7 @@
 """A server's event loop: its sockets, and the execution of the machine's actions, in one thread.
 
-Arithmetic runs on the kernels' helper threads, without the interpreter's lock; meanwhile messages wait in
-ZeroMQ's queues. `storage` has the values and their memory.
+Arithmetic runs on the kernels' helper threads, without the interpreter's lock; at that time messages wait
+in ZeroMQ's queues. `storage` has the values and their memory.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from .slice_rounds import SliceRounds
 
 
 class RoundMembers:
-    """The members of one store: whom rounds wait for, who rejoins, and from which round each member pushes.
+    """The members of one store: which ones rounds wait for or not, and from which round each pushes.
 
     Where hosts push and not workers, rounds wait for seats: the lowest ranks of the hosts that have members.
 
@@ -37,7 +37,7 @@ class RoundMembers:
         self.left: dict[int, dict[int, int]] = {}
 
     def update(self, view: View, slices: Iterable[SliceRounds]) -> set[int]:
-        """Apply a newer view; return ranks whose parts of incomplete rounds are lost."""
+        """Apply a newer view; return the ranks of lost parts of incomplete rounds."""
         self.epoch, self.sync, self.seats = view.epoch, view.mode == "sync", dict(view.seats)
         members = {member.rank: member.incarnation for member in view.members}
         dead = {loss.rank for loss in view.losses if loss.role == "worker"} & self.incarnations.keys()

@@ -26,7 +26,7 @@ class RoundUpdates:
         self._optimizers = optimizers
         #: By slice, the newest version of the settings that a round has used.
         self.versions: dict[int, int] = {}
-        #: Slices whose outs the last `apply` has written.
+        #: Slices with outs that the last `apply` has written.
         self.written: set[int] = set()
         self._whole_keys = WholeKeys()
 

@@ -135,7 +135,7 @@ class Folder:
         try:
             write_sealed(self.path / _MANIFEST, msgspec.json.encode(manifest))
         except StateFileError as error:
-            if is_replaced(error):  # the next snapshot must not overwrite the files that this one names
+            if is_replaced(error):  # the next snapshot must not overwrite the files of this snapshot
                 self._last = manifest
             raise
         self._last = manifest

@@ -276,7 +276,7 @@ class Table(RowTable, TableRows):
         version: int,
         plan: tuple[int, tuple[float, ...], tuple[Array, ...]],
     ) -> None:
-        """Have C do rounds like this one, where all rows are held."""
+        """Have C do such rounds, where all rows are held."""
         optimizer = settings.optimizer
         if self.index is not None or self.state.updates < 1:
             return

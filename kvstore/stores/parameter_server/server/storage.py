@@ -45,7 +45,7 @@ _JOB = "job"  # file that identifies the job of the snapshots
 
 
 class ServerStorage:
-    """The data of a server; every method is called by the one thread of the loop."""
+    """The data of a server; every method is called by the loop's thread."""
 
     def __init__(self, server: int, config: PsConfig) -> None:
         self._server, self._config = server, config

@@ -39,7 +39,7 @@ class StoreShard:
     Dense values are put in `memory`, so that workers of this machine can read them; None: private memory.
     `optimizers` are the settings of a restored shard; else there is no optimizer yet.
 
-    Every method is called by the one thread of the server's loop. An invalid payload, settings text or state
+    Every method is called by the thread of the server's loop. An invalid payload, settings text or state
     raises one of `kvstore.errors`, and changes nothing.
     """
 

@@ -216,7 +216,7 @@ class Doorkeeper:
             self._refusals.note("connections", f"{why}; raise the limit (ulimit -n) if the job is so large")
 
     def _pause(self) -> int | None:
-        """Return milliseconds until the next check of newcomers: admission is seen by what they were sent."""
+        """Return milliseconds until the next check of newcomers: sent bytes show that they are admitted."""
         if not self._newcomers:
             return None
         return _SOON if time.monotonic() < self._eager else _LOOK

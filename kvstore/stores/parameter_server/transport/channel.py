@@ -360,8 +360,8 @@ class Poller:
     def wait(self, timeout: float) -> list[Any]:
         """Wait until there are messages, at most `timeout` seconds (infinity: without limit).
 
-        Returns channels with messages, items of `watch` that are readable, and dealers that were refused,
-        whose `receive` raises. Empty after `timeout` and after `wake`.
+        Returns channels with messages, items of `watch` that are readable, and dealers that were refused:
+        their `receive` raises. Empty after `timeout` and after `wake`.
         """
         if not self._watched:
             return self._ready(timeout)[0]

@@ -109,7 +109,7 @@ class Context:
         self._context.term()
 
     def _close_unknown(self) -> None:
-        """Close a socket whose creation was interrupted: a traceback may hold it, and `term` waits for it."""
+        """Close a socket after an interrupt in its creation: an error may hold it, and `term` waits."""
         for one in gc.get_objects():
             if isinstance(one, zmq.Socket) and one.context is self._context and one not in self._known:
                 one.close(0)

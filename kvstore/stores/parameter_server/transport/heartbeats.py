@@ -26,7 +26,7 @@ from .options import set_options
 from .process_limits import check_threads
 
 _LIMITS = Limits(frame=64, control=64, records=0)
-_THREADS = 3  # ZeroMQ's two, and the one of the echo
+_THREADS = 3  # ZeroMQ's two, and the echo's
 
 
 class HeartbeatResponder:

@@ -220,7 +220,7 @@ def _first_bytes(first: int, most: int) -> list[tuple[int, int, int, int]]:
         (0x30, 0, 0, 13),  # A = flags
         (0x45, drop - 18, 0, 1),  # FIN
         (0x00, 0, 0, most),
-        (0x1C, 0, 0, 0),  # A = most - X: what is kept of the payload
+        (0x1C, 0, 0, 0),  # A = most - X: the part of the payload that passes
         (0x61, 0, 0, 0),
         (0x0C, 0, 0, 0),  # A += M[0]
         (0x16, 0, 0, 0),

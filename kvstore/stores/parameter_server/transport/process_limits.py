@@ -51,7 +51,7 @@ def _wanted_files(roles: Roles) -> int:
 
 
 def _counts(roles: Roles) -> dict[str, int]:
-    """Count the processes that this one connects to; one of a role, where the number is unknown."""
+    """Count the processes that this process connects to; 1 of a role, where the number is unknown."""
     found = {"worker": max(1, roles.num_workers), "server": max(1, roles.num_servers)}
     return {role: count for role, count in found.items() if role != roles.role}
 

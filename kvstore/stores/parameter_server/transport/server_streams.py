@@ -103,7 +103,7 @@ class ServerStreams:
                 self._drop(peer)
 
     def close_late(self) -> None:
-        """Close connections whose handshake has exceeded its time."""
+        """Close connections with an overdue handshake."""
         for connection in self._listener.late():
             self._end(connection)
         if time.monotonic() >= self._rests_until:

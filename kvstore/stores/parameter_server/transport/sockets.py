@@ -56,7 +56,7 @@ class _Sockets:
         self.closed = False
 
     def _received(self, found: Message | None, way: int, begin: int) -> None:
-        """Count the values of a message, whose receipt began at `begin`, and end a wait for it."""
+        """Count the values of a message that was received since `begin`, and end a wait for it."""
         if type(found) is Batch:
             nbytes = count_values(self._counters, way, found.records, False)
             if begin:

@@ -34,9 +34,9 @@ from .streams import (
     tune,
 )
 
-_STRANGERS = 64  # connections whose hello is not complete
+_STRANGERS = 64  # connections with an incomplete hello
 _FEW = 8  # the same where there are few descriptors
-_UNPROVEN = 4  # connections with the same token, whose proof has not arrived
+_UNPROVEN = 4  # connections with the same token, and without proof so far
 _LEFT = 1024  # tokens of workers that have left; a connection with one is refused without a log line
 _BACKLOG = 4096
 
@@ -112,7 +112,7 @@ class StreamListener:
             self._left.append(offer.token)
 
     def accept(self) -> list[socket.socket]:
-        """Return new connections, whose peer is not known yet; the caller calls `greet` for them."""
+        """Return new connections, of unknown peers; the caller calls `greet` for them."""
         accepted: list[socket.socket] = []
         if self._spare < 0:
             self._spare = _spare()
@@ -234,7 +234,7 @@ class StreamListener:
         return True, self._peers.get(unproven.token), unproven.handshake.server_cipher()
 
     def late(self) -> list[socket.socket]:
-        """Return connections whose handshake has exceeded its time; they belong to the caller then."""
+        """Return connections with an overdue handshake; they belong to the caller then."""
         if not self._strangers and not self._unproven:
             return []
         before = time.monotonic() - HANDSHAKE

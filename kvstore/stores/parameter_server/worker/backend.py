@@ -142,7 +142,7 @@ class DistBackend(Backend):
         return self._keys.names()
 
     def describe(self) -> str:
-        """Return the addresses of servers and scheduler, and who can read the connections to them."""
+        """Return the addresses of servers and scheduler, and whether connections are encrypted."""
         return self._client.describe()
 
     # ------------------------------------------------------------------------------------------------ verbs

@@ -285,7 +285,7 @@ class Client:
         self.finish(self.submit(requests), what)
 
     def let_go(self, operation: PendingOperation) -> None:
-        """Release pushes whose payloads do not change; `settle` waits for all released ones.
+        """Release pushes with payloads that do not change; `settle` waits for all released pushes.
 
         The next operation raises their error.
         """
@@ -376,7 +376,7 @@ class Client:
     def num_lost(self, timeout: float) -> int:
         """Count the processes that are lost, or that have been silent for `timeout` seconds.
 
-        Without the scheduler: the processes that this one knows to be lost.
+        Without the scheduler: the processes that this process knows to be lost.
         """
         if not self.failed:
             with contextlib.suppress(PeerLostError):

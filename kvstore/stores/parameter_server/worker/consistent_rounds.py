@@ -20,7 +20,7 @@ class PushCalls:
         self._last: dict[Hashable, deque[dict[Any, int]]] = {}
 
     def note(self, pushes: dict[Any, int]) -> None:
-        """Record a call: the number of pushes into each of its keys, with this one."""
+        """Record a call: the number of pushes into each of its keys, its own included."""
         for key in pushes:
             calls = self._last.get(key)
             if calls is None:
@@ -47,6 +47,6 @@ class PushCalls:
 
 
 def behind(rounds: Sequence[int]) -> list[int]:
-    """Return the indexes of slices whose round is lower than that of others."""
+    """Return the indexes of slices with a lower round than others."""
     last = max(rounds, default=0)
     return [at for at, round in enumerate(rounds) if round < last]

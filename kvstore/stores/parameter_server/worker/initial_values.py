@@ -110,7 +110,7 @@ class InitialValues:
         return self._slices.dense(key, [value], head, None)
 
     def make_whole(self, optimizer: Optimizer) -> None:
-        """Move each key to one server whose update needs all of it; all workers set this optimizer.
+        """Move each key to one server if its update needs all of it; all workers set this optimizer.
 
         The lowest rank writes the values there. Workers that have not reached this call yet read the keys in
         their old slices.

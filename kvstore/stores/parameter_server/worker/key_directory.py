@@ -117,7 +117,7 @@ class KeyDirectory:
         return list(self)
 
     def wait_for(self, keys: tuple[Key, ...]) -> None:
-        """Wait until keys are ready, or this worker becomes the one that has to create them."""
+        """Wait until keys are ready, or this worker becomes the initializer."""
         what = f"the init of {keys[0]!r}" if len(keys) == 1 else f"the init of {len(keys)} keys"
         lookup = partial(m.Lookup, keys=keys)
         answer = self._client.request_or_none(lookup, what, until=self._client.member.is_initializer)

@@ -109,7 +109,7 @@ class WorkerOptimizer:
             raise ConfigError(conflict(theirs, rank, text, self._client.rank)) from error
 
     def _adopt(self, answer: m.Answer, optimizer: Optimizer) -> None:
-        """Use the settings that hold for all: another worker may have changed more than this one."""
+        """Use the settings that hold for all: another worker may have changed more than this worker."""
         self._use(answer.text or _described(optimizer))
         self.learn(answer.version)
 

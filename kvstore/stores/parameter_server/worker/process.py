@@ -30,7 +30,7 @@ _MOST_BATCH = 1 << 29  # bytes of payloads: a message of a stream has at most 1 
 
 
 class WorkerProcess:
-    """A worker process of one job: this one."""
+    """The worker process of one job."""
 
     def __init__(self, found: Roles) -> None:
         self.roles, self.pid = found, os.getpid()
@@ -100,7 +100,7 @@ class WorkerProcess:
         self._open.append(client)
 
     def look_after_others(self, waiting: MachineDriver) -> None:
-        """Handle messages of all stores but one, whose caller waits."""
+        """Handle messages of all stores, except of the store with the waiting caller."""
         for client in list(self._open):
             if client.driver is not waiting:
                 client.driver.glance()

@@ -24,8 +24,8 @@ static void kp_stop_sending(kp_stream *s)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Send the last frame of a message whose other frames are queued; the table must not change meanwhile. Acquires the stream's
- * lock; does not wait for the socket. 0; -1: the stream is broken, and closed for sending. */
+/* Send the last frame of a message after its other frames are queued; the table must not change before it returns. Acquires
+ * the stream's lock; does not wait for the socket. 0; -1: the stream is broken, and closed for sending. */
 static int kp_send_rows(kp_stream *s, const kp_gather *g)
 {
     for (size_t from = 0, n; from < g->n; from += n) {

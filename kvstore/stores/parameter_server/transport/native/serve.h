@@ -49,7 +49,7 @@ static int kp_await_events(int epoll, struct epoll_event *events, int64_t nanose
     return epoll_wait(epoll, events, KP_EVENTS, ms);
 }
 
-/* The state of one `kp_serve`: its arguments, and the streams whose messages are for Python. */
+/* The state of one `kp_serve`: its arguments, and the streams with messages for Python. */
 typedef struct {
     int epoll;
     kp_second *second; /* NULL: there is one thread */

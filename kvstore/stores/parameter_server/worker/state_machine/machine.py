@@ -177,7 +177,7 @@ class WorkerMachine:
         """Continue the rest of an exchange as an operation.
 
         `ends` are by server: requests from this sequence on are not sent yet. They are sent first, unless
-        there is a `priority`: then all exchanges with later sequences must be adopted after this one.
+        there is a `priority`: then all exchanges with later sequences must be adopted afterwards.
         """
         return self._servers.adopt(op, parts, ends, now, priority)
 

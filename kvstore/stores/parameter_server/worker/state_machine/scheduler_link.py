@@ -64,7 +64,7 @@ class SchedulerLink:
         self.write(msgspec.structs.replace(message, request=self._number, **fields), now, actions)
 
     def resend(self, now: float, actions: list[Action]) -> None:
-        """Repeat messages whose acknowledgement is overdue."""
+        """Repeat messages that are not acknowledged in time."""
         actions.extend(Send(SCHEDULER, message) for message in self._link.again(now))
 
     # --------------------------------------------------------------------------------------------- receiving
