@@ -14,7 +14,7 @@ from kvstore.stores.parameter_server.protocol import events as e
 from kvstore.stores.parameter_server.protocol import messages as m
 from kvstore.stores.parameter_server.protocol.messages import Kind, PayloadLocation, Record
 from kvstore.stores.parameter_server.scheduler.key_table import itemsize
-from kvstore.stores.parameter_server.server.machine import Server, ServerOptions
+from kvstore.stores.parameter_server.server.machine import ServerMachine, ServerOptions
 
 _PUSHES = (Kind.PUSH, Kind.PUSHPULL)
 _VALUE, _FRAME, _NONE = Kind.VALUE, PayloadLocation.FRAME, PayloadLocation.NONE
@@ -32,7 +32,7 @@ class ServerProcess(Process):
         self.requests = self.rounds = 0
         self.values_in = self.values_out = 0
         hello = m.Hello("server", rank, rank + 1, self.name, job.name, m.PROTOCOL, self.name)
-        self.machine = Server(hello, options)
+        self.machine = ServerMachine(hello, options)
 
     def start(self) -> None:
         """Say hello."""
@@ -131,7 +131,7 @@ class ServerProcess(Process):
 
 
 def _portions(records: list[Record]) -> Iterator[list[Record]]:
-    """Cut answers into messages, as `kp_portion` does."""
+    """Cut answers into messages, as `kp_count_for_message` does."""
     some: list[Record] = []
     size = 0
     for record in records:

@@ -15,7 +15,11 @@ from typing import Any
 import numpy as np
 from jobs import hear, tell
 
-from kvstore.stores.parameter_server.transport.shared_buffers import PeerBuffers, SharedBufferPool, Values
+from kvstore.stores.parameter_server.transport.shared_buffers import (
+    PeerBuffers,
+    SharedBufferPool,
+    SharedValues,
+)
 
 MIB = 1024 * 1024
 
@@ -78,7 +82,7 @@ def truncates() -> list[str]:
 
 def writes_on(nbytes: int, rounds: int) -> int:
     """Overwrite a value again and again, with as much haste as can be; every byte of it is the same."""
-    values = Values()
+    values = SharedValues()
     block = values.take(nbytes)
     assert block is not None
     place = block.segment, block.offset

@@ -37,7 +37,7 @@ from kvstore.stores.parameter_server.protocol import events as e
 from kvstore.stores.parameter_server.protocol import messages as m
 from kvstore.stores.parameter_server.scheduler.machine import Scheduler, SchedulerOptions
 from kvstore.stores.parameter_server.scheduler.recording import RecordedScheduler
-from kvstore.stores.parameter_server.server.machine import Server, ServerOptions
+from kvstore.stores.parameter_server.server.machine import ServerMachine, ServerOptions
 from kvstore.stores.parameter_server.worker.consistent_rounds import PushCalls, behind
 from kvstore.stores.parameter_server.worker.state_machine.machine import WorkerMachine
 from kvstore.stores.parameter_server.worker.state_machine.options import WorkerOptions
@@ -309,7 +309,7 @@ class ServerHost(Host):
         )
         start = 10 * DEAD if job.plan.faults.return_scheduler else 0.0
         options = ServerOptions(LETTER, DEAD, 1, job.plan.faults.return_server, start)
-        self.machine = Server(hello, options, snapshot[1] if snapshot else None)
+        self.machine = ServerMachine(hello, options, snapshot[1] if snapshot else None)
         self.take(e.Start())
 
     def tick(self) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..entry import Array
 from ..parameter_server.protocol.messages import PayloadLocation, Record
-from ..parameter_server.protocol.payloads import SHARED_BYTES
+from ..parameter_server.protocol.payload_bytes import SHARED_BYTES
 from ..parameter_server.transport.shared_buffers import Block
 from ..parameter_server.worker.client import Client
 from ..shared.native import _shared as shm

@@ -1,16 +1,16 @@
 /* A worker's stream at a server: usual requests are handled, summed and answered here, without Python.
  *
- * `kp_take` stops at the first record that is not usual. Answers and jobs that need Python stay in `effects`. Python's state
- * machine works on the same structs, before or after. All functions need exclusive use of the server's state: the turn of
- * second.h, or the first thread outside of `kp_serve`. */
+ * `kp_handle_message` stops at the first record that is not usual. Answers and jobs that need Python stay in `effects`. Python's state
+ * machine works on the same structs, before or after. All functions need exclusive use of the server's state: the state lock of
+ * second_thread.h, or the first thread outside of `kp_serve`. */
 #ifndef KP_LINKS_H
 #define KP_LINKS_H
 
-#include "at_once.h"
-#include "batches.h"
+#include "immediate_pushes.h"
+#include "read_batch.h"
 #include "row_rounds.h"
 
-enum { KP_LOOKED = 64 }; /* slices that `kp_about_wait` reads */
+enum { KP_WAITS_READ = 64 }; /* slices that `kp_about_wait` reads */
 
 /* A segment of another process's memory. */
 typedef struct {
@@ -43,20 +43,20 @@ static size_t kp_sum_rounds(kp_link *link)
     e->jobs = NULL;
     e->last_job = &e->jobs;
     size_t applied = 0;
-    kp_no_sums(sums);
+    kp_clear_sums(sums);
     for (kp_slice *following; job; job = following) {
         following = job->next;
         const kp_open *open = kp_find_open(job, job->round + 1);
         if (open && job->table && link->members->usual && kp_can_update_rows(job, open)) {
             kp_update_rows(sums, job, open);
-            if (kp_applied(job, link->members, e))
+            if (kp_finish_round(job, link->members, e))
                 applied++;
             else
                 kp_add_job(e, job);
         } else if (!open || !kp_can_sum(job, open)) {
             kp_add_job(e, job);
         } else if (kp_may_stay_packed(job->value, open) && !kp_keep_packed(job, open)) {
-            if (kp_applied(job, link->members, e))
+            if (kp_finish_round(job, link->members, e))
                 applied++;
             else
                 kp_add_job(e, job);
@@ -66,7 +66,7 @@ static size_t kp_sum_rounds(kp_link *link)
     }
     int failed = sums->n && kp_run_sums(sums);
     for (size_t i = 0; i < sums->n; i++)
-        if (!failed && kp_applied(sums->slices[i], link->members, e))
+        if (!failed && kp_finish_round(sums->slices[i], link->members, e))
             applied++;
         else
             kp_add_job(e, sums->slices[i]);
@@ -74,7 +74,7 @@ static size_t kp_sum_rounds(kp_link *link)
 }
 
 /* Answer, then sum, in the order of Python: a sum may change the value of an answer. Work for Python stops the loop. */
-static void kp_finish(kp_link *link)
+static void kp_reply_and_sum(kp_link *link)
 {
     kp_effects *e = link->effects;
     do
@@ -155,9 +155,9 @@ static int kp_is_usual(const kp_link *link, const kp_head *head)
            !s->overtaken && head->epoch <= link->members->epoch && (link->members->usual || link->members->at_once);
 }
 
-/* Handle a message of a stream; the `take` of an inlet. `message->handled` records are done. Blocks only for the kernels.
+/* Handle a message of a stream; the `handle` of an inlet. `message->handled` records are done. Blocks only for the kernels.
  * 0: there are records, jobs or answers for Python. The message belongs to the caller. */
-static int kp_take(void *context, kp_message *message)
+static int kp_handle_message(void *context, kp_message *message)
 {
     kp_link *link = (kp_link *)context;
     kp_session *session = link->session;
@@ -174,14 +174,14 @@ static int kp_take(void *context, kp_message *message)
         session->epoch = batch.head->epoch;
     link->effects->asked = link;
     while (message->handled < n && kp_take_record(link, &batch, &batch.records[message->handled]))
-        kp_tally(&moved, &batch.records[message->handled++]);
+        kp_add_record_bytes(&moved, &batch.records[message->handled++]);
     kp_count_received(&link->effects->observer, KV_BY_STREAM, &moved);
     kv_note_bytes(link->effects->observer.counters, moved.carried);
     kp_close_batch(&batch);
-    kp_finish(link);
+    kp_reply_and_sum(link);
     if (session->received - session->reported >= link->report) {
         session->report = 1;
-        kp_touch(link->effects, session);
+        kp_queue_session(link->effects, session);
         kp_reply_all(link->effects);
     }
     return message->handled == n && !link->effects->jobs && !link->effects->touched;
@@ -204,13 +204,13 @@ static kv_about kp_about_wait(void *effects)
 {
     kp_effects *e = (kp_effects *)effects;
     const kp_link *link = e->asked;
-    for (uint32_t i = 0; link && link->slices->n && i < KP_LOOKED; i++) {
+    for (uint32_t i = 0; link && link->slices->n && i < KP_WAITS_READ; i++) {
         uint32_t number = (uint32_t)(((uint64_t)e->open + i) % link->slices->n);
         int32_t whom = kp_awaited(link, number);
         if (whom != KV_NOBODY) {
             e->open = number;
             const kp_slice *slice = kp_slice_of(link->slices, number);
-            return (kv_about){kp_number_of(slice->store, number), slice->round + 1, 0, whom, e->observer.store};
+            return (kv_about){kp_slice_number(slice->store, number), slice->round + 1, 0, whom, e->observer.store};
         }
     }
     return kp_about_all(&e->observer);
@@ -219,14 +219,14 @@ static kv_about kp_about_wait(void *effects)
 static void kp_unmap(kp_link *link)
 {
     for (uint32_t i = 0; i < link->n_segments; i++)
-        kp_drop(link->segments[i].holder);
+        kp_release(link->segments[i].holder);
     free(link->segments);
     link->segments = NULL;
     link->n_segments = 0;
 }
 
 /* Separate a link from its stream, which is closed, and from its session, and unmap its segments. A second call is allowed. */
-static void kp_cut(kp_link *link)
+static void kp_close_link(kp_link *link)
 {
     link->replier.outlet = (kp_outlet){0};
     if (link->effects && link->effects->asked == link)

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "activity.h"
-#include "gathering.h"
+#include "gather_rows.h"
 
 #define KP_MAGIC 0x5453564bu /* "KVST", before each message on a stream */
 
@@ -26,26 +26,26 @@ typedef struct {
 } kp_piece;
 
 /* Release the references of a piece. */
-static void kp_drop_piece(const kp_piece *piece)
+static void kp_release_piece(const kp_piece *piece)
 {
-    kp_drop(piece->owner);
+    kp_release(piece->owner);
     if (piece->rows)
-        kp_drop_deferred(piece->rows);
+        kp_release_deferred(piece->rows);
 }
 
 /* Free a message and its references to frames; NULL is allowed. */
 static void kp_free_message(kp_message *message)
 {
     for (uint32_t i = 0; message && i < message->n; i++)
-        kp_drop(message->frames[i]);
+        kp_release(message->frames[i]);
     free(message);
 }
 
 /* Release the references of `n` pieces; the array belongs to the caller. */
-static void kp_drop_pieces(kp_piece *pieces, size_t n)
+static void kp_release_pieces(kp_piece *pieces, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        kp_drop_piece(&pieces[i]);
+        kp_release_piece(&pieces[i]);
 }
 
 /* Sends messages to one peer. `send` queues all pieces, and then has the references to their owners; or returns -1, and the
@@ -61,11 +61,11 @@ typedef struct {
     kv_about (*about)(void *context);
 } kp_waits;
 
-/* Handles messages without Python. `take` returns 0 where Python has to continue: with the records after the first
+/* Handles messages without Python. `handle` returns 0 where Python has to continue: with the records after the first
  * `handled`, or with answers and jobs of these. */
 typedef struct {
     void *context;
-    int (*take)(void *context, kp_message *message);
+    int (*handle)(void *context, kp_message *message);
 } kp_inlet;
 
 #endif

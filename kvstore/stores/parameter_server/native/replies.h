@@ -62,7 +62,7 @@ static const kp_value *kp_value_of(const kp_replier *replier, const kp_answer *a
     return slice ? slice->value : NULL;
 }
 
-static int kp_is_of_rows(const kp_answer *a)
+static int kp_answers_rows(const kp_answer *a)
 {
     return a->kind == KP_VALUE && a->request.kind == KP_PULL_ROWS;
 }
@@ -90,10 +90,10 @@ static int kp_is_plain(const kp_replier *replier, const kp_answer *a)
 {
     if (a->kind == KP_DONE)
         return 1;
-    if (kp_is_of_rows(a))
+    if (kp_answers_rows(a))
         return kp_has_rows(replier, a);
     const kp_value *v = kp_value_of(replier, a);
-    if (a->kind != KP_VALUE || !v || !v->rooms[v->current].at || v->nbytes <= 0 || v->nbytes > KP_MOST_BYTES)
+    if (a->kind != KP_VALUE || !v || !v->buffers[v->current].at || v->nbytes <= 0 || v->nbytes > KP_MOST_BYTES)
         return 0;
     return a->request.flags != KP_OF_ROUND &&
            (a->request.kind == KP_PULL || a->request.kind == KP_PUSHPULL);
@@ -102,7 +102,7 @@ static int kp_is_plain(const kp_replier *replier, const kp_answer *a)
 /* Return whether the worker reads the value in shared memory. */
 static int kp_is_shared(const kp_replier *replier, const kp_value *v, const kp_record *request)
 {
-    return replier->reads_here && request->flags != KP_BY_FRAME && v->rooms[v->current].seqlock &&
+    return replier->reads_here && request->flags != KP_BY_FRAME && v->buffers[v->current].seqlock &&
            v->nbytes >= KP_SHARED_BYTES;
 }
 
@@ -115,7 +115,7 @@ static kp_buffer *kp_own_value(const kp_answer *a)
 /* Return the parts that are sent in place of their sum; NULL: the sum is sent. */
 static const kp_packed *kp_packed_of(const kp_value *v, const kp_answer *a)
 {
-    const kp_packed *packed = v->rooms[v->current].packed;
+    const kp_packed *packed = v->buffers[v->current].packed;
     return a->request.flags == KP_PACKED && packed && packed->n && !kp_own_value(a) ? packed : NULL;
 }
 
@@ -125,7 +125,7 @@ static int kp_make_readable(const kp_replier *replier, const kp_answer *a)
     if (a->kind != KP_VALUE || a->request.kind == KP_PULL_ROWS || a->request.flags == KP_WRITTEN || kp_own_value(a))
         return 1;
     kp_value *v = kp_slice_of(replier->slices, a->request.slice)->value;
-    return kp_packed_of(v, a) || !kp_catch_up(v, &v->rooms[v->current]);
+    return kp_packed_of(v, a) || !kp_unpack_sum(v, &v->buffers[v->current]);
 }
 
 /* Write the record of an answer. Returns the bytes of value that the message carries for it. */
@@ -140,7 +140,7 @@ static uint64_t kp_write_record(const kp_replier *replier, const kp_answer *a, k
         return 0;
     }
     const kp_value *v = kp_value_of(replier, a);
-    const kp_room *room = &v->rooms[v->current];
+    const kp_value_buffer *buffer = &v->buffers[v->current];
     const kp_packed *packed = kp_packed_of(v, a);
     r->nbytes = (uint64_t)v->nbytes;
     if (packed) {
@@ -149,16 +149,16 @@ static uint64_t kp_write_record(const kp_replier *replier, const kp_answer *a, k
         r->nbytes = (uint64_t)(packed->n * packed->nbytes);
     } else if (kp_is_shared(replier, v, &a->request)) {
         r->place = KP_SHARED;
-        r->frame = room->segment;
-        r->offset = room->offset;
-        r->flags = *room->seqlock;
+        r->frame = buffer->segment;
+        r->offset = buffer->offset;
+        r->flags = *buffer->seqlock;
         return 0;
     }
     r->place = KP_FRAME;
     return r->nbytes;
 }
 
-static uint64_t kp_up(uint64_t nbytes)
+static uint64_t kp_round_up(uint64_t nbytes)
 {
     return (nbytes + KP_TOGETHER - 1) / KP_TOGETHER * KP_TOGETHER;
 }
@@ -175,7 +175,7 @@ static uint64_t kp_measure(const kp_replier *replier, const kp_answer *answers, 
             ++*larger;
             *pieces += r.coding ? KP_MOST_PACKED : 1;
         } else {
-            together += kp_up(nbytes);
+            together += kp_round_up(nbytes);
         }
     }
     return together;
@@ -184,21 +184,21 @@ static uint64_t kp_measure(const kp_replier *replier, const kp_answer *answers, 
 /* Set a piece to a large value in its memory, or to a copy of it. 0; -1: no memory. */
 static int kp_add_value(const kp_value *v, const kp_answer *a, int steady, kp_piece *piece)
 {
-    const kp_room *room = &v->rooms[v->current];
+    const kp_value_buffer *buffer = &v->buffers[v->current];
     kp_buffer *own = kp_own_value(a);
     if (own) {
-        *piece = (kp_piece){own->data, (size_t)v->nbytes, kp_keep(own)};
+        *piece = (kp_piece){own->data, (size_t)v->nbytes, kp_retain(own)};
         return 0;
     }
-    *piece = (kp_piece){room->at, (size_t)v->nbytes};
+    *piece = (kp_piece){buffer->at, (size_t)v->nbytes};
     if (steady) {
-        piece->owner = kp_keep(room->holder);
+        piece->owner = kp_retain(buffer->holder);
         return 0;
     }
     piece->owner = kp_new_buffer((size_t)v->nbytes);
     if (!piece->owner)
         return -1;
-    memcpy(piece->owner->data, room->at, (size_t)v->nbytes);
+    memcpy(piece->owner->data, buffer->at, (size_t)v->nbytes);
     piece->at = piece->owner->data;
     return 0;
 }
@@ -207,7 +207,7 @@ static int kp_add_value(const kp_value *v, const kp_answer *a, int steady, kp_pi
 static size_t kp_add_packed(const kp_packed *packed, kp_piece *pieces)
 {
     for (int i = 0; i < packed->n; i++)
-        pieces[i] = (kp_piece){packed->parts[i].at, (size_t)packed->nbytes, kp_keep(packed->parts[i].data)};
+        pieces[i] = (kp_piece){packed->parts[i].at, (size_t)packed->nbytes, kp_retain(packed->parts[i].data)};
     return (size_t)packed->n;
 }
 
@@ -215,7 +215,7 @@ static size_t kp_add_packed(const kp_packed *packed, kp_piece *pieces)
 static void kp_copy_value(const kp_value *v, const kp_packed *packed, char *to)
 {
     if (!packed)
-        memcpy(to, v->rooms[v->current].at, (size_t)v->nbytes);
+        memcpy(to, v->buffers[v->current].at, (size_t)v->nbytes);
     for (int i = 0; packed && i < packed->n; i++)
         memcpy(to + i * packed->nbytes, packed->parts[i].at, (size_t)packed->nbytes);
 }
@@ -239,7 +239,7 @@ static int kp_send_answers(const kp_replier *replier, const kp_session *session,
     kp_buffer *text = kp_new_buffer(sizes + first + (size_t)together);
     kp_piece *pieces = (kp_piece *)calloc(1 + most, sizeof *pieces);
     if (!text || !pieces) {
-        kp_drop(text);
+        kp_release(text);
         free(pieces);
         return -1;
     }
@@ -272,16 +272,16 @@ static int kp_send_answers(const kp_replier *replier, const kp_session *session,
         } else if (nbytes) {
             r.offset = (uint64_t)(to - behind);
             kp_copy_value(v, packed, to);
-            to += kp_up(nbytes);
+            to += kp_round_up(nbytes);
         }
         memcpy(record, &r, sizeof r);
-        kp_tally(&moved, &r);
+        kp_add_record_bytes(&moved, &r);
         if (r.flags == KP_IN_PLACE && r.place == KP_NOWHERE)
             moved.shared += answers[i].request.nbytes;
     }
     failed = failed || replier->outlet.send(replier->outlet.stream, pieces, used);
     if (failed)
-        kp_drop_pieces(pieces, used);
+        kp_release_pieces(pieces, used);
     else if (replier->observer)
         kp_count_sent(replier->observer, KV_BY_STREAM, &moved);
     free(pieces);
@@ -334,23 +334,23 @@ static int kp_send_rows_of(const kp_replier *replier, const kp_session *session,
     kp_buffer *text = kp_begin_rows(replier, session, a, &g, &r);
     if (!text)
         return -1;
-    kp_piece pieces[] = {{text->data, text->nbytes, text}, {(const char *)g.rows, 8 * g.n, kp_keep(a->detail)}, {0}};
+    kp_piece pieces[] = {{text->data, text->nbytes, text}, {(const char *)g.rows, 8 * g.n, kp_retain(a->detail)}, {0}};
     if (kp_add_rows(t, &g, a->detail, &pieces[2]) || replier->outlet.send(replier->outlet.stream, pieces, 3)) {
-        kp_drop_pieces(pieces, 3);
+        kp_release_pieces(pieces, 3);
         return -1;
     }
-    kp_tally(&moved, &r);
+    kp_add_record_bytes(&moved, &r);
     if (replier->observer)
         kp_count_sent(replier->observer, KV_BY_STREAM, &moved);
     return 0;
 }
 
 /* Return how many of the first answers are sent in one message. */
-static size_t kp_portion(const kp_replier *replier, const kp_answer *answers, size_t n)
+static size_t kp_count_for_message(const kp_replier *replier, const kp_answer *answers, size_t n)
 {
     uint64_t nbytes = 0;
     for (size_t i = 0; i < n && i < KP_REPLY_RECORDS; i++) {
-        if (kp_is_of_rows(&answers[i]))
+        if (kp_answers_rows(&answers[i]))
             return i ? i : 1; /* in a message of its own */
         kp_record r;
         uint64_t one = kp_write_record(replier, &answers[i], &r);
@@ -363,7 +363,7 @@ static size_t kp_portion(const kp_replier *replier, const kp_answer *answers, si
 
 /* Answer a session over its stream, if all answers are plain. 0: Python has to; nothing is sent. 1: the answers are gone, even
  * if the stream failed: the worker repeats its requests. */
-static int kp_reply(kp_session *session)
+static int kp_reply_session(kp_session *session)
 {
     const kp_replier *replier = (const kp_replier *)session->replier;
     if (!replier || !replier->outlet.stream)
@@ -374,8 +374,8 @@ static int kp_reply(kp_session *session)
     size_t from = 0, n;
     do { /* an answer that cannot be sent is lost: the worker repeats the request */
         const kp_answer *first = from ? &session->answers[from] : session->answers; /* NULL: only an acknowledgement */
-        int is_rows = session->n_answers && kp_is_of_rows(first);
-        n = kp_portion(replier, first, session->n_answers - from);
+        int is_rows = session->n_answers && kp_answers_rows(first);
+        n = kp_count_for_message(replier, first, session->n_answers - from);
         if (is_rows ? kp_send_rows_of(replier, session, first) : kp_send_answers(replier, session, first, n))
             break;
         from += n;
@@ -392,7 +392,7 @@ static void kp_reply_all(kp_effects *e)
     kp_session *s = e->touched, *left = NULL, **last = &left;
     for (kp_session *following; s; s = following) {
         following = s->next;
-        if (s->touched == 1 && kp_reply(s)) {
+        if (s->touched == 1 && kp_reply_session(s)) {
             s->touched = 0;
             continue;
         }

@@ -15,7 +15,7 @@
 #include "values.h"
 
 enum { KP_OPEN_ROUNDS = 2 }; /* as slice_rounds.OPEN */
-enum { KP_LATE_NS = 10 * 1000 * 1000, KP_LATE_ROOM = 1024 };
+enum { KP_LATE_NS = 10 * 1000 * 1000, KP_MOST_LATE = 1024 };
 enum kp_activity { KP_NOTHING, KP_ROUND }; /* as slice_rounds.SliceActivity, which has one more value */
 
 /* The payload of a request. Rows: ids, and then the rows, in the same frame or in another. */
@@ -37,7 +37,7 @@ typedef struct {
     uint64_t number;
     uint64_t before, last; /* ns of the monotonic clock: arrival of the last two parts; 0: not known */
     int32_t last_rank;
-    int n, room;
+    int n, capacity;
     kp_part *parts;
 } kp_open;
 
@@ -50,7 +50,7 @@ typedef struct {
 
 typedef struct {
     kp_waiter *all;
-    int n, room;
+    int n, capacity;
 } kp_waiters;
 
 typedef struct kp_slice {
@@ -63,7 +63,7 @@ typedef struct kp_slice {
     kp_value *value; /* NULL: only Python knows it */
     kp_table *table; /* instead of `value`, if the slice is row-sparse */
     kp_open *open;
-    int n_open, open_room;
+    int n_open, open_capacity;
     kp_waiters pulls, held;
     uint64_t answered;     /* the last message with an answer that will read the value in place */
     struct kp_slice *next; /* in the list of slices to sum in this step */
@@ -87,7 +87,7 @@ typedef struct {
 } kp_late;
 
 typedef struct {
-    kp_late *all; /* KP_LATE_ROOM; NULL: not recorded. Periods beyond that number are omitted */
+    kp_late *all; /* KP_MOST_LATE; NULL: not recorded. Periods beyond that number are omitted */
     size_t n;
     uint64_t rounds; /* completed rounds of several workers, late or not */
 } kp_lates;
@@ -103,7 +103,7 @@ typedef struct {
 } kp_effects;
 
 /* Initialise. */
-static void kp_no_effects(kp_effects *e)
+static void kp_init_effects(kp_effects *e)
 {
     *e = (kp_effects){0};
     e->last_touched = &e->touched;
@@ -113,7 +113,7 @@ static void kp_no_effects(kp_effects *e)
 /* ------------------------------------------------------------------------------------------------- effects */
 
 /* Put a session into the list of this step, once. */
-static void kp_touch(kp_effects *e, kp_session *s)
+static void kp_queue_session(kp_effects *e, kp_session *s)
 {
     if (s->touched)
         return;
@@ -128,20 +128,20 @@ static void kp_touch(kp_effects *e, kp_session *s)
 static void kp_answer_request(kp_effects *e, kp_session *s, enum kp_kind kind, const kp_record *request,
                               uint64_t round, kp_buffer *detail)
 {
-    kp_erase(&s->waiting, request->sequence);
-    if (!s->gone && s->n_answers == s->answers_room) {
-        size_t room = s->answers_room ? 2 * s->answers_room : 16;
-        kp_answer *answers = (kp_answer *)realloc(s->answers, room * sizeof *answers);
+    kp_erase_number(&s->waiting, request->sequence);
+    if (!s->gone && s->n_answers == s->answers_capacity) {
+        size_t capacity = s->answers_capacity ? 2 * s->answers_capacity : 16;
+        kp_answer *answers = (kp_answer *)realloc(s->answers, capacity * sizeof *answers);
         if (answers) {
             s->answers = answers;
-            s->answers_room = room;
+            s->answers_capacity = capacity;
         }
     }
-    if (s->gone || s->n_answers == s->answers_room) {
-        kp_drop(detail);
+    if (s->gone || s->n_answers == s->answers_capacity) {
+        kp_release(detail);
         return;
     }
-    kp_touch(e, s);
+    kp_queue_session(e, s);
     s->answers[s->n_answers++] = (kp_answer){kind, *request, round, detail};
 }
 
@@ -170,14 +170,14 @@ static kp_open *kp_open_round(kp_slice *slice, uint64_t number)
     kp_open *found = kp_find_open(slice, number);
     if (found)
         return found;
-    if (slice->n_open == slice->open_room) {
-        int room = slice->open_room ? 2 * slice->open_room : 2;
-        kp_open *open = (kp_open *)realloc(slice->open, (size_t)room * sizeof *open);
+    if (slice->n_open == slice->open_capacity) {
+        int capacity = slice->open_capacity ? 2 * slice->open_capacity : 2;
+        kp_open *open = (kp_open *)realloc(slice->open, (size_t)capacity * sizeof *open);
         if (!open)
             return NULL;
-        memset(open + slice->open_room, 0, (size_t)(room - slice->open_room) * sizeof *open);
+        memset(open + slice->open_capacity, 0, (size_t)(capacity - slice->open_capacity) * sizeof *open);
         slice->open = open;
-        slice->open_room = room;
+        slice->open_capacity = capacity;
     }
     found = &slice->open[slice->n_open++];
     found->number = number;
@@ -196,27 +196,27 @@ static int kp_part_of(const kp_open *open, int32_t rank)
 }
 
 /* Release the memory of a part. */
-static void kp_drop_part(const kp_part *part)
+static void kp_release_part(const kp_part *part)
 {
-    kp_drop(part->data);
-    kp_drop(part->more);
+    kp_release(part->data);
+    kp_release(part->more);
 }
 
 /* Insert a part by rank, with new references to its data. 0; -1: no memory. */
-static int kp_put_part(kp_open *open, int32_t rank, const kp_record *request, const kp_payload *p)
+static int kp_insert_part(kp_open *open, int32_t rank, const kp_record *request, const kp_payload *p)
 {
-    if (open->n == open->room) {
-        int room = open->room ? 2 * open->room : 2;
-        kp_part *parts = (kp_part *)realloc(open->parts, (size_t)room * sizeof *parts);
+    if (open->n == open->capacity) {
+        int capacity = open->capacity ? 2 * open->capacity : 2;
+        kp_part *parts = (kp_part *)realloc(open->parts, (size_t)capacity * sizeof *parts);
         if (!parts)
             return -1;
         open->parts = parts;
-        open->room = room;
+        open->capacity = capacity;
     }
     int i = open->n++;
     for (; i > 0 && open->parts[i - 1].rank > rank; i--)
         open->parts[i] = open->parts[i - 1];
-    open->parts[i] = (kp_part){rank, *request, kp_keep(p->data), kp_keep(p->more), p->at, p->rows};
+    open->parts[i] = (kp_part){rank, *request, kp_retain(p->data), kp_retain(p->more), p->at, p->rows};
     return 0;
 }
 
@@ -224,7 +224,7 @@ static int kp_put_part(kp_open *open, int32_t rank, const kp_record *request, co
 static void kp_drop_open(kp_slice *slice, kp_open *open)
 {
     for (int i = 0; i < open->n; i++)
-        kp_drop_part(&open->parts[i]);
+        kp_release_part(&open->parts[i]);
     open->n = 0;
     kp_open *last = &slice->open[--slice->n_open], kept = *open;
     *open = *last;
@@ -245,7 +245,7 @@ static int32_t kp_first_missing(const kp_open *open, const kp_members *members)
 }
 
 /* Return whether all parts of a round are there. */
-static int kp_is_whole(const kp_open *open, const kp_members *members)
+static int kp_has_all_parts(const kp_open *open, const kp_members *members)
 {
     return kp_first_missing(open, members) == KV_NOBODY;
 }
@@ -260,7 +260,7 @@ static void kp_note_time(kp_effects *e, const kp_slice *slice, int32_t rank, con
     }
     if (!kv_is_timed(e->observer.counters))
         return;
-    uint64_t number = kp_number_of(slice->store, slice->id);
+    uint64_t number = kp_slice_number(slice->store, slice->id);
     kv_note(e->observer.counters, KV_EVENT_ARRIVED, (kv_about){number, r->round, r->nbytes, rank, e->observer.store});
     e->open = slice->id;
 }
@@ -278,7 +278,7 @@ static kp_late *kp_find_late(kp_lates *lates, const kp_open *open)
     kp_late *one = lates->n ? &lates->all[lates->n - 1] : NULL;
     if (one && one->rank == open->last_rank && open->before < one->end)
         return one;
-    if (lates->n == KP_LATE_ROOM)
+    if (lates->n == KP_MOST_LATE)
         return NULL;
     one = &lates->all[lates->n++];
     *one = (kp_late){.begin = open->before, .rank = open->last_rank};
@@ -301,26 +301,26 @@ static void kp_note_wait(kp_effects *e, const kp_slice *slice)
     one->rounds++;
     if (ns > one->longest) {
         one->longest = ns;
-        one->slice = kp_number_of(slice->store, slice->id);
+        one->slice = kp_slice_number(slice->store, slice->id);
     }
 }
 
 /* ------------------------------------------------------------------------------------------------- waiters */
 
 /* Add a request that waits, with a new reference to its data. 0; -1: no memory. */
-static int kp_wait(kp_waiters *w, kp_session *session, const kp_record *request, kp_buffer *data)
+static int kp_add_waiter(kp_waiters *w, kp_session *session, const kp_record *request, kp_buffer *data)
 {
-    if (w->n == w->room) {
-        int room = w->room ? 2 * w->room : 2;
-        kp_waiter *all = (kp_waiter *)realloc(w->all, (size_t)room * sizeof *all);
+    if (w->n == w->capacity) {
+        int capacity = w->capacity ? 2 * w->capacity : 2;
+        kp_waiter *all = (kp_waiter *)realloc(w->all, (size_t)capacity * sizeof *all);
         if (!all)
             return -1;
         w->all = all;
-        w->room = room;
+        w->capacity = capacity;
     }
-    if (kp_insert(&session->waiting, request->sequence))
+    if (kp_insert_number(&session->waiting, request->sequence))
         return -1;
-    w->all[w->n++] = (kp_waiter){session, *request, kp_keep(data)};
+    w->all[w->n++] = (kp_waiter){session, *request, kp_retain(data)};
     return 0;
 }
 
@@ -328,7 +328,7 @@ static int kp_wait(kp_waiters *w, kp_session *session, const kp_record *request,
 static void kp_drop_waiters(kp_waiters *w)
 {
     for (int i = 0; i < w->n; i++)
-        kp_drop(w->all[i].data);
+        kp_release(w->all[i].data);
     w->n = 0;
 }
 
@@ -337,7 +337,7 @@ static void kp_close_slice(kp_slice *slice)
 {
     while (slice->n_open)
         kp_drop_open(slice, &slice->open[0]);
-    for (int i = 0; i < slice->open_room; i++)
+    for (int i = 0; i < slice->open_capacity; i++)
         free(slice->open[i].parts);
     free(slice->open);
     kp_drop_waiters(&slice->pulls);
@@ -350,19 +350,19 @@ static void kp_close_slice(kp_slice *slice)
 /* ------------------------------------------------------------------------------------------- usual requests */
 
 /* Begin the slice's next round if it has all parts: it becomes busy, and a job. */
-static void kp_advance(kp_slice *slice, const kp_members *members, kp_effects *e)
+static void kp_begin_round(kp_slice *slice, const kp_members *members, kp_effects *e)
 {
     if (slice->busy || !members->usual || !slice->ready)
         return;
     const kp_open *open = kp_find_open(slice, slice->round + 1);
-    if (open && open->n && kp_is_whole(open, members)) { /* a round without parts has lacked memory for its first one */
+    if (open && open->n && kp_has_all_parts(open, members)) { /* a round without parts has lacked memory for its first one */
         slice->busy = KP_ROUND;
         kp_add_job(e, slice);
     }
 }
 
 /* Return whether a push needs nothing special. */
-static int kp_usual_push(const kp_slice *slice, const kp_session *session, const kp_record *r)
+static int kp_is_usual_push(const kp_slice *slice, const kp_session *session, const kp_record *r)
 {
     uint64_t ahead = r->round - slice->round;
     if (r->round <= slice->round || ahead > KP_OPEN_ROUNDS || (ahead == 1 && slice->busy == KP_ROUND))
@@ -375,12 +375,12 @@ static int kp_push(kp_slice *slice, kp_session *session, const kp_members *membe
                    const kp_payload *payload, kp_effects *e)
 {
     kp_open *open = kp_open_round(slice, r->round);
-    if (!open || (r->kind == KP_PUSHPULL && kp_wait(&slice->pulls, session, r, NULL)))
+    if (!open || (r->kind == KP_PUSHPULL && kp_add_waiter(&slice->pulls, session, r, NULL)))
         return -1;
-    if (kp_put_part(open, session->seat, r, payload)) {
+    if (kp_insert_part(open, session->seat, r, payload)) {
         if (r->kind == KP_PUSHPULL) {
             slice->pulls.n--;
-            kp_erase(&session->waiting, r->sequence);
+            kp_erase_number(&session->waiting, r->sequence);
         }
         return -1;
     }
@@ -388,7 +388,7 @@ static int kp_push(kp_slice *slice, kp_session *session, const kp_members *membe
     if (r->kind == KP_PUSH)
         kp_answer_request(e, session, KP_DONE, r, slice->round, NULL);
     if (r->round == slice->round + 1 && open->n >= members->n_needed)
-        kp_advance(slice, members, e);
+        kp_begin_round(slice, members, e);
     return 0;
 }
 
@@ -396,13 +396,13 @@ static int kp_push(kp_slice *slice, kp_session *session, const kp_members *membe
 static int kp_pull(kp_slice *slice, kp_session *session, const kp_record *r, kp_buffer *ids, kp_effects *e)
 {
     if (slice->busy || r->round > slice->round)
-        return kp_wait(&slice->pulls, session, r, ids);
-    kp_answer_request(e, session, KP_VALUE, r, slice->round, kp_keep(ids));
+        return kp_add_waiter(&slice->pulls, session, r, ids);
+    kp_answer_request(e, session, KP_VALUE, r, slice->round, kp_retain(ids));
     return 0;
 }
 
 /* Return whether a request is the next one of its worker, and of a slice that has a value and nothing special. */
-static int kp_is_next(const kp_slice *slice, const kp_session *session, const kp_record *r)
+static int kp_is_next_request(const kp_slice *slice, const kp_session *session, const kp_record *r)
 {
     const kp_duplicates *d = &session->duplicates;
     return r->sequence == d->low + 1 && !d->above.count && r->flags != KP_PROBE && slice && slice->ready &&
@@ -420,10 +420,10 @@ static void kp_note_request(kp_session *session, const kp_record *r)
 static int kp_request(kp_slice *slice, kp_session *session, const kp_members *members, const kp_record *r,
                       const kp_payload *payload, kp_effects *e)
 {
-    if (!members->usual || !kp_is_next(slice, session, r))
+    if (!members->usual || !kp_is_next_request(slice, session, r))
         return 0;
     if (r->kind == KP_PUSH || r->kind == KP_PUSHPULL) {
-        if (!kp_usual_push(slice, session, r) || kp_push(slice, session, members, r, payload, e))
+        if (!kp_is_usual_push(slice, session, r) || kp_push(slice, session, members, r, payload, e))
             return 0;
     } else if (r->kind == KP_PULL_ROWS) {
         if (!payload->data || kp_pull(slice, session, r, payload->data, e))
@@ -436,7 +436,7 @@ static int kp_request(kp_slice *slice, kp_session *session, const kp_members *me
 }
 
 /* Complete the next round, and drop its parts. */
-static void kp_complete(kp_slice *slice)
+static void kp_complete_round(kp_slice *slice)
 {
     kp_open *open = kp_find_open(slice, ++slice->round);
     if (open)
@@ -444,7 +444,7 @@ static void kp_complete(kp_slice *slice)
 }
 
 /* Answer the requests that waited for a round that is complete now; only of a slice that is not special. */
-static void kp_settle(kp_slice *slice, kp_effects *e)
+static void kp_answer_waiters(kp_slice *slice, kp_effects *e)
 {
     kp_waiters *w = &slice->pulls;
     int left = 0;
@@ -459,16 +459,16 @@ static void kp_settle(kp_slice *slice, kp_effects *e)
 }
 
 /* Complete a round that was summed, and begin the next if it is ready. 0: no change; the slice needs something special. */
-static int kp_applied(kp_slice *slice, const kp_members *members, kp_effects *e)
+static int kp_finish_round(kp_slice *slice, const kp_members *members, kp_effects *e)
 {
     if (slice->special || slice->held.n || slice->busy != KP_ROUND || !members->usual)
         return 0;
     slice->busy = KP_NOTHING;
     kp_count_rounds(&e->observer, 1);
     kp_note_wait(e, slice);
-    kp_complete(slice);
-    kp_settle(slice, e);
-    kp_advance(slice, members, e);
+    kp_complete_round(slice);
+    kp_answer_waiters(slice, e);
+    kp_begin_round(slice, members, e);
     return 1;
 }
 

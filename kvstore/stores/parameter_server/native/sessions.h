@@ -6,7 +6,7 @@
 #define KP_SESSIONS_H
 
 #include "buffers.h"
-#include "requests.h"
+#include "wire_format.h"
 
 enum { KP_WINDOW = 2 * KP_SPAN };
 
@@ -17,17 +17,17 @@ typedef struct {
 } kp_numbers;
 
 /* Return whether a number is in the set. */
-static inline int kp_has(const kp_numbers *set, uint64_t number)
+static inline int kp_has_number(const kp_numbers *set, uint64_t number)
 {
     return set->count && set->bits[number % KP_WINDOW / 64] >> number % 64 & 1;
 }
 
 /* Insert a number. 0; -1: no memory. */
-static int kp_insert(kp_numbers *set, uint64_t number)
+static int kp_insert_number(kp_numbers *set, uint64_t number)
 {
     if (!set->bits && !(set->bits = (uint64_t *)calloc(KP_WINDOW / 64, 8)))
         return -1;
-    if (!kp_has(set, number)) {
+    if (!kp_has_number(set, number)) {
         set->bits[number % KP_WINDOW / 64] |= (uint64_t)1 << number % 64;
         set->count++;
     }
@@ -35,9 +35,9 @@ static int kp_insert(kp_numbers *set, uint64_t number)
 }
 
 /* Remove a number, if it is in the set. */
-static void kp_erase(kp_numbers *set, uint64_t number)
+static void kp_erase_number(kp_numbers *set, uint64_t number)
 {
-    if (kp_has(set, number)) {
+    if (kp_has_number(set, number)) {
         set->bits[number % KP_WINDOW / 64] &= ~((uint64_t)1 << number % 64);
         set->count--;
     }
@@ -50,30 +50,30 @@ typedef struct {
 } kp_duplicates;
 
 /* Return whether a number has arrived. */
-static inline int kp_has_come(const kp_duplicates *d, uint64_t number)
+static inline int kp_has_arrived(const kp_duplicates *d, uint64_t number)
 {
-    return number <= d->low || (number <= d->low + KP_SPAN && kp_has(&d->above, number));
+    return number <= d->low || (number <= d->low + KP_SPAN && kp_has_number(&d->above, number));
 }
 
 /* Add a number that has not arrived, at most `low` + KP_SPAN. 0; -1: no memory. */
-static int kp_come(kp_duplicates *d, uint64_t number)
+static int kp_mark_arrived(kp_duplicates *d, uint64_t number)
 {
     if (number != d->low + 1)
-        return kp_insert(&d->above, number);
-    for (d->low++; kp_has(&d->above, d->low + 1); d->low++)
-        kp_erase(&d->above, d->low + 1);
+        return kp_insert_number(&d->above, number);
+    for (d->low++; kp_has_number(&d->above, d->low + 1); d->low++)
+        kp_erase_number(&d->above, d->low + 1);
     return 0;
 }
 
 /* Count all numbers below `end` as arrived. */
-static void kp_skip(kp_duplicates *d, uint64_t end)
+static void kp_skip_to(kp_duplicates *d, uint64_t end)
 {
     for (; d->low + 1 < end && d->above.count; d->low++)
-        kp_erase(&d->above, d->low + 1);
+        kp_erase_number(&d->above, d->low + 1);
     if (d->low + 1 < end)
         d->low = end - 1;
-    for (; kp_has(&d->above, d->low + 1); d->low++)
-        kp_erase(&d->above, d->low + 1);
+    for (; kp_has_number(&d->above, d->low + 1); d->low++)
+        kp_erase_number(&d->above, d->low + 1);
 }
 
 /* One request's answer, until the end of the step. */
@@ -96,7 +96,7 @@ typedef struct kp_session {
     kp_duplicates duplicates;
     kp_numbers waiting; /* sequences of unanswered requests */
     kp_answer *answers;
-    size_t n_answers, answers_room;
+    size_t n_answers, answers_capacity;
     const void *replier; /* how it is answered in C; NULL: it is not */
     struct kp_session *next; /* in the list of sessions that this step has touched */
 } kp_session;
@@ -105,7 +105,7 @@ typedef struct kp_session {
 static void kp_forget_answers(kp_session *s)
 {
     for (size_t i = 0; i < s->n_answers; i++)
-        kp_drop(s->answers[i].detail);
+        kp_release(s->answers[i].detail);
     s->n_answers = 0;
 }
 

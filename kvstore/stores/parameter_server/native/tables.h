@@ -2,7 +2,7 @@
 #ifndef KP_TABLES_H
 #define KP_TABLES_H
 
-#include "gathering.h"
+#include "gather_rows.h"
 #include "values.h"
 
 typedef struct {
@@ -12,9 +12,9 @@ typedef struct {
     ptrdiff_t cols;
     size_t row_bytes;
     kp_plan plan;
-    /* Memory for a round of `most_parts` parts, with `room` rows in all. */
+    /* Memory for a round of `most_parts` parts, with `capacity` rows in all. */
     int most_parts;
-    int64_t room, kept_room;
+    int64_t capacity, kept_capacity;
     int64_t *ids, *maps; /* the updated rows; for each part, the index of its row for each of them */
     char *kept;          /* copies of these rows before the round; of rounds of several parts */
     /* Since Python has last read them: */

@@ -3,7 +3,7 @@
 #define KP_TRAFFIC_H
 
 #include "activity.h"
-#include "requests.h"
+#include "wire_format.h"
 
 /* Where to count; `counters` may be NULL. */
 typedef struct {
@@ -17,7 +17,7 @@ typedef struct {
 } kp_moved;
 
 /* Add the bytes of a record's values. */
-static inline void kp_tally(kp_moved *moved, const kp_record *r)
+static inline void kp_add_record_bytes(kp_moved *moved, const kp_record *r)
 {
     uint64_t ids = r->rows > 0 ? 8 * (uint64_t)r->rows : 0, nbytes = r->nbytes > ids ? r->nbytes - ids : 0;
     if (r->place == KP_FRAME)
@@ -59,7 +59,7 @@ static inline kv_about kp_about_all(const kp_observer *o)
 }
 
 /* Return the number of a slice on a server that has several stores. */
-static inline uint64_t kp_number_of(int32_t store, uint32_t slice)
+static inline uint64_t kp_slice_number(int32_t store, uint32_t slice)
 {
     return (uint64_t)(uint32_t)store << 32 | slice;
 }

@@ -21,10 +21,10 @@ from ...row_table import undone
 from ...rows import merge, merged
 from ..native._native import SliceValue
 from ..protocol.optimizer_states import NOTHING, PartState, needs_whole_keys
-from ..protocol.payloads import SHARED_BYTES
-from ..transport.shared_buffers import Block, Values
-from .optimizer import OptimizerVersion, State, check_form, refuse_parts
-from .payload import Payload, SliceUpdate, not_kept, plain, some_rows, summands, usual_summands
+from ..protocol.payload_bytes import SHARED_BYTES
+from ..transport.shared_buffers import Block, SharedValues
+from .optimizer import OptimizerState, OptimizerVersion, check_form, refuse_parts
+from .payload import SlicePayload, SliceUpdate, not_kept, plain, some_rows, summands, usual_summands
 
 
 class DenseKey:
@@ -40,11 +40,11 @@ class DenseKey:
         #: The slices on this server, in their order.
         self.slices: list[DenseSlice] = []
         #: State of a rule that needs the whole key.
-        self.state = State()
+        self.state = OptimizerState()
         self._memory: tuple[Array, Block | None] | None = None
-        self._values: Values | None = None
+        self._values: SharedValues | None = None
 
-    def room(self, part: DenseSlice, memory: Values | None) -> tuple[Array, Block | None, int]:
+    def memory_for(self, part: DenseSlice, memory: SharedValues | None) -> tuple[Array, Block | None, int]:
         """Return memory for a slice: a flat array, its shared block if any, and its offset in the block."""
         if not self.whole:
             array, block = allocate(part.size, self.dtype, memory)
@@ -69,7 +69,7 @@ class DenseSlice(SliceValue):
 
     def __init__(self, id: int, of: DenseKey, start: int, stop: int) -> None:
         self.id, self.of, self.start, self.stop = id, of, start, stop
-        self.state = State()
+        self.state = OptimizerState()
         #: Copy of the value before the last round, for reads after another server has lost that round.
         self._copy: Array | None = None
         self._copied = -1
@@ -87,7 +87,7 @@ class DenseSlice(SliceValue):
         """The key of this slice."""
         return self.of.key
 
-    def state_for(self, settings: OptimizerVersion) -> State:
+    def state_for(self, settings: OptimizerVersion) -> OptimizerState:
         """Return the state for updates: the slice's, or that of the whole key."""
         return self.of.state if needs_whole_keys(settings.optimizer) else self.state
 
@@ -98,23 +98,23 @@ class DenseSlice(SliceValue):
             raise KeyNotFoundError(f"slice {self.id} of key {self.of.key!r} has no value yet")
         return value
 
-    def ensure(self, memory: Values | None) -> Array:
+    def ensure(self, memory: SharedValues | None) -> Array:
         """Return memory for the value, which is allocated if there is none."""
         if self.value is None:
-            self._furnish(0, memory, *self.of.room(self, memory))
+            self._set_memory(0, memory, *self.of.memory_for(self, memory))
         return self.live()
 
-    def _furnish(
-        self, number: int, memory: Values | None, array: Array, block: Block | None, start: int
+    def _set_memory(
+        self, number: int, memory: SharedValues | None, array: Array, block: Block | None, start: int
     ) -> None:
         """Give a value buffer its memory, which begins `start` bytes after its block."""
         dtype = cpu.dtype_number(array.dtype)
         if block is None or memory is None:
-            self.furnish(number, array, dtype)
+            self.set_memory(number, array, dtype)
             return
         place = block.segment, block.offset + start
         lock = memory.seqlock_of(*place) if array.nbytes >= SHARED_BYTES else None
-        self.furnish(number, array, dtype, block, *place, lock)
+        self.set_memory(number, array, dtype, block, *place, lock)
 
     def keep(self, round: int) -> None:
         """Copy the value before this round; without memory for it there is no copy."""
@@ -126,27 +126,27 @@ class DenseSlice(SliceValue):
         np.copyto(self._copy, value)
         self._copied = round - 1
 
-    def other(self, memory: Values | None) -> tuple[Array, tuple[int, int] | None] | None:
+    def memory_for_sum(self, memory: SharedValues | None) -> tuple[Array, tuple[int, int] | None] | None:
         """Return memory for a sum that leaves the value unchanged, and its place; None: there is none."""
         number = 1 - self.current
-        if self.room(number).array is None:
+        if self.buffer(number).array is None:
             try:
-                self._furnish(number, memory, *allocate(self.size, self.of.dtype, memory), 0)
+                self._set_memory(number, memory, *allocate(self.size, self.of.dtype, memory), 0)
             except MemoryError:
                 return None
-        room = self.room(number)
-        return room.array, room.place
+        buffer = self.buffer(number)
+        return buffer.array, buffer.place
 
-    def move_back(self, memory: Values | None) -> None:
+    def move_back(self, memory: SharedValues | None) -> None:
         """Move the value back to the memory that it shares with the other slices of its key."""
-        home = self.room(0)  # this access computes a value that is packed
+        home = self.buffer(0)  # this access computes a value that is packed
         if self.current == 0:
             return
         with writing(memory, [home.place]):
             np.copyto(home.array, self.live())
-        self.settle()
+        self.use_first_buffer()
 
-    def let_go(self, memory: Values | None) -> None:
+    def free(self, memory: SharedValues | None) -> None:
         """Release all memory, except memory that the key's other slices use."""
         home, away = self.blocks
         self.clear()
@@ -160,7 +160,7 @@ class DenseSlice(SliceValue):
     def past(self, round: int) -> Array:
         """Return the value after a round; KVStoreError: it is not stored."""
         if self.before == round:
-            before: Array = self.room(1 - self.current).array
+            before: Array = self.buffer(1 - self.current).array
             return before
         if self._copy is None or self._copied != round:
             raise not_kept(self.of.key, round)
@@ -187,7 +187,7 @@ class DenseSlice(SliceValue):
         self.state.keep(counts)
         repeated = isinstance(optimizer, Elementwise) and optimizer.is_repeated()
         if repeated and master is None and counts[0] > 0:
-            kept = self.room_for_states(states) if settings.keeps_states else None
+            kept = self.memory_for_states(states) if settings.keeps_states else None
             self.plan_updates(rule, params, states, self.state, version, settings.epoch, kept)
 
     def has_state(self, settings: OptimizerVersion) -> bool:
@@ -195,7 +195,7 @@ class DenseSlice(SliceValue):
         updater = self.state_for(settings).current(settings)
         return updater is not None and self.key in updater.states
 
-    def room_for_states(self, states: tuple[Array, ...]) -> tuple[Array, ...] | None:
+    def memory_for_states(self, states: tuple[Array, ...]) -> tuple[Array, ...] | None:
         """Return memory for copies of a state's arrays; None: there is none."""
         kept = self._kept
         if kept is None or [(a.size, a.dtype) for a in kept] != [(a.size, a.dtype) for a in states]:
@@ -207,7 +207,7 @@ class DenseSlice(SliceValue):
         return kept
 
     def note_state(self, known: bool) -> None:
-        """Record whether there was a state before the round that `room_for_states` is for."""
+        """Record whether there was a state before the round that `memory_for_states` is for."""
         self._had_state = known
 
     def keep_states(self, settings: OptimizerVersion, round: int) -> None:
@@ -215,13 +215,13 @@ class DenseSlice(SliceValue):
         state, known = self.state_for(settings), self.has_state(settings)
         updater = state.follow(settings)
         arrays = arrays_of(updater.states[self.key]) if known and self._begins(state) else ()
-        kept = self.room_for_states(arrays)
-        for array, room in zip(arrays, kept or (), strict=kept is not None):
-            np.copyto(room, array.reshape(-1))
+        kept = self.memory_for_states(arrays)
+        for array, memory in zip(arrays, kept or (), strict=kept is not None):
+            np.copyto(memory, array.reshape(-1))
         self._had_state = known
         self.note_kept(-1 if kept is None else round - 1, state)
 
-    def _begins(self, state: State) -> bool:
+    def _begins(self, state: OptimizerState) -> bool:
         """Return whether this slice stores a state: the first slice of a key stores that of a whole key."""
         return state is self.state or self.start == 0
 
@@ -247,7 +247,7 @@ class DenseSlice(SliceValue):
         if state.updater is not None:
             state.updater.follow(self.key, self._weight(state))
 
-    def _weight(self, state: State) -> Array:
+    def _weight(self, state: OptimizerState) -> Array:
         """Return the weight that a state belongs to."""
         value = self.live()
         return value if state is self.state else self.of.value()
@@ -286,7 +286,7 @@ class DenseSlice(SliceValue):
         return self.live().reshape(self.size // line, line), self.start // line
 
 
-def allocate(size: int, dtype: np.dtype[Any], memory: Values | None) -> tuple[Array, Block | None]:
+def allocate(size: int, dtype: np.dtype[Any], memory: SharedValues | None) -> tuple[Array, Block | None]:
     """Return memory for `size` elements, which other processes can read if possible."""
     block = memory.take(size * dtype.itemsize) if memory is not None and size else None
     if block is None:
@@ -294,10 +294,10 @@ def allocate(size: int, dtype: np.dtype[Any], memory: Values | None) -> tuple[Ar
     return block.array.view(dtype), block
 
 
-class Batch:
+class DenseUpdates:
     """Jobs of dense slices for one call of the kernels, each slice once."""
 
-    def __init__(self, memory: Values | None) -> None:
+    def __init__(self, memory: SharedValues | None) -> None:
         self._memory = memory
         self._sums: list[cpu.ReduceItem] = []
         self._updates: list[cpu.UpdateItem] = []
@@ -319,7 +319,7 @@ class Batch:
         outs = [np.frombuffer(out, np.uint8).view(weight.dtype) for out in job.outs]
         known = settings.keeps_states and part.has_state(settings)
         plan = None if settings.optimizer is None else part.plan(settings, job.clock)
-        before, other = weight, part.other(self._memory) if keeps else None
+        before, other = weight, part.memory_for_sum(self._memory) if keeps else None
         if other is not None:
             weight, place = other
             self._swapped.append((part, job.round))
@@ -330,7 +330,7 @@ class Batch:
             new = weight if other is None else (weight, before)
             kept = None
             if keeps and settings.keeps_states:
-                kept = part.room_for_states(states if master is None else (master, *states))
+                kept = part.memory_for_states(states if master is None else (master, *states))
                 part.note_state(known)
             self._updates.append((rule, params, sources, new, master, states, outs, kept or ()))
             after = -1 if kept is None else job.round - 1
@@ -376,13 +376,13 @@ class Batch:
             if self._updates:
                 cpu.update(self._updates)
         for part, round in self._swapped:
-            part.turn(round)
+            part.swap_buffers(round)
         for part, settings, version, plan, after in self._planned:
             part.updated(settings, version, plan, after)
 
 
 def update_whole(
-    parts: list[tuple[DenseSlice, SliceUpdate]], settings: OptimizerVersion, memory: Values | None
+    parts: list[tuple[DenseSlice, SliceUpdate]], settings: OptimizerVersion, memory: SharedValues | None
 ) -> None:
     """Have a rule in Python update a whole key with the rounds of its slices; a missing round is zeros."""
     key = parts[0][0].of
@@ -440,7 +440,7 @@ def _rows_of(key: DenseKey, lines: list[RowSparseArray]) -> RowSparseArray:
     return trusted_rows(data.reshape(-1, *key.shape[1:]), ids[::count] // count, key.shape)
 
 
-def _whole_part(payload: Payload, dtype: np.dtype[Any], first: int, shape: tuple[int, ...]) -> Array:
+def _whole_part(payload: SlicePayload, dtype: np.dtype[Any], first: int, shape: tuple[int, ...]) -> Array:
     if payload.rows >= 0:
         return some_rows(payload, dtype, first, shape).todense().reshape(-1)
     return plain(payload, dtype, math.prod(shape))
@@ -453,14 +453,14 @@ def _like(array: Any, shape: tuple[int, ...]) -> Any:
 class ValueCopies:
     """Values that are assigned, by one call of the kernels, in memory that other processes read."""
 
-    def __init__(self, memory: Values | None) -> None:
+    def __init__(self, memory: SharedValues | None) -> None:
         self._memory = memory
         self._copies: list[cpu.ReduceItem] = []
         self._places: list[tuple[int, int] | None] = []
         #: Numbers of the slices.
         self.slices: set[int] = set()
 
-    def add(self, part: DenseSlice, payload: Payload) -> None:
+    def add(self, part: DenseSlice, payload: SlicePayload) -> None:
         """Add a value; DTypeError or ShapeError: it does not fit the slice."""
         if payload.rows >= 0:
             raise DTypeError(f"key {part.of.key!r} is dense; its value cannot be set by rows")
@@ -475,7 +475,7 @@ class ValueCopies:
             cpu.reduce(self._copies)
 
 
-def writing(memory: Values | None, places: Iterable[tuple[int, int] | None]) -> Any:
+def writing(memory: SharedValues | None, places: Iterable[tuple[int, int] | None]) -> Any:
     """Return a context in which readers of shared memory see that these values change."""
     shared = [place for place in places if place is not None]
     return nullcontext() if memory is None or not shared else memory.writing(shared)

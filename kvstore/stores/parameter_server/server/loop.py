@@ -36,11 +36,11 @@ from ..protocol.failures import raised
 from ..protocol.messages import Batch, Failure, Kind, PayloadLocation, Record
 from ..protocol.view_log import tell_message
 from ..transport.clock_comparison import ClockComparison
-from ..transport.frames import Limits
-from ..transport.heartbeats import HeartbeatResponder
+from ..transport.frames import MessageLimits
+from ..transport.heartbeat_echoes import HeartbeatResponder
 from ..transport.sockets import SCHEDULER, ServerSockets
 from .held_slices import HeldSlices
-from .machine import Server, ServerOptions
+from .machine import ServerMachine, ServerOptions
 from .storage import ServerStorage
 
 log = logging.getLogger("kvstore.ps")
@@ -48,7 +48,7 @@ log = logging.getLogger("kvstore.ps")
 _COMPLAINT = 60.0  # seconds until the same error is logged again
 _TICK = 0.1  # seconds between two ticks
 _COMPARISONS = 10  # of clocks, one in each tick; then one in a hundred ticks
-_FRAME_BYTES = Limits().frame
+_FRAME_BYTES = MessageLimits().frame
 _REPLY_BYTES = 1 << 20  # a larger reply is sent in several messages
 
 
@@ -78,7 +78,7 @@ class ServerLoop:
             start=config.timeout,
             where=roles.scheduler,
         )
-        self._machine = Server(hello, options, state)
+        self._machine = ServerMachine(hello, options, state)
         self._held = HeldSlices()
         self.counters = self._members.counters = Counters("server", roles.job, roles.rank, roles.num_servers)
         self._sockets.observe(self.counters, self._machine.observe(self.counters))

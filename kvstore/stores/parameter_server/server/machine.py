@@ -16,8 +16,8 @@ from ..protocol.losses import lost, stopped, unmet
 from ..protocol.messages import Batch, Failure, Kind, Record, ReliableMessage
 from ..protocol.reliable_link import ReliableLink
 from ..protocol.silence import SilenceDetector
-from .sessions import StepEffects, WorkerSession
 from .store_machine import StoreMachine
+from .worker_sessions import StepEffects, WorkerSession
 
 SCHEDULER = "scheduler"
 
@@ -45,7 +45,7 @@ class ServerOptions:
     where: str = "its address"
 
 
-class Server:
+class ServerMachine:
     """One server process; all events enter by `step`."""
 
     def __init__(

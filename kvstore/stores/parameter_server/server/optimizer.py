@@ -135,7 +135,7 @@ def _name(optimizer: Optimizer | None) -> str:
     return "no optimizer" if optimizer is None else type(optimizer).__name__
 
 
-class State(UpdateCounts):
+class OptimizerState(UpdateCounts):
     """The optimizer's state of a slice, or of a whole key.
 
     `updates`: their number in this generation; `num_update`: the schedule's time of the last of them.

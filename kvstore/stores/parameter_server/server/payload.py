@@ -14,7 +14,7 @@ from ....kernels import cpu
 from ...entry import Array
 
 
-class Payload(NamedTuple):
+class SlicePayload(NamedTuple):
     """An array that a worker has sent for a slice.
 
     Plain elements in native byte order, to be divided by `threshold` if `coding` is `cpu.DIVIDED`; packed
@@ -35,7 +35,7 @@ class SliceValueWrite(NamedTuple):
     """A value that is assigned; with `first`, of INIT, only where the slice has none."""
 
     slice: int
-    payload: Payload
+    payload: SlicePayload
     first: bool
 
 
@@ -45,7 +45,7 @@ class SliceUpdate(NamedTuple):
     slice: int
     round: int
     #: In rank order: (rank, payload). A round without any changes nothing.
-    parts: list[tuple[int, Payload]]
+    parts: list[tuple[int, SlicePayload]]
     version: int = 0
     clock: int = 0
     #: Buffers of the slice's size to which the value is written too. Some may be sources.
@@ -66,7 +66,7 @@ def not_kept(key: Key, round: int) -> KVStoreError:
     return KVStoreError(f"the value that key {key!r} had after round {round} is not kept")
 
 
-def plain(payload: Payload, dtype: np.dtype[Any], size: int) -> Array:
+def plain(payload: SlicePayload, dtype: np.dtype[Any], size: int) -> Array:
     """View a payload as `size` elements, copied where it is not aligned; ShapeError: it has another size."""
     if payload.coding == cpu.DIVIDED:
         return _quotients(payload, dtype, size)
@@ -78,7 +78,9 @@ def plain(payload: Payload, dtype: np.dtype[Any], size: int) -> Array:
     return _typed(_bytes(payload.data), dtype, size)
 
 
-def usual_summands(parts: list[tuple[int, Payload]], dtype: np.dtype[Any], size: int) -> list[Array] | None:
+def usual_summands(
+    parts: list[tuple[int, SlicePayload]], dtype: np.dtype[Any], size: int
+) -> list[Array] | None:
     """Return parts in the form of the kernels, where all are plain and fit; None: use `summands`."""
     nbytes = size * dtype.itemsize
     arrays = []
@@ -96,7 +98,7 @@ def usual_summands(parts: list[tuple[int, Payload]], dtype: np.dtype[Any], size:
 
 
 def summands(
-    parts: Sequence[tuple[int, Payload]], dtype: np.dtype[Any], size: int
+    parts: Sequence[tuple[int, SlicePayload]], dtype: np.dtype[Any], size: int
 ) -> list[Array] | cpu.Coded:
     """Return the parts of a dense slice in the form of the kernels, in their order.
 
@@ -110,7 +112,9 @@ def summands(
     return cpu.Coded(coding, threshold, size, [_packed(payload, size) for _, payload in parts], packed=True)
 
 
-def some_rows(payload: Payload, dtype: np.dtype[Any], start: int, shape: tuple[int, ...]) -> RowSparseArray:
+def some_rows(
+    payload: SlicePayload, dtype: np.dtype[Any], start: int, shape: tuple[int, ...]
+) -> RowSparseArray:
     """View a row-sparse payload as rows of a slice that begins with row `start`; `shape` is the slice's.
 
     Returned ids are relative to the slice. Raises ShapeError where the number of bytes is wrong, and
@@ -131,7 +135,7 @@ def some_rows(payload: Payload, dtype: np.dtype[Any], start: int, shape: tuple[i
     return trusted_rows(data.reshape(n, *shape[1:]), ids, shape)
 
 
-def opaque(payload: Payload) -> bytes:
+def opaque(payload: SlicePayload) -> bytes:
     """Return the bytes of a payload that is no array; ProtocolError: it has rows, or cannot be read."""
     if payload.rows >= 0:
         raise ProtocolError(f"{payload.rows} rows where there can be none; the request was not carried out")
@@ -153,7 +157,7 @@ def _typed(data: Array, dtype: np.dtype[Any], size: int) -> Array:
     return typed if typed.flags.aligned else data.copy().view(dtype)
 
 
-def _quotients(payload: Payload, dtype: np.dtype[Any], size: int) -> Array:
+def _quotients(payload: SlicePayload, dtype: np.dtype[Any], size: int) -> Array:
     if dtype != np.float32 or not payload.threshold > 0:
         raise DTypeError(f"elements of {dtype} cannot count divided by {payload.threshold}")
     elements = _typed(_bytes(payload.data), dtype, size)
@@ -166,7 +170,7 @@ def _check_packed(dtype: np.dtype[Any]) -> None:
         raise DTypeError(f"a packed gradient is float32, the key holds {dtype}")
 
 
-def _packed(payload: Payload, size: int) -> Array:
+def _packed(payload: SlicePayload, size: int) -> Array:
     data = _bytes(payload.data)
     try:
         needed = cpu.encoded_bytes(payload.coding, size)

@@ -10,11 +10,11 @@ from ....arrays.sparse import RowSparseArray
 from ....settings.definitions import is_side
 from ...entry import Array
 from ..protocol.optimizer_states import needs_whole_keys
-from .dense import Batch, DenseKey, DenseSlice, update_whole
+from .dense import DenseKey, DenseSlice, DenseUpdates, update_whole
 from .optimizer import OptimizerVersion, OptimizerVersions, check_dtype, explained
 from .payload import SliceUpdate, plain, some_rows
 from .shard_slices import ShardSlices
-from .sparse import Table
+from .sparse import TableSlice
 from .whole_keys import WholeKeys
 
 
@@ -79,7 +79,7 @@ class RoundUpdates:
         results: list[Exception | None] = [None] * len(jobs)
         self.written.clear()
         memory = self._slices.memory
-        batch = Batch(memory)
+        batch = DenseUpdates(memory)
         together: dict[int, tuple[int, OptimizerVersion, Any]] = {}
         whole: dict[tuple[DenseKey, int], list[int]] = {}
         for number, job in enumerate(jobs):
@@ -87,14 +87,14 @@ class RoundUpdates:
                 settings, held = self._settings(job), self._slices.find(job.slice)
                 if not job.parts:
                     continue
-                if isinstance(held, Table):
+                if isinstance(held, TableSlice):
                     _apply_table(held, job._replace(version=self.versions[job.slice]), settings)
                 elif needs_whole_keys(settings.optimizer):
                     whole.setdefault((held.of, job.round), []).append(number)
                 else:
                     if job.slice in together:  # its next round
                         self._run(batch, together, results)
-                        batch, together = Batch(memory), {}
+                        batch, together = DenseUpdates(memory), {}
                     check_dtype(settings, held.of.key, held.of.dtype)
                     job = job._replace(version=self.versions[job.slice])
                     if batch.add(held, job, settings, _may_be_undone(job)) and job.outs:
@@ -108,7 +108,7 @@ class RoundUpdates:
         self._slices.changed.update(job.slice for job in jobs)
         return results
 
-    def _run(self, batch: Batch, together: dict[int, Any], results: list[Exception | None]) -> None:
+    def _run(self, batch: DenseUpdates, together: dict[int, Any], results: list[Exception | None]) -> None:
         try:
             batch.run()
         except Exception as error:  # no memory for the call itself; nothing is written
@@ -156,7 +156,7 @@ class RoundUpdates:
         return explained(error, self._settings(job), held.key, self._slices.server)
 
 
-def _apply_table(table: Table, job: SliceUpdate, settings: OptimizerVersion) -> None:
+def _apply_table(table: TableSlice, job: SliceUpdate, settings: OptimizerVersion) -> None:
     check_dtype(settings, table.key, table.dtype)
     sources: list[RowSparseArray | Array] = [
         some_rows(payload, table.dtype, table.start, table.shape)

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from ....arrays.element_types import dtype_named
 from ....errors import KeyNotFoundError
 from ..protocol.messages import Key, KeyEntry, Slice
-from ..transport.shared_buffers import Values
+from ..transport.shared_buffers import SharedValues
 from .dense import DenseKey, DenseSlice
-from .sparse import Table
+from .sparse import TableSlice
 
 
 class ShardSlices:
@@ -18,11 +18,11 @@ class ShardSlices:
     `memory` is for dense values, so that workers of this machine can read them.
     """
 
-    def __init__(self, store: int, server: int, memory: Values | None) -> None:
+    def __init__(self, store: int, server: int, memory: SharedValues | None) -> None:
         self.store, self.server, self.memory = store, server, memory
         self.entries: dict[int, KeyEntry] = {}  # by the number of the key's first slice
         self._newest: dict[Key, int] = {}  # the first slice of each key in its present placement
-        self.held: dict[int, DenseSlice | Table] = {}
+        self.held: dict[int, DenseSlice | TableSlice] = {}
         self.ready: set[int] = set()
         #: Slices that differ from the last snapshot.
         self.changed: set[int] = set()
@@ -56,9 +56,9 @@ class ShardSlices:
         dtype = dtype_named(spec.dtype)
         for piece in mine:
             shape = (piece.stop - piece.start, *spec.shape[1:])
-            self.held[piece.id] = Table(spec.key, piece.start, shape, dtype, len(entry.slices) == 1)
+            self.held[piece.id] = TableSlice(spec.key, piece.start, shape, dtype, len(entry.slices) == 1)
 
-    def find(self, slice: int) -> DenseSlice | Table:
+    def find(self, slice: int) -> DenseSlice | TableSlice:
         """Return a slice; KeyNotFoundError: this server has none with that number."""
         try:
             return self.held[slice]
@@ -93,4 +93,4 @@ class ShardSlices:
 
     def _give_back(self, part: DenseSlice) -> None:
         part.of.slices.remove(part)
-        part.let_go(self.memory)
+        part.free(self.memory)

@@ -10,8 +10,8 @@ from ..native._native import SliceTable, SliceValue, TableRows, applied_usual
 from ..protocol.events import Abort, Forget, SliceRound, SliceWrite, Withdraw
 from ..protocol.messages import FLAGS, KIND, PROBE, ROUND, SEQUENCE, SLICE, Failure, Kind, LeftOut, Record
 from .round_members import RoundMembers
-from .sessions import StepEffects, StoreSessions, WorkerSession
 from .slice_rounds import OPEN, WRITES, Frames, SliceActivity, SliceRounds
+from .worker_sessions import StepEffects, StoreSessions, WorkerSession
 
 _PUSH, _PULL, _PUSHPULL, _INIT = Kind.PUSH, Kind.PULL, Kind.PUSHPULL, Kind.INIT
 _DONE, _VALUE, _UNKNOWN, _LAST_ROUND = Kind.DONE, Kind.VALUE, Kind.UNKNOWN, Kind.LAST_ROUND

@@ -27,20 +27,20 @@ from ....optimizer.optimizer import State as Tree
 from ...entry import Array
 from ..protocol.messages import KeyEntry
 from ..protocol.optimizer_states import PartState
-from ..transport.shared_buffers import Values
+from ..transport.shared_buffers import SharedValues
 from .dense import DenseSlice
-from .optimizer import OptimizerVersion, State
-from .sparse import Table
+from .optimizer import OptimizerState, OptimizerVersion
+from .sparse import TableSlice
 
 FORMAT = "kvstore.server"
 VERSION = 2
 _MANIFEST = "manifest.json"
 
-Held = DenseSlice | Table
+Held = DenseSlice | TableSlice
 Tensors = dict[str, Array]
 
 
-class Manifest(msgspec.Struct):
+class SnapshotManifest(msgspec.Struct):
     """The content of a snapshot."""
 
     format: str
@@ -59,12 +59,12 @@ class Manifest(msgspec.Struct):
     rounds: dict[str, Any]
 
 
-class Folder:
+class SnapshotFolder:
     """The folder of the snapshots of one store shard."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._last: Manifest | None = None
+        self._last: SnapshotManifest | None = None
 
     def is_there(self) -> bool:
         """Return whether there is a snapshot: a first one is complete when there is a manifest."""
@@ -76,11 +76,11 @@ class Folder:
             (self.path / _MANIFEST).unlink()
         shutil.rmtree(self.path, ignore_errors=True)
 
-    def read(self) -> Manifest:
+    def read(self) -> SnapshotManifest:
         """Return the manifest of the last snapshot; StateFileError: damaged, foreign, or missing."""
         path = self.path / _MANIFEST
         try:
-            manifest = msgspec.json.decode(read_sealed(path), type=Manifest)
+            manifest = msgspec.json.decode(read_sealed(path), type=SnapshotManifest)
         except FileNotFoundError:
             raise StateFileError(f"{path} is missing, so there is no snapshot in this folder") from None
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -91,7 +91,7 @@ class Folder:
             )
         return manifest
 
-    def tensors(self, manifest: Manifest) -> dict[int, Tensors]:
+    def tensors(self, manifest: SnapshotManifest) -> dict[int, Tensors]:
         """Return the arrays of each slice; StateFileError: a file is damaged or missing."""
         content = {name: self._tensors(name, checksum) for name, checksum in manifest.files.items()}
         return {slice: content[name][slice] for slice, (name, _) in manifest.slices.items()}
@@ -111,7 +111,7 @@ class Folder:
         except FileNotFoundError as error:
             raise StateFileError(f"{self.path / name} is gone, a part of the last snapshot") from error
 
-    def write(self, manifest: Manifest, changed: dict[int, tuple[dict[str, Any], Tensors]]) -> None:
+    def write(self, manifest: SnapshotManifest, changed: dict[int, tuple[dict[str, Any], Tensors]]) -> None:
         """Write a snapshot; this sets number, slices and files of the manifest.
 
         `changed`: by slice its description and its arrays; other slices are as in the previous snapshot.
@@ -141,7 +141,7 @@ class Folder:
         self._last = manifest
         self._tidy(manifest)
 
-    def _tidy(self, manifest: Manifest) -> None:
+    def _tidy(self, manifest: SnapshotManifest) -> None:
         """Remove files that the manifest does not name, and incomplete files of a killed process."""
         needed = {_MANIFEST, *manifest.files}
         for path in self.path.iterdir():
@@ -187,7 +187,7 @@ def _given(settings: OptimizerVersion, given: PartState, tensors: Tensors) -> di
 
 
 def _take_given(
-    held: Table, said: dict[str, Any], tensors: Tensors, versions: dict[int, OptimizerVersion]
+    held: TableSlice, said: dict[str, Any], tensors: Tensors, versions: dict[int, OptimizerVersion]
 ) -> None:
     settings = versions.get(said["era"])
     if settings is None or settings.optimizer is None:
@@ -197,7 +197,7 @@ def _take_given(
     held.given = settings, PartState(said["known"], tree, tensors.get("given-ids"), blank, *counts)
 
 
-def _state(state: State, key: Any, name: str, tensors: Tensors) -> dict[str, Any] | None:
+def _state(state: OptimizerState, key: Any, name: str, tensors: Tensors) -> dict[str, Any] | None:
     if state.updater is None:
         return None
     known = key in state.updater.states
@@ -221,7 +221,7 @@ def taken_back(
     said: dict[str, Any],
     tensors: Tensors,
     versions: Iterable[OptimizerVersion],
-    memory: Values | None,
+    memory: SharedValues | None,
 ) -> None:
     """Restore a slice from what `described` returned; `memory` is for dense values."""
     by_generation = {settings.generation: settings for settings in versions}
@@ -239,14 +239,14 @@ def taken_back(
         _take_given(held, said["given"], tensors, by_generation)
 
 
-def _take_value(held: DenseSlice, value: Array, memory: Values | None) -> None:
+def _take_value(held: DenseSlice, value: Array, memory: SharedValues | None) -> None:
     if value.shape != (held.size,):
         raise StateFileError(f"slice {held.id} of a snapshot has {value.size} elements, not {held.size}")
     np.copyto(held.ensure(memory), value)
 
 
 def _take_state(
-    state: State,
+    state: OptimizerState,
     key: Any,
     said: dict[str, Any] | None,
     name: str,

@@ -25,12 +25,12 @@ from ...row_table import RowTable, is_lazy, needs_all_rows
 from ...rows import Ids, merge, merged
 from ..native._native import TableRows
 from ..protocol.optimizer_states import NOTHING, PartState
-from ..protocol.payloads import as_bytes
+from ..protocol.payload_bytes import as_bytes
 from ..transport.native._streams import GatheredRows
-from .optimizer import OptimizerVersion, State, check_form, refuse_parts
+from .optimizer import OptimizerState, OptimizerVersion, check_form, refuse_parts
 from .payload import not_kept
 
-_ROOM = 1.25  # allocated rows, as a multiple of the rows that an update changes
+_SPARE = 1.25  # allocated rows, as a multiple of the rows that an update changes
 
 
 class _Kept(NamedTuple):
@@ -45,20 +45,20 @@ class _Kept(NamedTuple):
 _NOTHING_KEPT = _Kept(-1, np.empty(0, np.int64), np.empty(0), None)
 
 
-class Table(RowTable, TableRows):
+class TableSlice(RowTable, TableRows):
     """A slice of a row-sparse key; `whole`: it is the only one."""
 
     def __init__(
         self, key: Key, start: int, shape: tuple[int, ...], dtype: np.dtype[Any], whole: bool
     ) -> None:
-        self.state = State()
+        self.state = OptimizerState()
         super().__init__(key, shape, dtype, start)
         self.whole = whole
         self._keeps = -1  # the previous round, if its rows are to be stored
         self._before = _NOTHING_KEPT
-        self._kept_room: Array = self._block  # for copies of the rows that an update changes
-        self._ids_room: Ids = np.empty(0, np.int64)  # for their ids, where `row_rounds.h` does the round,
-        self._maps_room: Ids = np.empty((0, 0), np.int64)  # and for their positions in each part
+        self._kept_memory: Array = self._block  # for copies of the rows that an update changes
+        self._ids_memory: Ids = np.empty(0, np.int64)  # for their ids, where `row_rounds.h` does the round,
+        self._maps_memory: Ids = np.empty((0, 0), np.int64)  # and for their positions in each part
         #: A loaded state that becomes the table's with the next update, and its settings.
         self.given: tuple[OptimizerVersion, PartState] | None = None
 
@@ -113,7 +113,7 @@ class Table(RowTable, TableRows):
         self._keeps, n = found
         self._before = _NOTHING_KEPT
         if self._keeps >= 0:
-            self._before = _Kept(self._keeps, self._ids_room[:n], self._kept_room[:n], None)
+            self._before = _Kept(self._keeps, self._ids_memory[:n], self._kept_memory[:n], None)
 
     def _keep(self, ids: Ids | None) -> None:
         """Copy these rows before a round, or all; without memory for it there is no copy."""
@@ -122,15 +122,15 @@ class Table(RowTable, TableRows):
             with suppress(MemoryError):
                 self._before = _Kept(self._keeps, *self.read(ids), self.blank.copy() if ids is None else None)
 
-    def _room_to_keep(self, n: int) -> Array | None:
+    def _memory_for_copies(self, n: int) -> Array | None:
         """Return memory for copies of `n` rows; None: they are not to be stored, or no memory."""
         if self._keeps < 0:
             return None
         self._before = _NOTHING_KEPT
-        if len(self._kept_room) < n:
+        if len(self._kept_memory) < n:
             with suppress(MemoryError):
-                self._kept_room = pages.empty((int(_ROOM * n), *self.shape[1:]), self.dtype)
-        return self._kept_room[:n] if len(self._kept_room) >= n else None
+                self._kept_memory = pages.empty((int(_SPARE * n), *self.shape[1:]), self.dtype)
+        return self._kept_memory[:n] if len(self._kept_memory) >= n else None
 
     # --------------------------------------------------------------------------------------------- states
 
@@ -257,7 +257,7 @@ class Table(RowTable, TableRows):
             return
         parts = merge(sources)
         ids, were_all_held = parts[0], self.index is None
-        before = self._room_to_keep(sum(len(source.indices) for source in sources))
+        before = self._memory_for_copies(sum(len(source.indices) for source in sources))
         before = None if before is None else before[: len(ids)]
         try:
             kind, params, master, states = self.update(parts, lent, before)
@@ -283,16 +283,16 @@ class Table(RowTable, TableRows):
         if not isinstance(optimizer, Elementwise) or not optimizer.is_repeated():
             return
         n = sum(len(source.indices) for source in sources)
-        if len(self._ids_room) < n or len(self._maps_room) < len(sources):
+        if len(self._ids_memory) < n or len(self._maps_memory) < len(sources):
             with suppress(MemoryError):
-                room = max(len(self._ids_room), int(_ROOM * n))
-                self._maps_room = np.empty((len(sources), room), np.int64)
-                self._ids_room = np.empty(room, np.int64)
-        kept = self._kept_room if len(self._kept_room) else None
+                count = max(len(self._ids_memory), int(_SPARE * n))
+                self._maps_memory = np.empty((len(sources), count), np.int64)
+                self._ids_memory = np.empty(count, np.int64)
+        kept = self._kept_memory if len(self._kept_memory) else None
         number = cpu.dtype_number(self.dtype)
         self.show(
             self.held, number, self.start, *plan, self.state, version, settings.epoch,
-            self._ids_room, self._maps_room, kept,
+            self._ids_memory, self._maps_memory, kept,
         )  # fmt: skip
 
     def _apply_dense(self, sources: list[Array], settings: OptimizerVersion, clock: int) -> None:

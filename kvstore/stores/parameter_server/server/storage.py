@@ -32,10 +32,10 @@ from ..protocol.messages import (
     PayloadLocation,
     Record,
 )
-from ..protocol.payloads import ABSENT, SHARED_BYTES, as_bytes
-from ..transport.shared_buffers import PeerBuffers, Values
-from .payload import Payload, SliceUpdate, SliceValueWrite, opaque
-from .snapshot import Folder
+from ..protocol.payload_bytes import ABSENT, SHARED_BYTES, as_bytes
+from ..transport.shared_buffers import PeerBuffers, SharedValues
+from .payload import SlicePayload, SliceUpdate, SliceValueWrite, opaque
+from .snapshot import SnapshotFolder
 from .store_shard import StoreShard
 
 log = logging.getLogger("kvstore.server")
@@ -50,7 +50,7 @@ class ServerStorage:
     def __init__(self, server: int, config: PsConfig) -> None:
         self._server, self._config = server, config
         self._shards: dict[int, StoreShard] = {}
-        self._values: dict[int, Values] = {}
+        self._values: dict[int, SharedValues] = {}
         self._worker_buffers: dict[tuple[int, int], PeerBuffers] = {}
         #: By store and slice, the requests (rank, sequence) whose memory the last round has written.
         self._in_place: dict[tuple[int, int], set[tuple[int, int]]] = {}
@@ -58,7 +58,7 @@ class ServerStorage:
         self._writes_over_parts = not config.snapshot
         self._saving = False
         #: Folders of stores that were closed while a snapshot is written.
-        self._to_remove: list[Folder] = []
+        self._to_remove: list[SnapshotFolder] = []
         if config.threads:
             cpu.set_threads(config.threads)
 
@@ -66,7 +66,7 @@ class ServerStorage:
         """Return the shard of a store, a new one if there is none."""
         found = self._shards.get(store)
         if found is None:
-            memory = self._values[store] = Values()
+            memory = self._values[store] = SharedValues()
             found = self._shards[store] = StoreShard(store, self._server, memory)
         return found
 
@@ -169,7 +169,9 @@ class ServerStorage:
             results.append((slice, None if error is None else self._failure(error)))
         return events.Applied(action.store, results)
 
-    def _put_state(self, shard: StoreShard, slice: int, payload: Payload, ordinal: int) -> Failure | None:
+    def _put_state(
+        self, shard: StoreShard, slice: int, payload: SlicePayload, ordinal: int
+    ) -> Failure | None:
         try:
             shard.put_state(slice, opaque(payload), ordinal)
         except (KVStoreError, MemoryError) as error:
@@ -266,7 +268,7 @@ class ServerStorage:
         for store, rank in [key for key in self._worker_buffers if key[0] == action.store]:
             self._worker_buffers.pop((store, rank)).close()
         if self._config.snapshot:
-            folder = Folder(self._folder(action.store))
+            folder = SnapshotFolder(self._folder(action.store))
             if self._saving:
                 self._to_remove.append(folder)
             else:
@@ -349,7 +351,7 @@ class ServerStorage:
         (self._root / _JOB).unlink(missing_ok=True)  # first: after a kill, both jobs may have the same name
         for old in self._root.glob("store-*"):
             log.info("%s is of an earlier job, and is removed", old)
-            Folder(old).remove()
+            SnapshotFolder(old).remove()
         self._root.mkdir(parents=True, exist_ok=True)
         write_sealed(self._root / _JOB, _fingerprint(job))
 
@@ -367,12 +369,12 @@ class ServerStorage:
             )
             return {"stores": states}
         for path in sorted(self._root.glob("store-*")):
-            folder = Folder(path)
+            folder = SnapshotFolder(path)
             if not folder.is_there():
                 log.warning("%s has no complete snapshot, and is removed", path)
                 folder.remove()
                 continue
-            memory = Values()
+            memory = SharedValues()
             shard, state = StoreShard.restore(path, memory)
             store = int(state["store"])
             self._values[store], self._shards[store] = memory, shard
@@ -444,7 +446,7 @@ def _one(record: Record, frames: Sequence[Any]) -> memoryview:
     return view[record.offset : record.offset + record.nbytes]
 
 
-def _payload(record: Record, frames: Sequence[Any]) -> Payload:
+def _payload(record: Record, frames: Sequence[Any]) -> SlicePayload:
     """Return a payload; an error in its place fails the job."""
     data: Any = b""
     if record.place == PayloadLocation.SHARED:
@@ -453,7 +455,7 @@ def _payload(record: Record, frames: Sequence[Any]) -> Payload:
         data = memory if wrong else memory[record.offset : record.offset + record.nbytes]
     elif record.place == PayloadLocation.FRAME:
         data = _of_frames(record, frames)
-    return Payload(data, record.coding, record.threshold, record.rows)
+    return SlicePayload(data, record.coding, record.threshold, record.rows)
 
 
 def _of_frames(record: Record, frames: Sequence[Any]) -> Any:

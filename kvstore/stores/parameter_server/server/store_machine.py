@@ -11,9 +11,9 @@ from ..protocol.events import Send
 from ..protocol.losses import lost
 from ..protocol.messages import FLAGS, NBYTES, PLACE, PROBE, SEQUENCE, Batch, Kind, PayloadLocation, Record
 from .round_members import RoundMembers
-from .sessions import StepEffects, StoreSessions, WorkerSession
 from .slice_requests import SliceRequests
 from .slice_rounds import Frames, SliceRounds
+from .worker_sessions import StepEffects, StoreSessions, WorkerSession
 
 _FRAME = PayloadLocation.FRAME
 _EARLY = 64  # stored requests of one worker that wait for earlier ones

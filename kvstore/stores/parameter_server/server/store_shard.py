@@ -23,14 +23,14 @@ from ...rows import Ids
 from ..protocol.messages import KeyEntry
 from ..protocol.optimizer_states import needs_whole_keys, pack_part, unpack_part
 from ..transport.native._streams import GatheredRows
-from ..transport.shared_buffers import Values
+from ..transport.shared_buffers import SharedValues
 from .dense import DenseSlice, ValueCopies
 from .optimizer import OptimizerVersions, refuse_parts
-from .payload import Payload, SharedLocation, SliceValueWrite, not_kept, plain, some_rows
+from .payload import SharedLocation, SlicePayload, SliceValueWrite, not_kept, plain, some_rows
 from .round_updates import RoundUpdates
 from .shard_slices import ShardSlices
-from .snapshot import FORMAT, VERSION, Folder, Manifest, described, taken_back
-from .sparse import Table
+from .snapshot import FORMAT, VERSION, SnapshotFolder, SnapshotManifest, described, taken_back
+from .sparse import TableSlice
 
 
 class StoreShard:
@@ -47,7 +47,7 @@ class StoreShard:
         self,
         store: int,
         server: int,
-        memory: Values | None = None,
+        memory: SharedValues | None = None,
         optimizers: OptimizerVersions | None = None,
     ) -> None:
         self.store, self.server = store, server
@@ -56,7 +56,7 @@ class StoreShard:
         self._slices = ShardSlices(store, server, memory)
         #: Applies complete rounds.
         self.rounds = RoundUpdates(self._slices, self._optimizers)
-        self._folder: Folder | None = None
+        self._folder: SnapshotFolder | None = None
 
     def define(self, entries: Sequence[KeyEntry]) -> None:
         """Add slices that workers will use; known slices stay."""
@@ -91,7 +91,7 @@ class StoreShard:
         held = self._slices.find(write.slice)
         if self._has_come(write):
             return
-        if isinstance(held, Table):
+        if isinstance(held, TableSlice):
             _write_table(held, write.payload)
         else:
             copies.add(held, write.payload)
@@ -110,11 +110,11 @@ class StoreShard:
     def read(self, slice: int) -> Array:
         """Return the live, flat value of a dense slice."""
         held = self._slices.find(slice)
-        if isinstance(held, Table):
+        if isinstance(held, TableSlice):
             raise DTypeError(f"key {held.key!r} is row-sparse; it is read by rows")
         return held.live()
 
-    def held(self, slice: int) -> DenseSlice | Table | None:
+    def held(self, slice: int) -> DenseSlice | TableSlice | None:
         """Return a slice; None: this server does not have it."""
         return self._slices.held.get(slice)
 
@@ -126,7 +126,7 @@ class StoreShard:
         found, rows = held.past(round, None if ids is None else self._within(held, ids))
         return found + held.start, rows.reshape(len(found), math.prod(rows.shape[1:]))
 
-    def writes_to(self, slice: int, payload: Payload) -> bool:
+    def writes_to(self, slice: int, payload: SlicePayload) -> bool:
         """Return whether a round of the slice can write its value to a payload, too: `SliceUpdate.outs`."""
         held = self._slices.held.get(slice)
         return (
@@ -145,7 +145,7 @@ class StoreShard:
 
     def is_table(self, slice: int) -> bool:
         """Return whether a slice belongs to a row-sparse key."""
-        return isinstance(self._slices.find(slice), Table)
+        return isinstance(self._slices.find(slice), TableSlice)
 
     def rows(self, slice: int, ids: Ids | None = None) -> tuple[Ids, Array]:
         """Return ids and rows of a table's slice, as new arrays.
@@ -155,7 +155,7 @@ class StoreShard:
         row, mostly zeros.
         """
         held = self._slices.find(slice)
-        if not isinstance(held, Table):
+        if not isinstance(held, TableSlice):
             raise DTypeError(f"key {held.of.key!r} is dense; it has no rows to read")
         if ids is None:
             held.show_all()
@@ -165,14 +165,14 @@ class StoreShard:
     def absent(self, slice: int, round: int | None = None) -> Array | None:
         """Return the value of the rows that `rows`, or `past`, leaves out; None: zeros."""
         held = self._slices.find(slice)
-        return held.absent(round) if isinstance(held, Table) else None
+        return held.absent(round) if isinstance(held, TableSlice) else None
 
     def gathered(self, slice: int, ids: Ids) -> GatheredRows | None:
         """Return the rows of `rows`, to be sent before they change; None: use `rows`."""
         held = self._slices.find(slice)
-        return held.gathered(self._within(held, ids)) if isinstance(held, Table) else None
+        return held.gathered(self._within(held, ids)) if isinstance(held, TableSlice) else None
 
-    def _within(self, table: Table, ids: Ids) -> Ids:
+    def _within(self, table: TableSlice, ids: Ids) -> Ids:
         """Return row ids relative to the slice's first row."""
         ids = np.ascontiguousarray(ids, np.int64)
         ids = ids - table.start if table.start else ids
@@ -184,14 +184,14 @@ class StoreShard:
     def place(self, slice: int) -> SharedLocation | None:
         """Return the place of a dense slice's value in shared memory; None: it is not there."""
         held = self._slices.find(slice)
-        if isinstance(held, Table) or held.place is None or self._memory is None:
+        if isinstance(held, TableSlice) or held.place is None or self._memory is None:
             return None
         return SharedLocation(*held.place, held.live().nbytes, self._memory.seqlock(*held.place))
 
     def placement(self) -> dict[int, int]:
         """Return the bytes of value of each slice."""
         return {
-            slice: held.nbytes if isinstance(held, Table) else held.live().nbytes
+            slice: held.nbytes if isinstance(held, TableSlice) else held.live().nbytes
             for slice, held in self._slices.held.items()
             if slice in self._slices.ready
         }
@@ -219,14 +219,16 @@ class StoreShard:
         settings, held = self._optimizers.newest(), self._slices.find(slice)
         if settings.optimizer is None:
             return b""
-        return pack_part(held.key, held.part_state(settings), isinstance(held, Table), settings.optimizer)
+        return pack_part(
+            held.key, held.part_state(settings), isinstance(held, TableSlice), settings.optimizer
+        )
 
     def past_state(self, slice: int, round: int) -> bytes:
         """Return what `fetch_state` returned after a round; KVStoreError: it is not stored."""
         settings, held = self._optimizers.newest(), self._slices.find(slice)
         if settings.optimizer is None:
             return b""
-        if isinstance(held, Table):
+        if isinstance(held, TableSlice):
             raise not_kept(held.key, round)
         return pack_part(held.key, held.past_state(settings, round), False, settings.optimizer)
 
@@ -241,7 +243,9 @@ class StoreShard:
             return
         if settings.optimizer is None:
             raise StateFileError("a state of an optimizer, and the store has none; set the optimizer first")
-        held.put_state(unpack_part(held.key, data, isinstance(held, Table), settings.optimizer), settings)
+        held.put_state(
+            unpack_part(held.key, data, isinstance(held, TableSlice), settings.optimizer), settings
+        )
         self._slices.changed.add(slice)
 
     # ------------------------------------------------------------------------------------------ snapshots
@@ -255,10 +259,10 @@ class StoreShard:
         """
         path = Path(folder)
         if self._folder is None or self._folder.path != path:
-            self._folder, self._slices.changed = Folder(path), set(self._slices.ready)
+            self._folder, self._slices.changed = SnapshotFolder(path), set(self._slices.ready)
         self._slices.note_changed()
         place, changed = self._folder, self._slices.changed & self._slices.ready
-        manifest = Manifest(
+        manifest = SnapshotManifest(
             FORMAT, VERSION, self.store, self.server, 0, list(self._slices.entries.values()),
             self._optimizers.described(), {}, {}, dict(self.rounds.versions), rounds,
         )  # fmt: skip
@@ -276,10 +280,10 @@ class StoreShard:
 
     @classmethod
     def restore(
-        cls, folder: str | os.PathLike[str], memory: Values | None = None
+        cls, folder: str | os.PathLike[str], memory: SharedValues | None = None
     ) -> tuple[StoreShard, dict[str, Any]]:
         """Return shard and rounds that `capture` has written; StateFileError: damaged, foreign, missing."""
-        place = Folder(folder)
+        place = SnapshotFolder(folder)
         manifest = place.read()
         try:
             shard = cls._from(manifest, place.tensors(manifest), memory)
@@ -292,7 +296,7 @@ class StoreShard:
 
     @classmethod
     def _from(
-        cls, manifest: Manifest, tensors: dict[int, dict[str, Array]], memory: Values | None
+        cls, manifest: SnapshotManifest, tensors: dict[int, dict[str, Array]], memory: SharedValues | None
     ) -> StoreShard:
         optimizers = OptimizerVersions.from_description(manifest.rules)
         shard = cls(manifest.store, manifest.server, memory, optimizers)
@@ -314,7 +318,7 @@ def _error_of(call: Callable[..., None], *arguments: Any) -> KVStoreError | Memo
     return None
 
 
-def _write_table(table: Table, payload: Payload) -> None:
+def _write_table(table: TableSlice, payload: SlicePayload) -> None:
     if payload.rows >= 0:
         table.assign(some_rows(payload, table.dtype, table.start, table.shape))
     else:

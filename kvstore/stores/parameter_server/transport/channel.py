@@ -1,7 +1,7 @@
 """The two kinds of ZeroMQ sockets, and a poller for several of them.
 
 No call blocks unless it has a timeout. A channel belongs to one thread at a time; to pass it on, a thread
-needs a lock. Only `Poller.wake` may be called by other threads concurrently.
+needs a lock. Only `ChannelPoller.wake` may be called by other threads concurrently.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from kvstore.errors import AuthError, ConfigError, KVStoreError
 from kvstore.settings import addresses
 from kvstore.settings.ports import bound_in_range
 
-from .auth import HandshakeMonitor, use_keys, use_password
 from .context import Context
-from .frames import Buffer, Limits
+from .frames import Buffer, MessageLimits
 from .options import BORROWED, set_options, watch_closely
+from .zmq_auth import HandshakeMonitor, use_keys, use_password
 
 _MORE = zmq.SNDMORE | zmq.DONTWAIT
 _LOOK = 0.05  # seconds between two checks of a handshake that is not done
@@ -39,10 +39,12 @@ class NotSentError(KVStoreError):
     """The peer is not connected, or its queue is full. No part of the message was sent; try again."""
 
 
-class Channel:
+class ZmqChannel:
     """A ZeroMQ socket with the options of kvstore."""
 
-    def __init__(self, context: Context, kind: int, address: str, limits: Limits | None = None) -> None:
+    def __init__(
+        self, context: Context, kind: int, address: str, limits: MessageLimits | None = None
+    ) -> None:
         self._context = context
         self.address = address
         self.socket = context.socket(kind)
@@ -57,7 +59,7 @@ class Channel:
     def close(self, linger: float = 0.0) -> None:
         """Close it; ZeroMQ sends what is queued for `linger` more seconds, without blocking the caller.
 
-        It must be removed from its `Poller` first.
+        It must be removed from its `ChannelPoller` first.
         """
         self._context.drop(self.socket, linger)
 
@@ -86,7 +88,7 @@ class Channel:
         return frames
 
 
-class Dealer(Channel):
+class Dealer(ZmqChannel):
     """A connection to one router, which is made anew whenever it breaks.
 
     Messages in flight are lost silently when it breaks. The router knows this end by its identity, which no
@@ -217,7 +219,7 @@ class Dealer(Channel):
         self._watch = None
 
 
-class Router(Channel):
+class Router(ZmqChannel):
     """An address at which any number of dealers connect; each message has its sender's identity.
 
     ``"tcp://127.0.0.1:0"`` uses a free port, which `address` then shows; ``"ipc://@name"`` is a unix socket
@@ -225,7 +227,7 @@ class Router(Channel):
     ConfigError where the port is in use, or the address is not this machine's.
     """
 
-    def __init__(self, context: Context, address: str, limits: Limits | None = None) -> None:
+    def __init__(self, context: Context, address: str, limits: MessageLimits | None = None) -> None:
         addresses.check("the address to listen at", address)
         super().__init__(context, zmq.ROUTER, address, limits)
         try:
@@ -277,7 +279,7 @@ class Router(Channel):
         return None if frames is None else (frames[0].bytes, frames[1:])
 
 
-class Poller:
+class ChannelPoller:
     """Waits for messages of several channels.
 
     Closing it closes none of them.
@@ -323,7 +325,7 @@ class Poller:
         with contextlib.suppress(OSError):  # already closed
             self._all.unregister(self._descriptors.pop(item))
 
-    def add(self, channel: Channel) -> None:
+    def add(self, channel: ZmqChannel) -> None:
         """Wait for messages of a channel, too."""
         self._channels[channel.socket] = channel
         self._register(channel.socket)
@@ -331,7 +333,7 @@ class Poller:
             self._watched[channel.watch.socket] = channel
             self._register(channel.watch.socket)
 
-    def remove(self, channel: Channel) -> None:
+    def remove(self, channel: ZmqChannel) -> None:
         """Stop waiting for a channel; must be called before it is closed."""
         if self._channels.pop(channel.socket, None) is not None:
             self._unregister(channel.socket)
@@ -393,7 +395,7 @@ class Poller:
                 ready.append(self._channels[socket])
         return ready, woken
 
-    def _looked(self, socket: zmq.Socket[bytes]) -> list[Channel]:
+    def _looked(self, socket: zmq.Socket[bytes]) -> list[ZmqChannel]:
         dealer = self._watched[socket]
         watch = dealer.watch
         if watch is None:

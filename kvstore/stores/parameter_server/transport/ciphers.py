@@ -86,7 +86,7 @@ def _aead(library: ctypes.CDLL, name: str) -> Aead:
     return Aead(first, second, third, nonce_bytes, tag_bytes)
 
 
-class Handshake:
+class StreamHandshake:
     """Keys and proofs of one connection.
 
     Parameters

@@ -13,8 +13,8 @@ import zmq
 from kvstore.errors import ClosedError, KVStoreError
 
 from ....settings.keys import Keys
-from .auth import Doorkeeper, deafen
-from .frames import Limits
+from .frames import MessageLimits
+from .zmq_auth import ZapHandler, deafen
 
 _OPEN: weakref.WeakSet[Context] = weakref.WeakSet()
 
@@ -28,18 +28,22 @@ class Context:
     """
 
     def __init__(
-        self, keys: Keys | None = None, limits: Limits | None = None, io_threads: int = 1, job: str = ""
+        self,
+        keys: Keys | None = None,
+        limits: MessageLimits | None = None,
+        io_threads: int = 1,
+        job: str = "",
     ) -> None:
         self.keys = keys
         self._job = job
-        self.limits = limits or Limits()
+        self.limits = limits or MessageLimits()
         self.pid = os.getpid()
         self._context = zmq.Context(io_threads)
         self._context.set(zmq.MAX_SOCKETS, 8192)
         self._sockets: set[zmq.Socket[bytes]] = set()
         self._known: weakref.WeakSet[zmq.Socket[bytes]] = weakref.WeakSet()  # also sockets of other threads
         self._making = False
-        self._doorkeeper: Doorkeeper | None = None
+        self._doorkeeper: ZapHandler | None = None
         self._lock = threading.Lock()
         self.closed = False
         _OPEN.add(self)
@@ -87,10 +91,10 @@ class Context:
         self._sockets.discard(socket)
 
     def watch_door(self, socket: zmq.Socket[bytes], address: str) -> threading.Event:
-        """Check a socket's clients, and log refusals; call it before the binding. As `Doorkeeper.watch`."""
+        """Check a socket's clients, and log refusals; call it before the binding. As `ZapHandler.watch`."""
         with self._lock:
             if self._doorkeeper is None:
-                self._doorkeeper = Doorkeeper(self._context, self.keys, self._job)
+                self._doorkeeper = ZapHandler(self._context, self.keys, self._job)
         return self._doorkeeper.watch(socket, address)
 
     def close(self, linger: float = 0.0) -> None:

@@ -56,7 +56,7 @@ SMALL = m.COPIED
 
 
 @dataclass(frozen=True)
-class Limits:
+class MessageLimits:
     """The largest sizes of a message. Larger messages are not sent, and are refused when they arrive."""
 
     #: Bytes of one frame.
@@ -67,15 +67,15 @@ class Limits:
     records: int = 65535
 
 
-class Codec:
+class MessageCodec:
     """Writes and reads the messages of one job; only messages with the job's name are read.
 
     `marks`: a record that is not in the protocol is read as a record of kind BAD, so that its sender can be
     informed; otherwise the whole message is refused.
     """
 
-    def __init__(self, job: str, limits: Limits | None = None, marks: bool = False) -> None:
-        self.limits = limits or Limits()
+    def __init__(self, job: str, limits: MessageLimits | None = None, marks: bool = False) -> None:
+        self.limits = limits or MessageLimits()
         self._marks = marks
         #: Hash of the job's name, which is in the head of each message.
         self.job = int.from_bytes(hashlib.blake2b(job.encode(), digest_size=8).digest(), "little")

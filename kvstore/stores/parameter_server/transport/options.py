@@ -8,7 +8,7 @@ import os
 
 import zmq
 
-from .frames import Limits
+from .frames import MessageLimits
 
 #: Frames from this size on are sent without a copy; smaller ones pyzmq always copies.
 BORROWED = 64 * 1024
@@ -23,7 +23,7 @@ _AGAIN, _AGAIN_MOST = 50, 1_000  # ms between two attempts to connect
 _BACKLOG = 4_096  # as the kernel's; thousands of workers connect at once
 
 
-def set_options(socket: zmq.Socket[bytes], limits: Limits, address: str) -> None:
+def set_options(socket: zmq.Socket[bytes], limits: MessageLimits, address: str) -> None:
     """Set the options of all sockets. The kernel sizes its buffers itself."""
     for option, value in {
         zmq.LINGER: 0,  # unsent messages never delay the end; `close(linger)` asks for it
@@ -64,7 +64,7 @@ def _set_router_options(socket: zmq.Socket[bytes], address: str) -> None:
             socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
 
 
-def _largest(limits: Limits) -> int:
+def _largest(limits: MessageLimits) -> int:
     head = 4096
     return max(limits.frame, limits.control + head, limits.records * 128 + head)
 

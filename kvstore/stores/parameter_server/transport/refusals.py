@@ -12,7 +12,7 @@ _MINUTE = 60.0
 _MOST = 1024  # peers remembered
 
 
-class Refusals:
+class RefusalLog:
     """Counts refusals, and logs some of them; `clock` gives monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

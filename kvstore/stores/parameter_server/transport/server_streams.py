@@ -13,7 +13,7 @@ from typing import Any
 from ....observe.native._observe import Counters
 from ....settings.roles import Roles
 from ..native._native import Link
-from .channel import Poller
+from .channel import ChannelPoller
 from .frames import Buffer
 from .native._streams import Frame, Sender, Stream, StreamSet
 from .stream_listener import StreamListener
@@ -33,14 +33,14 @@ class ServerStreams:
     `poller` waits for all other sockets.
     """
 
-    def __init__(self, roles: Roles, poller: Poller) -> None:
+    def __init__(self, roles: Roles, poller: ChannelPoller) -> None:
         self._poller = poller
         self._sender = Sender()
         self._listener = StreamListener(roles)
         self._streams: dict[Hashable, Stream] = {}
         self._peers: dict[Stream, Hashable] = {}
         self._links: dict[Hashable, Link] = {}
-        self._all = StreamSet(two=len(os.sched_getaffinity(0)) > 1)
+        self._all = StreamSet(two_threads=len(os.sched_getaffinity(0)) > 1)
         self._counters: Counters | None = None
         self._rests_until = math.inf  # while it is finite, the listener is not polled
         poller.watch(self._listener.fileno(), self._listener)
@@ -76,7 +76,7 @@ class ServerStreams:
     def set_link(self, peer: Hashable, link: Link) -> None:
         """Set the link that handles a worker's messages in C as far as it can."""
         stream = self._streams[peer]
-        stream.hand_to(link)
+        stream.set_link(link)
         self._links[peer] = link
         link.near = stream.is_near
 
@@ -96,7 +96,7 @@ class ServerStreams:
         for stream in self._all.serve(timeout):
             peer = self._peers[stream]
             try:
-                for handled, frames in stream.left():
+                for handled, frames in stream.take_messages():
                     yield peer, handled, frames
             except ConnectionError as error:
                 note_altered(error)

@@ -145,7 +145,7 @@ class SharedBufferPool:
         return 0
 
 
-class Values(SharedBufferPool):
+class SharedValues(SharedBufferPool):
     """A server's memory for values, with seqlocks: a seqlock is odd while its value is written.
 
     There is one seqlock for each page, at the beginning of the segment; a value uses the seqlock of the page
@@ -229,7 +229,7 @@ class PeerBuffers:
         return memory
 
     def copy(self, segment: int, offset: int, nbytes: int, seqlock: int, out: npt.NDArray[Any]) -> bool:
-        """Copy a block of `Values` to a contiguous array of as many bytes; ProtocolError: no such place.
+        """Copy a block of `SharedValues` to a contiguous array of that size; ProtocolError: no such place.
 
         False if the value was written since its seqlock had this number: the content of `out` is then
         invalid.

@@ -19,14 +19,14 @@ from ....settings.roles import Roles
 from ..native._native import Link, count_values
 from ..protocol.events import ECHO
 from ..protocol.messages import PROTOCOL, Batch, Control, Hello, PayloadLocation
-from .channel import Channel, Dealer, NotSentError, Poller, Router
+from .channel import ChannelPoller, Dealer, NotSentError, Router, ZmqChannel
 from .ciphers import available
 from .context import Context
-from .frames import Codec, pack
-from .heartbeats import Echo, HeartbeatMonitor
+from .frames import MessageCodec, pack
+from .heartbeat_echoes import HeartbeatMonitor, SchedulerEcho
 from .native._streams import Exchange, ExpectedRows, Sender, Stream, await_replies
 from .process_limits import check_open_files, check_threads
-from .refusals import Refusals
+from .refusals import RefusalLog
 from .server_streams import ServerStreams
 from .stream_client import StreamClient
 
@@ -51,7 +51,7 @@ class _Sockets:
         check_open_files(roles)
         check_threads(_THREADS)
         self._context = Context(roles.keys, job=job)
-        self._poller = Poller()
+        self._poller = ChannelPoller()
         self._counters = Counters("", "", 0, 0, shown=False)
         self.closed = False
 
@@ -75,7 +75,7 @@ class _Sockets:
         """Close the streams, once all messages are passed to the kernel."""
 
 
-def _take_turns(roles: Roles) -> bool:
+def _should_limit_in_flight(roles: Roles) -> bool:
     """Return whether workers should send in turn: too few cores, or many workers, if all are on one host."""
     wanted = roles.num_workers + _SERVER_CORES * roles.num_servers
     return roles.num_workers > 1 and (
@@ -88,11 +88,11 @@ class WorkerSockets(_Sockets):
 
     def __init__(self, roles: Roles, hello: Hello, echo: str = "") -> None:
         super().__init__(roles, roles.job)
-        self._codec = Codec(roles.job)
+        self._codec = MessageCodec(roles.job)
         self._name = f"{roles.job}/{hello.group}.{hello.ordinal}/worker{roles.rank}/{hello.incarnation:x}"
         self._servers: dict[int, Dealer] = {}
         self._streams: dict[int, StreamClient] = {}
-        self._encrypted, self._takes_turns = roles.keys is not None, _take_turns(roles)
+        self._encrypted, self._limits_in_flight = roles.keys is not None, _should_limit_in_flight(roles)
         self._sender: Sender | None = None
         self._peers: dict[Any, Hashable] = {}
         self._echo: Dealer | None = None
@@ -149,7 +149,7 @@ class WorkerSockets(_Sockets):
             return
         self._drop_stream(server)
         stream = self._streams[server] = StreamClient(
-            offer, self._start_sender, self._poller, self._encrypted, self._takes_turns
+            offer, self._start_sender, self._poller, self._encrypted, self._limits_in_flight
         )
         self._peers[stream] = server
         stream.observe(self._counters)
@@ -306,7 +306,7 @@ class ServerSockets(_Sockets):
     def __init__(self, roles: Roles, incarnation: int, streams: bool) -> None:
         super().__init__(roles, roles.job)
         self._streams: ServerStreams | None = None
-        self._codec = Codec(roles.job, marks=True)
+        self._codec = MessageCodec(roles.job, marks=True)
         self._echo: Dealer | None = None
         self._name = name = f"{roles.job}/server{roles.rank}/{incarnation:x}"
         try:
@@ -398,7 +398,7 @@ class ServerSockets(_Sockets):
             self._counters.enter(WAITING)
         ready = self._poller.wait(timeout if streams is None else 0.0)
         for channel in ready:
-            if isinstance(channel, Channel):
+            if isinstance(channel, ZmqChannel):
                 yield from self._messages(channel)
             elif streams is not None:
                 streams.attend(channel)
@@ -411,7 +411,7 @@ class ServerSockets(_Sockets):
                     count_values(self._counters, STREAM, message.records, False)
                     yield peer, message
 
-    def _messages(self, channel: Channel) -> Iterator[tuple[Hashable, Message]]:
+    def _messages(self, channel: ZmqChannel) -> Iterator[tuple[Hashable, Message]]:
         for _ in range(_AT_ONCE):
             begin = self._counters.begin()
             found = self._next(channel)
@@ -447,7 +447,7 @@ class SchedulerSockets(_Sockets):
             pulse = pulse or _address(roles, roles.scheduler + "/pulse/")
             self.heartbeats = HeartbeatMonitor(self._context, pulse)
             echo = echo or _address(roles, roles.scheduler + "/echo/")
-            self.echo = Echo(self._context, echo).address
+            self.echo = SchedulerEcho(self._context, echo).address
             self._poller.add(self._all)
             self._poller.add(self.heartbeats.router)
         except BaseException:
@@ -458,7 +458,7 @@ class SchedulerSockets(_Sockets):
         #: Its port; 0 of a unix socket.
         self.port = 0 if roles.ipc else int(self.address.rpartition(":")[2])
         self._context.job = roles.bound(self.port).job
-        self._codec = Codec(self._context.job)
+        self._codec = MessageCodec(self._context.job)
 
     def send(self, peer: Hashable, message: Message) -> None:
         """Send a message to a process."""
@@ -515,7 +515,7 @@ def _packed(message: Message) -> Message:
     return message._replace(records=records, frames=tuple(frames))
 
 
-def _read(codec: Codec, frames: list[Any], peer: str) -> Message | None:
+def _read(codec: MessageCodec, frames: list[Any], peer: str) -> Message | None:
     """Read a message; a message of another job is dropped, with a line in the log."""
     try:
         return codec.decode(frames)
@@ -525,4 +525,4 @@ def _read(codec: Codec, frames: list[Any], peer: str) -> Message | None:
 
 
 #: One line a minute for all senders together, because strangers choose their own names.
-_strangers = Refusals()
+_strangers = RefusalLog()

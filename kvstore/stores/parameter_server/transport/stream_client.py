@@ -13,8 +13,8 @@ from typing import Any
 
 from ....observe.native._observe import Counters
 from ....settings import addresses
-from .channel import Poller
-from .ciphers import SALT_BYTES, Handshake, choose
+from .channel import ChannelPoller
+from .ciphers import SALT_BYTES, StreamHandshake, choose
 from .frames import Buffer
 from .native._streams import Frame, Sender, Stream
 from .streams import (
@@ -22,7 +22,7 @@ from .streams import (
     ENCRYPTED_MAGIC,
     HANDSHAKE,
     MAGIC,
-    Offer,
+    StreamOffer,
     note_altered,
     open_stream,
     tune,
@@ -41,19 +41,19 @@ class StreamClient:
 
     `offer` is the server's text; the poller returns this object when there are bytes to receive. Where the
     stream has to be `encrypted`, and the offer has no cipher, no stream is opened. A worker that
-    `takes_turns` with others has fewer bytes in flight to a server of its host.
+    `limits_in_flight` with others has fewer bytes in flight to a server of its host.
     """
 
     def __init__(
         self,
         offer: str,
         sender: Callable[[], Sender],
-        poller: Poller,
+        poller: ChannelPoller,
         encrypted: bool = False,
-        takes_turns: bool = False,
+        limits_in_flight: bool = False,
     ) -> None:
-        self.offer, self._takes_turns = offer, takes_turns
-        self._offer = Offer.read(offer, encrypted)
+        self.offer, self._limits_in_flight = offer, limits_in_flight
+        self._offer = StreamOffer.read(offer, encrypted)
         self._cipher = choose(self._offer.ciphers) if self._offer is not None and encrypted else None
         if encrypted and self._cipher is None:
             self._offer = None
@@ -171,13 +171,15 @@ class StreamClient:
         else:
             self._poller.watch(self._connecting.fileno(), self)
             if self._cipher is None:
-                self._stream = open_stream(self._connecting, sender, None, self._counters, self._takes_turns)
+                self._stream = open_stream(
+                    self._connecting, sender, None, self._counters, self._limits_in_flight
+                )
                 self._connecting = None
                 log.debug("stream opened to %s", self._offer.address)
             else:
                 self._answers, self._answer = True, b""
 
-    def _new_hello(self, offer: Offer) -> bytes:
+    def _new_hello(self, offer: StreamOffer) -> bytes:
         if self._cipher is None:
             return MAGIC + offer.token
         return ENCRYPTED_MAGIC + offer.token + bytes([self._cipher]) + secrets.token_bytes(SALT_BYTES)
@@ -203,7 +205,7 @@ class StreamClient:
 
     def _finish_handshake(self, connection: socket.socket, secret: bytes, cipher: int) -> None:
         salt, proof = self._answer[:SALT_BYTES], self._answer[SALT_BYTES:]
-        handshake = Handshake(secret, self._hello, salt, cipher)
+        handshake = StreamHandshake(secret, self._hello, salt, cipher)
         if not hmac.compare_digest(proof, handshake.server_proof()):
             self._give_up()
             return
@@ -211,7 +213,7 @@ class StreamClient:
         connection.send(handshake.worker_proof())  # so few bytes are sent completely or not at all
         self._connecting, self._answers, self._opened = None, False, time.monotonic()
         self._stream = open_stream(
-            connection, sender, handshake.worker_cipher(), self._counters, self._takes_turns
+            connection, sender, handshake.worker_cipher(), self._counters, self._limits_in_flight
         )
         log.debug("encrypted stream opened")
 

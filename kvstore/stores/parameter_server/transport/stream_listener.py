@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from ....settings import addresses
 from ....settings.ports import bound_in_range
 from ....settings.roles import Roles
-from .ciphers import PROOF_BYTES, SALT_BYTES, SECRET_BYTES, Handshake, available
+from .ciphers import PROOF_BYTES, SALT_BYTES, SECRET_BYTES, StreamHandshake, available
 from .native._streams import Cipher
 from .process_limits import DescriptorReserve
-from .refusals import Refusals
+from .refusals import RefusalLog
 from .streams import (
     ENCRYPTED_HELLO_BYTES,
     ENCRYPTED_MAGIC,
@@ -29,7 +29,7 @@ from .streams import (
     HELLO_BYTES,
     MAGIC,
     TOKEN_BYTES,
-    Offer,
+    StreamOffer,
     stop_pacing,
     tune,
 )
@@ -40,7 +40,7 @@ _UNPROVEN = 4  # connections with the same token, and without proof so far
 _LEFT = 1024  # tokens of workers that have left; a connection with one is refused without a log line
 _BACKLOG = 4096
 
-_refusals = Refusals()
+_refusals = RefusalLog()
 
 
 @dataclass
@@ -49,7 +49,7 @@ class _Unproven:
 
     since: float
     token: bytes
-    handshake: Handshake
+    handshake: StreamHandshake
     read: bytes = b""
 
 
@@ -83,7 +83,7 @@ class StreamListener:
         self._encrypted = roles.keys is not None
         self._hello_bytes = ENCRYPTED_HELLO_BYTES if self._encrypted else HELLO_BYTES
         self._peers: dict[bytes, Hashable] = {}  # by token
-        self._offers: dict[Hashable, Offer] = {}
+        self._offers: dict[Hashable, StreamOffer] = {}
         self._left: deque[bytes] = deque(maxlen=_LEFT)
         self._strangers: dict[socket.socket, tuple[float, bytes]] = {}
         self._unproven: dict[socket.socket, _Unproven] = {}
@@ -98,7 +98,7 @@ class StreamListener:
         if offer is None:
             token = secrets.token_bytes(TOKEN_BYTES)
             secret = secrets.token_bytes(SECRET_BYTES) if self._encrypted else b""
-            offer = self._offers[peer] = Offer(
+            offer = self._offers[peer] = StreamOffer(
                 self.address, token, secret, available() if self._encrypted else ()
             )
             self._peers[token] = peer
@@ -215,7 +215,7 @@ class StreamListener:
         if sum(one.token == token for one in self._unproven.values()) >= _UNPROVEN:
             return False
         salt = secrets.token_bytes(SALT_BYTES)
-        handshake = Handshake(self._offers[self._peers[token]].secret, hello, salt, cipher)
+        handshake = StreamHandshake(self._offers[self._peers[token]].secret, hello, salt, cipher)
         answer = salt + handshake.server_proof()
         if connection.send(answer) < len(answer):  # so few bytes are sent completely or not at all
             return False

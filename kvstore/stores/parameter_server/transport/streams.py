@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 
 from ....observe.native._observe import Counters
 from .ciphers import PROOF_BYTES, SALT_BYTES, SECRET_BYTES
-from .frames import Limits
+from .frames import MessageLimits
 from .native._streams import Cipher, Sender, Stream
-from .refusals import Refusals
+from .refusals import RefusalLog
 
 #: The first bytes of a worker, before its token.
 MAGIC = b"KVSTREAM"
@@ -33,13 +33,15 @@ ANSWER_BYTES = SALT_BYTES + PROOF_BYTES
 HANDSHAKE = 10.0
 
 _DEAD_AFTER = 15_000  # ms without an acknowledgement of sent bytes; as ZeroMQ's own connections
-_LARGEST = Limits().frame + 128 * Limits().records  # bytes of a frame: payload, or head and records
+_LARGEST = (
+    MessageLimits().frame + 128 * MessageLimits().records
+)  # bytes of a frame: payload, or head and records
 
-_refusals = Refusals()
+_refusals = RefusalLog()
 
 
 @dataclass(frozen=True)
-class Offer:
+class StreamOffer:
     """The data that a worker needs to open a stream; without ciphers the stream is not encrypted."""
 
     address: str
@@ -53,7 +55,7 @@ class Offer:
         return f"{self.address}/{self.token.hex()}{secret}"
 
     @classmethod
-    def read(cls, text: str, encrypted: bool) -> Offer | None:
+    def read(cls, text: str, encrypted: bool) -> StreamOffer | None:
         """Read the text of an offer; None: it is invalid, or not encrypted as required."""
         address, _, rest = text.rpartition("/")
         token, *more = rest.split("-")
@@ -72,12 +74,12 @@ def open_stream(
     sender: Sender,
     cipher: Cipher | None = None,
     counters: Counters | None = None,
-    takes_turns: bool = False,
+    limits_in_flight: bool = False,
 ) -> Stream:
     """Make a stream of a connection after the handshake; the stream then owns the descriptor."""
     near = is_near(connection)
     made = Stream(sender, connection.detach(), _LARGEST, cipher)
-    made.is_near, made.takes_turns = near, takes_turns
+    made.is_near, made.limits_in_flight = near, limits_in_flight
     if counters is not None and counters.number >= 0:  # otherwise the store sets its counters later
         made.observe(counters)
     return made

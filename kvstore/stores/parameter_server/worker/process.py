@@ -19,7 +19,7 @@ from ....settings.roles import Roles
 from ....settings.variables import process_variables
 from ....source_tree import package_version
 from ..protocol import messages as m
-from ..transport.heartbeats import HeartbeatResponder
+from ..transport.heartbeat_echoes import HeartbeatResponder
 from .state_machine.options import WorkerOptions
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from ....observe.counters import CONVERTING, MOVING
 from ...entry import Array, dense_source, row_source, sparse_source
 from ...update import check_floating
 from ..protocol.messages import Kind
-from ..protocol.payloads import SHARED_BYTES
+from ..protocol.payload_bytes import SHARED_BYTES
 from .client import Client
 from .consistent_rounds import PushCalls
 from .gpu_on_demand import GpuOnDemand

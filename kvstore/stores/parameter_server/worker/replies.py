@@ -12,7 +12,7 @@ from ....kernels import cpu
 from ...entry import Array
 from ...rows import Ids
 from ..protocol.messages import IN_PLACE, PayloadLocation, Record, Slice
-from ..protocol.payloads import ABSENT, SHARED_BYTES, as_bytes
+from ..protocol.payload_bytes import ABSENT, SHARED_BYTES, as_bytes
 from ..transport.native._streams import ExpectedRows
 from .key_directory import DistKey
 

@@ -17,7 +17,7 @@ from ...entry import Array
 from ...rows import merged
 from ...update import summands
 from ..protocol.messages import IN_PLACE, PACKED, Kind, PayloadLocation, Record, Slice
-from ..protocol.payloads import as_bytes
+from ..protocol.payload_bytes import as_bytes
 from .key_directory import DistKey
 from .operations import Request, Take
 from .replies import FillOuts

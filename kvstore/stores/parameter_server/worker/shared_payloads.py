@@ -15,7 +15,7 @@ from ....observe.counters import MOVING, SHARED, SUMMING
 from ....observe.native._observe import Counters
 from ...entry import Array
 from ..protocol.messages import Record
-from ..protocol.payloads import SHARED_BYTES
+from ..protocol.payload_bytes import SHARED_BYTES
 from ..transport.shared_buffers import Block, SharedBufferPool
 from .client import Client
 from .key_directory import DistKey

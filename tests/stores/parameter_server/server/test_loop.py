@@ -18,7 +18,7 @@ from kvstore.stores.parameter_server.protocol import events
 from kvstore.stores.parameter_server.protocol import messages as m
 from kvstore.stores.parameter_server.server import store_shard
 from kvstore.stores.parameter_server.server.loop import ServerLoop
-from kvstore.stores.parameter_server.server.snapshot import Folder, described
+from kvstore.stores.parameter_server.server.snapshot import SnapshotFolder, described
 from kvstore.stores.parameter_server.server.storage import ServerStorage
 
 STORES = {"stores": [{"store": 0}, {"store": 1}]}
@@ -135,13 +135,13 @@ def test_a_store_that_is_closed_while_its_snapshot_is_written_leaves_none(
     loop._storage.begin_snapshots("job")
     monkeypatch.setattr(loop._machine, "snapshot", lambda: STORES)
     put(loop._storage, 1)
-    written, closed = Folder.write, threading.Event()
+    written, closed = SnapshotFolder.write, threading.Event()
 
     def write(*content: Any) -> None:
         assert closed.wait(20)
         written(*content)
 
-    monkeypatch.setattr(Folder, "write", write)
+    monkeypatch.setattr(SnapshotFolder, "write", write)
     loop._look_after_snapshots(time.monotonic())
     loop._storage.forget(events.Forget(0, None))
     closed.set()

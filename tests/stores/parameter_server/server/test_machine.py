@@ -8,7 +8,7 @@ import pytest
 
 from kvstore.stores.parameter_server.protocol import events as e
 from kvstore.stores.parameter_server.protocol import messages as m
-from kvstore.stores.parameter_server.server.machine import Server, ServerOptions
+from kvstore.stores.parameter_server.server.machine import ServerMachine, ServerOptions
 from kvstore.stores.parameter_server.server.slice_rounds import SliceRounds
 
 ENTRY = m.KeyEntry(m.KeySpec("w", (8,), "float32"), 0, (m.Slice(0, 0, 0, 8),), ready=False)
@@ -22,7 +22,7 @@ class Machine:
         self.mode = mode
         hello = m.Hello("server", 0, 1, "s", "job", m.PROTOCOL, restarted=restarted)
         snapshot = more.pop("snapshot", None)
-        self.machine = Server(hello, ServerOptions(report=1, **more), snapshot)
+        self.machine = ServerMachine(hello, ServerOptions(report=1, **more), snapshot)
         self.actions: list[e.Action] = []
         self.numbers: dict[int, int] = {}
         self.messages = 0
@@ -716,7 +716,7 @@ def test_a_scheduler_that_was_never_there_is_not_lost() -> None:
     found = {}
     for restarted in (False, True):
         hello = m.Hello("server", 0, 1, "s", "job", m.PROTOCOL, restarted=restarted)
-        machine = Server(hello, ServerOptions(start=1, where="tcp://127.0.0.1:1"))
+        machine = ServerMachine(hello, ServerOptions(start=1, where="tcp://127.0.0.1:1"))
         machine.step(e.Start(), 0.0)
         ends = [one for at in (0.5, 1.5, 2.5) for one in machine.step(e.Tick(), at) if isinstance(one, e.End)]
         (end,) = ends

@@ -13,7 +13,7 @@ from kvstore.optimizer import Updater, create
 from kvstore.settings.parameter_server import PsConfig
 from kvstore.stores.parameter_server.protocol import events as e
 from kvstore.stores.parameter_server.protocol import messages as m
-from kvstore.stores.parameter_server.server.machine import Server, ServerOptions
+from kvstore.stores.parameter_server.server.machine import ServerMachine, ServerOptions
 from kvstore.stores.parameter_server.server.storage import ServerStorage
 
 Array = npt.NDArray[np.float32]
@@ -59,7 +59,7 @@ class Job:
         self.sequences = dict.fromkeys(range(workers), 0)
         self.answers: list[tuple[int, m.Kind, int, int]] = []  # rank, kind, slice, the request's round
         hello = m.Hello("server", 0, 1, "s", "job", m.PROTOCOL, restarted=completed is not None)
-        self.machine = Server(hello, ServerOptions(), self._snapshot(completed))
+        self.machine = ServerMachine(hello, ServerOptions(), self._snapshot(completed))
         self.from_scheduler(m.Slices(0, (ENTRY,)))
         text = json.dumps(create("lamb", wd=0.1).describe())
         self.from_scheduler(m.Install(0, 1, "settings", text, since=1, ordinal=1, epoch=1))

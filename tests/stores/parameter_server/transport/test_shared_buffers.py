@@ -20,7 +20,11 @@ from procs_outbox import MIB, seqlock_of
 
 import kvstore as kv
 from kvstore.stores.parameter_server.transport import shared_buffers as module
-from kvstore.stores.parameter_server.transport.shared_buffers import PeerBuffers, SharedBufferPool, Values
+from kvstore.stores.parameter_server.transport.shared_buffers import (
+    PeerBuffers,
+    SharedBufferPool,
+    SharedValues,
+)
 
 BODIES = "procs_outbox"
 SIZES = [1, 63, 64, 4095, 4096, 4097, MIB, 5 * MIB + 1]
@@ -72,7 +76,7 @@ def test_sizes_that_differ_a_little_use_the_same_places() -> None:
     assert outbox.nbytes < 30 * MIB
 
 
-@pytest.mark.parametrize("make", [SharedBufferPool, Values])
+@pytest.mark.parametrize("make", [SharedBufferPool, SharedValues])
 @pytest.mark.parametrize("size", [1, 4096, 4 * MIB - 1, 4 * MIB, 4 * MIB + 1, 70 * MIB])
 def test_any_size_fits_its_segment(make: type[SharedBufferPool], size: int) -> None:
     memory = make()
@@ -172,7 +176,7 @@ def test_a_reader_cannot_write() -> None:
 
 
 def test_a_copy_counts_only_while_its_stamp_stands() -> None:
-    values = Values()
+    values = SharedValues()
     first, second = values.take(MIB), values.take(3000)
     assert first is not None
     assert second is not None
@@ -192,7 +196,7 @@ def test_a_copy_counts_only_while_its_stamp_stands() -> None:
 
 
 def test_values_that_share_a_page_are_marked_once() -> None:
-    values = Values()
+    values = SharedValues()
     blocks = [values.take(64) for _ in range(4)]
     places = [(block.segment, block.offset) for block in blocks if block is not None]
     with pytest.raises(RuntimeError), values.writing(places):
@@ -202,7 +206,7 @@ def test_values_that_share_a_page_are_marked_once() -> None:
 
 
 def test_a_slice_within_a_block_has_a_seqlock_of_its_own() -> None:
-    values = Values()
+    values = SharedValues()
     block = values.take(4 * MIB)
     assert block is not None
     places = [(block.segment, block.offset + at) for at in range(0, 4 * MIB, MIB)]
@@ -219,7 +223,7 @@ def test_an_outbox_has_no_stamps() -> None:
 
 def test_values_are_not_offered_where_seqlocks_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_ORDERED", False)
-    values = Values()
+    values = SharedValues()
     assert values.take(100) is not None
     assert values.handle() == ""
     assert SharedBufferPool().handle() != ""

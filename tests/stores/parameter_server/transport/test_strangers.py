@@ -18,10 +18,10 @@ from kvstore.errors import ConfigError, ProtocolError
 from kvstore.settings.keys import Keys
 from kvstore.stores.parameter_server.protocol.messages import Batch, Kind, Record
 from kvstore.stores.parameter_server.transport import newcomers
-from kvstore.stores.parameter_server.transport.auth import password
 from kvstore.stores.parameter_server.transport.channel import Dealer, Router
 from kvstore.stores.parameter_server.transport.context import Context
-from kvstore.stores.parameter_server.transport.frames import Codec
+from kvstore.stores.parameter_server.transport.frames import MessageCodec
+from kvstore.stores.parameter_server.transport.zmq_auth import password
 
 Contexts = Callable[..., Context]
 PATIENCE = 30.0
@@ -92,7 +92,7 @@ def memory() -> int:
 def test_a_router_serves_among_2000_strangers(
     context: Contexts, job_keys: dict[str, Keys], caplog: pytest.LogCaptureFixture, secured: bool
 ) -> None:
-    codec = Codec("a job")
+    codec = MessageCodec("a job")
     router = Router(context(job_keys["scheduler"] if secured else None), "tcp://127.0.0.1:0")
     dealer = Dealer(context(job_keys["worker"] if secured else None), router.address, b"worker")
     question = codec.encode(Batch(0, 0, 1, 1, [Record(Kind.PULL, 1, 1)]))
@@ -147,7 +147,7 @@ def test_who_does_not_know_the_job_gets_no_message_in(
             return
         assert found is not None
         with pytest.raises(ProtocolError):
-            Codec("a job").decode(found[1])
+            MessageCodec("a job").decode(found[1])
 
 
 def taken(one: socket.socket) -> int:

@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Streams of messages over connected sockets: one system call where ZeroMQ has several threads.
 
-stream.h has the bytes and their checks; sender.h the thread that sends what a socket did not accept at once; serve.h waits
+stream.h has the bytes and their checks; sender.h the thread that sends what a socket did not accept at once; serve_streams.h waits
 for the streams of a server; cipher.h encrypts.
 """
 
@@ -21,7 +21,7 @@ from libc.string cimport memcpy
 
 from .....observe.native._observe import ring
 
-cdef extern from "serve.h" nogil:
+cdef extern from "serve_streams.h" nogil:
     ctypedef struct kv_counters:
         pass
     ctypedef struct kv_ring:
@@ -47,9 +47,9 @@ cdef extern from "serve.h" nogil:
         kp_buffer *next
     kp_buffer *kp_buffer_of(void *owner)
     kp_buffer *kp_new_buffer(size_t nbytes)
-    kp_buffer *kp_keep(kp_buffer *buffer)
-    void kp_drop(kp_buffer *buffer)
-    kp_buffer *kp_take_dropped()
+    kp_buffer *kp_retain(kp_buffer *buffer)
+    void kp_release(kp_buffer *buffer)
+    kp_buffer *kp_take_released()
     ctypedef struct kp_message:
         kp_message *next
         uint32_t n, handled
@@ -70,12 +70,12 @@ cdef extern from "serve.h" nogil:
         size_t nonce_bytes, tag_bytes
     ctypedef struct kp_cipher:
         pass
-    kp_cipher *kp_new_cipher(const kp_aead *aead, const void *goes, const void *comes, uint64_t chunks_of_key)
+    kp_cipher *kp_new_cipher(const kp_aead *aead, const void *send_key, const void *receive_key, uint64_t chunks_of_key)
     void kp_free_cipher(kp_cipher *c)
     const uint64_t KP_MOST_UNSENT
     ctypedef struct kp_stream:
         int fd
-        int is_near, takes_turns
+        int is_near, limits_in_flight
         uint64_t most_unsent
         int broken
         kp_outcome end
@@ -97,15 +97,15 @@ cdef extern from "serve.h" nogil:
     int kp_send_to(void *stream, const kp_piece *pieces, size_t n)
     int kp_is_full(kp_stream *s)
     int kp_is_sent(kp_stream *s)
-    void kp_send_asked(kp_stream *s)
+    void kp_send_requested(kp_stream *s)
     int kp_wait_for(int epoll, int descriptor, kp_stream *stream)
     ctypedef struct kp_second:
         int runs
     int kp_start_second(kp_second *second, int first_epoll, const kp_observer *observer)
     void kp_stop_second(kp_second *second, int ours)
-    void kp_take_in(kp_second *second, kp_stream *s, int epoll, int may_move)
+    void kp_assign_to_first(kp_second *second, kp_stream *s, int epoll, int may_move)
     int kp_is_second(const kp_second *second, const kp_stream *s)
-    void kp_take_from_second(kp_second *second, kp_stream *s)
+    void kp_remove_from_second(kp_second *second, kp_stream *s)
     ctypedef struct kp_serving:
         int epoll
         kp_second *second
@@ -119,7 +119,7 @@ cdef extern from "serve.h" nogil:
         KP_NONCE_BYTES
         KP_TAG_BYTES
 
-cdef extern from "gather.h" nogil:
+cdef extern from "send_rows.h" nogil:
     ctypedef struct kp_gather:
         const char *table
         size_t row_bytes
@@ -129,7 +129,7 @@ cdef extern from "gather.h" nogil:
     void kp_copy_rows(const kp_gather *g, size_t first, size_t last, char *into)
     int kp_send_rows(kp_stream *s, const kp_gather *g)
 
-cdef extern from "expected.h" nogil:
+cdef extern from "expected_rows.h" nogil:
     ctypedef struct kp_expected:
         kp_expected *next
         uint32_t slice
@@ -142,8 +142,8 @@ cdef extern from "expected.h" nogil:
 kv_ring_here = <kv_ring *>PyCapsule_GetPointer(ring, "kvstore.events")
 
 include "exchange.pxi"
-include "expected.pxi"
-include "gather.pxi"
+include "expected_rows.pxi"
+include "gathered_rows.pxi"
 
 cdef size_t COPIED = 32 * 1024  # bytes: smaller frames are copied behind the head
 
@@ -155,7 +155,7 @@ cdef class Frame:
     cdef kp_buffer *data
 
     def __dealloc__(self):
-        kp_drop(self.data)
+        kp_release(self.data)
 
     def __len__(self):
         return self.data.nbytes
@@ -193,7 +193,7 @@ cdef class Cipher:
     aead : tuple of int
         Addresses of libsodium's `crypto_aead_*_encrypt_detached`, `*_decrypt_detached`, and `crypto_generichash`;
         bytes of a nonce and of a tag.
-    goes, comes : bytes
+    send_key, receive_key : bytes
         The keys of sent and of received bytes, 32 bytes each.
     chunks_of_key : int
         The chunks of 64 KB after which a key is replaced; the same at both ends.
@@ -201,7 +201,7 @@ cdef class Cipher:
 
     cdef kp_cipher *c
 
-    def __cinit__(self, aead not None, bytes goes not None, bytes comes not None,
+    def __cinit__(self, aead not None, bytes send_key not None, bytes receive_key not None,
                   uint64_t chunks_of_key=1 << 20):
         cdef size_t parts[5]
         if len(aead) != 5 or not all(aead):
@@ -209,9 +209,9 @@ cdef class Cipher:
         parts[0], parts[1], parts[2], parts[3], parts[4] = aead
         if not 8 <= parts[3] <= KP_NONCE_BYTES or parts[4] > KP_TAG_BYTES:
             raise ValueError(f"a nonce has 8 to 32 bytes and a tag up to 32, not {parts[3]} and {parts[4]}")
-        if len(goes) != KP_KEY_BYTES or len(comes) != KP_KEY_BYTES or goes == comes or not chunks_of_key:
+        if len(send_key) != KP_KEY_BYTES or len(receive_key) != KP_KEY_BYTES or send_key == receive_key or not chunks_of_key:
             raise ValueError("a cipher has two keys of 32 bytes, one for each direction")
-        self.c = kp_new_cipher(<kp_aead *>parts, <char *>goes, <char *>comes, chunks_of_key)
+        self.c = kp_new_cipher(<kp_aead *>parts, <char *>send_key, <char *>receive_key, chunks_of_key)
         if self.c == NULL:
             raise MemoryError()
 
@@ -301,7 +301,7 @@ cdef class Stream:
         head = kp_new_buffer(copied)
         if pieces == NULL or head == NULL:
             free(pieces)
-            kp_drop(head)
+            kp_release(head)
             raise MemoryError()
         begin = end = head.data
         (<uint32_t *>end)[0], (<uint32_t *>end)[1] = KP_MAGIC, <uint32_t>n
@@ -319,13 +319,13 @@ cdef class Stream:
                 end += view.len
                 continue
             if end > begin:
-                pieces[used] = kp_piece(begin, end - begin, kp_keep(head), NULL)
+                pieces[used] = kp_piece(begin, end - begin, kp_retain(head), NULL)
                 used += 1
                 begin = end
             owner = kp_buffer_of(<void *>kept)
             if owner == NULL:
                 drop_pieces(pieces, used)
-                kp_drop(head)
+                kp_release(head)
                 raise MemoryError()
             Py_INCREF(kept)
             pieces[used] = kp_piece(<char *>view.buf, view.len, owner, NULL)
@@ -354,9 +354,9 @@ cdef class Stream:
             release_dropped()
             with nogil:
                 kp_receive(&self.s, 0)
-        return [frames for _, frames in self.left()]
+        return [frames for _, frames in self.take_messages()]
 
-    def left(self):
+    def take_messages(self):
         """Return the received messages that no link has handled, without blocking.
 
         Returns
@@ -405,7 +405,7 @@ cdef class Stream:
         if self.expected:
             self.s.place = kp_place_rows
 
-    def hand_to(self, link not None):
+    def set_link(self, link not None):
         """Have a `Link` handle messages from now on, as far as it can, and answer over this stream."""
         if self.link is not None:
             self.link.close()
@@ -415,7 +415,7 @@ cdef class Stream:
         self.link = link
 
     cdef list messages(self):
-        """Return the complete messages, as `left`."""
+        """Return the complete messages, as `take_messages`."""
         cdef kp_message *message = kp_take_messages(&self.s)
         cdef kp_message *following
         cdef list found = []
@@ -451,13 +451,13 @@ cdef class Stream:
         self.s.is_near = near
 
     @property
-    def takes_turns(self):
+    def limits_in_flight(self):
         """Whether all workers that send to a peer on this host should have few bytes in flight."""
-        return bool(self.s.takes_turns)
+        return bool(self.s.limits_in_flight)
 
-    @takes_turns.setter
-    def takes_turns(self, bint turns):
-        self.s.takes_turns = turns
+    @limits_in_flight.setter
+    def limits_in_flight(self, bint turns):
+        self.s.limits_in_flight = turns
 
     @property
     def is_full(self):
@@ -488,7 +488,7 @@ cdef class Stream:
         release_dropped()
 
 
-include "serve.pxi"
+include "stream_set.pxi"
 
 
 cdef dict REASONS = {
@@ -520,13 +520,13 @@ cdef list frames_of(kp_message *message):
 cdef void drop_pieces(kp_piece *pieces, size_t n) noexcept:
     cdef size_t at
     for at in range(n):
-        kp_drop(pieces[at].owner)
+        kp_release(pieces[at].owner)
     free(pieces)
 
 
 cdef void release_dropped() noexcept:
     """Release the Python objects whose bytes are sent."""
-    cdef kp_buffer *first = kp_take_dropped()
+    cdef kp_buffer *first = kp_take_released()
     cdef kp_buffer *following
     while first != NULL:
         following = first.next

@@ -5,7 +5,7 @@
  * connection has its own key, so no nonce is used twice with a key. After `chunks_of_key` chunks, both ends replace a key
  * by its hash: AES-GCM should not encrypt more than some hundred GB with one key.
  *
- * No function blocks. One direction belongs to one thread at a time: `goes` needs the stream's lock, `comes` belongs to the
+ * No function blocks. One direction belongs to one thread at a time: `sending` needs the stream's lock, `receiving` belongs to the
  * thread that receives. */
 #ifndef KP_CIPHER_H
 #define KP_CIPHER_H
@@ -52,7 +52,7 @@ typedef struct {
     kp_aead aead;
     uint64_t chunks_of_key;
     pid_t pid; /* the child of a fork must not send: it would use each nonce a second time */
-    kp_direction goes, comes;
+    kp_direction sending, receiving;
 } kp_cipher;
 
 static void kp_wipe(void *memory, size_t nbytes)
@@ -63,7 +63,7 @@ static void kp_wipe(void *memory, size_t nbytes)
 }
 
 /* Allocate a cipher; both keys have KP_KEY_BYTES and are copied. NULL: no memory. The caller frees it. */
-static kp_cipher *kp_new_cipher(const kp_aead *aead, const void *goes, const void *comes, uint64_t chunks_of_key)
+static kp_cipher *kp_new_cipher(const kp_aead *aead, const void *send_key, const void *receive_key, uint64_t chunks_of_key)
 {
     kp_cipher *c = (kp_cipher *)calloc(1, sizeof *c);
     if (!c)
@@ -71,8 +71,8 @@ static kp_cipher *kp_new_cipher(const kp_aead *aead, const void *goes, const voi
     c->aead = *aead;
     c->chunks_of_key = chunks_of_key;
     c->pid = getpid();
-    memcpy(c->goes.key, goes, KP_KEY_BYTES);
-    memcpy(c->comes.key, comes, KP_KEY_BYTES);
+    memcpy(c->sending.key, send_key, KP_KEY_BYTES);
+    memcpy(c->receiving.key, receive_key, KP_KEY_BYTES);
     return c;
 }
 
@@ -81,8 +81,8 @@ static void kp_free_cipher(kp_cipher *c)
 {
     if (!c)
         return;
-    kp_wipe(c->goes.key, KP_KEY_BYTES);
-    kp_wipe(c->comes.key, KP_KEY_BYTES);
+    kp_wipe(c->sending.key, KP_KEY_BYTES);
+    kp_wipe(c->receiving.key, KP_KEY_BYTES);
     free(c);
 }
 
@@ -120,13 +120,13 @@ static uint32_t kp_get_length(const unsigned char *from)
 /* Return where the caller may put the text of the next chunk, to be encrypted in place. */
 static unsigned char *kp_chunk_text(kp_cipher *c)
 {
-    return c->goes.bytes + c->goes.to + KP_CHUNK_HEAD;
+    return c->sending.bytes + c->sending.to + KP_CHUNK_HEAD;
 }
 
-/* Append a chunk of `n` bytes, at most KP_CHUNK_BYTES, for which `goes` has space. 0; -1: send nothing any more. */
+/* Append a chunk of `n` bytes, at most KP_CHUNK_BYTES, for which `sending` has space. 0; -1: send nothing any more. */
 static int kp_encrypt(kp_cipher *c, const void *text, size_t n)
 {
-    kp_direction *d = &c->goes;
+    kp_direction *d = &c->sending;
     unsigned char nonce[KP_NONCE_BYTES], *head = d->bytes + d->to, *sealed = kp_chunk_text(c);
     kp_put_length(head, (uint32_t)n);
     d->failed = d->failed || kp_next_nonce(c, d, nonce) ||
@@ -140,7 +140,7 @@ static int kp_encrypt(kp_cipher *c, const void *text, size_t n)
 /* Return the bytes of text of the next received chunk; 0: it is incomplete; -1: it is invalid. */
 static int64_t kp_next_chunk(const kp_cipher *c)
 {
-    const kp_direction *d = &c->comes;
+    const kp_direction *d = &c->receiving;
     size_t there = d->to - d->from;
     if (there < KP_CHUNK_HEAD)
         return 0;
@@ -153,7 +153,7 @@ static int64_t kp_next_chunk(const kp_cipher *c)
 /* Decrypt the next chunk, complete and of `n` bytes, to `text`. 0; -1: not authentic, and `text` is undefined. */
 static int kp_decrypt(kp_cipher *c, void *text, size_t n)
 {
-    kp_direction *d = &c->comes;
+    kp_direction *d = &c->receiving;
     unsigned char nonce[KP_NONCE_BYTES], *head = d->bytes + d->from, *sealed = head + KP_CHUNK_HEAD;
     if (kp_next_nonce(c, d, nonce) || c->aead.decrypt((unsigned char *)text, NULL, sealed, n, sealed + n, head,
                                                       KP_CHUNK_HEAD, nonce, d->key))
@@ -163,7 +163,7 @@ static int kp_decrypt(kp_cipher *c, void *text, size_t n)
 }
 
 /* Move an incomplete chunk to the beginning of the buffer, so that its rest has space. */
-static void kp_move_rest(kp_direction *d)
+static void kp_move_incomplete(kp_direction *d)
 {
     memmove(d->bytes, d->bytes + d->from, d->to - d->from);
     d->to -= d->from;

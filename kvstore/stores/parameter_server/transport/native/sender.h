@@ -19,11 +19,11 @@ typedef struct kp_sender {
     pthread_t thread;
     pthread_mutex_t lock; /* for `streams`; acquired before that of a stream */
     kp_stream **streams;  /* by descriptor */
-    int room;
+    int capacity;
 } kp_sender;
 
 /* Have the sender's thread continue when the socket has space; needs the stream's lock. 0; -1: it cannot wait. */
-static int kp_await_room(kp_sender *sender, kp_stream *s)
+static int kp_await_writable(kp_sender *sender, kp_stream *s)
 {
     struct epoll_event event = {.events = EPOLLOUT | EPOLLONESHOT, .data.fd = s->fd};
     if (s->waits)
@@ -35,7 +35,7 @@ static int kp_await_room(kp_sender *sender, kp_stream *s)
 static void kp_send_more(kp_sender *sender, int fd)
 {
     pthread_mutex_lock(&sender->lock);
-    kp_stream *s = fd < sender->room ? sender->streams[fd] : NULL;
+    kp_stream *s = fd < sender->capacity ? sender->streams[fd] : NULL;
     if (s)
         pthread_mutex_lock(&s->lock);
     pthread_mutex_unlock(&sender->lock);
@@ -46,7 +46,7 @@ static void kp_send_more(kp_sender *sender, int fd)
     enum kp_outcome outcome = kp_flush(s, KP_SEND_BYTES);
     kv_leave();
     if (outcome != KP_CLOSED && kp_has_unsent(s))
-        kp_await_room(sender, s);
+        kp_await_writable(sender, s);
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -100,7 +100,7 @@ static void kp_stop_sender(kp_sender *sender, int ours)
     sender->epoll = sender->wake = -1;
     free(sender->streams);
     sender->streams = NULL;
-    sender->room = 0;
+    sender->capacity = 0;
 }
 
 /* Register an open stream; it must be removed before it is freed. 0; -1: no memory or descriptor, and not registered. */
@@ -109,14 +109,14 @@ static int kp_add_stream(kp_sender *sender, kp_stream *s)
     struct epoll_event event = {.events = EPOLLONESHOT, .data.fd = s->fd}; /* a hang-up is reported once, not for ever */
     int failed = 0;
     pthread_mutex_lock(&sender->lock);
-    if (s->fd >= sender->room) {
-        int room = 2 * s->fd + 16;
-        kp_stream **streams = (kp_stream **)realloc(sender->streams, (size_t)room * sizeof *streams);
+    if (s->fd >= sender->capacity) {
+        int capacity = 2 * s->fd + 16;
+        kp_stream **streams = (kp_stream **)realloc(sender->streams, (size_t)capacity * sizeof *streams);
         failed = !streams;
         if (streams) {
-            memset(streams + sender->room, 0, (size_t)(room - sender->room) * sizeof *streams);
+            memset(streams + sender->capacity, 0, (size_t)(capacity - sender->capacity) * sizeof *streams);
             sender->streams = streams;
-            sender->room = room;
+            sender->capacity = capacity;
         }
     }
     failed = failed || epoll_ctl(sender->epoll, EPOLL_CTL_ADD, s->fd, &event);
@@ -135,7 +135,7 @@ static void kp_remove_stream(kp_stream *s)
     if (!sender)
         return;
     pthread_mutex_lock(&sender->lock);
-    if (s->fd < sender->room)
+    if (s->fd < sender->capacity)
         sender->streams[s->fd] = NULL;
     epoll_ctl(sender->epoll, EPOLL_CTL_DEL, s->fd, NULL);
     pthread_mutex_unlock(&sender->lock);
@@ -147,19 +147,19 @@ static void kp_remove_stream(kp_stream *s)
 /* Send what the socket accepts; the sender's thread sends the rest. Needs the stream's lock. A failure breaks the stream. */
 static void kp_flush_or_wait(kp_stream *s)
 {
-    if (kp_flush(s, (size_t)-1) == KP_BLOCKED && (!s->sender || kp_await_room(s->sender, s))) {
+    if (kp_flush(s, (size_t)-1) == KP_BLOCKED && (!s->sender || kp_await_writable(s->sender, s))) {
         s->broken = 1;
         shutdown(s->fd, SHUT_RDWR);
     }
 }
 
-#define KP_LOOKING ((kp_stream *)1) /* in a hand: its thread is polling, and can send a stream at once */
+#define KP_POLLING ((kp_stream *)1) /* in a inbox: its thread is polling, and can send a stream at once */
 
 /* Pass a stream to its thread to be sent, if that thread is polling. 0: it is not. Needs the stream's lock. */
-static int kp_hand_over(kp_stream *s)
+static int kp_pass_to_thread(kp_stream *s)
 {
-    kp_stream *looking = KP_LOOKING;
-    return s->hand && atomic_compare_exchange_strong(s->hand, &looking, s);
+    kp_stream *looking = KP_POLLING;
+    return s->inbox && atomic_compare_exchange_strong(s->inbox, &looking, s);
 }
 
 /* Return the epoll events of a stream for the thread that serves it. */
@@ -175,7 +175,7 @@ static int kp_set_events(kp_stream *s)
 }
 
 /* Request by epoll that the thread of a stream sends. 0: it cannot be requested. Needs the stream's lock. */
-static int kp_ask_to_send(kp_stream *s)
+static int kp_request_send(kp_stream *s)
 {
     s->asked = 1;
     s->asked = !kp_set_events(s);
@@ -183,7 +183,7 @@ static int kp_ask_to_send(kp_stream *s)
 }
 
 /* Send what this thread was asked to send; acquires the stream's lock. Only by the thread that serves the stream. */
-static void kp_send_asked(kp_stream *s)
+static void kp_send_requested(kp_stream *s)
 {
     pthread_mutex_lock(&s->lock);
     if (s->asked) {
@@ -198,9 +198,9 @@ static void kp_send_asked(kp_stream *s)
 
 /* Leave the sending to the thread of a stream: many bytes always, so that several threads send at once, fewer only if it is
  * polling. 0: the caller sends. Needs the stream's lock. */
-static int kp_leave_to_thread(kp_stream *s)
+static int kp_thread_sends(kp_stream *s)
 {
-    return s->hand && (s->unsent > KP_MUCH_BYTES ? kp_ask_to_send(s) : kp_hand_over(s));
+    return s->inbox && (s->unsent > KP_MUCH_BYTES ? kp_request_send(s) : kp_pass_to_thread(s));
 }
 
 /* As `kp_send`; with `others`, the thread of the stream may send it. */
@@ -208,8 +208,8 @@ static int kp_send_by(kp_stream *s, const kp_piece *pieces, size_t n, int others
 {
     pthread_mutex_lock(&s->lock);
     int waited = kp_has_unsent(s);
-    int failed = s->broken || (s->cipher && s->cipher->pid != getpid()) || kp_queue(s, pieces, n);
-    if (!failed && !waited && !(others && kp_leave_to_thread(s)))
+    int failed = s->broken || (s->cipher && s->cipher->pid != getpid()) || kp_queue_pieces(s, pieces, n);
+    if (!failed && !waited && !(others && kp_thread_sends(s)))
         kp_flush_or_wait(s);
     pthread_mutex_unlock(&s->lock);
     return failed ? -1 : 0;
@@ -250,7 +250,7 @@ static size_t kp_free_pieces(kp_stream *s)
 /* Return whether all queued bytes are passed to the kernel, or the stream is broken. Acquires the stream's lock. */
 static int kp_is_sent(kp_stream *s)
 {
-    kp_send_asked(s); /* the caller may be the thread of the stream, which does not serve it at this time */
+    kp_send_requested(s); /* the caller may be the thread of the stream, which does not serve it at this time */
     pthread_mutex_lock(&s->lock);
     int sent = !kp_has_unsent(s) || s->broken;
     pthread_mutex_unlock(&s->lock);

@@ -52,11 +52,11 @@ typedef struct kp_stream {
     size_t from, to;
     uint64_t frame_limit;
     int is_near;     /* the peer is on this host */
-    int takes_turns; /* with other workers that send to the peer */
+    int limits_in_flight; /* with other workers that send to the peer */
     uint32_t head[2], at;
     uint64_t *sizes, got; /* `got`: bytes of the sizes, or of frame `at` */
-    size_t sizes_room;
-    kp_message *coming, *first, **last; /* the incoming message, and the list of complete ones */
+    size_t sizes_capacity;
+    kp_message *incoming, *first, **last; /* the incoming message, and the list of complete ones */
     enum kp_outcome end;                /* the reason why receiving has ended, if not KP_OPEN or KP_BLOCKED */
     int wakes;                          /* SO_RCVLOWAT, or 0 as long as it is the default of 1 */
     const kp_inlet *inlet;              /* NULL: all messages are for Python */
@@ -66,14 +66,14 @@ typedef struct kp_stream {
     pthread_mutex_t lock;
     struct kp_sender *sender;
     kp_piece *pieces; /* a ring */
-    size_t first_piece, n_pieces, pieces_room, sent; /* `sent`: bytes of the first piece */
+    size_t first_piece, n_pieces, pieces_capacity, sent; /* `sent`: bytes of the first piece */
     uint64_t unsent, most_unsent;                    /* bytes in the queue; nothing is queued above the limit */
     int waits; /* for the sender's thread */
     int broken;
-    /* Of a server with two threads that serve streams; see second.h. */
-    struct kp_stream *_Atomic *hand; /* of the thread that serves it; NULL: there is only one */
+    /* Of a server with two threads that serve streams; see second_thread.h. */
+    struct kp_stream *_Atomic *inbox; /* of the thread that serves it; NULL: there is only one */
     int epoll;                       /* of that thread, */
-    epoll_data_t event;              /* with the data of the stream's events; these two need the turn and the lock */
+    epoll_data_t event;              /* with the data of the stream's events; these two need the state lock and the lock */
     int asked;                       /* that thread has been asked to send; under the lock */
     int may_move;                    /* to the second thread */
     int in_a_row;                    /* successive messages that are a reason to move it to the other thread */
@@ -100,9 +100,9 @@ static int kp_open_stream(kp_stream *s, int fd, uint64_t frame_limit, kp_cipher 
 static void kp_free_stream(kp_stream *s)
 {
     for (size_t i = 0; i < s->n_pieces; i++)
-        kp_drop_piece(&s->pieces[(s->first_piece + i) % s->pieces_room]);
+        kp_release_piece(&s->pieces[(s->first_piece + i) % s->pieces_capacity]);
     free(s->pieces);
-    kp_free_message(s->coming);
+    kp_free_message(s->incoming);
     while (s->first) {
         kp_message *message = s->first;
         s->first = message->next;
@@ -118,40 +118,40 @@ static void kp_free_stream(kp_stream *s)
 
 /* --------------------------------------------------------------------------------------------------- sending */
 
-static int kp_more_pieces(kp_stream *s)
+static int kp_grow_queue(kp_stream *s)
 {
-    size_t room = s->pieces_room ? 2 * s->pieces_room : KP_PIECES;
-    kp_piece *pieces = (kp_piece *)malloc(room * sizeof *pieces);
+    size_t capacity = s->pieces_capacity ? 2 * s->pieces_capacity : KP_PIECES;
+    kp_piece *pieces = (kp_piece *)malloc(capacity * sizeof *pieces);
     if (!pieces)
         return -1;
     for (size_t i = 0; i < s->n_pieces; i++)
-        pieces[i] = s->pieces[(s->first_piece + i) % s->pieces_room];
+        pieces[i] = s->pieces[(s->first_piece + i) % s->pieces_capacity];
     free(s->pieces);
     s->pieces = pieces;
-    s->pieces_room = room;
+    s->pieces_capacity = capacity;
     s->first_piece = 0;
     return 0;
 }
 
 /* Queue all pieces, with a reference to the owner of each, or none of them. 0; -1: no memory, or too much is queued. */
-static int kp_queue(kp_stream *s, const kp_piece *pieces, size_t n)
+static int kp_queue_pieces(kp_stream *s, const kp_piece *pieces, size_t n)
 {
     if (s->n_pieces + n > KP_MOST_PIECES || s->unsent > s->most_unsent)
         return -1;
-    while (s->n_pieces + n >= s->pieces_room) /* one place stays free, for gathered rows */
-        if (kp_more_pieces(s))
+    while (s->n_pieces + n >= s->pieces_capacity) /* one place stays free, for gathered rows */
+        if (kp_grow_queue(s))
             return -1;
     for (size_t i = 0; i < n; i++) {
         s->unsent += pieces[i].nbytes;
         if (pieces[i].nbytes)
-            s->pieces[(s->first_piece + s->n_pieces++) % s->pieces_room] = pieces[i];
+            s->pieces[(s->first_piece + s->n_pieces++) % s->pieces_capacity] = pieces[i];
         else
-            kp_drop_piece(&pieces[i]);
+            kp_release_piece(&pieces[i]);
     }
     return 0;
 }
 
-static void kp_sent(kp_stream *s, size_t nbytes)
+static void kp_count_sent_bytes(kp_stream *s, size_t nbytes)
 {
     s->unsent -= nbytes;
     while (nbytes) {
@@ -163,8 +163,8 @@ static void kp_sent(kp_stream *s, size_t nbytes)
         }
         nbytes -= left;
         s->sent = 0;
-        kp_drop_piece(piece);
-        s->first_piece = (s->first_piece + 1) % s->pieces_room;
+        kp_release_piece(piece);
+        s->first_piece = (s->first_piece + 1) % s->pieces_capacity;
         s->n_pieces--;
     }
 }
@@ -172,7 +172,7 @@ static void kp_sent(kp_stream *s, size_t nbytes)
 /* Return whether there are bytes to send. */
 static int kp_has_unsent(const kp_stream *s)
 {
-    return s->n_pieces || (s->cipher && s->cipher->goes.from < s->cipher->goes.to);
+    return s->n_pieces || (s->cipher && s->cipher->sending.from < s->cipher->sending.to);
 }
 
 /* If rows are next in the queue, gather some of them. 0; -1: no memory. */
@@ -187,9 +187,9 @@ static int kp_gather_first(kp_stream *s)
     made.at = made.owner->data;
     rows->nbytes -= made.nbytes;
     if (!rows->nbytes) {
-        kp_drop_piece(rows);
+        kp_release_piece(rows);
     } else {
-        s->first_piece = (s->first_piece + s->pieces_room - 1) % s->pieces_room;
+        s->first_piece = (s->first_piece + s->pieces_capacity - 1) % s->pieces_capacity;
         s->n_pieces++;
     }
     s->pieces[s->first_piece] = made;
@@ -203,7 +203,7 @@ static size_t kp_next_pieces(kp_stream *s, struct iovec *io, size_t most)
     if (kp_gather_first(s))
         return 0;
     for (; used < n && bytes < most; used++) {
-        const kp_piece *piece = &s->pieces[(s->first_piece + used) % s->pieces_room];
+        const kp_piece *piece = &s->pieces[(s->first_piece + used) % s->pieces_capacity];
         if (piece->rows)
             break;
         size_t skip = used ? 0 : s->sent, left = piece->nbytes - skip;
@@ -223,10 +223,10 @@ static int kp_encrypt_pieces(kp_stream *s)
     if (kp_gather_first(s))
         return -1;
     for (size_t i = 0; i < s->n_pieces && bytes < KP_CHUNK_BYTES; i++) {
-        const kp_piece *piece = &s->pieces[(s->first_piece + i) % s->pieces_room];
+        const kp_piece *piece = &s->pieces[(s->first_piece + i) % s->pieces_capacity];
         if (piece->rows)
             break;
-        size_t skip = i ? 0 : s->sent, left = piece->nbytes - skip, room = KP_CHUNK_BYTES - bytes;
+        size_t skip = i ? 0 : s->sent, left = piece->nbytes - skip, capacity = KP_CHUNK_BYTES - bytes;
         if (left >= KP_CHUNK_BYTES) {
             if (!bytes) {
                 text = piece->at + skip;
@@ -234,20 +234,20 @@ static int kp_encrypt_pieces(kp_stream *s)
             }
             break;
         }
-        left = left < room ? left : room;
+        left = left < capacity ? left : capacity;
         memcpy(gathered + bytes, piece->at + skip, left);
         bytes += left;
     }
     if (kp_encrypt(s->cipher, text, bytes))
         return -1;
-    kp_sent(s, bytes);
+    kp_count_sent_bytes(s, bytes);
     return 0;
 }
 
 /* Set `io` to the encrypted bytes that are not sent, or encrypt the next chunks; 0: the stream must be closed. */
 static size_t kp_next_encrypted(kp_stream *s, struct iovec *io)
 {
-    kp_direction *d = &s->cipher->goes;
+    kp_direction *d = &s->cipher->sending;
     if (d->from == d->to) {
         d->from = d->to = 0;
         while (s->n_pieces && sizeof d->bytes - d->to >= KP_SEALED_BYTES)
@@ -283,9 +283,9 @@ static enum kp_outcome kp_flush(kp_stream *s, size_t most)
             break;
         }
         if (s->cipher)
-            s->cipher->goes.from += (size_t)sent;
+            s->cipher->sending.from += (size_t)sent;
         else
-            kp_sent(s, (size_t)sent);
+            kp_count_sent_bytes(s, (size_t)sent);
         done += (size_t)sent;
     }
     return s->broken ? KP_CLOSED : KP_OPEN;
@@ -309,12 +309,12 @@ static enum kp_outcome kp_read_head(kp_stream *s)
     uint32_t n = s->head[1];
     if (s->head[0] != KP_MAGIC || !n || n > KP_MOST_FRAMES)
         return KP_FOREIGN;
-    if (n > s->sizes_room) {
+    if (n > s->sizes_capacity) {
         uint64_t *sizes = (uint64_t *)realloc(s->sizes, n * sizeof *sizes);
         if (!sizes)
             return KP_NO_MEMORY;
         s->sizes = sizes;
-        s->sizes_room = n;
+        s->sizes_capacity = n;
     }
     s->got = 0;
     s->state = KP_SIZES;
@@ -331,8 +331,8 @@ static enum kp_outcome kp_read_sizes(kp_stream *s)
     for (uint32_t i = 0; i < n; i++)
         if (s->sizes[i] > s->frame_limit || (total += s->sizes[i]) > KP_MOST_MESSAGE)
             return KP_FOREIGN;
-    s->coming = (kp_message *)calloc(1, sizeof *s->coming + n * sizeof(kp_buffer *));
-    if (!s->coming)
+    s->incoming = (kp_message *)calloc(1, sizeof *s->incoming + n * sizeof(kp_buffer *));
+    if (!s->incoming)
         return KP_NO_MEMORY;
     s->got = s->at = 0;
     s->state = KP_FRAMES;
@@ -342,7 +342,7 @@ static enum kp_outcome kp_read_sizes(kp_stream *s)
 /* Read the frames, each with memory from its first byte on; then the message is complete. */
 static enum kp_outcome kp_read_frames(kp_stream *s)
 {
-    kp_message *message = s->coming;
+    kp_message *message = s->incoming;
     for (; s->at < s->head[1]; s->at++) {
         if (message->n == s->at) {
             kp_buffer *memory = s->place ? s->place(s) : kp_new_buffer((size_t)s->sizes[s->at]);
@@ -357,7 +357,7 @@ static enum kp_outcome kp_read_frames(kp_stream *s)
     }
     *s->last = message;
     s->last = &message->next;
-    s->coming = NULL;
+    s->incoming = NULL;
     s->state = KP_HEAD;
     return KP_OPEN;
 }
@@ -381,12 +381,12 @@ static enum kp_outcome kp_parse(kp_stream *s)
  * bytes of text; -1 with EBADMSG: the first one is not authentic. */
 static ssize_t kp_decrypt_chunks(kp_stream *s)
 {
-    kp_direction *d = &s->cipher->comes;
+    kp_direction *d = &s->cipher->receiving;
     ssize_t done = 0;
     int64_t n = 0;
     while (!d->failed && (n = kp_next_chunk(s->cipher)) > 0) {
-        int direct = !s->to && s->state == KP_FRAMES && s->coming->n > s->at && s->sizes[s->at] - s->got >= (uint64_t)n;
-        d->failed = kp_decrypt(s->cipher, direct ? s->coming->frames[s->at]->data + s->got : s->bytes + s->to, (size_t)n);
+        int direct = !s->to && s->state == KP_FRAMES && s->incoming->n > s->at && s->sizes[s->at] - s->got >= (uint64_t)n;
+        d->failed = kp_decrypt(s->cipher, direct ? s->incoming->frames[s->at]->data + s->got : s->bytes + s->to, (size_t)n);
         if (d->failed)
             break;
         if (direct)
@@ -401,14 +401,14 @@ static ssize_t kp_decrypt_chunks(kp_stream *s)
         errno = EBADMSG;
         return done ? done : -1;
     }
-    kp_move_rest(d);
+    kp_move_incomplete(d);
     return done;
 }
 
-/* As `kp_fill`, encrypted. No complete chunk remains, so all is parsed when the descriptor is not readable. */
-static ssize_t kp_fill_encrypted(kp_stream *s)
+/* As `kp_read_socket`, encrypted. No complete chunk remains, so all is parsed when the descriptor is not readable. */
+static ssize_t kp_read_encrypted(kp_stream *s)
 {
-    kp_direction *d = &s->cipher->comes;
+    kp_direction *d = &s->cipher->receiving;
     ssize_t done = 0;
     while (!done && !d->failed) {
         ssize_t got = read(s->fd, d->bytes + d->to, sizeof d->bytes - d->to);
@@ -423,17 +423,17 @@ static ssize_t kp_fill_encrypted(kp_stream *s)
 }
 
 /* Receive once: the rest of a large frame into its memory, and the bytes after it. As readv. */
-static ssize_t kp_fill(kp_stream *s)
+static ssize_t kp_read_socket(kp_stream *s)
 {
     struct iovec io[2];
     int n = 0;
     size_t direct = 0;
     s->from = s->to = 0; /* all bytes are parsed */
     if (s->cipher)
-        return kp_fill_encrypted(s);
-    if (s->state == KP_FRAMES && s->coming->n > s->at && s->sizes[s->at] - s->got >= KP_DIRECT_BYTES) {
+        return kp_read_encrypted(s);
+    if (s->state == KP_FRAMES && s->incoming->n > s->at && s->sizes[s->at] - s->got >= KP_DIRECT_BYTES) {
         direct = (size_t)(s->sizes[s->at] - s->got);
-        io[n++] = (struct iovec){s->coming->frames[s->at]->data + s->got, direct};
+        io[n++] = (struct iovec){s->incoming->frames[s->at]->data + s->got, direct};
     }
     io[n++] = (struct iovec){s->bytes, KP_READ_BYTES};
     ssize_t got = readv(s->fd, io, n);
@@ -448,7 +448,7 @@ static ssize_t kp_fill(kp_stream *s)
 static enum kp_outcome kp_receive_some(kp_stream *s, int until_whole)
 {
     for (uint64_t done = 0; done < KP_ENOUGH;) {
-        ssize_t got = kp_fill(s);
+        ssize_t got = kp_read_socket(s);
         if (got < 0 && errno == EINTR)
             continue;
         if (got < 0)
@@ -468,9 +468,9 @@ static enum kp_outcome kp_receive_some(kp_stream *s, int until_whole)
 /* Return the bytes of a large frame that the socket still has to deliver. */
 static uint64_t kp_still_to_come(const kp_stream *s)
 {
-    if (s->state != KP_FRAMES || s->coming->n <= s->at)
+    if (s->state != KP_FRAMES || s->incoming->n <= s->at)
         return 0;
-    uint64_t left = s->sizes[s->at] - s->got, there = s->cipher ? s->cipher->comes.to - s->cipher->comes.from : 0;
+    uint64_t left = s->sizes[s->at] - s->got, there = s->cipher ? s->cipher->receiving.to - s->cipher->receiving.from : 0;
     return left > there ? left - there : 0;
 }
 

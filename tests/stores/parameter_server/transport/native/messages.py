@@ -9,9 +9,9 @@ from typing import Any
 
 from kvstore.stores.parameter_server.protocol.messages import Batch
 from kvstore.stores.parameter_server.transport import sockets
-from kvstore.stores.parameter_server.transport.frames import Codec
+from kvstore.stores.parameter_server.transport.frames import MessageCodec
 
-CODEC = Codec("job")
+CODEC = MessageCodec("job")
 
 
 def raw(frames: Sequence[Any]) -> bytes:

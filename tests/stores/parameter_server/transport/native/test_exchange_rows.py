@@ -29,7 +29,7 @@ from kvstore.stores.parameter_server.protocol.messages import (
     Record,
 )
 from kvstore.stores.parameter_server.transport import sockets
-from kvstore.stores.parameter_server.transport.frames import Limits
+from kvstore.stores.parameter_server.transport.frames import MessageLimits
 from kvstore.stores.parameter_server.transport.native._streams import (
     Exchange,
     Sender,
@@ -69,7 +69,7 @@ class Pair:
         self.value: Bytes = np.frombuffer(os.urandom(self.rows.nbytes), np.uint8)
         parts = [(100 + at, 0, 0, 0) for at in range(len(counts))]
         head = (PROTOCOL, CODEC.job, *HEAD[:3])
-        limits = 1 << 20, Limits().frame, 1 << 30, 1 << 20
+        limits = 1 << 20, MessageLimits().frame, 1 << 30, 1 << 20
         self.exchange = Exchange(head, parts, [0], *limits, kind)
 
     def begin(self) -> None:

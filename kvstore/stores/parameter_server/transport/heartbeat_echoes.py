@@ -1,7 +1,7 @@
 """Echoes of heartbeats: a process returns each request without running any Python.
 
 The scheduler requests an echo of every process (`HeartbeatMonitor`, `HeartbeatResponder`), and each process
-that waits requests one of the scheduler (`Echo`). Their periods are set where they are requested:
+that waits requests one of the scheduler (`SchedulerEcho`). Their periods are set where they are requested:
 `scheduler/loop.py` and `protocol/silence.py`. A loop in C without the interpreter's lock answers,
 so a process that computes for minutes in one call is alive; a process that is stopped (SIGSTOP), swapped out
 or dead is silent.
@@ -18,14 +18,14 @@ import threading
 import zmq
 
 from ....settings.keys import Keys
-from .auth import use_keys, use_password
 from .channel import NotSentError, Router
 from .context import Context
-from .frames import Limits
+from .frames import MessageLimits
 from .options import set_options
 from .process_limits import check_threads
+from .zmq_auth import use_keys, use_password
 
-_LIMITS = Limits(frame=64, control=64, records=0)
+_LIMITS = MessageLimits(frame=64, control=64, records=0)
 _THREADS = 3  # ZeroMQ's two, and the echo's
 
 
@@ -66,7 +66,7 @@ class HeartbeatResponder:
             self._thread.join()
 
 
-class Echo:
+class SchedulerEcho:
     """The scheduler's echo: returns every message that arrives at `address`, until its context is closed."""
 
     def __init__(self, context: Context, address: str) -> None:

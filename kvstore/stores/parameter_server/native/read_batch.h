@@ -1,11 +1,11 @@
 /* A message of requests, and the checks of its form: nothing is read beyond its frames.
  *
  * The message must stay valid while the batch is open. No function blocks. */
-#ifndef KP_BATCHES_H
-#define KP_BATCHES_H
+#ifndef KP_READ_BATCH_H
+#define KP_READ_BATCH_H
 
 #include "messages.h"
-#include "requests.h"
+#include "wire_format.h"
 
 typedef struct {
     const kp_message *message;
@@ -17,7 +17,7 @@ typedef struct {
 /* Release a batch; also after a failed `kp_read_batch`. */
 static void kp_close_batch(kp_batch *batch)
 {
-    kp_drop(batch->inlined);
+    kp_release(batch->inlined);
     batch->inlined = NULL;
 }
 

@@ -6,7 +6,7 @@ cdef class StreamSet:
 
     Parameters
     ----------
-    two : bool
+    two_threads : bool
         Where there are several streams, a second thread serves every other stream with messages of medium size.
     """
 
@@ -16,12 +16,12 @@ cdef class StreamSet:
     cdef const kp_waits *waits
     cdef object counters, waiting  # references to the objects behind `observer` and `waits`
     cdef kp_second second
-    cdef bint two, moves
+    cdef bint two_threads, moves
     cdef int pid
 
-    def __cinit__(self, bint two=False):
+    def __cinit__(self, bint two_threads=False):
         self.epoll, self.streams = select.epoll(), {}
-        self.two, self.pid = two, getpid()
+        self.two_threads, self.pid = two_threads, getpid()
 
     def __dealloc__(self):
         self.end_second()
@@ -36,10 +36,10 @@ cdef class StreamSet:
         """Serve a stream, too."""
         if kp_wait_for(self.epoll.fileno(), stream.s.fd, &stream.s):
             raise OSError(errno, os.strerror(errno))
-        if self.two and self.streams and not self.second.runs:
-            self.two = not kp_start_second(&self.second, self.epoll.fileno(), &self.observer)
+        if self.two_threads and self.streams and not self.second.runs:
+            self.two_threads = not kp_start_second(&self.second, self.epoll.fileno(), &self.observer)
         stream.s.most_unsent = KP_MOST_UNSENT
-        kp_take_in(&self.second, &stream.s, self.epoll.fileno(), self.moves)
+        kp_assign_to_first(&self.second, &stream.s, self.epoll.fileno(), self.moves)
         self.moves = not self.moves
         self.streams[stream.s.fd] = stream
 
@@ -52,9 +52,9 @@ cdef class StreamSet:
         """Stop waiting for a stream or descriptor; must be called before it is closed."""
         cdef Stream stream = self.streams.pop(descriptor, None)
         if stream is not None:
-            kp_send_asked(&stream.s)
+            kp_send_requested(&stream.s)
         if stream is not None and kp_is_second(&self.second, &stream.s):
-            kp_take_from_second(&self.second, &stream.s)
+            kp_remove_from_second(&self.second, &stream.s)
         else:
             self.epoll.unregister(descriptor)
 

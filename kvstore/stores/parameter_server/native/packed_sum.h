@@ -3,8 +3,8 @@
  * Parts that a codec packs to one or two bits an element are smaller than their sum: the server stores the parts, and sends
  * all of them to each reader of the sum, which needs no arithmetic and loses nothing. The reader adds the parts up in the
  * same order, by the same kernels. Functions need exclusive use of the value; none blocks. */
-#ifndef KP_PACKED_H
-#define KP_PACKED_H
+#ifndef KP_PACKED_SUM_H
+#define KP_PACKED_SUM_H
 
 #include "buffers.h"
 #include "job.h" /* of the kernels */
@@ -20,7 +20,7 @@ typedef struct {
 } kp_packed_part;
 
 typedef struct {
-    int n, room;
+    int n, capacity;
     uint8_t coding; /* of all */
     double threshold;
     ptrdiff_t nbytes; /* of each */
@@ -47,32 +47,32 @@ static inline int kp_count_packed(uint8_t coding, uint64_t size, uint64_t nbytes
     return n * each == nbytes && n <= KP_MOST_PACKED ? (int)n : 0;
 }
 
-static inline void kp_drop_packed(kp_packed *packed)
+static inline void kp_release_parts(kp_packed *packed)
 {
     for (int i = 0; i < packed->n; i++)
-        kp_drop(packed->parts[i].data);
+        kp_release(packed->parts[i].data);
     packed->n = 0;
 }
 
 static inline void kp_free_packed(kp_packed *packed)
 {
     if (packed)
-        kp_drop_packed(packed);
+        kp_release_parts(packed);
     free(packed);
 }
 
 /* Return memory for `n` parts: `old` without its parts, or new. NULL: no memory, and `old` is unchanged. */
-static inline kp_packed *kp_room_for_packed(kp_packed *old, int n)
+static inline kp_packed *kp_packed_memory(kp_packed *old, int n)
 {
     kp_packed *made = old;
-    if (!old || old->room < n) {
+    if (!old || old->capacity < n) {
         made = (kp_packed *)calloc(1, sizeof *made + (size_t)n * sizeof *made->parts);
         if (!made)
             return NULL;
-        made->room = n;
+        made->capacity = n;
         kp_free_packed(old);
     } else
-        kp_drop_packed(old);
+        kp_release_parts(old);
     return made;
 }
 

@@ -1,9 +1,9 @@
 /* Sends rows of a table while they are gathered: the first rows are sent, and read by the peer, while the next rows are
  * copied. */
-#ifndef KP_GATHER_H
-#define KP_GATHER_H
+#ifndef KP_SEND_ROWS_H
+#define KP_SEND_ROWS_H
 
-#include "gathering.h"
+#include "gather_rows.h"
 #include "sender.h"
 
 /* Return whether all row numbers are below `table_rows`; -1 is a row of zeros. Reads g->rows. */
@@ -33,7 +33,7 @@ static int kp_send_rows(kp_stream *s, const kp_gather *g)
         piece.at = piece.owner ? piece.owner->data : NULL;
         piece.nbytes = n * g->row_bytes;
         if (!piece.owner || kp_send(s, &piece, 1)) {
-            kp_drop(piece.owner);
+            kp_release(piece.owner);
             kp_stop_sending(s);
             return -1;
         }

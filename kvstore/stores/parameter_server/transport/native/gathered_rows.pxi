@@ -33,7 +33,7 @@ cdef class GatheredRows:
             raise IndexError(f"rows must lie in [-1, {table.shape[0] // row_bytes})")
 
     def __dealloc__(self):
-        kp_drop(self.gathered)
+        kp_release(self.gathered)
 
     def __len__(self):
         return self.nbytes

@@ -1,6 +1,6 @@
 /* Copies of rows of a table into contiguous memory. */
-#ifndef KP_GATHERING_H
-#define KP_GATHERING_H
+#ifndef KP_GATHER_ROWS_H
+#define KP_GATHER_ROWS_H
 
 #include <pthread.h>
 #include <string.h>
@@ -64,12 +64,12 @@ typedef struct kp_deferred {
 } kp_deferred;
 
 /* Release a reference; by any thread. */
-static void kp_drop_deferred(kp_deferred *d)
+static void kp_release_deferred(kp_deferred *d)
 {
     if (atomic_fetch_sub_explicit(&d->references, 1, memory_order_acq_rel) != 1)
         return;
-    kp_drop(d->copied);
-    kp_drop(d->ids);
+    kp_release(d->copied);
+    kp_release(d->ids);
     pthread_mutex_destroy(&d->lock);
     free(d);
 }
@@ -80,7 +80,7 @@ static kp_deferred *kp_defer(kp_deferred **all, const kp_gather *g, kp_buffer *i
     kp_deferred *made = (kp_deferred *)malloc(sizeof *made);
     if (!made)
         return NULL;
-    *made = (kp_deferred){.left = *g, .ids = kp_keep(ids), .next = *all};
+    *made = (kp_deferred){.left = *g, .ids = kp_retain(ids), .next = *all};
     atomic_init(&made->references, 2);
     pthread_mutex_init(&made->lock, NULL);
     *all = made;
@@ -129,7 +129,7 @@ static void kp_forget_sent(kp_deferred **all)
             continue;
         }
         *all = d->next;
-        kp_drop_deferred(d);
+        kp_release_deferred(d);
     }
 }
 
@@ -141,7 +141,7 @@ static void kp_copy_deferred(kp_deferred **all)
         kp_deferred *d = *all;
         *all = d->next;
         kp_copy_left(d);
-        kp_drop_deferred(d);
+        kp_release_deferred(d);
     }
 }
 

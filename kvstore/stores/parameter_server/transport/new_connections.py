@@ -58,7 +58,7 @@ class _Newcomer:
     since: float
 
 
-class Newcomers:
+class NewConnections:
     """The accepted connections that are not known to be admitted."""
 
     def __init__(self) -> None:

@@ -2,8 +2,8 @@
  *
  * The first frame of a message is a head and its records; a small first payload may follow them. All numbers are
  * little-endian. */
-#ifndef KP_REQUESTS_H
-#define KP_REQUESTS_H
+#ifndef KP_WIRE_FORMAT_H
+#define KP_WIRE_FORMAT_H
 
 #include <stdint.h>
 

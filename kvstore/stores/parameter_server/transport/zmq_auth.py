@@ -29,8 +29,8 @@ from zmq.utils.monitor import parse_monitor_message
 from kvstore.errors import AuthError
 
 from ....settings.keys import Keys
-from .newcomers import Newcomers
-from .refusals import Refusals
+from .new_connections import NewConnections
+from .refusals import RefusalLog
 
 _ZAP = "inproc://zeromq.zap.01"
 _VERSION = b"1.0"
@@ -105,7 +105,7 @@ class _Door:
 _Doors = dict[zmq.Socket[bytes], _Door]
 
 
-class Doorkeeper:
+class ZapHandler:
     """A thread that admits clients, without keys those of `job`, and logs refusals.
 
     It must be closed before its context.
@@ -115,8 +115,8 @@ class Doorkeeper:
         self._context = context
         self.job = job
         self._allowed = frozenset(map(z85.decode, keys.allowed)) if keys else None  # None: by the job's name
-        self._refusals = Refusals()
-        self._newcomers = Newcomers()
+        self._refusals = RefusalLog()
+        self._newcomers = NewConnections()
         self._new: deque[tuple[zmq.Socket[bytes], _Door]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = False
