@@ -27,6 +27,7 @@ typedef struct {
     kp_packed_part parts[];
 } kp_packed;
 
+/* Return a record's code in the form of the kernels. */
 static inline kv_coding kp_coding_of(uint8_t coding, double threshold)
 {
     return (kv_coding){.code = coding, .packed = coding < KV_N_CODES, .threshold = (float)threshold};
@@ -47,6 +48,7 @@ static inline int kp_count_packed(uint8_t coding, uint64_t size, uint64_t nbytes
     return n * each == nbytes && n <= KP_MOST_PACKED ? (int)n : 0;
 }
 
+/* Release all parts; the memory of the struct stays. */
 static inline void kp_release_parts(kp_packed *packed)
 {
     for (int i = 0; i < packed->n; i++)
@@ -54,6 +56,7 @@ static inline void kp_release_parts(kp_packed *packed)
     packed->n = 0;
 }
 
+/* Release all parts, and free the struct; NULL is allowed. */
 static inline void kp_free_packed(kp_packed *packed)
 {
     if (packed)

@@ -34,18 +34,21 @@ static inline void kp_count_moved(kv_count *ways, kv_way way, const kp_moved *mo
         kv_add_to(&ways[KV_BY_SHARED], moved->shared);
 }
 
+/* Count sent bytes of values; by any thread. */
 static inline void kp_count_sent(const kp_observer *o, kv_way way, const kp_moved *moved)
 {
     if (o->counters)
         kp_count_moved(o->counters->sent, way, moved);
 }
 
+/* Count received bytes of values; by any thread. */
 static inline void kp_count_received(const kp_observer *o, kv_way way, const kp_moved *moved)
 {
     if (o->counters)
         kp_count_moved(o->counters->received, way, moved);
 }
 
+/* Count completed rounds; by any thread. */
 static inline void kp_count_rounds(const kp_observer *o, uint64_t rounds)
 {
     if (o->counters && rounds)

@@ -153,9 +153,9 @@ class DenseSlice(SliceValue):
         if memory is None:
             return
         if away is not None:
-            memory.give(away)
+            memory.free(away)
         if home is not None and not (self.of.whole and self.of.slices):
-            memory.give(home)
+            memory.free(home)
 
     def past(self, round: int) -> Array:
         """Return the value after a round; KVStoreError: it is not stored."""
@@ -288,7 +288,7 @@ class DenseSlice(SliceValue):
 
 def allocate(size: int, dtype: np.dtype[Any], memory: SharedValues | None) -> tuple[Array, Block | None]:
     """Return memory for `size` elements, which other processes can read if possible."""
-    block = memory.take(size * dtype.itemsize) if memory is not None and size else None
+    block = memory.allocate(size * dtype.itemsize) if memory is not None and size else None
     if block is None:
         return pages.empty((size,), dtype), None
     return block.array.view(dtype), block

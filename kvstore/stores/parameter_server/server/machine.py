@@ -180,7 +180,7 @@ class ServerMachine:
         if session is not None and session.incarnation == batch.incarnation:
             if store.members.returning is None:
                 session.peer = peer
-                store.take(session, batch)
+                store.handle_requests(session, batch)
         elif store.members.incarnations.get(batch.rank) != batch.incarnation:
             self._effects.actions.append(Send(peer, store.fence(batch.rank)))
 

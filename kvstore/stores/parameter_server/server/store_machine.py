@@ -118,7 +118,7 @@ class StoreMachine:
 
     # ----------------------------------------------------------------------------------------------- requests
 
-    def take(self, session: WorkerSession, batch: Batch) -> None:
+    def handle_requests(self, session: WorkerSession, batch: Batch) -> None:
         """Handle the requests of one message."""
         session.epoch = max(session.epoch, batch.epoch)
         members, slices = self.members.of_rounds, self.requests.slices

@@ -233,7 +233,7 @@ class Router(ZmqChannel):
         try:
             if context.keys is not None:
                 use_keys(self.socket, context.keys)
-            limited = context.watch_door(self.socket, address)
+            limited = context.watch_clients(self.socket, address)
             self._bind(address)
             limited.wait(_SOON)
         except zmq.ZMQError as error:

@@ -1,4 +1,4 @@
-"""The common part of the sockets of one process: ZeroMQ's threads, keys, limits, and the doorkeeper."""
+"""The common part of the sockets of one process: ZeroMQ's threads, keys, limits, and the ZAP handler."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvstore.errors import ClosedError, KVStoreError
 
 from ....settings.keys import Keys
 from .frames import MessageLimits
-from .zmq_auth import ZapHandler, deafen
+from .zmq_auth import ZapHandler, stop_events
 
 _OPEN: weakref.WeakSet[Context] = weakref.WeakSet()
 
@@ -43,7 +43,7 @@ class Context:
         self._sockets: set[zmq.Socket[bytes]] = set()
         self._known: weakref.WeakSet[zmq.Socket[bytes]] = weakref.WeakSet()  # also sockets of other threads
         self._making = False
-        self._doorkeeper: ZapHandler | None = None
+        self._zap_handler: ZapHandler | None = None
         self._lock = threading.Lock()
         self.closed = False
         _OPEN.add(self)
@@ -56,8 +56,8 @@ class Context:
     @job.setter
     def job(self, job: str) -> None:
         self._job = job
-        if self._doorkeeper is not None:
-            self._doorkeeper.job = job
+        if self._zap_handler is not None:
+            self._zap_handler.job = job
 
     def check(self) -> None:
         """Raise an error in a fork of the process, where no message would ever arrive, or after `close`."""
@@ -83,19 +83,19 @@ class Context:
         """Close a socket; ZeroMQ sends what is queued for `linger` more seconds, in the background."""
         self._sockets.discard(socket)
         if os.getpid() == self.pid:
-            deafen(socket)
+            stop_events(socket)
             socket.close(int(linger * 1000))
 
-    def give(self, socket: zmq.Socket[bytes]) -> None:
+    def leave_to_thread(self, socket: zmq.Socket[bytes]) -> None:
         """Leave a socket to its own thread, which closes it when `close` ends the thread's wait."""
         self._sockets.discard(socket)
 
-    def watch_door(self, socket: zmq.Socket[bytes], address: str) -> threading.Event:
+    def watch_clients(self, socket: zmq.Socket[bytes], address: str) -> threading.Event:
         """Check a socket's clients, and log refusals; call it before the binding. As `ZapHandler.watch`."""
         with self._lock:
-            if self._doorkeeper is None:
-                self._doorkeeper = ZapHandler(self._context, self.keys, self._job)
-        return self._doorkeeper.watch(socket, address)
+            if self._zap_handler is None:
+                self._zap_handler = ZapHandler(self._context, self.keys, self._job)
+        return self._zap_handler.watch(socket, address)
 
     def close(self, linger: float = 0.0) -> None:
         """Close all sockets; blocks up to `linger` seconds to send messages. A second call does nothing."""
@@ -103,11 +103,11 @@ class Context:
             return
         self.closed = True
         for socket in self._sockets:
-            deafen(socket)
+            stop_events(socket)
         for socket in list(self._sockets):
             self.drop(socket, linger)
-        if self._doorkeeper is not None:
-            self._doorkeeper.close()
+        if self._zap_handler is not None:
+            self._zap_handler.close()
         if self._making:
             self._close_unknown()
         self._context.term()
@@ -121,6 +121,6 @@ class Context:
 
 @atexit.register
 def _close_all() -> None:
-    """Close all open contexts while the doorkeeper can still close its sockets."""
+    """Close all open contexts while the ZAP handler can still close its sockets."""
     for context in list(_OPEN):
         context.close()

@@ -73,7 +73,7 @@ class SchedulerEcho:
         router = Router(context, address, _LIMITS)
         self.address = router.address
         router.socket.setsockopt(zmq.ROUTER_MANDATORY, 0)  # a peer that has ended must not end the loop
-        context.give(router.socket)
+        context.leave_to_thread(router.socket)
         _start_echo(router.socket, "kvstore-echo")
 
 

@@ -67,14 +67,14 @@ class NewConnections:
         self._all_looked_at = -math.inf
         # Two descriptors from the start: later there may be none left.
         self._nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        self._hand = os.dup(self._nothing)
+        self._copy = os.dup(self._nothing)
 
     def __bool__(self) -> bool:
         return bool(self._found)
 
     def close(self) -> None:
         """Close the descriptors of this object."""
-        os.close(self._hand)
+        os.close(self._copy)
         os.close(self._nothing)
 
     def listen(self, fd: int) -> None:
@@ -88,7 +88,7 @@ class NewConnections:
 
     def add(self, fd: int, curve: bool) -> None:
         """Limit a connection, unless it has ended, or its number now belongs to another socket."""
-        self._reserve.take(1)
+        self._reserve.count(1)
         with contextlib.suppress(OSError), self._held(fd) as one:
             inode = os.fstat(one.fileno()).st_ino
             # The SYN can be read once: a socket with this number that was limited already has none.
@@ -103,13 +103,13 @@ class NewConnections:
             told = _GREETING + _ERROR + (_CURVE_WELCOME if curve else 0)
             self._found[fd] = _Newcomer(inode, told, time.monotonic())
 
-    def make_room(self) -> int:
+    def cut_off_oldest(self) -> int:
         """Cut off the oldest newcomers if they use descriptors that this process needs; return how many."""
         excess = len(self._found) - _FEW
         if excess <= 0:
             return 0
         gone = sum(self._cut_off(fd) for fd in list(islice(self._found, min(excess, self._reserve.missing))))
-        self._reserve.take(-gone)
+        self._reserve.count(-gone)
         return gone
 
     def _cut_off(self, fd: int) -> bool:
@@ -121,7 +121,7 @@ class NewConnections:
                 return True
         return False
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Remove newcomers that were admitted or have ended; older ones are checked only now and then."""
         now = time.monotonic()
         since = now - _YOUNG
@@ -139,15 +139,15 @@ class NewConnections:
     @contextlib.contextmanager
     def _held(self, fd: int) -> Iterator[socket.socket]:
         """Duplicate a descriptor: ZeroMQ may close it at any time, and the number may be assigned again."""
-        os.dup2(fd, self._hand, inheritable=False)
+        os.dup2(fd, self._copy, inheritable=False)
         try:
-            one = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, self._hand)
+            one = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, self._copy)
             try:
                 yield one
             finally:
                 one.detach()
         finally:
-            os.dup2(self._nothing, self._hand, inheritable=False)
+            os.dup2(self._nothing, self._copy, inheritable=False)
 
 
 def _is_other(one: socket.socket, newcomer: _Newcomer) -> bool:

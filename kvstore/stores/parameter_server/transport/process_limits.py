@@ -95,14 +95,14 @@ def shortage(error: BaseException | None) -> str | None:
 class DescriptorReserve:
     """An eighth of this process's descriptors, which it needs for itself: strangers must leave it free.
 
-    Counting is slow where there are thousands, so it is done rarely; `take` adjusts the number in between.
+    Counting is slow where there are thousands, so it is done rarely; `count` adjusts the number in between.
     """
 
     def __init__(self) -> None:
         self._size = self._free = self._taken = 0
         self._counted = -math.inf
 
-    def take(self, count: int) -> None:
+    def count(self, count: int) -> None:
         """Record that `count` descriptors were opened, or closed if it is negative."""
         self._taken += count
 

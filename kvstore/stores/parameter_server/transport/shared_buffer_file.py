@@ -62,7 +62,7 @@ class SharedFile:
     def grow(self, nbytes: int) -> Bytes | None:
         """Return a new segment of zeros, whole pages; None where there is no memory for it."""
         count = int(self._head[_COUNT])
-        if count == _MOST_SEGMENTS or nbytes > left():
+        if count == _MOST_SEGMENTS or nbytes > free_memory():
             return None
         try:
             segment = self._reserved(self._end, nbytes)
@@ -177,7 +177,7 @@ def _here() -> dict[str, str]:
     return {"boot": boot, "processes": os.readlink("/proc/self/ns/pid")}
 
 
-def left() -> int:
+def free_memory() -> int:
     """Return the memory that the machine and this process's cgroup have left, in bytes.
 
     A larger allocation would start the kernel's OOM killer, where a reservation in a file should fail.

@@ -59,9 +59,9 @@ class SocketWaits:
     def end(self, wait: SocketWait) -> None:
         """End a wait; another thread polls the sockets then."""
         self._all.remove(wait)
-        self.tell()
+        self.wake_all()
 
-    def tell(self) -> None:
+    def wake_all(self) -> None:
         """Wake all waiting threads, to check their results."""
         for wait in self._all[:]:
             wait.changed.send()

@@ -39,7 +39,7 @@ _AT_ONCE = 64  # messages of one channel before other channels are read
 _LINGER = 0.5  # seconds to send the last messages of a process
 _SERVER_CORES = 2  # of a server: two threads serve its streams
 _FEW_WORKERS = 4  # that may each have two large parts in flight to one server, where there are cores
-_THREADS = 4  # ZeroMQ's two, the doorkeeper's, and the echo's of the scheduler
+_THREADS = 4  # ZeroMQ's two, the ZAP handler's, and the echo's of the scheduler
 
 Message = Control | Batch
 

@@ -126,7 +126,7 @@ class StreamListener:
                     self._refuse_next(error)
                     return accepted
                 continue
-            self._reserve.take(1)
+            self._reserve.count(1)
             most = _FEW if self._reserve.missing else _STRANGERS
             if len(self._strangers) >= most or not _is_own_user(connection):
                 _refusals.note("a connection", "too many have not finished the handshake, or another user's")

@@ -1,6 +1,6 @@
 """Admission of processes to ZeroMQ sockets, by CURVE keys or the job's name, and the reports of refusals.
 
-Streams are not admitted here but in `stream_listener`. A server asks its doorkeeper (ZeroMQ's ZAP, RFC 27)
+Streams are not admitted here but in `stream_listener`. A server asks its ZAP handler (RFC 27)
 about every client. With keys, only clients whose key is on the list are admitted; without keys, clients that
 know the name of the job (ZeroMQ's PLAIN, RFC 24). A client that is refused can send no message, of which
 ZeroMQ would store all parts until it is complete. A client knows the server's key in advance. ZeroMQ does not
@@ -52,10 +52,10 @@ _MET_ITSELF = (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.PROTOCOL_ERROR_ZMTP_UNEX
 _PATIENCE = 3
 
 
-def listen(socket: zmq.Socket[bytes], pair: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
+def send_events(socket: zmq.Socket[bytes], pair: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
     """Send a socket's events to a PAIR socket of its context.
 
-    ZeroMQ's I/O threads block until an event is queued. So the queue has no limit, and `deafen` must be
+    ZeroMQ's I/O threads block until an event is queued. So the queue has no limit, and `stop_events` must be
     called before the pair is closed: otherwise all connections of the process would stop.
     """
     address = f"inproc://kvstore.monitor.{next(_NAMES)}"
@@ -66,7 +66,7 @@ def listen(socket: zmq.Socket[bytes], pair: zmq.Socket[bytes], events: int) -> z
     return pair
 
 
-def deafen(socket: zmq.Socket[bytes]) -> None:
+def stop_events(socket: zmq.Socket[bytes]) -> None:
     """Stop sending a socket's events, if they were sent."""
     if not socket.closed:
         socket.monitor(None, 0)
@@ -92,7 +92,7 @@ def use_password(socket: zmq.Socket[bytes], job: str) -> None:
     socket.plain_username, socket.plain_password = b"kvstore", password(job)
 
 
-class _Door:
+class _Listener:
     """An address at which clients connect."""
 
     def __init__(self, address: str) -> None:
@@ -102,7 +102,7 @@ class _Door:
             self.limited.set()
 
 
-_Doors = dict[zmq.Socket[bytes], _Door]
+_Listeners = dict[zmq.Socket[bytes], _Listener]
 
 
 class ZapHandler:
@@ -116,8 +116,8 @@ class ZapHandler:
         self.job = job
         self._allowed = frozenset(map(z85.decode, keys.allowed)) if keys else None  # None: by the job's name
         self._refusals = RefusalLog()
-        self._newcomers = NewConnections()
-        self._new: deque[tuple[zmq.Socket[bytes], _Door]] = deque()
+        self._connections = NewConnections()
+        self._new: deque[tuple[zmq.Socket[bytes], _Listener]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = False
         self._eager = 0.0
@@ -140,10 +140,10 @@ class ZapHandler:
         if self._allowed is None:
             socket.plain_server = True
         events = _FAILED | _STOPPED | (_COME if address.startswith("tcp://") else 0)
-        door = _Door(address)
-        self._new.append((listen(socket, self._context.socket(zmq.PAIR), events), door))
+        listener = _Listener(address)
+        self._new.append((send_events(socket, self._context.socket(zmq.PAIR), events), listener))
         os.eventfd_write(self._wake, 1)
-        return door.limited
+        return listener.limited
 
     def close(self) -> None:
         """Wait until the thread has closed its sockets; the sockets that it watches are closed already."""
@@ -153,7 +153,7 @@ class ZapHandler:
         os.close(self._wake)
 
     def _run(self) -> None:
-        doors: _Doors = {}
+        listeners: _Listeners = {}
         poller = zmq.Poller()
         poller.register(self._wake, zmq.POLLIN)
         poller.register(self._zap, zmq.POLLIN)
@@ -162,62 +162,62 @@ class ZapHandler:
                 for ready, _ in poller.poll(self._pause()):
                     if ready == self._wake:
                         os.eventfd_read(self._wake)
-                        self._open(doors, poller)
+                        self._open(listeners, poller)
                     elif ready is self._zap:
-                        self._hear(doors, poller)  # the client that asks was accepted earlier
+                        self._read_events(listeners, poller)  # the client that asks was accepted earlier
                         self._answer(self._zap)
-                self._hear(doors, poller)
-                self._newcomers.look()
-                self._make_room()
+                self._read_events(listeners, poller)
+                self._connections.check()
+                self._free_descriptors()
         finally:
-            self._open(doors, poller)
-            for socket in (*doors, self._zap):
+            self._open(listeners, poller)
+            for socket in (*listeners, self._zap):
                 socket.close()
-            self._newcomers.close()
+            self._connections.close()
 
-    def _open(self, doors: _Doors, poller: zmq.Poller) -> None:
+    def _open(self, listeners: _Listeners, poller: zmq.Poller) -> None:
         while self._new:
-            socket, door = self._new.popleft()
-            doors[socket] = door
+            socket, listener = self._new.popleft()
+            listeners[socket] = listener
             poller.register(socket, zmq.POLLIN)
 
-    def _hear(self, doors: _Doors, poller: zmq.Poller) -> None:
-        """Read the events of all doors."""
-        for socket, door in list(doors.items()):
+    def _read_events(self, listeners: _Listeners, poller: zmq.Poller) -> None:
+        """Read the events of all listeners."""
+        for socket, listener in list(listeners.items()):
             for event in _events(socket):
                 if event["event"] == _STOPPED:
                     poller.unregister(socket)
-                    del doors[socket]
+                    del listeners[socket]
                     socket.close()
                     break
-                self._note(event, door)
+                self._note(event, listener)
 
-    def _note(self, event: Mapping[str, Any], door: _Door) -> None:
+    def _note(self, event: Mapping[str, Any], listener: _Listener) -> None:
         match event["event"]:
             case zmq.EVENT_LISTENING:
-                self._newcomers.listen(event["value"])
-                door.limited.set()
+                self._connections.listen(event["value"])
+                listener.limited.set()
             case zmq.EVENT_ACCEPTED:
-                self._newcomers.add(event["value"], self._allowed is not None)
-                self._make_room()
+                self._connections.add(event["value"], self._allowed is not None)
+                self._free_descriptors()
             case zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._eager = time.monotonic() + _EAGER
             case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 pass  # `_answer` has logged it
             case _ if not self._was_death(event):
                 # The address of the event has the actual port, where any port was requested.
-                taken = event["endpoint"].decode(errors="replace") or door.address
+                taken = event["endpoint"].decode(errors="replace") or listener.address
                 self._refusals.note(f"a connection to {taken}", self._unlike())
 
-    def _make_room(self) -> None:
-        gone = self._newcomers.make_room()
+    def _free_descriptors(self) -> None:
+        gone = self._connections.cut_off_oldest()
         if gone:
             why = f"{gone} had not finished the handshake, and few descriptors are left"
             self._refusals.note("connections", f"{why}; raise the limit (ulimit -n) if the job is so large")
 
     def _pause(self) -> int | None:
         """Return milliseconds until the next check of newcomers: sent bytes show that they are admitted."""
-        if not self._newcomers:
+        if not self._connections:
             return None
         return _SOON if time.monotonic() < self._eager else _LOOK
 
@@ -293,7 +293,7 @@ class HandshakeMonitor:
         #: Whether the error is that the system has connected the client to itself.
         self.met_itself = False
         events = _FAILED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_CLOSED
-        self.socket: zmq.Socket[bytes] | None = listen(socket, pair, events)
+        self.socket: zmq.Socket[bytes] | None = send_events(socket, pair, events)
 
     def read(self) -> None:
         """Read the events; `error` is set if this client is refused."""
@@ -312,7 +312,7 @@ class HandshakeMonitor:
     def close(self) -> None:
         """Stop reading events. A second call does nothing."""
         if self.socket is not None:
-            deafen(self._monitored)
+            stop_events(self._monitored)
             self._release(self.socket)
             self.socket = None
 

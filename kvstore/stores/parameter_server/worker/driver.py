@@ -736,7 +736,7 @@ class MachineDriver:
         if type(action) is events.Send:
             self._sockets.send(action.peer, action.message)
         elif type(action) is events.SliceReceived:
-            retry = self._operations.take(action)
+            retry = self._operations.write_value(action)
             if retry is not None:
                 self._retry(retry)
         else:
@@ -744,7 +744,7 @@ class MachineDriver:
             if handler is not None:
                 handler(action)
             if self._waits.are_several() and type(action) not in _ENDS_NO_WAIT:
-                self._waits.tell()
+                self._waits.wake_all()
 
     def _retry(self, retry: events.RetrySlice) -> None:
         """Ask for a value once more; the operation is not done yet."""

@@ -74,7 +74,7 @@ class OperationTable:
         else:
             self.released.add(operation)
 
-    def take(self, action: SliceReceived) -> RetrySlice | None:
+    def write_value(self, action: SliceReceived) -> RetrySlice | None:
         """Write a value to its destination; or return a request to send it again."""
         operation = self.open.get(action.op)
         if operation is None:  # cancelled

@@ -34,7 +34,7 @@ class BlockLease:
         return self.block.array.__array_interface__
 
     def __del__(self) -> None:
-        self._pool.give(self.block)
+        self._pool.free(self.block)
 
 
 class SharedPayload(NamedTuple):
@@ -105,7 +105,7 @@ class SharedPayloads:
             if in_round:
                 self._keep(key, there)
             return SharedPayload(there.block.segment, there.block.offset, own=True, lease=there)
-        block = self._block(key) if in_round else self._pool.take(key.nbytes)
+        block = self._block(key) if in_round else self._pool.allocate(key.nbytes)
         if block is None:
             return None
         target = block.array[: key.nbytes].view(key.dtype).reshape(key.shape)
@@ -129,7 +129,7 @@ class SharedPayloads:
         elif lent and lent[0][0] <= self._client.complete(key.parts):
             _, block = lent.popleft()
         else:
-            taken = self._pool.take(key.nbytes)
+            taken = self._pool.allocate(key.nbytes)
             if taken is None:
                 return None
             block = taken
@@ -155,7 +155,7 @@ class SharedPayloads:
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Return an array that can be pushed without a copy, where servers map this process's memory."""
         nbytes = math.prod(shape) * dtype.itemsize
-        block = self._pool.take(nbytes) if self._pool is not None and nbytes else None
+        block = self._pool.allocate(nbytes) if self._pool is not None and nbytes else None
         if block is None:
             return pages.empty(shape, dtype)
         assert self._pool is not None

@@ -157,7 +157,7 @@ class Program:
             )
         if pushes and data.nbytes and self.shares and chance.random() < 0.4:
             worker = self.server.workers[rank]
-            block = worker.pool.take(data.nbytes)
+            block = worker.pool.allocate(data.nbytes)
             assert block is not None
             block.array[:] = data.view(np.uint8)
             worker.blocks[record.sequence] = block
@@ -754,7 +754,7 @@ def begun_by_hosts(server: Server, host: str = "") -> None:
 
 def put(server: Server, rank: int, sequence: int, round_: int, value: float) -> Record:
     """Put a part into memory of a worker, and ask for what comes of it."""
-    block = server.workers[rank].pool.take(32)
+    block = server.workers[rank].pool.allocate(32)
     assert block is not None
     block.array[:] = ones(value).view(np.uint8)
     server.workers[rank].blocks[sequence] = block
