@@ -23,11 +23,11 @@ class SilenceDetector:
         pause = now - self._stepped
         if pause > self._dead_after / 2:
             longest = max(self.stopped, pause) if self._stepped else 0.0
-            self.hear(now)
+            self.note_heartbeat(now)
             self.stopped = longest
         self._stepped = now
 
-    def hear(self, now: float) -> None:
+    def note_heartbeat(self, now: float) -> None:
         """Record a heartbeat."""
         self._heard, self._doubted, self.stopped = now, None, 0.0
 
@@ -39,7 +39,7 @@ class SilenceDetector:
         """Return whether half of the time until a loss has passed; then to request heartbeats everywhere."""
         return self.silent(now) > self._dead_after / 2
 
-    def asks(self, now: float) -> bool:
+    def should_ask(self, now: float) -> bool:
         """Return whether to request a heartbeat; True counts as requested."""
         pause = self._dead_after / 10
         if self.silent(now) <= pause or now - self._asked <= pause:
@@ -47,7 +47,7 @@ class SilenceDetector:
         self._asked = now
         return True
 
-    def lost(self, now: float, patience: float) -> bool:
+    def is_lost(self, now: float, patience: float) -> bool:
         """Return whether no heartbeat arrived for `patience` seconds, nor since then in unread messages."""
         if self.silent(now) <= patience:
             return False

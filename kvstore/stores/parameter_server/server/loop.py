@@ -161,7 +161,7 @@ class ServerLoop:
     def _serve_once(self) -> None:
         for peer, message in self._sockets.receive(_TICK):
             tell_message(self._members, message)
-            self._clocks.hear(message)
+            self._clocks.read(message)
             if type(message) is m.Attach:
                 self._attaching[peer] = message.store, message.rank
                 log.debug("worker %d attaches to store %d", message.rank, message.store)

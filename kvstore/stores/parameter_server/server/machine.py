@@ -98,7 +98,7 @@ class ServerMachine:
         elif kind is events.Saved:
             self._saved(event)  # type: ignore[arg-type]
         elif kind is events.Start:
-            self._silence.hear(now)
+            self._silence.note_heartbeat(now)
             self._write(self.hello, now)
         return self._effects.end()
 
@@ -156,7 +156,7 @@ class ServerMachine:
         if kind is Batch:
             self._requests(peer, message)
         elif peer == ECHO:
-            self._silence.hear(now)
+            self._silence.note_heartbeat(now)
         elif kind is ReliableMessage:
             if peer == SCHEDULER:
                 self._read(message, now)
@@ -218,7 +218,7 @@ class ServerMachine:
     def _read(self, message: ReliableMessage, now: float) -> None:
         if not self._link.follows(message):
             return
-        self._silence.hear(now)
+        self._silence.note_heartbeat(now)
         self._met = True
         for body in self._link.read(message, now):
             handler = self._handlers.get(type(body))
@@ -313,14 +313,14 @@ class ServerMachine:
         # Until the scheduler has sent its absence, the limit is that of its first message.
         told = self._met and self._echoes
         limit = 2 * patience if told else self.options.start or 2 * patience
-        if self._silence.lost(now, max(self._absence, limit)):
+        if self._silence.is_lost(now, max(self._absence, limit)):
             # A restarted server had met a scheduler before.
             met = self._met or self.hello.restarted
             failure = lost((m.Loss("scheduler", 0, silent),)) if met else unmet(self.options.where, silent)
             if met and self._silence.stopped > patience:
                 failure = stopped(f"server {self.rank}", self._silence.stopped, patience, failure)
             self._end(failure)
-        elif self._silence.asks(now):
+        elif self._silence.should_ask(now):
             if self._echoes:
                 self._effects.actions.append(Send(ECHO, m.Ping(0)))
             if not self._echoes or self._silence.is_long(now):  # another process may be at the echo's address

@@ -30,7 +30,7 @@ class ClockComparison:
         """Return the message that asks the scheduler for its time."""
         return ReliableMessage(0, 0, Ping(now()))
 
-    def hear(self, message: Any) -> None:
+    def read(self, message: Any) -> None:
         """Read a message that has just arrived, if it is an answer."""
         if self._clock is None or type(message) is not ReliableMessage or type(message.body) is not Pong:
             return

@@ -98,7 +98,7 @@ class Client:
                 lambda: self.member.welcome is not None, "the other processes of the job to start"
             )
         except BaseException:
-            self.shut()
+            self.close_sockets()
             raise
         welcome = self.member.welcome
         assert welcome is not None
@@ -199,7 +199,7 @@ class Client:
                 self.give_up(operation, what, error)
             raise
         if operation.error is not None:
-            self._hear_of(operation.error)
+            self._await_report(operation.error)
             failed = self.driver.failure if operation.error.error == ClosedError.__name__ else None
             raise raised(failed or operation.error)
 
@@ -230,9 +230,9 @@ class Client:
 
     def hear_of_loss(self) -> None:
         """Wait for the scheduler's report of a loss that the caller knows from elsewhere; then reads work."""
-        self._hear_of(Failure("PeerLostError", "", "worker"))
+        self._await_report(Failure("PeerLostError", "", "worker"))
 
-    def _hear_of(self, failure: Failure) -> None:
+    def _await_report(self, failure: Failure) -> None:
         """Wait for the scheduler's report of a loss that a server has reported: then reads work again."""
         self._note_told(failure)
         if failure.role in ("worker", "server") and not self.member.broken:
@@ -276,7 +276,7 @@ class Client:
         """Leave the job as a lost worker, and inform the scheduler; every later call raises this failure."""
         self.before_leaving()
         failed = self._operations.failed
-        self._say(partial(m.Leave, lost=True))
+        self._send_to_scheduler(partial(m.Leave, lost=True))
         self.driver.fail(failure)
         self._operations.failed = failed  # released pushes have ended for this reason, too
 
@@ -284,7 +284,7 @@ class Client:
         """Send requests, and wait until all are answered."""
         self.finish(self.submit(requests), what)
 
-    def let_go(self, operation: PendingOperation) -> None:
+    def release(self, operation: PendingOperation) -> None:
         """Release pushes with payloads that do not change; `settle` waits for all released pushes.
 
         The next operation raises their error.
@@ -317,7 +317,7 @@ class Client:
         """Raise the error of a released operation, once; not a loss that was already reported."""
         failed, self._operations.failed = self._operations.failed, None
         if failed is not None and not (self.told_of_loss and failed.role == "worker"):
-            self._hear_of(failed)
+            self._await_report(failed)
             raise raised(failed)
 
     # ---------------------------------------------------------------------------- requests to the scheduler
@@ -454,21 +454,21 @@ class Client:
                     log.error("worker %d, as its store is closed: %s", self.rank, error)
             with contextlib.suppress(KVStoreError):
                 self.driver.compare_clocks()
-            self._say(partial(m.Leave, lost=lost, last=last))
+            self._send_to_scheduler(partial(m.Leave, lost=lost, last=last))
         self.driver.closed = True
         if not self._process.keeps(self):
-            self.shut()
+            self.close_sockets()
         else:
             self.driver.close_streams()
 
-    def say_bye(self, lost: bool) -> None:
+    def send_bye(self, lost: bool) -> None:
         """Inform the scheduler that this process ends; for one store, when all are closed."""
         self.driver.closed = False
-        self._say(lambda store: m.Bye(self._process.name, lost))
+        self._send_to_scheduler(lambda store: m.Bye(self._process.name, lost))
         self.driver.closed = True
-        self.shut()
+        self.close_sockets()
 
-    def _say(self, make: Callable[..., Control]) -> None:
+    def _send_to_scheduler(self, make: Callable[..., Control]) -> None:
         """Send a message to the scheduler; wait a limited time for its acknowledgement."""
         operation = PendingOperation()
         name = self._operations.add(operation)
@@ -478,7 +478,7 @@ class Client:
             end = time.monotonic() + min(patience, self.driver.timeout)
             self.driver.wait(lambda: operation.done or time.monotonic() > end, "the scheduler")
 
-    def shut(self) -> None:
+    def close_sockets(self) -> None:
         """Close the sockets."""
         self._sockets.close()
         self._memory.close()

@@ -332,7 +332,7 @@ class MachineDriver:
         if time.monotonic() - self._ticked >= _TICK:
             self._adopt()
             self._tick()
-            self._process.look_after_others(self)
+            self._process.serve_other_stores(self)
             self._handle(0.0)  # what has been sent may have hidden that something has come
             if not self._is_free():
                 return False
@@ -433,7 +433,7 @@ class MachineDriver:
             return
         self.check_alive()
         if self._tick():
-            self._process.look_after_others(self)
+            self._process.serve_other_stores(self)
         self._handle(0.0 if self._waiters else _TICK)  # their wake may have come before this thread was here
 
     def rest(self, ready: Callable[[], bool]) -> None:
@@ -443,7 +443,7 @@ class MachineDriver:
         if not ready():
             self.check_alive()
             self.glance()
-            self._process.look_after_others(self)
+            self._process.serve_other_stores(self)
 
     def wake(self) -> None:
         """Have the thread that serves, or rests, look whether it is ready; quick calls wait no more."""
@@ -569,7 +569,7 @@ class MachineDriver:
     def _drive(self) -> None:
         """Wait a little for messages, and handle them."""
         if self._tick():
-            self._process.look_after_others(self)
+            self._process.serve_other_stores(self)
         if self._counters.timed and (oldest := self._machine.oldest()) is not None:
             server, slice_, round_ = oldest
             self._counters.enter(WAITING, slice_, round_, 0, -1 - server)
@@ -613,7 +613,7 @@ class MachineDriver:
                 came = now if left != before else came
                 if now > latest or now - came >= patience:
                     break
-                self._process.look_after_others(self)
+                self._process.serve_other_stores(self)
             try:
                 done = call.complete(self._machine)
             except BaseException as error:
@@ -655,7 +655,7 @@ class MachineDriver:
                 other = now < end and call.own_left and not self._waiters
                 over = bool(is_late or other or stopped is not None) and bool(call.own_left)
                 if not over:
-                    self._process.look_after_others(self)
+                    self._process.serve_other_stores(self)
             self._quick = self._whole(partial(last.settle, self._machine))
             settled = True
         finally:
@@ -688,7 +688,7 @@ class MachineDriver:
 
     def _handle(self, timeout: float) -> None:
         for peer, message in self._sockets.receive(timeout):
-            self._clocks.hear(message)
+            self._clocks.read(message)
             if type(message) is m.Attached:
                 self._memory.open(peer, message.memory)
                 self._sockets.open_stream(peer, message.stream)  # type: ignore[arg-type]

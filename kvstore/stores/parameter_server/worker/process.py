@@ -99,7 +99,7 @@ class WorkerProcess:
         """Add a store that is a member of the job."""
         self._open.append(client)
 
-    def look_after_others(self, waiting: MachineDriver) -> None:
+    def serve_other_stores(self, waiting: MachineDriver) -> None:
         """Handle messages of all stores, except of the store with the waiting caller."""
         for client in list(self._open):
             if client.driver is not waiting:
@@ -112,7 +112,7 @@ class WorkerProcess:
         if client.failed:
             return False
         if self._last is not None:
-            self._last.shut()
+            self._last.close_sockets()
         self._last = client
         return True
 
@@ -121,7 +121,7 @@ class WorkerProcess:
         for client in list(self._open):
             client.close(lost=failed)
         if self._last is not None:
-            self._last.say_bye(lost=failed)
+            self._last.send_bye(lost=failed)
         heartbeats, self._heartbeats = self._heartbeats, None
         if heartbeats is not None:
             heartbeats.close()

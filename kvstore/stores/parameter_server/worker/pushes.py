@@ -69,7 +69,7 @@ class Pushes:
             dense = [(key, [value.copy() for value in values]) for key, values in dense]
         operation = self._send(Kind.PUSH, _without_outs(dense), sparse)
         if small and self.are_few_open(key for key, _ in dense):
-            self.client.let_go(operation)
+            self.client.release(operation)
             return _nothing
         return partial(self.client.finish, operation, "a push")
 

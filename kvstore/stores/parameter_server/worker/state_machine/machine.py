@@ -246,7 +246,7 @@ class WorkerMachine:
         if type(message) is m.Batch:
             self._servers.replies(peer, message, now, actions)  # type: ignore[arg-type]
         elif peer == ECHO:
-            self._scheduler.silence.hear(now)
+            self._scheduler.silence.note_heartbeat(now)
         elif type(message) is m.ReliableMessage:
             self._read(message, now, actions)
         elif type(message) is m.Attached:
@@ -353,7 +353,7 @@ class WorkerMachine:
     def _look_for_scheduler(self, now: float, actions: list[Action]) -> None:
         """Check that the scheduler is alive, while an operation waits."""
         if not self.busy and self.member.welcome is not None:
-            self._scheduler.silence.hear(now)
+            self._scheduler.silence.note_heartbeat(now)
             return
         failure = self._scheduler.look(now, actions)
         if failure is not None and self._left:

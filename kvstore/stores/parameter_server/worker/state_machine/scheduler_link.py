@@ -73,7 +73,7 @@ class SchedulerLink:
         """Return the messages to handle now, in order; `acknowledge` must be called after that."""
         if not self._link.follows(message):
             return []
-        self.silence.hear(now)
+        self.silence.note_heartbeat(now)
         self.met = True
         if now - self._stood_still[1] > self._dead_after:
             self._stood_still = (0.0, 0.0)  # its absence had no effect
@@ -116,9 +116,9 @@ class SchedulerLink:
         # Until the scheduler has sent its absence, the limit is that of its first message.
         told = self.met and self.echoes
         patience = max(self.absence, self._dead_after if told else self._start or self._dead_after)
-        if self.silence.lost(now, patience):
+        if self.silence.is_lost(now, patience):
             return lost((Loss("scheduler", 0, self.silence.silent(now)),))
-        if self.silence.asks(now):
+        if self.silence.should_ask(now):
             if self.echoes:
                 actions.append(Send(ECHO, Ping(0)))
             if not self.echoes or self.silence.is_long(now):  # another process may be at the echo's address
