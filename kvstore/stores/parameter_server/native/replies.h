@@ -12,7 +12,7 @@ enum {
     KP_REPLY_BYTES = 1 << 20, /* of values in a message, as loop._REPLY_BYTES; a larger value has its own message */
     KP_COPIED_BYTES = 16 * 1024, /* values up to this size share a frame, as frames.SMALL */
     KP_TOGETHER = 64, /* alignment of each value in it, as in frames.pack */
-    KP_MOST_BYTES = 256 << 20 /* of a frame, as frames.Limits */
+    KP_MOST_BYTES = 256 << 20 /* of a frame, as frames.MessageLimits */
 };
 
 /* The slices of a store by their numbers. */

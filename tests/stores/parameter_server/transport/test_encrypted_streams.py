@@ -228,7 +228,7 @@ def test_who_alters_the_proof_prevents_a_stream(job: Job, at: int) -> None:
 def test_what_was_altered_is_noticed_and_no_stream_is_tried_for_some_time(
     job: Job, up: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "_refusals", streams.Refusals())
+    monkeypatch.setattr(streams, "_refusals", streams.RefusalLog())
     begin = ENCRYPTED_HELLO_BYTES + PROOF_BYTES if up else ANSWER_BYTES
     client, between = job.through(flip(up, begin + 30))
     job.until(lambda: client.send([bytes(100)]))
@@ -252,7 +252,7 @@ def test_what_was_altered_is_noticed_and_no_stream_is_tried_for_some_time(
 def test_whoever_is_altered_again_and_again_is_tried_ever_more_seldom(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "_refusals", streams.Refusals())
+    monkeypatch.setattr(streams, "_refusals", streams.RefusalLog())
     client, between = job.through(flip(True, ENCRYPTED_HELLO_BYTES + PROOF_BYTES + 30))
     pauses = []
     for _ in range(9):
