@@ -91,7 +91,7 @@ class RetrySlice(NamedTuple):
     error: Failure | None = None
 
 
-class Taken(NamedTuple):
+class ReadsCopied(NamedTuple):
     """Worker, without rounds: values in a server's memory are copied, or requested again in a frame.
 
     The machine returns it as an action behind these values; the loop passes it back as an event when it
@@ -133,12 +133,12 @@ class SchedulerRequest(NamedTuple):
     message: Control
 
 
-class Applied(NamedTuple):
+class JobsApplied(NamedTuple):
     """Server: the loop has executed jobs or writes; each result is a slice and its failure, if any.
 
-    The loop returns every slice of an `Apply` or `Write` once, in any order and in any number of events;
-    until then the machine lets no other request use the slice. A failed job leaves the value as it was. A job
-    that was cancelled (`Abort`, `Withdraw`) is listed in `given_up`: its round has no effect.
+    The loop returns every slice of an `Apply` or `WriteSlices` once, in any order and number of events; until
+    then the machine lets no other request use the slice. A failed job leaves the value as it was. A job
+    that was cancelled (`AbortJobs`, `WithdrawJobs`) is listed in `given_up`: its round has no effect.
     """
 
     store: int
@@ -146,13 +146,13 @@ class Applied(NamedTuple):
     given_up: Sequence[int] = ()
 
 
-class Saved(NamedTuple):
-    """Server: the snapshot that `Save` requested, or a later one, is on disk; or the error."""
+class SnapshotSaved(NamedTuple):
+    """Server: the snapshot that `SaveSnapshot` requested, or a later one, is on disk; or the error."""
 
     error: Failure | None = None
 
 
-class Configured(NamedTuple):
+class InstallDone(NamedTuple):
     """Server: the result of an `Install`, also of a command."""
 
     store: int
@@ -160,15 +160,15 @@ class Configured(NamedTuple):
     error: Failure | None = None
 
 
-_OfWorker = Submit | RetrySlice | Taken | SchedulerLost | StoodStill | StreamLost | SchedulerRequest
-Event = Start | Tick | Received | Heard | Resumed | _OfWorker | Applied | Saved | Configured
+_OfWorker = Submit | RetrySlice | ReadsCopied | SchedulerLost | StoodStill | StreamLost | SchedulerRequest
+Event = Start | Tick | Received | Heard | Resumed | _OfWorker | JobsApplied | SnapshotSaved | InstallDone
 
 # ------------------------------------------------------------------------------------------------- actions
 
 # A message of the scheduler that the loop has to know is an action without change. `Met`: the scheduler knows
 # this process, expects heartbeats, and has named the address of its `ECHO`. `Welcome`: this process is
 # admitted, and requests are accepted from now on. `View`, of a worker: a later view of the store. `Install`,
-# of a server: apply settings or a command, then pass `Configured` before any other event.
+# of a server: apply settings or a command, then pass `InstallDone` before any other event.
 
 
 class Send(NamedTuple):
@@ -190,7 +190,7 @@ class Connect(NamedTuple):
     incarnation: int
 
 
-class Shrunk(NamedTuple):
+class RoundsShrunk(NamedTuple):
     """Worker: rounds of the slice after `round`, in this worker's count, lack a worker that left."""
 
     rank: int
@@ -253,7 +253,7 @@ class SliceRound(NamedTuple):
 
 
 class Apply(NamedTuple):
-    """Server: sum and update; the loop passes `Applied` for each slice when it is done.
+    """Server: sum and update; the loop passes `JobsApplied` for each slice when it is done.
 
     A value that is still being sent must be sent unchanged: copy it, or wait for the trackers. A PUSH is
     answered before it is applied: if its payload lies in shared memory, which the worker then reuses, the
@@ -264,13 +264,13 @@ class Apply(NamedTuple):
     jobs: list[SliceRound]
 
 
-class Abort(NamedTuple):
+class AbortJobs(NamedTuple):
     """Server: apply no more rounds; jobs that wait for others, as jobs of whole keys do, are `given_up`."""
 
     store: int
 
 
-class Withdraw(NamedTuple):
+class WithdrawJobs(NamedTuple):
     """Server without rounds: a worker is lost, perhaps between the parts of one push.
 
     Its jobs that wait for its other slices are `given_up`; jobs that wait for those jobs are executed.
@@ -288,10 +288,10 @@ class SliceWrite(NamedTuple):
     frames: Sequence[Any]
 
 
-class Write(NamedTuple):
-    """Server: execute these writes, of different slices, states first; then pass `Applied` with all.
+class WriteSlices(NamedTuple):
+    """Server: execute these writes, of different slices, states first; then pass `JobsApplied` with all.
 
-    For FORGET there is the action `Forget`.
+    For FORGET there is the action `ForgetSlices`.
     """
 
     store: int
@@ -315,22 +315,22 @@ class Reply(NamedTuple):
     answers: list[tuple[Kind, Record, int, Any]]
 
 
-class Define(NamedTuple):
+class DefineSlices(NamedTuple):
     """Server: announce slices that workers will use (of this server and of others)."""
 
     store: int
     keys: tuple[KeyEntry, ...]
 
 
-class Forget(NamedTuple):
+class ForgetSlices(NamedTuple):
     """Server: drop these slices, or with None the whole store; an `Apply` may still be in progress."""
 
     store: int
     slices: tuple[int, ...] | None
 
 
-class Save(NamedTuple):
-    """Server: write a snapshot soon, because a key has its first value; then pass `Saved`."""
+class SaveSnapshot(NamedTuple):
+    """Server: write a snapshot soon, because a key has its first value; then pass `SnapshotSaved`."""
 
 
 class Attachment(NamedTuple):
@@ -353,6 +353,17 @@ class End(NamedTuple):
     error: Failure | None = None
 
 
-_ByWorker = Connect | View | Shrunk | RoundsSeen | SliceReceived | Taken | Done
-_ByServer = Apply | Abort | Withdraw | Write | Reply | Define | Forget | Install | Save | Attachment
+_ByWorker = Connect | View | RoundsShrunk | RoundsSeen | SliceReceived | ReadsCopied | Done
+_ByServer = (
+    Apply
+    | AbortJobs
+    | WithdrawJobs
+    | WriteSlices
+    | Reply
+    | DefineSlices
+    | ForgetSlices
+    | Install
+    | SaveSnapshot
+    | Attachment
+)
 Action = Send | Met | Welcome | Failed | End | _ByWorker | _ByServer

@@ -102,17 +102,17 @@ class ServerLoop:
         self._handlers: dict[type, Callable[[Any], events.Event | None]] = {
             events.Reply: self._reply,
             events.Apply: self._apply,
-            events.Abort: storage.abort,
-            events.Withdraw: storage.withdraw,
+            events.AbortJobs: storage.abort,
+            events.WithdrawJobs: storage.withdraw,
             events.Send: self._send,
-            events.Write: storage.write,
+            events.WriteSlices: storage.write,
             m.Install: self._configure,
-            events.Define: self._define,
-            events.Forget: self._forget,
+            events.DefineSlices: self._define,
+            events.ForgetSlices: self._forget,
             events.Attachment: self._attach,
             m.Met: self._met,
             m.Welcome: self._welcomed,
-            events.Save: self._wants_snapshot,
+            events.SaveSnapshot: self._wants_snapshot,
             events.End: self._end,
             events.Failed: self._end,
         }
@@ -215,7 +215,7 @@ class ServerLoop:
         if self._unwritten is None:
             took = time.monotonic() - self._saved
             log.info("snapshot written to %s in %.1f s", self._config.snapshot, took)
-        self._step(events.Saved(self._unwritten))
+        self._step(events.SnapshotSaved(self._unwritten))
 
     def _write(self, write: Callable[[], None]) -> None:
         self._unwritten = None
@@ -261,7 +261,7 @@ class ServerLoop:
         """Return a name for the key of each slice, by the number that its events use."""
         return self._held.names()
 
-    def _define(self, action: events.Define) -> None:
+    def _define(self, action: events.DefineSlices) -> None:
         self._storage.define(action)
         self._held.define(self._machine.rank, action.store, action.keys)
         self._count_held()
@@ -270,7 +270,7 @@ class ServerLoop:
         """Update the counters of held keys; tables count with all their rows, so the sum may be huge."""
         self.counters.hold(self._held.keys, min(self._held.nbytes, 2**64 - 1))
 
-    def _apply(self, action: events.Apply) -> events.Applied | None:
+    def _apply(self, action: events.Apply) -> events.JobsApplied | None:
         phase = UPDATING if any(job.version for job in action.jobs) else SUMMING
         with self.counters.during(phase):
             applied = self._storage.apply(action)
@@ -280,13 +280,13 @@ class ServerLoop:
                 self._machine.hold(action.store, job.slice, value)
         return applied
 
-    def _configure(self, install: m.Install) -> events.Configured:
-        return events.Configured(install.store, install.version, self._storage.configure(install))
+    def _configure(self, install: m.Install) -> events.InstallDone:
+        return events.InstallDone(install.store, install.version, self._storage.configure(install))
 
     def _attach(self, action: events.Attachment) -> None:
         self._memory[action.store, action.rank] = self._storage.attach(action)
 
-    def _forget(self, action: events.Forget) -> None:
+    def _forget(self, action: events.ForgetSlices) -> None:
         self._storage.forget(action)
         self._held.forget(action.store, action.slices)
         self._count_held()
@@ -312,7 +312,7 @@ class ServerLoop:
         self.counters.describe("server", self._roles.job, welcome.rank, self._roles.num_servers)
         introduce(f"server {welcome.rank}")
 
-    def _wants_snapshot(self, action: events.Save) -> None:
+    def _wants_snapshot(self, action: events.SaveSnapshot) -> None:
         self._due = True
 
     def _end(self, action: events.End | events.Failed) -> None:

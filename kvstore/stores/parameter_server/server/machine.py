@@ -89,13 +89,13 @@ class ServerMachine:
             return []
         if kind is events.Received:
             self._received(event.peer, event.message, now)  # type: ignore[union-attr]
-        elif kind is events.Applied:
+        elif kind is events.JobsApplied:
             self._applied(event)  # type: ignore[arg-type]
         elif kind is events.Tick:
             self._tick(now)
-        elif kind is events.Configured:
+        elif kind is events.InstallDone:
             self._configured(event, now)  # type: ignore[arg-type]
-        elif kind is events.Saved:
+        elif kind is events.SnapshotSaved:
             self._saved(event)  # type: ignore[arg-type]
         elif kind is events.Start:
             self._silence.note_heartbeat(now)
@@ -103,7 +103,7 @@ class ServerMachine:
         return self._effects.end()
 
     def quiet(self) -> bool:
-        """Return whether no `Apply` or `Write` is in progress, so that values and `snapshot` agree."""
+        """Return whether no `Apply` or `WriteSlices` is in progress, so that values and `snapshot` agree."""
         return all(store.quiet() for store in self._stores.values())
 
     def snapshot(self) -> dict[str, Any]:
@@ -195,13 +195,13 @@ class ServerMachine:
         elif len(self._early) < _EARLY:
             self._early[peer] = attach
 
-    def _applied(self, event: events.Applied) -> None:
+    def _applied(self, event: events.JobsApplied) -> None:
         store = self._stores.get(event.store)
         if store is not None:
             store.requests.applied(event.results)
             store.requests.given_up(event.given_up)
 
-    def _saved(self, event: events.Saved) -> None:
+    def _saved(self, event: events.SnapshotSaved) -> None:
         """Answer the requests that waited for a snapshot."""
         for session, record in self._saving:
             if event.error is None:
@@ -258,7 +258,7 @@ class ServerMachine:
                 store.attach(peer, attach)
 
     def _define(self, message: m.Slices, now: float) -> None:
-        self._effects.actions.append(events.Define(message.store, message.keys))
+        self._effects.actions.append(events.DefineSlices(message.store, message.keys))
         mine = [one.id for entry in message.keys for one in entry.slices if one.server == self.rank]
         self._store(message.store).define(mine)
 
@@ -278,9 +278,9 @@ class ServerMachine:
             del self._stores[message.store]
             for waiting in (self._effects.unsaved or [], self._saving):
                 waiting[:] = [one for one in waiting if one[0].store != message.store]
-            self._effects.work.append(events.Forget(message.store, None))
+            self._effects.work.append(events.ForgetSlices(message.store, None))
 
-    def _configured(self, event: events.Configured, now: float) -> None:
+    def _configured(self, event: events.InstallDone, now: float) -> None:
         store = self._stores.get(event.store)
         if store is not None:
             store.version = max(store.version, event.version)
@@ -308,7 +308,7 @@ class ServerMachine:
     def _tick(self, now: float) -> None:
         self._effects.actions.extend(Send(SCHEDULER, message) for message in self._link.again(now))
         if self._effects.unsaved:
-            self._effects.work.append(events.Save())
+            self._effects.work.append(events.SaveSnapshot())
         silent, patience = self._silence.silent(now), self.options.dead_after
         # Until the scheduler has sent its absence, the limit is that of its first message.
         told = self._met and self._echoes

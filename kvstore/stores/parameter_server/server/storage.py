@@ -72,18 +72,18 @@ class ServerStorage:
 
     # ------------------------------------------------------------------------------------------- rounds
 
-    def apply(self, action: events.Apply) -> events.Applied | None:
+    def apply(self, action: events.Apply) -> events.JobsApplied | None:
         """Sum and update; None where all rounds wait for others."""
         shard = self.shard(action.store)
         ready = shard.rounds.gather([self._job(action.store, job, shard) for job in action.jobs])
         done = self._apply(action.store, ready, shard)
-        return events.Applied(action.store, done) if done else None
+        return events.JobsApplied(action.store, done) if done else None
 
-    def withdraw(self, action: events.Withdraw) -> events.Applied:
+    def withdraw(self, action: events.WithdrawJobs) -> events.JobsApplied:
         """Cancel jobs that wait for slices of a lost worker; execute the jobs that waited for those."""
         shard = self.shard(action.store)
         given_up, ready = shard.rounds.withdraw(action.rank)
-        return events.Applied(action.store, self._apply(action.store, ready, shard), given_up)
+        return events.JobsApplied(action.store, self._apply(action.store, ready, shard), given_up)
 
     def _apply(
         self, store: int, jobs: Sequence[SliceUpdate], shard: StoreShard
@@ -97,9 +97,9 @@ class ServerStorage:
             for job, error in zip(jobs, errors, strict=True)
         ]
 
-    def abort(self, action: events.Abort) -> events.Applied:
+    def abort(self, action: events.AbortJobs) -> events.JobsApplied:
         """Cancel rounds of whole keys for which some slices have no job."""
-        return events.Applied(action.store, [], self.shard(action.store).rounds.abort())
+        return events.JobsApplied(action.store, [], self.shard(action.store).rounds.abort())
 
     def _job(self, store: int, job: events.SliceRound, shard: StoreShard) -> SliceUpdate:
         parts = [(rank, _payload(record, frames)) for rank, record, frames in job.parts]
@@ -154,7 +154,7 @@ class ServerStorage:
 
     # ------------------------------------------------------------------------------------------- values
 
-    def write(self, action: events.Write) -> events.Applied:
+    def write(self, action: events.WriteSlices) -> events.JobsApplied:
         """Assign values, or states."""
         shard = self.shard(action.store)
         values, results = [], []
@@ -167,7 +167,7 @@ class ServerStorage:
         errors = shard.write(values)
         for (slice, _, _), error in zip(values, errors, strict=True):
             results.append((slice, None if error is None else self._failure(error)))
-        return events.Applied(action.store, results)
+        return events.JobsApplied(action.store, results)
 
     def _put_state(
         self, shard: StoreShard, slice: int, payload: SlicePayload, ordinal: int
@@ -247,11 +247,11 @@ class ServerStorage:
         """Set the rank of this server."""
         self._server = rank
 
-    def define(self, action: events.Define) -> None:
+    def define(self, action: events.DefineSlices) -> None:
         """Add slices that workers will use."""
         self.shard(action.store).define(action.keys)
 
-    def forget(self, action: events.Forget) -> None:
+    def forget(self, action: events.ForgetSlices) -> None:
         """Drop slices, or a store."""
         if action.slices is not None:
             self.shard(action.store).forget(action.slices)

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 from ..native._native import Effects, Session
-from ..protocol.events import Action, Attachment, Send, SliceWrite, Write
+from ..protocol.events import Action, Attachment, Send, SliceWrite, WriteSlices
 from ..protocol.messages import Attach, Attached, Failure, Kind, LeftOut, Record
 
 _FAILURES = 1024  # failed requests that are stored for one worker
@@ -47,10 +47,10 @@ class StepEffects(Effects):
     def write(self, store: int, write: SliceWrite) -> None:
         """Write a slice, together with the other writes of this step: one answer for all costs least."""
         last = self.work[-1] if self.work else None
-        if isinstance(last, Write) and last.store == store:
+        if isinstance(last, WriteSlices) and last.store == store:
             last.writes.append(write)
         else:
-            self.work.append(Write(store, [write]))
+            self.work.append(WriteSlices(store, [write]))
 
     def end(self) -> list[Action]:
         """Return all actions, in order; later effects belong to the next step."""

@@ -55,7 +55,7 @@ _COMPARING = 0.5  # seconds that they may take
 #: What is not done again after an error: the machine repeats the one, and the other is an operation's error.
 _TOLD_ELSEWHERE = (events.Send, events.SliceReceived)
 #: What comes with each slice, so that who sleeps need not look.
-_ENDS_NO_WAIT = (events.Taken, events.RoundsSeen)
+_ENDS_NO_WAIT = (events.ReadsCopied, events.RoundsSeen)
 _SOON = 0.001  # seconds for the answer to a push that nobody waits for, when the next one comes
 
 
@@ -214,12 +214,12 @@ class MachineDriver:
         self._handlers: dict[type, Callable[[Any], None]] = {
             events.Done: operations.end,
             events.Connect: self._connect,
-            events.Taken: self._go_on,
+            events.ReadsCopied: self._go_on,
             m.Met: self._met,
             events.Failed: self._failed,
             m.View: self._viewed,
             m.Welcome: self._viewed,
-            events.Shrunk: self._warn,
+            events.RoundsShrunk: self._warn,
             events.RoundsSeen: lambda action: self._counters.end_rounds(action.rounds),
         }
 
@@ -754,7 +754,7 @@ class MachineDriver:
         # Before pushes that the answer has let go: the server may write the value anew with them.
         self._actions.extendleft(reversed(self._stepped(retry, time.monotonic())))
 
-    def _go_on(self, taken: events.Taken) -> None:
+    def _go_on(self, taken: events.ReadsCopied) -> None:
         """Send what has waited until values were copied."""
         self._actions.extend(self._stepped(taken, time.monotonic()))
 
@@ -775,7 +775,7 @@ class MachineDriver:
         if action.failure.role == "scheduler":
             self._process.without_scheduler = action.failure
 
-    def _warn(self, action: events.Shrunk) -> None:
+    def _warn(self, action: events.RoundsShrunk) -> None:
         log.warning(
             "worker %d has ended, or closed its store, without join(): sums go on without it. The last round "
             "that it was in was number %d of %s. A worker that has no more batches calls store.join()",

@@ -79,7 +79,7 @@ class WorkerMachine:
             self._servers.suspect(event.server)  # type: ignore[union-attr]
         elif kind is events.RetrySlice:
             self._servers.retry(event, now, actions)  # type: ignore[arg-type]
-        elif kind is events.Taken:
+        elif kind is events.ReadsCopied:
             self._servers.taken(event, now, actions)  # type: ignore[arg-type]
         elif kind is events.Start:
             self._scheduler.write(self._hello, now, actions)
@@ -272,7 +272,7 @@ class WorkerMachine:
         if known and server in self._servers and message.rank not in self._shrunk:
             self._shrunk.add(message.rank)
             own = message.round - self.base(server, message.slice)
-            actions.append(events.Shrunk(message.rank, message.slice, own))
+            actions.append(events.RoundsShrunk(message.rank, message.slice, own))
 
     def _ping(self, message: m.Ping, now: float, actions: list[Action]) -> None:
         actions.append(self._scheduler.unreliable(m.Pong(message.number)))
