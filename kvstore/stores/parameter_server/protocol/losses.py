@@ -21,8 +21,8 @@ def lost(losses: Sequence[Loss], servers: int = 0) -> Failure:
     if not losses:
         return Failure("PeerLostError", "a process of the job is lost")
     first = losses[0]
-    others = "".join(f", and {_name(one)}" for one in losses[1:])
-    text = f"{_name(first)} is lost: {_how(first)}{others}; {_advice(losses, servers)}"
+    others = "".join(f", and {_process_name(one)}" for one in losses[1:])
+    text = f"{_process_name(first)} is lost: {_how_lost(first)}{others}; {_advice(losses, servers)}"
     return Failure("PeerLostError", text, first.role, first.rank, first.silent)
 
 
@@ -58,9 +58,9 @@ def stopped(who: str, seconds: float, patience: float, why: Failure) -> Failure:
     return msgspec.structs.replace(why, text=text)
 
 
-def _how(loss: Loss) -> str:
+def _how_lost(loss: Loss) -> str:
     return f"nobody has heard of it for {loss.silent:.1f} s" if loss.silent > 0 else "it has failed"
 
 
-def _name(loss: Loss) -> str:
+def _process_name(loss: Loss) -> str:
     return loss.role if loss.role == "scheduler" else f"{loss.role} {loss.rank}"

@@ -53,7 +53,7 @@ def needs_whole_keys(optimizer: Optimizer | None, sparse: bool = False) -> bool:
 def pack_part(key: Key, part: PartState, table: bool, optimizer: Optimizer) -> bytes:
     """Return the state of a slice as bytes."""
     content = {key: (part.ids, part.blank, part.tree) if table else part.tree} if part.known else {}
-    return states.pack(content, _counted(optimizer, {key: part.updates}, part.num_update), False)
+    return states.pack(content, _with_counts(optimizer, {key: part.updates}, part.num_update), False)
 
 
 def unpack_part(key: Key, data: bytes, table: bool, optimizer: Optimizer) -> PartState:
@@ -76,7 +76,7 @@ def unpack_part(key: Key, data: bytes, table: bool, optimizer: Optimizer) -> Par
     return PartState(True, tree, ids, blank, updates, content.num_update)
 
 
-def _counted(optimizer: Optimizer, counts: Mapping[Key, int], num_update: int) -> Optimizer:
+def _with_counts(optimizer: Optimizer, counts: Mapping[Key, int], num_update: int) -> Optimizer:
     other = copy.copy(optimizer)
     other._index_update_count = {key: n for key, n in counts.items() if n}
     other.num_update = num_update
@@ -102,13 +102,13 @@ def join_states(entries: Iterable[KeyEntry], parts: Mapping[int, bytes], optimiz
         counts[key] = max((part.updates for part in found), default=0)
         num_update = max([num_update, *(part.num_update for part in found)])
         if any(part.known for part in found):
-            trees[key] = _joined(entry, found, optimizer)
-    updater = Updater(_counted(optimizer, counts, num_update))
+            trees[key] = _joined_state(entry, found, optimizer)
+    updater = Updater(_with_counts(optimizer, counts, num_update))
     updater.states = trees
     return updater
 
 
-def _joined(entry: KeyEntry, parts: list[PartState], optimizer: Optimizer) -> Tree:
+def _joined_state(entry: KeyEntry, parts: list[PartState], optimizer: Optimizer) -> Tree:
     spec = entry.spec
     if needs_whole_keys(optimizer, spec.sparse):
         return next(part.tree for part in parts if part.known)
@@ -120,13 +120,13 @@ def _joined(entry: KeyEntry, parts: list[PartState], optimizer: Optimizer) -> Tr
     if spec.sparse:
         try:
             whole = [_all_rows(piece, part) for piece, part in zip(entry.slices, parts, strict=True)]
-            return _combined(whole, None)
+            return _concatenated(whole, None)
         except (MemoryError, OverflowError) as error:
             raise KVStoreError(
                 f"the states of table {spec.key!r} with all its {spec.shape[0]} rows do not fit the memory "
                 "of this process"
             ) from error
-    return _combined([part.tree for part in parts], tuple(spec.shape))
+    return _concatenated([part.tree for part in parts], tuple(spec.shape))
 
 
 def _all_rows(piece: Slice, part: PartState) -> Tree:
@@ -137,14 +137,14 @@ def _all_rows(piece: Slice, part: PartState) -> Tree:
     return spread_tree(part.tree, part.blank, order, piece.stop - piece.start)
 
 
-def _combined(trees: list[Tree], shape: tuple[int, ...] | None) -> Tree:
+def _concatenated(trees: list[Tree], shape: tuple[int, ...] | None) -> Tree:
     """Join the states of consecutive slices, with arrays of `shape`; None: rows after rows."""
     columns = zip(*(arrays_of(tree) for tree in trees), strict=True)
     made = (np.concatenate(column) if len(column) > 1 else column[0] for column in columns)
-    return _rebuilt(trees[0], (array if shape is None else array.reshape(shape) for array in made))
+    return _with_arrays(trees[0], (array if shape is None else array.reshape(shape) for array in made))
 
 
-def _rebuilt(tree: Tree, arrays: Iterator[Array]) -> Tree:
+def _with_arrays(tree: Tree, arrays: Iterator[Array]) -> Tree:
     """Return a state of the same structure as `tree` with other arrays."""
     made: Tree = mapped(tree, lambda _: next(arrays))
     return made
@@ -174,9 +174,9 @@ def _part_of(entry: KeyEntry, piece: Slice, updater: Updater) -> PartState:
         if piece.start:
             return NOTHING._replace(updates=updates, num_update=optimizer.num_update)
     else:
-        tree = _rebuilt(tree, (_cut(array, piece, spec.sparse) for array in arrays_of(tree)))
+        tree = _with_arrays(tree, (_slice_of(array, piece, spec.sparse) for array in arrays_of(tree)))
     return PartState(True, tree, None, None, updates, optimizer.num_update)
 
 
-def _cut(array: Array, piece: Slice, sparse: bool) -> Array:
+def _slice_of(array: Array, piece: Slice, sparse: bool) -> Array:
     return (array if sparse else array.reshape(-1))[piece.start : piece.stop]

@@ -64,7 +64,7 @@ class ReliableLink:
         self._ack_pending = True
         if self.seen < message.number <= self.seen + _AHEAD:
             self._early[message.number] = message.body
-        return self._in_turn()
+        return self._deliverable()
 
     def follows(self, message: ReliableMessage) -> bool:
         """Return whether a message is of the newest term of the scheduler that this end knows."""
@@ -94,7 +94,7 @@ class ReliableLink:
             ReliableMessage(number, self.seen, body, self.term) for number, body in list(self._out)[:_BURST]
         ]
 
-    def _in_turn(self) -> list[Any]:
+    def _deliverable(self) -> list[Any]:
         bodies = []
         while self.seen + 1 in self._early:
             self.seen += 1

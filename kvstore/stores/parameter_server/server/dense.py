@@ -214,14 +214,14 @@ class DenseSlice(SliceValue):
         """Copy the state before this round; without memory for it there is no copy."""
         state, known = self.state_for(settings), self.has_state(settings)
         updater = state.follow(settings)
-        arrays = arrays_of(updater.states[self.key]) if known and self._begins(state) else ()
+        arrays = arrays_of(updater.states[self.key]) if known and self._stores_state(state) else ()
         kept = self.memory_for_states(arrays)
         for array, memory in zip(arrays, kept or (), strict=kept is not None):
             np.copyto(memory, array.reshape(-1))
         self._had_state = known
         self.note_kept(-1 if kept is None else round - 1, state)
 
-    def _begins(self, state: OptimizerState) -> bool:
+    def _stores_state(self, state: OptimizerState) -> bool:
         """Return whether this slice stores a state: the first slice of a key stores that of a whole key."""
         return state is self.state or self.start == 0
 
@@ -234,7 +234,7 @@ class DenseSlice(SliceValue):
         if self.kept_after != round or self._kept is None:
             raise not_kept(self.key, round)
         updates, num_update = self.kept_counts
-        known = (self._had_state or updates > 0) and self._begins(state) and self.key in updater.states
+        known = (self._had_state or updates > 0) and self._stores_state(state) and self.key in updater.states
         if not known:
             return NOTHING._replace(updates=updates, num_update=num_update)
         arrays = iter(self._kept)
@@ -258,7 +258,7 @@ class DenseSlice(SliceValue):
         updater = state.current(settings)
         if updater is None:
             return NOTHING
-        known = self.key in updater.states and self._begins(state)
+        known = self.key in updater.states and self._stores_state(state)
         tree = updater.states[self.key] if known else None
         return PartState(known, tree, None, None, state.updates, state.num_update)
 
@@ -313,7 +313,7 @@ class DenseUpdates:
         With `keeps` the value before the round is stored.
         """
         weight, place = part.live(), part.place
-        sources = self._sources(part, job, settings, keeps)
+        sources = self._sources_of(part, job, settings, keeps)
         if sources is None:
             return False
         outs = [np.frombuffer(out, np.uint8).view(weight.dtype) for out in job.outs]
@@ -339,7 +339,7 @@ class DenseUpdates:
             self._places.append(place)
         return True
 
-    def _sources(
+    def _sources_of(
         self, part: DenseSlice, job: SliceUpdate, settings: OptimizerVersion, keeps: bool
     ) -> list[Array] | cpu.Coded | None:
         """Return the sources of a sum; None where rows were pushed, and this method has updated them."""
@@ -363,8 +363,8 @@ class DenseUpdates:
         if keeps:
             part.keep(job.round)
         with writing(self._memory, [part.place]):
-            shaped = tuple(_like(state, shape) for state in states)
-            cpu.update_rows(kind, params, datas, maps, rows, table, _like(master, shape), shaped)
+            shaped = tuple(_reshaped(state, shape) for state in states)
+            cpu.update_rows(kind, params, datas, maps, rows, table, _reshaped(master, shape), shaped)
         part.state.keep(counts)
         return None
 
@@ -388,7 +388,7 @@ def update_whole(
     key = parts[0][0].of
     if not key.whole:
         refuse_parts(settings.optimizer, key.key)
-    gradient = _gradient(key, parts)
+    gradient = _key_gradient(key, parts)
     weight, clock = key.value(), max(job.clock for _, job in parts)
     updater = key.state.follow(settings)
     changes = [weight, *arrays_of(updater.states.get(key.key))]
@@ -397,7 +397,7 @@ def update_whole(
         updater(key.key, gradient, weight)
 
 
-def _gradient(key: DenseKey, parts: list[tuple[DenseSlice, SliceUpdate]]) -> Array | RowSparseArray:
+def _key_gradient(key: DenseKey, parts: list[tuple[DenseSlice, SliceUpdate]]) -> Array | RowSparseArray:
     """Sum the parts of all slices; row-sparse where all workers pushed rows."""
     if (rows := _pushed_rows(key, parts)) is not None:
         return merged(rows)
@@ -446,7 +446,7 @@ def _whole_part(payload: SlicePayload, dtype: np.dtype[Any], first: int, shape: 
     return plain(payload, dtype, math.prod(shape))
 
 
-def _like(array: Any, shape: tuple[int, ...]) -> Any:
+def _reshaped(array: Any, shape: tuple[int, ...]) -> Any:
     return None if array is None else array.reshape(shape)
 
 

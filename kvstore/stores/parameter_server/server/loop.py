@@ -110,7 +110,7 @@ class ServerLoop:
             events.DefineSlices: self._define,
             events.ForgetSlices: self._forget,
             events.Attachment: self._attach,
-            m.Met: self._met,
+            m.Met: self._meet_scheduler,
             m.Welcome: self._welcomed,
             events.SaveSnapshot: self._wants_snapshot,
             events.End: self._end,
@@ -166,7 +166,7 @@ class ServerLoop:
                 self._attaching[peer] = message.store, message.rank
                 log.debug("worker %d attaches to store %d", message.rank, message.store)
             if isinstance(message, Batch):
-                self._take(peer, *self._storage.reach(message))
+                self._handle_batch(peer, *self._storage.reach(message))
             else:
                 self._step(events.Received(peer, message))
         now = time.monotonic()
@@ -177,10 +177,10 @@ class ServerLoop:
             self._stragglers.look(now)
         self._look_after_snapshots(now)
 
-    def _take(self, peer: Hashable, batch: Batch, segments: Mapping[int, Any]) -> None:
+    def _handle_batch(self, peer: Hashable, batch: Batch, segments: Mapping[int, Any]) -> None:
         """Handle requests of a worker, with the segments of its shared memory."""
         self._step(events.Received(peer, batch))
-        self._link(peer, batch, segments)
+        self._link_stream(peer, batch, segments)
 
     def _compare_clocks(self) -> None:
         """Request the scheduler's time, if a timeline is recorded."""
@@ -243,7 +243,7 @@ class ServerLoop:
         handler = self._handlers.get(type(action))
         return None if handler is None else handler(action)
 
-    def _link(self, peer: Hashable, batch: Batch, segments: Mapping[int, Any]) -> None:
+    def _link_stream(self, peer: Hashable, batch: Batch, segments: Mapping[int, Any]) -> None:
         """Have C handle the next requests of a worker's stream as far as possible."""
         link = self._sockets.link_of(peer)
         if link is None or link.session.gone:
@@ -301,7 +301,7 @@ class ServerLoop:
             del self._attaching[peer]
             self._sockets.forget(peer)
 
-    def _met(self, met: m.Met) -> None:
+    def _meet_scheduler(self, met: m.Met) -> None:
         self._heartbeats = HeartbeatResponder(met.pulse, self._process, self._roles.keys, self._roles.job)
         self._sockets.meet(met.echo)
 
@@ -338,9 +338,9 @@ class ServerLoop:
         size = 0
         store, rank = action.batch.store, action.batch.rank
         for kind, request, round, detail in action.answers:
-            record, buffers = self._answer(store, rank, kind, request, round, detail)
+            record, buffers = self._read_answer(store, rank, kind, request, round, detail)
             if size and size + record.nbytes > _REPLY_BYTES and buffers:
-                self._flush(action, records, frames)
+                self._send_reply(action, records, frames)
                 records, frames, size = [], [], 0
             if buffers:
                 record = record._replace(frame=len(frames))
@@ -348,17 +348,17 @@ class ServerLoop:
                 size += record.nbytes
             records.append(record)
         if records or not action.answers:
-            self._flush(action, records, frames)
+            self._send_reply(action, records, frames)
 
-    def _flush(self, action: events.Reply, records: list[Record], frames: list[Any]) -> None:
+    def _send_reply(self, action: events.Reply, records: list[Record], frames: list[Any]) -> None:
         self._sockets.send(action.peer, action.batch._replace(records=records, frames=tuple(frames)))
 
-    def _answer(
+    def _read_answer(
         self, store: int, rank: int, kind: Kind, request: Record, round: int, detail: Any
     ) -> tuple[Record, Sequence[Any]]:
         record = Record(kind, request.slice, request.sequence, round)
         if kind == Kind.FAILED:
-            return _failed(record, detail)
+            return _failure_record(record, detail)
         if kind != Kind.VALUE:
             return record, ()
         try:
@@ -370,7 +370,7 @@ class ServerLoop:
             if found.flags == m.IN_PLACE and found.place == PayloadLocation.NONE:
                 self.counters.move(SHARED, request.nbytes, 0)
         except KVStoreError as error:
-            return _failed(record, Failure(type(error).__name__, str(error)))
+            return _failure_record(record, Failure(type(error).__name__, str(error)))
         return found._replace(kind=kind, slice=request.slice, sequence=request.sequence, round=round), buffers
 
     def _check_size(self, store: int, found: Record, slice: int, buffers: Sequence[Any]) -> None:
@@ -387,6 +387,6 @@ class ServerLoop:
         )
 
 
-def _failed(record: Record, failure: Failure) -> tuple[Record, list[bytes]]:
+def _failure_record(record: Record, failure: Failure) -> tuple[Record, list[bytes]]:
     text = msgspec.msgpack.encode(failure)
     return record._replace(kind=Kind.FAILED, place=PayloadLocation.FRAME, nbytes=len(text)), [text]

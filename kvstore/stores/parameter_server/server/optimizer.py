@@ -62,7 +62,7 @@ class OptimizerVersions:
         """Return new settings, which `put` installs; ConfigError: this server cannot create the optimizer."""
         ordinal, text, epoch, keeps_states = settings
         like = (one.optimizer for one in self._versions if (one.generation, one.text) == (ordinal, text))
-        optimizer = next(like, None) or _built(text)
+        optimizer = next(like, None) or _optimizer_of(text)
         return OptimizerVersion(version, ordinal, optimizer, text, epoch, keeps_states)
 
     def put(self, settings: OptimizerVersion) -> None:
@@ -98,7 +98,7 @@ class OptimizerVersions:
             OptimizerVersion(
                 int(one["version"]),
                 int(one["era"]),
-                _built(one["text"]),
+                _optimizer_of(one["text"]),
                 one["text"],
                 int(one["epoch"]),
                 bool(one.get("keeps")),
@@ -108,7 +108,7 @@ class OptimizerVersions:
         return versions
 
 
-def _built(text: str) -> Optimizer | None:
+def _optimizer_of(text: str) -> Optimizer | None:
     if not text:
         return None
     try:
@@ -131,7 +131,7 @@ def _built(text: str) -> Optimizer | None:
         ) from error
 
 
-def _name(optimizer: Optimizer | None) -> str:
+def _rule_name(optimizer: Optimizer | None) -> str:
     return "no optimizer" if optimizer is None else type(optimizer).__name__
 
 
@@ -200,8 +200,8 @@ def check_form(key: Key, tree: Tree, fresh: Tree, rows: int | None = None) -> No
 def refuse_parts(optimizer: Optimizer | None, key: Key) -> NoReturn:
     """Raise ConfigError for a rule that needs a whole key of which this server has only a part."""
     raise ConfigError(
-        f"{_name(optimizer)} needs whole tensors, and key {key!r} is spread over several servers; set the "
-        "optimizer on every worker (the lowest rank moves such keys to one server), or start one server"
+        f"{_rule_name(optimizer)} needs whole tensors, and key {key!r} is spread over several servers; set "
+        "the optimizer on every worker (the lowest rank moves such keys to one server), or start one server"
     )
 
 
@@ -209,7 +209,7 @@ def check_dtype(settings: OptimizerVersion, key: Key, dtype: np.dtype[Any]) -> N
     """Raise DTypeError for an optimizer on integers, which have no gradient."""
     if settings.optimizer is not None and dtype.kind in "iu":
         raise DTypeError(
-            f"key {key!r} holds {dtype}; {_name(settings.optimizer)} updates floating-point weights only"
+            f"key {key!r} holds {dtype}; {_rule_name(settings.optimizer)} updates floating-point weights only"
         )
 
 
@@ -219,7 +219,7 @@ def explained(error: Exception, settings: OptimizerVersion, key: Key, server: in
         return error
     kind = type(error).__name__
     told = UpdaterError(
-        f"{_name(settings.optimizer)} raised {kind} on key {key!r} (server {server}): {error}"
+        f"{_rule_name(settings.optimizer)} raised {kind} on key {key!r} (server {server}): {error}"
     )
     told.__cause__ = error
     return told

@@ -69,13 +69,13 @@ def not_kept(key: Key, round: int) -> KVStoreError:
 def plain(payload: SlicePayload, dtype: np.dtype[Any], size: int) -> Array:
     """View a payload as `size` elements, copied where it is not aligned; ShapeError: it has another size."""
     if payload.coding == cpu.DIVIDED:
-        return _quotients(payload, dtype, size)
+        return _divided(payload, dtype, size)
     if payload.coding:
         _check_packed(dtype)
         restored = np.empty(size, np.float32)
-        cpu.decode(payload.coding, payload.threshold, [_packed(payload, size)], restored)
+        cpu.decode(payload.coding, payload.threshold, [_packed_words(payload, size)], restored)
         return restored
-    return _typed(_bytes(payload.data), dtype, size)
+    return _typed_elements(_byte_array(payload.data), dtype, size)
 
 
 def usual_summands(
@@ -109,7 +109,9 @@ def summands(
     if codes or coding in (0, cpu.DIVIDED):  # plain, or workers with different codecs
         return [plain(payload, dtype, size) for _, payload in parts]
     _check_packed(dtype)
-    return cpu.Coded(coding, threshold, size, [_packed(payload, size) for _, payload in parts], packed=True)
+    return cpu.Coded(
+        coding, threshold, size, [_packed_words(payload, size) for _, payload in parts], packed=True
+    )
 
 
 def some_rows(
@@ -122,16 +124,16 @@ def some_rows(
     """
     n, width = payload.rows, int(np.prod(shape[1:], dtype=np.int64))
     if isinstance(payload.data, tuple):
-        ids_bytes, data_bytes = (_bytes(part) for part in payload.data)
+        ids_bytes, data_bytes = (_byte_array(part) for part in payload.data)
     else:
-        both = _bytes(payload.data)
+        both = _byte_array(payload.data)
         ids_bytes, data_bytes = both[: 8 * n], both[8 * n :]
-    ids = _typed(ids_bytes, np.dtype(np.int64), n) - start
+    ids = _typed_elements(ids_bytes, np.dtype(np.int64), n) - start
     if not cpu.ascending_ids(ids, shape[0]):
         raise RowIndexError(
             f"row ids of a push must ascend within [{start}, {start + shape[0]}), the rows of its slice"
         )
-    data = _typed(data_bytes, dtype, n * width)
+    data = _typed_elements(data_bytes, dtype, n * width)
     return trusted_rows(data.reshape(n, *shape[1:]), ids, shape)
 
 
@@ -139,16 +141,16 @@ def opaque(payload: SlicePayload) -> bytes:
     """Return the bytes of a payload that is no array; ProtocolError: it has rows, or cannot be read."""
     if payload.rows >= 0:
         raise ProtocolError(f"{payload.rows} rows where there can be none; the request was not carried out")
-    return _bytes(payload.data).tobytes()
+    return _byte_array(payload.data).tobytes()
 
 
-def _bytes(data: Any) -> Array:
+def _byte_array(data: Any) -> Array:
     if isinstance(data, Exception):
         raise data
     return np.frombuffer(data, np.uint8)
 
 
-def _typed(data: Array, dtype: np.dtype[Any], size: int) -> Array:
+def _typed_elements(data: Array, dtype: np.dtype[Any], size: int) -> Array:
     if data.nbytes != size * dtype.itemsize:
         raise ShapeError(
             f"a payload of {data.nbytes} bytes where {size} elements of {dtype} take {size * dtype.itemsize}"
@@ -157,10 +159,10 @@ def _typed(data: Array, dtype: np.dtype[Any], size: int) -> Array:
     return typed if typed.flags.aligned else data.copy().view(dtype)
 
 
-def _quotients(payload: SlicePayload, dtype: np.dtype[Any], size: int) -> Array:
+def _divided(payload: SlicePayload, dtype: np.dtype[Any], size: int) -> Array:
     if dtype != np.float32 or not payload.threshold > 0:
         raise DTypeError(f"elements of {dtype} cannot count divided by {payload.threshold}")
-    elements = _typed(_bytes(payload.data), dtype, size)
+    elements = _typed_elements(_byte_array(payload.data), dtype, size)
     with np.errstate(all="ignore"):  # a signalling NaN is a value like any other
         return np.divide(elements, np.float32(payload.threshold), out=np.empty_like(elements))
 
@@ -170,8 +172,8 @@ def _check_packed(dtype: np.dtype[Any]) -> None:
         raise DTypeError(f"a packed gradient is float32, the key holds {dtype}")
 
 
-def _packed(payload: SlicePayload, size: int) -> Array:
-    data = _bytes(payload.data)
+def _packed_words(payload: SlicePayload, size: int) -> Array:
+    data = _byte_array(payload.data)
     try:
         needed = cpu.encoded_bytes(payload.coding, size)
     except ValueError as error:

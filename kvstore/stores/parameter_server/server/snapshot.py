@@ -139,9 +139,9 @@ class SnapshotFolder:
                 self._last = manifest
             raise
         self._last = manifest
-        self._tidy(manifest)
+        self._remove_unused(manifest)
 
-    def _tidy(self, manifest: SnapshotManifest) -> None:
+    def _remove_unused(self, manifest: SnapshotManifest) -> None:
         """Remove files that the manifest does not name, and incomplete files of a killed process."""
         needed = {_MANIFEST, *manifest.files}
         for path in self.path.iterdir():
@@ -155,34 +155,37 @@ class SnapshotFolder:
 def described(held: Held) -> tuple[dict[str, Any], Tensors]:
     """Return a slice's description for a file, and copies of its arrays."""
     tensors: Tensors = {}
-    said = _described(held, tensors)
+    said = _describe(held, tensors)
     return said, {name: array.copy() for name, array in tensors.items()}
 
 
-def _described(held: Held, tensors: Tensors) -> dict[str, Any]:
+def _describe(held: Held, tensors: Tensors) -> dict[str, Any]:
     if isinstance(held, DenseSlice):
         tensors["value"] = held.live()
-        said: dict[str, Any] = {"state": _state(held.state, held.of.key, "state", tensors)}
+        said: dict[str, Any] = {"state": _describe_state(held.state, held.of.key, "state", tensors)}
         if held.start == 0 and held.of.whole:
-            said["whole"] = _state(held.of.state, held.of.key, "whole", tensors)
+            said["whole"] = _describe_state(held.of.state, held.of.key, "whole", tensors)
         return said
     tensors["rows"], tensors["blank"] = held.held, held.blank
     if held.index is not None:
         tensors["ids"] = held.ids_as_they_lie()
-    said = {"state": _state(held.state, held.key, "state", tensors)}
+    said = {"state": _describe_state(held.state, held.key, "state", tensors)}
     if held.has_blank_tree():
-        said["blank"] = _outline(held.blank_tree, "blank-state", tensors)
+        said["blank"] = _describe_tree(held.blank_tree, "blank-state", tensors)
     if held.given is not None:
-        said["given"] = _given(*held.given, tensors)
+        said["given"] = _describe_given(*held.given, tensors)
     return said
 
 
-def _given(settings: OptimizerVersion, given: PartState, tensors: Tensors) -> dict[str, Any]:
+def _describe_given(settings: OptimizerVersion, given: PartState, tensors: Tensors) -> dict[str, Any]:
     """Describe a loaded state that becomes the table's with its next update."""
     if given.ids is not None:
         tensors["given-ids"] = given.ids
     counts = {"era": settings.generation, "updates": given.updates, "num_update": given.num_update}
-    outline, blank = _outline(given.tree, "given", tensors), _outline(given.blank, "given-blank", tensors)
+    outline, blank = (
+        _describe_tree(given.tree, "given", tensors),
+        _describe_tree(given.blank, "given-blank", tensors),
+    )
     return {**counts, "known": given.known, "outline": outline, "blank": blank}
 
 
@@ -192,24 +195,27 @@ def _take_given(
     settings = versions.get(said["era"])
     if settings is None or settings.optimizer is None:
         return  # as in `_take_state`
-    tree, blank = _rebuilt(said["outline"], "given", tensors), _rebuilt(said["blank"], "given-blank", tensors)
+    tree, blank = (
+        _restored_tree(said["outline"], "given", tensors),
+        _restored_tree(said["blank"], "given-blank", tensors),
+    )
     counts = said["updates"], said["num_update"]
     held.given = settings, PartState(said["known"], tree, tensors.get("given-ids"), blank, *counts)
 
 
-def _state(state: OptimizerState, key: Any, name: str, tensors: Tensors) -> dict[str, Any] | None:
+def _describe_state(state: OptimizerState, key: Any, name: str, tensors: Tensors) -> dict[str, Any] | None:
     if state.updater is None:
         return None
     known = key in state.updater.states
-    outline = _outline(state.updater.states[key], name, tensors) if known else None
+    outline = _describe_tree(state.updater.states[key], name, tensors) if known else None
     counts = {"era": state.generation, "updates": state.updates, "num_update": state.num_update}
     return {**counts, "known": known, "outline": outline}
 
 
-def _outline(tree: Tree, name: str, tensors: Tensors) -> Any:
+def _describe_tree(tree: Tree, name: str, tensors: Tensors) -> Any:
     """Return None, the name of an array's type, or a list of these; put the arrays into `tensors`."""
     if isinstance(tree, tuple):
-        return [_outline(part, f"{name}.{i}", tensors) for i, part in enumerate(tree)]
+        return [_describe_tree(part, f"{name}.{i}", tensors) for i, part in enumerate(tree)]
     if tree is None:
         return None
     tensors[name] = tree
@@ -226,15 +232,15 @@ def taken_back(
     """Restore a slice from what `described` returned; `memory` is for dense values."""
     by_generation = {settings.generation: settings for settings in versions}
     if isinstance(held, DenseSlice):
-        _take_value(held, _typed(tensors["value"], held.of.dtype), memory)
+        _take_value(held, _typed_tensor(tensors["value"], held.of.dtype), memory)
         _take_state(held.state, held.of.key, said["state"], "state", tensors, by_generation)
         if "whole" in said:
             _take_state(held.of.state, held.of.key, said["whole"], "whole", tensors, by_generation)
         return
     _take_state(held.state, held.key, said["state"], "state", tensors, by_generation)
-    blank = _rebuilt(said["blank"], "blank-state", tensors) if "blank" in said else None
-    rows = _typed(tensors["rows"], held.dtype)
-    held.take_back(tensors.get("ids"), rows, _typed(tensors["blank"], held.dtype), blank)
+    blank = _restored_tree(said["blank"], "blank-state", tensors) if "blank" in said else None
+    rows = _typed_tensor(tensors["rows"], held.dtype)
+    held.take_back(tensors.get("ids"), rows, _typed_tensor(tensors["blank"], held.dtype), blank)
     if "given" in said:
         _take_given(held, said["given"], tensors, by_generation)
 
@@ -259,16 +265,16 @@ def _take_state(
     state.updater, state.generation = Updater(settings.optimizer), settings.generation
     state.keep((said["updates"], said["num_update"]))
     if said["known"]:
-        state.updater.states[key] = _rebuilt(said["outline"], name, tensors)
+        state.updater.states[key] = _restored_tree(said["outline"], name, tensors)
 
 
-def _rebuilt(outline: Any, name: str, tensors: Tensors) -> Tree:
+def _restored_tree(outline: Any, name: str, tensors: Tensors) -> Tree:
     if isinstance(outline, list):
-        return tuple(_rebuilt(part, f"{name}.{i}", tensors) for i, part in enumerate(outline))
-    return None if outline is None else _typed(tensors[name], dtype_named(outline)).copy()
+        return tuple(_restored_tree(part, f"{name}.{i}", tensors) for i, part in enumerate(outline))
+    return None if outline is None else _typed_tensor(tensors[name], dtype_named(outline)).copy()
 
 
-def _typed(array: Array, dtype: np.dtype[Any]) -> Array:
+def _typed_tensor(array: Array, dtype: np.dtype[Any]) -> Array:
     """View stored bits as the type that was written."""
     same = array.view(dtype) if dtype.name == "bfloat16" else array
     if same.dtype != dtype:

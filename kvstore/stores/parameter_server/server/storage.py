@@ -75,7 +75,7 @@ class ServerStorage:
     def apply(self, action: events.Apply) -> events.JobsApplied | None:
         """Sum and update; None where all rounds wait for others."""
         shard = self.shard(action.store)
-        ready = shard.rounds.gather([self._job(action.store, job, shard) for job in action.jobs])
+        ready = shard.rounds.gather([self._slice_update(action.store, job, shard) for job in action.jobs])
         done = self._apply(action.store, ready, shard)
         return events.JobsApplied(action.store, done) if done else None
 
@@ -101,8 +101,8 @@ class ServerStorage:
         """Cancel rounds of whole keys for which some slices have no job."""
         return events.JobsApplied(action.store, [], self.shard(action.store).rounds.abort())
 
-    def _job(self, store: int, job: events.SliceRound, shard: StoreShard) -> SliceUpdate:
-        parts = [(rank, _payload(record, frames)) for rank, record, frames in job.parts]
+    def _slice_update(self, store: int, job: events.SliceRound, shard: StoreShard) -> SliceUpdate:
+        parts = [(rank, _payload_of(record, frames)) for rank, record, frames in job.parts]
         outs: list[Any] = []
         written = set()
         for (rank, payload), (_, record, _) in zip(parts, job.parts, strict=True):
@@ -124,7 +124,7 @@ class ServerStorage:
         records, frames = [], list(batch.frames)
         for record in batch.records:
             if record.place == PayloadLocation.SHARED:
-                memory = self._shared(buffers, batch.rank, record)
+                memory = self._shared_view(buffers, batch.rank, record)
                 if memory is None:
                     continue
                 frames.append(memory)
@@ -133,7 +133,7 @@ class ServerStorage:
         there = {} if buffers is None else buffers.segments
         return batch._replace(records=records, frames=tuple(frames)), there
 
-    def _shared(self, buffers: PeerBuffers | None, rank: int, record: Record) -> Any:
+    def _shared_view(self, buffers: PeerBuffers | None, rank: int, record: Record) -> Any:
         """View a payload; or return an error, which fails its job. None: its worker has ended."""
         if buffers is None:
             return ProtocolError(f"worker {rank} refers to memory that server {self._server} cannot read")
@@ -159,7 +159,7 @@ class ServerStorage:
         shard = self.shard(action.store)
         values, results = [], []
         for slice, record, frames in action.writes:
-            payload = _payload(record, frames)
+            payload = _payload_of(record, frames)
             if record.kind == Kind.PUT_STATE:
                 results.append((slice, self._put_state(shard, slice, payload, record.version)))
             else:
@@ -191,11 +191,11 @@ class ServerStorage:
         if written or request.flags == WRITTEN:
             return _READ._replace(flags=IN_PLACE), []
         if past:
-            return self._past(shard, request, frames)
+            return self._read_past(shard, request, frames)
         if request.kind == Kind.FETCH_STATE:
             return _state_found(shard.fetch_state(request.slice))
         if request.kind == Kind.PULL_ROWS or shard.is_table(request.slice):
-            return self._rows(shard, request, frames)
+            return self._read_rows(shard, request, frames)
         if request.flags not in (BY_FRAME, OF_ROUND) and (store, rank) in self._worker_buffers:
             place = shard.place(request.slice)
             if place is not None and place.nbytes >= SHARED_BYTES:
@@ -213,18 +213,22 @@ class ServerStorage:
         written.discard((rank, request.sequence))
         return there
 
-    def _past(self, shard: StoreShard, request: Record, frames: Sequence[Any]) -> tuple[Record, list[Any]]:
+    def _read_past(
+        self, shard: StoreShard, request: Record, frames: Sequence[Any]
+    ) -> tuple[Record, list[Any]]:
         """Read the value after a round that is not the last."""
         if request.kind == Kind.FETCH_STATE:
             return _state_found(shard.past_state(request.slice, request.round))
-        found = shard.past(request.slice, request.round, _ids(request, frames))
+        found = shard.past(request.slice, request.round, _requested_ids(request, frames))
         if isinstance(found, tuple):
             absent = shard.absent(request.slice, request.round) if request.kind == Kind.PULL else None
             return _rows_found(*found, absent)
         return _READ._replace(place=PayloadLocation.FRAME, nbytes=found.nbytes), [as_bytes(found)]
 
-    def _rows(self, shard: StoreShard, request: Record, frames: Sequence[Any]) -> tuple[Record, list[Any]]:
-        ids = _ids(request, frames)
+    def _read_rows(
+        self, shard: StoreShard, request: Record, frames: Sequence[Any]
+    ) -> tuple[Record, list[Any]]:
+        ids = _requested_ids(request, frames)
         if ids is not None and (found := shard.gathered(request.slice, ids)) is not None:
             record = _READ._replace(
                 place=PayloadLocation.FRAME, rows=len(ids), nbytes=ids.nbytes + found.nbytes
@@ -327,13 +331,13 @@ class ServerStorage:
         writes: list[Callable[[], None]] = []
         errors: list[Exception] = []
         for state in machine["stores"]:
-            with _noting(errors, MemoryError):
+            with _collecting(errors, MemoryError):
                 writes.append(self.shard(state["store"]).capture(self._folder(state["store"]), state))
         self._saving = True
 
         def write() -> None:
             for one in writes:
-                with _noting(errors, Exception):
+                with _collecting(errors, Exception):
                     one()
             if errors:
                 raise errors.pop(0)
@@ -403,7 +407,7 @@ class ServerStorage:
 
 
 @contextmanager
-def _noting(errors: list[Exception], kind: type[Exception]) -> Iterator[None]:
+def _collecting(errors: list[Exception], kind: type[Exception]) -> Iterator[None]:
     """Add the body's exception to `errors`, without its frames, which hold copies of values."""
     try:
         yield
@@ -416,11 +420,13 @@ def _fingerprint(job: str) -> bytes:
     return f'"{hashlib.sha256(job.encode()).hexdigest()}"'.encode()
 
 
-def _ids(request: Record, frames: Sequence[Any]) -> Any:
+def _requested_ids(request: Record, frames: Sequence[Any]) -> Any:
     """Return the requested row ids; None: all. ProtocolError: they are not in the request."""
     if request.kind != Kind.PULL_ROWS:
         return None
-    ids = _one(request, frames)[: request.rows * 8] if request.place == PayloadLocation.FRAME else b""
+    ids = (
+        _payload_view(request, frames)[: request.rows * 8] if request.place == PayloadLocation.FRAME else b""
+    )
     if request.rows < 0 or len(ids) != request.rows * 8:
         raise ProtocolError(
             f"{request.rows} rows of slice {request.slice} are requested by {len(ids)} bytes of ids; "
@@ -441,12 +447,12 @@ def _rows_found(ids: Any, rows: Any, absent: Any = None) -> tuple[Record, list[A
     return record, [as_bytes(ids), as_bytes(rows)]
 
 
-def _one(record: Record, frames: Sequence[Any]) -> memoryview:
+def _payload_view(record: Record, frames: Sequence[Any]) -> memoryview:
     view = memoryview(frames[record.frame]).cast("B")
     return view[record.offset : record.offset + record.nbytes]
 
 
-def _payload(record: Record, frames: Sequence[Any]) -> SlicePayload:
+def _payload_of(record: Record, frames: Sequence[Any]) -> SlicePayload:
     """Return a payload; an error in its place fails the job."""
     data: Any = b""
     if record.place == PayloadLocation.SHARED:

@@ -53,7 +53,7 @@ class StoreMachine:
             self.sessions.welcome(session, members.join_point(rank))
         elif not attach.late or rank in members.rejoining:
             members.returning[rank] = attach
-            self._resume()
+            self._resume_when_attached()
 
     def fence(self, rank: int) -> m.Fenced:
         """Return the message for a process that is no member."""
@@ -77,7 +77,7 @@ class StoreMachine:
         for rank, version in view.settled:
             if self.settled.get(rank) != version:
                 self.settled[rank] = version
-                self._settle({rank: version}, slices)
+                self._settle_versions({rank: version}, slices)
         for rounds in slices.values():
             rounds.lose(lost_parts)
             rounds.forget(members.without_members(gone))
@@ -87,7 +87,7 @@ class StoreMachine:
             self.requests.fail_waiting(failure)
         if view.begun >= 0:
             members.set_join_point(view.begun, dict(view.bases), slices.values())
-        self._resume()
+        self._resume_when_attached()
         self.requests.advance_all()
         for peer, attach in [self._early.pop(rank) for rank in list(self._early)]:
             self.attach(peer, attach)
@@ -96,14 +96,14 @@ class StoreMachine:
         """Add slices of this server."""
         slices = list(slices)
         self.requests.define(slices)
-        self._settle(self.settled, slices)
+        self._settle_versions(self.settled, slices)
 
-    def _settle(self, settled: Mapping[int, int], slices: Iterable[int]) -> None:
+    def _settle_versions(self, settled: Mapping[int, int], slices: Iterable[int]) -> None:
         for rank, version in settled.items():
             for slice_ in slices:
                 self.requests.slices[slice_].settle(self.members.seat(rank), version)
 
-    def _resume(self) -> None:
+    def _resume_when_attached(self) -> None:
         """Continue, once all members have attached to a restarted server."""
         if not self.members.all_returned(self.requests.slices):
             return
@@ -123,13 +123,13 @@ class StoreMachine:
         session.epoch = max(session.epoch, batch.epoch)
         members, slices = self.members.of_rounds, self.requests.slices
         for record in take_usual(self._effects, members, session, slices, batch):
-            self._take(session, record, batch.frames)
+            self._handle_request(session, record, batch.frames)
         if session.early:
             self._take_early(session)
         if session.received - session.reported >= min(self._report, session.report_after):
             self._effects.report(session)
 
-    def _take(self, session: WorkerSession, record: Record, frames: Frames) -> None:
+    def _handle_request(self, session: WorkerSession, record: Record, frames: Frames) -> None:
         """Handle a request that may be a repetition."""
         sequence = record[SEQUENCE]
         nbytes = record[NBYTES] if record[PLACE] == _FRAME else 0
@@ -139,7 +139,7 @@ class StoreMachine:
             self.requests.repeat(session, record, frames)
         elif record[FLAGS] == PROBE:
             self._effects.answer(session, Kind.UNKNOWN, record, 0)
-        elif self._overtakes(session, sequence):
+        elif self._must_wait(session, sequence):
             if len(session.early) < _EARLY:  # else the worker repeats it
                 session.early[sequence] = record, frames
                 session.overtaken = True
@@ -147,7 +147,7 @@ class StoreMachine:
             session.received += nbytes
             self.requests.handle(session, record, frames)
 
-    def _overtakes(self, session: WorkerSession, sequence: int) -> bool:
+    def _must_wait(self, session: WorkerSession, sequence: int) -> bool:
         """Return whether a request has to wait for an earlier one that has not arrived.
 
         Without rounds the order of two pushes is that of their numbers only, and a message that is lost, or
@@ -163,7 +163,7 @@ class StoreMachine:
             sequence = min(session.early)
             if sequence > session.low + 1:
                 return
-            self._take(session, *session.early.pop(sequence))
+            self._handle_request(session, *session.early.pop(sequence))
         session.overtaken = False
 
     def link(self, rank: int, sums: Sums, job: int) -> Link | None:

@@ -75,7 +75,7 @@ class ZmqChannel:
         try:
             frame = receive(zmq.DONTWAIT, copy=False)
         except zmq.Again:
-            if timeout <= 0 or not self._poller.poll(_milliseconds(timeout)):
+            if timeout <= 0 or not self._poller.poll(_to_milliseconds(timeout)):
                 return None
             try:
                 frame = receive(zmq.DONTWAIT, copy=False)
@@ -131,7 +131,7 @@ class Dealer(ZmqChannel):
         """
         self._context.check()
         if self._watch is not None:
-            self._watching()
+            self._check_handshake()
         try:
             self._send(frames)
         except zmq.Again:
@@ -148,7 +148,7 @@ class Dealer(ZmqChannel):
             return self._receive(timeout)
         self._context.check()
         end = time.monotonic() + timeout
-        while self._watching():
+        while self._check_handshake():
             left = end - time.monotonic()
             found = self._receive(max(0.0, min(left, _LOOK)))
             if found is not None or left <= 0:
@@ -167,7 +167,7 @@ class Dealer(ZmqChannel):
 
     def close(self, linger: float = 0.0) -> None:
         """Close it; ZeroMQ sends what is queued for `linger` more seconds, without blocking the caller."""
-        self._unwatch()
+        self._stop_watching()
         super().close(linger)
 
     def _connect(self) -> None:
@@ -183,9 +183,9 @@ class Dealer(ZmqChannel):
         self._watch = HandshakeMonitor(
             self.socket, pair, self._context.drop, self.peer, keys is not None, self._insists
         )
-        self._knock()
+        self._connect_socket()
 
-    def _knock(self) -> None:
+    def _connect_socket(self) -> None:
         try:
             self.socket.connect(self.address)
         except zmq.ZMQError as error:
@@ -193,7 +193,7 @@ class Dealer(ZmqChannel):
                 f"cannot connect to {self.address!r}: {error.strerror}; check the address"
             ) from None
 
-    def _watching(self) -> bool:
+    def _check_handshake(self) -> bool:
         """Check the first handshake; return whether it is still in progress."""
         if self._watch is None:
             return False
@@ -211,9 +211,9 @@ class Dealer(ZmqChannel):
         """Connect again: ZeroMQ does not return to an address at which another process answered once."""
         with contextlib.suppress(zmq.ZMQError):  # ZeroMQ may have forgotten the address, too
             self.socket.disconnect(self.address)
-        self._knock()
+        self._connect_socket()
 
-    def _unwatch(self) -> None:
+    def _stop_watching(self) -> None:
         if self._watch is not None and os.getpid() == self._context.pid:
             self._watch.close()
         self._watch = None
@@ -238,7 +238,7 @@ class Router(ZmqChannel):
             limited.wait(_SOON)
         except zmq.ZMQError as error:
             self.close()
-            raise ConfigError(_unbound(address, error)) from None
+            raise ConfigError(_bind_error(address, error)) from None
         self.address = cast(bytes, self.socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
 
     def _bind(self, address: str) -> None:
@@ -338,7 +338,7 @@ class ChannelPoller:
         if self._channels.pop(channel.socket, None) is not None:
             self._unregister(channel.socket)
         for socket in [socket for socket, dealer in self._watched.items() if dealer is channel]:
-            self._forget(socket)
+            self._drop_watched(socket)
 
     def watch(self, descriptor: int, item: object) -> None:
         """Return `item` from `wait` when a descriptor is readable."""
@@ -370,7 +370,7 @@ class ChannelPoller:
         end = time.monotonic() + timeout
         while True:
             for socket in [socket for socket in self._watched if socket.closed]:
-                self._forget(socket)
+                self._drop_watched(socket)
             ready, woken = self._ready(max(0.0, end - time.monotonic()))
             if ready or woken or time.monotonic() >= end:
                 return ready
@@ -385,38 +385,38 @@ class ChannelPoller:
     def _ready(self, timeout: float) -> tuple[list[Any], bool]:
         ready: list[Any] = []
         woken = False
-        for socket, _ in self._poller.poll(_milliseconds(timeout)):
+        for socket, _ in self._poller.poll(_to_milliseconds(timeout)):
             if socket == self._wake:
                 os.eventfd_read(self._wake)
                 woken = True
             elif socket in self._watched:
-                ready += self._looked(socket)
+                ready += self._check_watched(socket)
             else:
                 ready.append(self._channels[socket])
         return ready, woken
 
-    def _looked(self, socket: zmq.Socket[bytes]) -> list[ZmqChannel]:
+    def _check_watched(self, socket: zmq.Socket[bytes]) -> list[ZmqChannel]:
         dealer = self._watched[socket]
         watch = dealer.watch
         if watch is None:
-            self._forget(socket)
+            self._drop_watched(socket)
             return []
         watch.read()
         if watch.socket is None:
-            self._forget(socket)
+            self._drop_watched(socket)
         return [dealer] if watch.error is not None else []
 
-    def _forget(self, socket: zmq.Socket[bytes]) -> None:
+    def _drop_watched(self, socket: zmq.Socket[bytes]) -> None:
         del self._watched[socket]
         self._unregister(socket)
 
 
-def _milliseconds(timeout: float) -> int:
+def _to_milliseconds(timeout: float) -> int:
     """Convert for ZeroMQ, where -1 is no limit; rounded up, because ZeroMQ truncates a fraction to 0."""
     return -1 if timeout == math.inf else max(0, math.ceil(timeout * 1000))
 
 
-def _unbound(address: str, error: zmq.ZMQError) -> str:
+def _bind_error(address: str, error: zmq.ZMQError) -> str:
     """Return why an address cannot be bound, and the cure."""
     if error.errno == errno.EADDRINUSE:
         return (

@@ -24,7 +24,7 @@ class FanOut:
             return self._encoder.encode(message), True
         if self._written is None:
             self._written = msgspec.Raw(self._encoder.encode(shared))
-        return self._encoder.encode(_with(message, self._written)), False
+        return self._encoder.encode(_with_encoded(message, self._written)), False
 
     def remember(self, message: Any) -> None:
         """Store the body of a message that was accepted; messages with the same body may follow."""
@@ -39,7 +39,7 @@ def _shared(message: Any) -> Any:
     return body if type(body) in (View, Slices) else None
 
 
-def _with(message: ReliableMessage, written: Any) -> ReliableMessage:
+def _with_encoded(message: ReliableMessage, written: Any) -> ReliableMessage:
     body = message.body
     answer = msgspec.structs.replace(body, entries=written) if type(body) is Answer else written
     return ReliableMessage(message.number, message.seen, answer, message.term)

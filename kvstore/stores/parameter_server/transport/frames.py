@@ -111,7 +111,7 @@ class MessageCodec:
         """
         if not frames or len(frames[0]) < _HEAD.size:
             raise ProtocolError("a message is too short for its head")
-        first = _view(frames[0])
+        first = _view_frame(frames[0])
         magic, version, kind, flags, job, *numbers, count = _HEAD.unpack_from(first)
         if magic != _MAGIC:
             raise ProtocolError("a message begins with an invalid header")
@@ -127,7 +127,7 @@ class MessageCodec:
         if len(frames) - 1 > self._most_frames(count):
             raise ProtocolError(f"a batch of {count} records has {len(frames)} frames")
         payloads = [first[end:]] if inline else []
-        payloads += [_view(frame) for frame in frames[1:]]
+        payloads += [_view_frame(frame) for frame in frames[1:]]
         return self._decode_batch(first[:end], payloads, numbers)
 
     # ------------------------------------------------------------------------------------------- inside
@@ -156,7 +156,7 @@ class MessageCodec:
         except (msgspec.MsgspecError, RecursionError, ValueError) as error:
             self._check_origin(version, job)
             raise ProtocolError(f"a control message cannot be read: {error}") from None
-        if not _tells_who(message):
+        if not _is_introduction(message):
             self._check_origin(version, job)
         return message
 
@@ -164,7 +164,7 @@ class MessageCodec:
         store, rank, incarnation, epoch, records, frames, received = batch
         if len(records) > self.limits.records or len(frames) > self._most_frames(len(records)):
             raise ProtocolError(f"a batch of {len(records)} records and {len(frames)} frames is too large")
-        payloads = [_flat(frame) for frame in frames]
+        payloads = [_flat_bytes(frame) for frame in frames]
         for payload in payloads:
             if len(payload) > self.limits.frame:
                 raise ProtocolError(
@@ -185,7 +185,7 @@ class MessageCodec:
         if max(sizes, default=0) > self.limits.frame:
             raise ProtocolError(f"a payload of {max(sizes)} bytes: at most {self.limits.frame} are read")
         store, rank, incarnation, epoch, received = numbers
-        records = _records(first[_HEAD.size :], sizes, self._marks)
+        records = _read_records(first[_HEAD.size :], sizes, self._marks)
         return Batch(store, rank, incarnation, epoch, records, tuple(payloads), received)
 
     @staticmethod
@@ -193,7 +193,7 @@ class MessageCodec:
         return 2 * records + 1
 
 
-def _records(body: memoryview, sizes: list[int], marks: bool) -> list[Record]:
+def _read_records(body: memoryview, sizes: list[int], marks: bool) -> list[Record]:
     """Read records; `sizes` are those of the payload frames."""
     kinds, places, new, records = _KINDS, _PLACES, tuple.__new__, []
     for number in _RECORD.iter_unpack(body):
@@ -227,16 +227,16 @@ def _check_two_frames(sizes: list[int], frame: int, offset: int, nbytes: int) ->
         )
 
 
-def _tells_who(message: Control) -> bool:
+def _is_introduction(message: Control) -> bool:
     body = message.body if isinstance(message, m.ReliableMessage) else message
     return isinstance(body, m.Hello | m.Refused)
 
 
-def _view(frame: zmq.Frame | bytes | memoryview) -> memoryview:
+def _view_frame(frame: zmq.Frame | bytes | memoryview) -> memoryview:
     return frame.buffer if isinstance(frame, zmq.Frame) else memoryview(frame)
 
 
-def _flat(buffer: Buffer) -> memoryview | GatheredRows:
+def _flat_bytes(buffer: Buffer) -> memoryview | GatheredRows:
     """View a buffer's bytes. NumPy has dtypes that the buffer protocol does not know."""
     if isinstance(buffer, GatheredRows):
         return buffer
@@ -263,7 +263,7 @@ def pack(
     end = 0
     for payload in payloads:
         parts = payload if isinstance(payload, tuple) else (payload,)
-        size = sum([_size(part) for part in parts])
+        size = sum([_byte_size(part) for part in parts])
         if size > small:
             places.append((len(frames), 0, size))
             frames += parts
@@ -274,18 +274,18 @@ def pack(
                 pieces.append(_PADDING[size % _ALIGNED :])
             end += size + -size % _ALIGNED
     if len(places) > sum([frame > 0 for frame, _, _ in places]):
-        frames[0] = _joined(pieces)
+        frames[0] = _join_buffers(pieces)
         return frames, places
     return frames[1:], [(frame - 1, offset, size) for frame, offset, size in places]
 
 
-def _size(buffer: Buffer) -> int:
+def _byte_size(buffer: Buffer) -> int:
     known = isinstance(buffer, np.ndarray | memoryview | GatheredRows)
     return buffer.nbytes if known else memoryview(buffer).nbytes
 
 
-def _joined(pieces: list[Buffer]) -> bytes:
+def _join_buffers(pieces: list[Buffer]) -> bytes:
     try:
         return b"".join(pieces)
     except (BufferError, TypeError, ValueError):  # not contiguous, or of a dtype that only NumPy knows
-        return b"".join([_flat(piece) for piece in pieces])
+        return b"".join([_flat_bytes(piece) for piece in pieces])

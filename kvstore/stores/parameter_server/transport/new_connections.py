@@ -80,25 +80,25 @@ class NewConnections:
     def listen(self, fd: int) -> None:
         """Save the SYN of each connection to a listening socket, and limit its first segments."""
         try:
-            with self._held(fd) as one:
+            with self._duplicated(fd) as one:
                 one.setsockopt(socket.IPPROTO_TCP, _TCP_SAVE_SYN, 1)
-                _attach(one, _small_ones(_SMALL))
+                _attach_filter(one, _small_segments_filter(_SMALL))
         except OSError as error:
             log.debug("this kernel limits no new connections: %s", error)
 
     def add(self, fd: int, curve: bool) -> None:
         """Limit a connection, unless it has ended, or its number now belongs to another socket."""
         self._reserve.count(1)
-        with contextlib.suppress(OSError), self._held(fd) as one:
+        with contextlib.suppress(OSError), self._duplicated(fd) as one:
             inode = os.fstat(one.fileno()).st_ino
             # The SYN can be read once: a socket with this number that was limited already has none.
             syn = one.getsockopt(socket.IPPROTO_TCP, _TCP_SAVED_SYN, _SYN_BYTES)
             if not syn and fd in self._found and self._found[fd].inode == inode:
                 return
             if syn:
-                _attach(one, _first_bytes(_sequence(syn) + 1, MOST))
+                _attach_filter(one, _first_bytes_filter(_first_sequence(syn) + 1, MOST))
             else:  # accepted by a SYN cookie
-                _detach(one)
+                _detach_filter(one)
             self._found.pop(fd, None)
             told = _GREETING + _ERROR + (_CURVE_WELCOME if curve else 0)
             self._found[fd] = _Newcomer(inode, told, time.monotonic())
@@ -115,7 +115,7 @@ class NewConnections:
     def _cut_off(self, fd: int) -> bool:
         """Shut down a connection, unless it was admitted; ZeroMQ sees its end."""
         newcomer = self._found.pop(fd)
-        with contextlib.suppress(OSError), self._held(fd) as one:
+        with contextlib.suppress(OSError), self._duplicated(fd) as one:
             if not _is_other(one, newcomer) and not _is_let_in(one, newcomer):
                 one.shutdown(socket.SHUT_RDWR)
                 return True
@@ -129,7 +129,7 @@ class NewConnections:
             self._all_looked_at, since = now, -math.inf
         for fd, newcomer in takewhile(lambda one: one[1].since >= since, reversed([*self._found.items()])):
             try:
-                with self._held(fd) as one:
+                with self._duplicated(fd) as one:
                     done = _is_other(one, newcomer) or _is_let_in(one, newcomer)
             except OSError:
                 done = True
@@ -137,7 +137,7 @@ class NewConnections:
                 del self._found[fd]
 
     @contextlib.contextmanager
-    def _held(self, fd: int) -> Iterator[socket.socket]:
+    def _duplicated(self, fd: int) -> Iterator[socket.socket]:
         """Duplicate a descriptor: ZeroMQ may close it at any time, and the number may be assigned again."""
         os.dup2(fd, self._copy, inheritable=False)
         try:
@@ -160,23 +160,23 @@ def _is_let_in(one: socket.socket, newcomer: _Newcomer) -> bool:
     # The kernel may count the SYN. On a kernel without this count, each connection counts as admitted.
     if len(info) == _ACKED.size and _ACKED.unpack(info)[0] <= newcomer.most_told + 1:
         return False
-    _detach(one)
+    _detach_filter(one)
     return True
 
 
-def _sequence(syn: bytes) -> int:
+def _first_sequence(syn: bytes) -> int:
     """Read the first sequence number of a connection: behind an IPv4 header with its options, or IPv6."""
     start = (syn[0] & 15) * 4 if syn[0] >> 4 == 4 else 40
     return int(struct.unpack_from("!I", syn, start + 4)[0])
 
 
-def _attach(one: socket.socket, program: list[tuple[int, int, int, int]]) -> None:
+def _attach_filter(one: socket.socket, program: list[tuple[int, int, int, int]]) -> None:
     """Set a filter; it replaces an earlier one."""
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
     one.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, struct.pack("HP", len(program), ctypes.addressof(code)))
 
 
-def _detach(one: socket.socket) -> None:
+def _detach_filter(one: socket.socket) -> None:
     one.setsockopt(socket.SOL_SOCKET, _DETACH_FILTER, 0)
 
 
@@ -194,12 +194,12 @@ _KEEP = (0x06, 0, 0, 0xFFFFFFFF)
 _DROP = (0x06, 0, 0, 0)
 
 
-def _small_ones(most: int) -> list[tuple[int, int, int, int]]:
+def _small_segments_filter(most: int) -> list[tuple[int, int, int, int]]:
     """Return a filter that passes segments of at most `most` bytes."""
     return [*_HEADER, (0x25, 1, 0, most), _KEEP, _DROP]
 
 
-def _first_bytes(first: int, most: int) -> list[tuple[int, int, int, int]]:
+def _first_bytes_filter(first: int, most: int) -> list[tuple[int, int, int, int]]:
     """Return a filter that passes `most` bytes from a sequence number on, and segments without payload.
 
     The end of a segment that is cut is sent again later. A segment with a FIN is dropped instead, because the

@@ -36,8 +36,8 @@ def check_open_files(roles: Roles) -> None:
     if limit == resource.RLIM_INFINITY or there + wanted <= limit:
         return
     raise ConfigError(
-        f"{_name(roles)} may have {limit} open files and has {there}; it needs at least {wanted} more, for "
-        f"{_others(roles)}. Raise the limit where the job is started: ulimit -n "
+        f"{_role_name(roles)} may have {limit} open files and has {there}; it needs at least {wanted} more, "
+        f"for {_peer_text(roles)}. Raise the limit where the job is started: ulimit -n "
         f"{max(_USUAL, 2 * (there + wanted))} (the hard limit is {most} here)"
     )
 
@@ -47,20 +47,20 @@ def _wanted_files(roles: Roles) -> int:
     each = _EACH[roles.role]
     if roles.role != "scheduler" and (roles.ipc or addresses.is_loopback(roles.host)):
         each += _SHARED
-    return _OWN[roles.role] + each * sum(_counts(roles).values())
+    return _OWN[roles.role] + each * sum(_peer_counts(roles).values())
 
 
-def _counts(roles: Roles) -> dict[str, int]:
+def _peer_counts(roles: Roles) -> dict[str, int]:
     """Count the processes that this process connects to; 1 of a role, where the number is unknown."""
     found = {"worker": max(1, roles.num_workers), "server": max(1, roles.num_servers)}
     return {role: count for role, count in found.items() if role != roles.role}
 
 
-def _others(roles: Roles) -> str:
-    return " and ".join(f"{count} {role}{'s'[: count != 1]}" for role, count in _counts(roles).items())
+def _peer_text(roles: Roles) -> str:
+    return " and ".join(f"{count} {role}{'s'[: count != 1]}" for role, count in _peer_counts(roles).items())
 
 
-def _name(roles: Roles) -> str:
+def _role_name(roles: Roles) -> str:
     known = roles.rank >= 0 and roles.role != "scheduler"
     return f"{roles.role} {roles.rank}" if known else f"the {roles.role}"
 

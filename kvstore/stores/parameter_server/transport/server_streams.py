@@ -58,7 +58,7 @@ class ServerStreams:
     def forget(self, peer: Hashable) -> None:
         """Close a worker's stream, and refuse new ones from it."""
         self._listener.withdraw(peer)
-        self._drop(peer)
+        self._close_stream(peer)
 
     def send(self, peer: Hashable, frames: list[Buffer]) -> bool:
         """Send a message; False: no stream. If the stream is full, the message is dropped, to be repeated."""
@@ -89,7 +89,7 @@ class ServerStreams:
                 self._poller.unwatch(self._listener.fileno())
                 self._rests_until = time.monotonic() + _REST
         elif isinstance(item, socket.socket):
-            self._greet(item)
+            self._continue_handshake(item)
 
     def receive(self, timeout: float) -> Iterator[Received]:
         """Serve the streams until there are messages or poller events, at most `timeout` seconds."""
@@ -100,25 +100,25 @@ class ServerStreams:
                     yield peer, handled, frames
             except ConnectionError as error:
                 note_altered(error)
-                self._drop(peer)
+                self._close_stream(peer)
 
     def close_late(self) -> None:
         """Close connections with an overdue handshake."""
         for connection in self._listener.late():
-            self._end(connection)
+            self._close_connection(connection)
         if time.monotonic() >= self._rests_until:
             self._rests_until = math.inf
             self._poller.watch(self._listener.fileno(), self._listener)
 
-    def _greet(self, connection: socket.socket) -> None:
+    def _continue_handshake(self, connection: socket.socket) -> None:
         done, peer, cipher = self._listener.greet(connection)
         if not done:
             return
         if peer is None:
-            self._end(connection)
+            self._close_connection(connection)
             return
         self._poller.unwatch(connection.fileno())
-        self._drop(peer)
+        self._close_stream(peer)
         stream = None
         try:
             stream = open_stream(connection, self._sender, cipher, self._counters)
@@ -135,7 +135,7 @@ class ServerStreams:
             return
         self._streams[peer], self._peers[stream] = stream, peer
 
-    def _drop(self, peer: Hashable) -> None:
+    def _close_stream(self, peer: Hashable) -> None:
         stream = self._streams.pop(peer, None)
         if stream is not None:
             del self._peers[stream]
@@ -143,7 +143,7 @@ class ServerStreams:
             self._all.remove(stream.fileno())
             stream.close()
 
-    def _end(self, connection: socket.socket) -> None:
+    def _close_connection(self, connection: socket.socket) -> None:
         self._poller.unwatch(connection.fileno())
         connection.close()
 
@@ -153,7 +153,7 @@ class ServerStreams:
         while time.monotonic() < end and not all(stream.sent for stream in self._peers):
             time.sleep(0.001)
         for peer in list(self._streams):
-            self._drop(peer)
+            self._close_stream(peer)
         self._poller.unwatch(self._listener.fileno())
         self._listener.close()
         self._all.close()

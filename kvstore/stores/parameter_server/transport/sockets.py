@@ -55,7 +55,7 @@ class _Sockets:
         self._counters = Counters("", "", 0, 0, shown=False)
         self.closed = False
 
-    def _received(self, found: Message | None, way: int, begin: int) -> None:
+    def _count_received(self, found: Message | None, way: int, begin: int) -> None:
         """Count the values of a message that was received since `begin`, and end a wait for it."""
         if type(found) is Batch:
             nbytes = count_values(self._counters, way, found.records, False)
@@ -98,8 +98,8 @@ class WorkerSockets(_Sockets):
         self._echo: Dealer | None = None
         try:
             met = bool(echo)  # another store of this process has met the scheduler
-            self._scheduler = Dealer(self._context, roles.scheduler, _identity(self._name), insists=met)
-            self._add(self._scheduler, SCHEDULER)
+            self._scheduler = Dealer(self._context, roles.scheduler, _zmq_identity(self._name), insists=met)
+            self._add_dealer(self._scheduler, SCHEDULER)
             if echo:
                 self.connect_echo(echo)
         except BaseException:
@@ -128,17 +128,17 @@ class WorkerSockets(_Sockets):
         """Open the connection to the scheduler's echo."""
         if self._echo is None:
             self._echo = _echo(self._context, address, self._name)
-            self._add(self._echo, ECHO)
+            self._add_dealer(self._echo, ECHO)
 
     def connect(self, server: int, address: str) -> None:
         """Open a connection to a server; it replaces an earlier one."""
         self._drop(server)
         name = f"{self._name}/{server}/{secrets.token_hex(4)}"
-        dealer = Dealer(self._context, address, _identity(name), "server", server, insists=True)
+        dealer = Dealer(self._context, address, _zmq_identity(name), "server", server, insists=True)
         self._servers[server] = dealer
-        self._add(dealer, server)
+        self._add_dealer(dealer, server)
 
-    def _add(self, dealer: Dealer, peer: Hashable) -> None:
+    def _add_dealer(self, dealer: Dealer, peer: Hashable) -> None:
         self._peers[dealer] = peer
         self._poller.add(dealer)
 
@@ -205,7 +205,7 @@ class WorkerSockets(_Sockets):
         if batch.frames:  # a probe of a late reply does not end a wait
             counters.enter(MOVING, NO_SLICE, 0, 0, -1 - server)
         try:
-            frames = self._codec.encode(_packed(batch))
+            frames = self._codec.encode(_with_packed_payloads(batch))
             by_stream = stream is not None and stream.send(frames)
             if not by_stream:
                 dealer.send(frames)
@@ -223,8 +223,8 @@ class WorkerSockets(_Sockets):
             if isinstance(channel, StreamClient):
                 begin = self._counters.begin()
                 for frames in channel.receive() if not self.closed else ():
-                    message = _read(self._codec, frames, f"server {peer}")
-                    self._received(message, STREAM, begin)
+                    message = _decoded(self._codec, frames, f"server {peer}")
+                    self._count_received(message, STREAM, begin)
                     begin = 0
                     if message is not None:
                         yield peer, message
@@ -234,8 +234,8 @@ class WorkerSockets(_Sockets):
                 found = channel.receive() if not self.closed and channel in self._peers else None
                 if found is None:
                     break
-                message = _read(self._codec, found, channel.peer)
-                self._received(message, FRAME, begin)
+                message = _decoded(self._codec, found, channel.peer)
+                self._count_received(message, FRAME, begin)
                 if message is not None:
                     yield peer, message
 
@@ -284,9 +284,9 @@ class WorkerSockets(_Sockets):
         found = await_replies(ways, self._poller.descriptors, end, untils)
         if not found:
             return []
-        messages = [(number, _read(self._codec, frames, "a server")) for number, frames in found]
+        messages = [(number, _decoded(self._codec, frames, "a server")) for number, frames in found]
         for _, message in messages:
-            self._received(message, STREAM, 0)
+            self._count_received(message, STREAM, 0)
         return [(number, message) for number, message in messages if message is not None]
 
     def wake(self) -> None:
@@ -310,8 +310,8 @@ class ServerSockets(_Sockets):
         self._echo: Dealer | None = None
         self._name = name = f"{roles.job}/server{roles.rank}/{incarnation:x}"
         try:
-            self._workers = Router(self._context, _address(roles, name))
-            self._scheduler = Dealer(self._context, roles.scheduler, _identity(name))
+            self._workers = Router(self._context, _server_address(roles, name))
+            self._scheduler = Dealer(self._context, roles.scheduler, _zmq_identity(name))
             self._poller.add(self._scheduler)
             if streams and (roles.keys is None or available()):
                 self._streams = ServerStreams(roles, self._poller)
@@ -330,7 +330,7 @@ class ServerSockets(_Sockets):
     def send(self, peer: Hashable, message: Message) -> None:
         """Send a message to ``"scheduler"``, `ECHO` or a worker's identity."""
         try:
-            frames = self._codec.encode(_packed(message))
+            frames = self._codec.encode(_with_packed_payloads(message))
             if peer == SCHEDULER:
                 self._scheduler.send(frames)
             elif type(message) is Batch:
@@ -399,39 +399,39 @@ class ServerSockets(_Sockets):
         ready = self._poller.wait(timeout if streams is None else 0.0)
         for channel in ready:
             if isinstance(channel, ZmqChannel):
-                yield from self._messages(channel)
+                yield from self._messages_of(channel)
             elif streams is not None:
                 streams.attend(channel)
         if streams is not None:
             streams.close_late()
             for peer, handled, frames in streams.receive(0.0 if ready else timeout):
-                message = _read(self._codec, frames, repr(peer))
+                message = _decoded(self._codec, frames, repr(peer))
                 if isinstance(message, Batch):
                     message = message._replace(records=message.records[handled:])
                     count_values(self._counters, STREAM, message.records, False)
                     yield peer, message
 
-    def _messages(self, channel: ZmqChannel) -> Iterator[tuple[Hashable, Message]]:
+    def _messages_of(self, channel: ZmqChannel) -> Iterator[tuple[Hashable, Message]]:
         for _ in range(_AT_ONCE):
             begin = self._counters.begin()
-            found = self._next(channel)
+            found = self._next_message(channel)
             if found is None:
                 return
             peer, message = found
-            self._received(message, FRAME, begin)
+            self._count_received(message, FRAME, begin)
             if message is not None:
                 yield peer, message
 
-    def _next(self, channel: Any) -> tuple[Hashable, Message | None] | None:
+    def _next_message(self, channel: Any) -> tuple[Hashable, Message | None] | None:
         if channel is not self._workers:
             frames = channel.receive()
             name = SCHEDULER if channel is self._scheduler else ECHO
-            return None if frames is None else (name, _read(self._codec, frames, "the scheduler"))
+            return None if frames is None else (name, _decoded(self._codec, frames, "the scheduler"))
         found = self._workers.receive()
         if found is None:
             return None
         peer, frames = found
-        return peer, _read(self._codec, frames, repr(peer))
+        return peer, _decoded(self._codec, frames, repr(peer))
 
 
 class SchedulerSockets(_Sockets):
@@ -441,12 +441,12 @@ class SchedulerSockets(_Sockets):
         # A scheduler without a name for its job gets one with its port; until then no process knows it.
         super().__init__(roles, roles.job or secrets.token_hex(16))
         try:
-            self._all = Router(self._context, _bound(roles))
+            self._all = Router(self._context, _bind_address(roles))
             # The addresses of the previous scheduler, if there was one: processes use them without a message.
             pulse, echo = before
-            pulse = pulse or _address(roles, roles.scheduler + "/pulse/")
+            pulse = pulse or _server_address(roles, roles.scheduler + "/pulse/")
             self.heartbeats = HeartbeatMonitor(self._context, pulse)
-            echo = echo or _address(roles, roles.scheduler + "/echo/")
+            echo = echo or _server_address(roles, roles.scheduler + "/echo/")
             self.echo = SchedulerEcho(self._context, echo).address
             self._poller.add(self._all)
             self._poller.add(self.heartbeats.router)
@@ -474,17 +474,17 @@ class SchedulerSockets(_Sockets):
             found = self._all.receive()
             if found is None:
                 return
-            message = _read(self._codec, found[1], repr(found[0]))
+            message = _decoded(self._codec, found[1], repr(found[0]))
             if message is not None:
                 yield found[0], message
 
 
-def _bound(roles: Roles) -> str:
+def _bind_address(roles: Roles) -> str:
     """Return the address at which the scheduler binds: its own, with a numeric host."""
     return roles.scheduler if roles.ipc else addresses.tcp(roles.host, roles.port)
 
 
-def _address(roles: Roles, name: str) -> str:
+def _server_address(roles: Roles, name: str) -> str:
     """Return the address at which a server binds."""
     if roles.ipc:
         return f"ipc://@kvstore/{secrets.token_hex(16)}/{name.rpartition('/')[0][-40:]}"
@@ -493,15 +493,15 @@ def _address(roles: Roles, name: str) -> str:
 
 def _echo(context: Context, address: str, name: str) -> Dealer:
     """Connect to the scheduler's echo. While it is absent, another process at its port may refuse."""
-    return Dealer(context, address, _identity(f"{name}/echo"), insists=True, watched=True)
+    return Dealer(context, address, _zmq_identity(f"{name}/echo"), insists=True, watched=True)
 
 
-def _identity(name: str) -> bytes:
+def _zmq_identity(name: str) -> bytes:
     """Shorten a name to the 255 bytes of a ZeroMQ identity; names differ at their end."""
     return b"k" + name.encode(errors="replace")[-254:]
 
 
-def _packed(message: Message) -> Message:
+def _with_packed_payloads(message: Message) -> Message:
     """Put small payloads of a batch into one frame."""
     if type(message) is not Batch or not message.frames:
         return message
@@ -515,7 +515,7 @@ def _packed(message: Message) -> Message:
     return message._replace(records=records, frames=tuple(frames))
 
 
-def _read(codec: MessageCodec, frames: list[Any], peer: str) -> Message | None:
+def _decoded(codec: MessageCodec, frames: list[Any], peer: str) -> Message | None:
     """Read a message; a message of another job is dropped, with a line in the log."""
     try:
         return codec.decode(frames)

@@ -88,7 +88,7 @@ class StreamClient:
             return False
         if self._stream.send(frames):
             return True
-        self._drop()
+        self._close_stream()
         return False
 
     def receive(self) -> list[list[Frame]]:
@@ -101,7 +101,7 @@ class StreamClient:
             found: list[list[Frame]] = self._stream.receive()
         except ConnectionError as error:
             note_altered(error)
-            self._drop()
+            self._close_stream()
             return []
         if self._cipher is None:
             self._pause = _AGAIN
@@ -115,10 +115,10 @@ class StreamClient:
 
     def close(self) -> None:
         """Close it. A second call does nothing."""
-        self._drop()
-        self._give_up()
+        self._close_stream()
+        self._close_connecting()
 
-    def _drop(self) -> None:
+    def _close_stream(self) -> None:
         if self._stream is not None:
             self._poller.unwatch(self._stream.fileno())
             self._stream.close()
@@ -136,7 +136,7 @@ class StreamClient:
             self._pause = min(2**self._mistrusts * _MISTRUST, _MISTRUST_MOST)
             self._mistrusts += 1
 
-    def _give_up(self) -> None:
+    def _close_connecting(self) -> None:
         """Close the connection that is not a stream yet."""
         if self._connecting is not None:
             if self._answers:
@@ -165,9 +165,9 @@ class StreamClient:
             self._connecting.send(self._hello)  # so few bytes are sent completely or not at all
         except BlockingIOError:
             if time.monotonic() - self._attempted >= HANDSHAKE:
-                self._give_up()
+                self._close_connecting()
         except OSError:  # also without a descriptor: data is sent over ZeroMQ until there is a stream
-            self._give_up()
+            self._close_connecting()
         else:
             self._poller.watch(self._connecting.fileno(), self)
             if self._cipher is None:
@@ -194,20 +194,20 @@ class StreamClient:
             got = self._connecting.recv(ANSWER_BYTES - len(self._answer))
             self._answer += got
             if late or not got:
-                self._give_up()
+                self._close_connecting()
             elif len(self._answer) == ANSWER_BYTES:
                 self._finish_handshake(self._connecting, self._offer.secret, self._cipher)
         except BlockingIOError:
             if late:
-                self._give_up()
+                self._close_connecting()
         except OSError:
-            self._give_up()
+            self._close_connecting()
 
     def _finish_handshake(self, connection: socket.socket, secret: bytes, cipher: int) -> None:
         salt, proof = self._answer[:SALT_BYTES], self._answer[SALT_BYTES:]
         handshake = StreamHandshake(secret, self._hello, salt, cipher)
         if not hmac.compare_digest(proof, handshake.server_proof()):
-            self._give_up()
+            self._close_connecting()
             return
         sender = self._sender()
         connection.send(handshake.worker_proof())  # so few bytes are sent completely or not at all

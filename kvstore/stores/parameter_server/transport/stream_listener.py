@@ -186,7 +186,7 @@ class StreamListener:
         del self._strangers[connection]
         if self._encrypted:
             try:
-                if self._answer(connection, since, read):
+                if self._answer_hello(connection, since, read):
                     return False, None, None
             except OSError:  # the worker has ended
                 return True, None, None
@@ -201,7 +201,7 @@ class StreamListener:
         magic = ENCRYPTED_MAGIC if self._encrypted else MAGIC
         return magic.startswith(read[: len(magic)])
 
-    def _answer(self, connection: socket.socket, since: float, hello: bytes) -> bool:
+    def _answer_hello(self, connection: socket.socket, since: float, hello: bytes) -> bool:
         """Answer the hello of an encrypted stream; False: it is invalid, or too many have its token.
 
         Raises OSError where the worker has closed the connection.

@@ -159,10 +159,10 @@ class ZapHandler:
         poller.register(self._zap, zmq.POLLIN)
         try:
             while not self._closing:
-                for ready, _ in poller.poll(self._pause()):
+                for ready, _ in poller.poll(self._poll_timeout()):
                     if ready == self._wake:
                         os.eventfd_read(self._wake)
-                        self._open(listeners, poller)
+                        self._add_listeners(listeners, poller)
                     elif ready is self._zap:
                         self._read_events(listeners, poller)  # the client that asks was accepted earlier
                         self._answer(self._zap)
@@ -170,12 +170,12 @@ class ZapHandler:
                 self._connections.check()
                 self._free_descriptors()
         finally:
-            self._open(listeners, poller)
+            self._add_listeners(listeners, poller)
             for socket in (*listeners, self._zap):
                 socket.close()
             self._connections.close()
 
-    def _open(self, listeners: _Listeners, poller: zmq.Poller) -> None:
+    def _add_listeners(self, listeners: _Listeners, poller: zmq.Poller) -> None:
         while self._new:
             socket, listener = self._new.popleft()
             listeners[socket] = listener
@@ -184,15 +184,15 @@ class ZapHandler:
     def _read_events(self, listeners: _Listeners, poller: zmq.Poller) -> None:
         """Read the events of all listeners."""
         for socket, listener in list(listeners.items()):
-            for event in _events(socket):
+            for event in _monitor_events(socket):
                 if event["event"] == _STOPPED:
                     poller.unregister(socket)
                     del listeners[socket]
                     socket.close()
                     break
-                self._note(event, listener)
+                self._handle_event(event, listener)
 
-    def _note(self, event: Mapping[str, Any], listener: _Listener) -> None:
+    def _handle_event(self, event: Mapping[str, Any], listener: _Listener) -> None:
         match event["event"]:
             case zmq.EVENT_LISTENING:
                 self._connections.listen(event["value"])
@@ -207,7 +207,7 @@ class ZapHandler:
             case _ if not self._was_death(event):
                 # The address of the event has the actual port, where any port was requested.
                 taken = event["endpoint"].decode(errors="replace") or listener.address
-                self._refusals.note(f"a connection to {taken}", self._unlike())
+                self._refusals.note(f"a connection to {taken}", self._handshake_advice())
 
     def _free_descriptors(self) -> None:
         gone = self._connections.cut_off_oldest()
@@ -215,13 +215,13 @@ class ZapHandler:
             why = f"{gone} had not finished the handshake, and few descriptors are left"
             self._refusals.note("connections", f"{why}; raise the limit (ulimit -n) if the job is so large")
 
-    def _pause(self) -> int | None:
+    def _poll_timeout(self) -> int | None:
         """Return milliseconds until the next check of newcomers: sent bytes show that they are admitted."""
         if not self._connections:
             return None
         return _SOON if time.monotonic() < self._eager else _LOOK
 
-    def _unlike(self) -> str:
+    def _handshake_advice(self) -> str:
         other = "keys, is of another release" if self._allowed is None else "no keys, or another job's"
         return f"the ZeroMQ handshake failed: it has {other}, or is not a process of kvstore"
 
@@ -232,7 +232,7 @@ class ZapHandler:
         self._silent += 1
         return self._silent % _PATIENCE != 0
 
-    def _may_enter(self, mechanism: bytes, credentials: list[bytes]) -> bool:
+    def _is_admitted(self, mechanism: bytes, credentials: list[bytes]) -> bool:
         if self._allowed is None:
             return mechanism == b"PLAIN" and hmac.compare_digest(credentials[-1], password(self.job))
         return mechanism == b"CURVE" and len(credentials) == 1 and credentials[0] in self._allowed
@@ -243,24 +243,24 @@ class ZapHandler:
             zap.send_multipart([_VERSION, request[1] if len(request) > 1 else b"", b"500", b"", b"", b""])
             return
         _, number, _, address, _, mechanism, *credentials = request
-        good = self._may_enter(mechanism, credentials)
+        good = self._is_admitted(mechanism, credentials)
         if not good:
             self._refusals.note(
                 f"a process at {address.decode(errors='replace') or 'this machine'}",
-                f"its {_shown(mechanism, credentials)} is not of this job",
+                f"its {_credential_text(mechanism, credentials)} is not of this job",
             )
         status = [b"200", b"OK"] if good else [b"400", b"not of this job"]
         zap.send_multipart([_VERSION, number, *status, b"", b""])
 
 
-def _events(socket: zmq.Socket[bytes]) -> Iterator[Mapping[str, Any]]:
+def _monitor_events(socket: zmq.Socket[bytes]) -> Iterator[Mapping[str, Any]]:
     """Yield the events of a monitor."""
     with contextlib.suppress(zmq.Again):
         while True:
             yield parse_monitor_message(socket.recv_multipart(zmq.DONTWAIT))
 
 
-def _shown(mechanism: bytes, credentials: list[bytes]) -> str:
+def _credential_text(mechanism: bytes, credentials: list[bytes]) -> str:
     """Return the credential of a client as far as the log may show it."""
     if mechanism == b"PLAIN":
         return "password"
@@ -307,7 +307,7 @@ class HandshakeMonitor:
             elif told["event"] == zmq.EVENT_CLOSED:
                 self._failures = 0  # no process listens any more: this has broken the connections
             elif told["event"] & _FAILED:
-                self._failed(told["event"], told["value"])
+                self._note_failure(told["event"], told["value"])
 
     def close(self) -> None:
         """Stop reading events. A second call does nothing."""
@@ -316,7 +316,7 @@ class HandshakeMonitor:
             self._release(self.socket)
             self.socket = None
 
-    def _failed(self, event: int, value: int) -> None:
+    def _note_failure(self, event: int, value: int) -> None:
         self._failures += 1
         self.met_itself = (event, value) == _MET_ITSELF
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:

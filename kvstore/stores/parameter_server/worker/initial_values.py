@@ -38,7 +38,7 @@ class InitialValues:
         self._client.check_writing()
         while missing := [(key, value) for key, value in new if not self._is_here(key, value)]:
             if self._client.member.is_initializer():
-                self._create(missing)
+                self._create_keys(missing)
             else:
                 self._keys.wait_for(tuple(key for key, _ in missing))
         self._keys.initialised.update(key for key, _ in new)
@@ -49,7 +49,9 @@ class InitialValues:
         there = {found.key for found, _ in known}
         self.init([(key, values) for key, values in groups if key not in there])
         self._client.check_writing()
-        self._client.perform([r for key, value in known for r in self._written(key, value)], "new values")
+        self._client.perform(
+            [r for key, value in known for r in self._write_requests(key, value)], "new values"
+        )
         self._keys.initialised.update(there)
 
     def _first_value(self, key: Key, values: list[Any]) -> Array | RowSparseArray:
@@ -70,25 +72,25 @@ class InitialValues:
     def _check_same(self, key: DistKey, value: Array | RowSparseArray) -> None:
         check_same(key, key.sparse, value, "in this job", self._client.rank)
 
-    def _create(self, new: list[tuple[Key, Array | RowSparseArray]]) -> None:
+    def _create_keys(self, new: list[tuple[Key, Array | RowSparseArray]]) -> None:
         """Request the placement of keys, each on one server if the rule needs it, and write their values."""
         whole = self._optimizer.wants_whole_keys
         specs = tuple(spec_of(key, value, whole) for key, value in new)
         try:
             entries = self._client.request(partial(m.CreateKeys, keys=specs), "the placement of keys").entries
             made = [DistKey(entry) for entry in entries]
-            self._fill(made, dict(new))
+            self._write_first_values(made, dict(new))
         except (KVStoreError, MemoryError) as error:
             self._tell_others(tuple(key for key, _ in new), error)
             raise
         self._keys.add(made)
 
-    def _fill(self, made: list[DistKey], values: dict[Key, Array | RowSparseArray]) -> None:
+    def _write_first_values(self, made: list[DistKey], values: dict[Key, Array | RowSparseArray]) -> None:
         for key in made:
             self._check_same(key, values[key.key])
         # ASSIGN: an initializer that was lost may have written some of the values.
         fresh = [key for key in made if not key.entry.ready]
-        requests = [request for key in fresh for request in self._written(key, values[key.key])]
+        requests = [request for key in fresh for request in self._write_requests(key, values[key.key])]
         self._client.perform(requests, "the first values of keys")
         if fresh:
             keys = tuple(key.key for key in fresh)
@@ -98,12 +100,12 @@ class InitialValues:
         """Have workers that wait for first values raise this error; a loss they know anyway."""
         name = type(error).__name__ if isinstance(error, KVStoreError) else KVStoreError.__name__
         rank, why = self._client.rank, str(error) or "it has too little memory"
-        text = f"worker {rank} cannot store the first value of {_named(keys)}: {why}"
+        text = f"worker {rank} cannot store the first value of {_key_text(keys)}: {why}"
         with suppress(KVStoreError):
             drop = partial(m.Drop, keys=keys, error=m.Failure(name, text))
             self._client.request(drop, "an init that has failed")
 
-    def _written(self, key: DistKey, value: Array | RowSparseArray) -> Iterable[Request]:
+    def _write_requests(self, key: DistKey, value: Array | RowSparseArray) -> Iterable[Request]:
         head = PushHeader(Kind.ASSIGN)
         if isinstance(value, RowSparseArray):
             return self._slices.rows(key, [value], head)
@@ -129,34 +131,36 @@ class InitialValues:
             DistKey(entry) for entry in self._client.request(partial(m.CreateKeys, keys=specs), what).entries
         ]
         if coming := [key for key in made if not key.entry.ready]:
-            self._move(coming)
+            self._move_keys(coming)
         self._keys.add(made)
 
-    def _move(self, keys: list[DistKey]) -> None:
+    def _move_keys(self, keys: list[DistKey]) -> None:
         """Write values of keys to their new slices, or report to waiting workers why they stay."""
         names = tuple(key.key for key in keys)
         try:
-            values = self._taken_away(list(names))
-            requests = [r for key, value in zip(keys, values, strict=True) for r in self._written(key, value)]
+            values = self._read_and_seal(list(names))
+            requests = [
+                r for key, value in zip(keys, values, strict=True) for r in self._write_requests(key, value)
+            ]
             self._client.perform(requests, "values of keys that move to one server")
         except KVStoreError as error:
             failure = m.Failure(type(error).__name__, f"worker {self._client.rank} cannot move keys: {error}")
             with suppress(KVStoreError):
-                self._ask_old(names, Kind.UNSEAL)
+                self._request_old_slices(names, Kind.UNSEAL)
                 self._client.request(partial(m.Ready, keys=names, error=failure), "keys to stay")
             raise
         self._client.request(partial(m.Ready, keys=names), "keys to be moved to one server")
 
-    def _taken_away(self, names: list[Key]) -> list[Array | RowSparseArray]:
+    def _read_and_seal(self, names: list[Key]) -> list[Array | RowSparseArray]:
         """Read keys after the rounds that this worker has pushed into, and seal them against pushes."""
         self._pulls.fetch_all(names)  # the rounds are then complete
-        self._ask_old(names, Kind.SEAL)
+        self._request_old_slices(names, Kind.SEAL)
         return self._pulls.fetch_all(names)
 
-    def _ask_old(self, names: Sequence[Key], kind: Kind) -> None:
+    def _request_old_slices(self, names: Sequence[Key], kind: Kind) -> None:
         keys = [self._keys.find_or_raise(name) for name in names]
         self._client.perform([r for key in keys for r in slice_requests(key, kind)], "keys to be moved")
 
 
-def _named(keys: tuple[Key, ...]) -> str:
+def _key_text(keys: tuple[Key, ...]) -> str:
     return f"key {keys[0]!r}" if len(keys) == 1 else f"{len(keys)} keys"

@@ -156,7 +156,7 @@ class Pulls:
             return list(outs)
         direct, on_gpu = host_outs(key, outs, later)
         for out in on_gpu:
-            later.add(key.key, partial(_send, self._gpus.get().target(key, out), direct))
+            later.add(key.key, partial(_send_filled, self._gpus.get().target(key, out), direct))
         if key.key in later and not direct:
             direct.append(np.empty(key.shape, key.dtype))
         return direct
@@ -181,14 +181,14 @@ def _empty_like(key: DistKey) -> Array | RowSparseArray:
 
 def delivering(finish: Finish, later: Later, client: Client) -> Finish:
     """Return a function that ends an operation, and then converts values to other types and devices."""
-    return partial(_deliver, finish, later, client)
+    return partial(_finish_and_deliver, finish, later, client)
 
 
-def _deliver(finish: Finish, later: Later, client: Client) -> None:
+def _finish_and_deliver(finish: Finish, later: Later, client: Client) -> None:
     finish()
     with client.counters.during(MOVING):
         later.deliver()
 
 
-def _send(send: Callable[[Array], None], filled: list[Array]) -> None:
+def _send_filled(send: Callable[[Array], None], filled: list[Array]) -> None:
     send(filled[0])

@@ -56,8 +56,8 @@ class ConsistentReads:
     def _as_of_whole(self, requests: list[Request]) -> list[Request]:
         homes = self._keys.homes()
         keys = list({homes[one.part.id].key: None for one in requests})
-        self._learn(self._calls.together(keys))
-        rounds = {key.key: self._rounds(key) for key in self._keys}
+        self._learn_rounds(self._calls.together(keys))
+        rounds = {key.key: self._known_rounds(key) for key in self._keys}
         whole = {key: self._calls.whole(key, rounds) for key in keys if rounds[key]}
         if not self._client.told_of_loss and any(self._is_ahead(key, last) for key, last in whole.items()):
             raise self._client.lost_peer()
@@ -68,7 +68,7 @@ class ConsistentReads:
         key = self._keys.get(name)
         return key is not None and key.pushes > last
 
-    def _learn(self, names: Iterable[Key]) -> None:
+    def _learn_rounds(self, names: Iterable[Key]) -> None:
         """Request the last rounds of slices, except on servers that are lost."""
         lost = self._client.member.lost_servers()
         keys = [key for name in names if (key := self._keys.get(name)) is not None]
@@ -77,7 +77,7 @@ class ConsistentReads:
         self._client.perform(ask, "the last rounds of keys")
         self._last.update({part.id: self._client.complete([part]) for part in new})
 
-    def _rounds(self, key: DistKey) -> list[int]:
+    def _known_rounds(self, key: DistKey) -> list[int]:
         return [self._last[part.id] for part in key.parts if part.id in self._last]
 
     def _of_round(self, request: Request, key: DistKey, whole: Mapping[Key, int]) -> Request:
@@ -86,7 +86,7 @@ class ConsistentReads:
         if last is None or wanted is None or last == wanted:
             return request
         if last != wanted + 1:
-            raise self._apart(key, wanted, request.record.kind)
+            raise self._rounds_differ(key, wanted, request.record.kind)
         return request._replace(record=request.record._replace(round=wanted, flags=OF_ROUND))
 
     def _finish_past(self, requests: list[Request], operation: PendingOperation, what: str) -> None:
@@ -97,11 +97,11 @@ class ConsistentReads:
                 raise
             past = next(one for one in requests if one.record.flags == OF_ROUND)
             key = self._keys.homes()[past.part.id]
-            raise self._apart(key, past.record.round, past.record.kind) from error
+            raise self._rounds_differ(key, past.record.round, past.record.kind) from error
 
-    def _apart(self, key: DistKey, wanted: int, kind: Kind) -> KVStoreError:
+    def _rounds_differ(self, key: DistKey, wanted: int, kind: Kind) -> KVStoreError:
         what = "optimizer states" if kind == Kind.FETCH_STATE else "value"
-        rounds = ", ".join(map(str, sorted(set(self._rounds(key)))))
+        rounds = ", ".join(map(str, sorted(set(self._known_rounds(key)))))
         return self._client.lost_peer(
             f"the {what} of key {key.key!r} cannot be read: its slices are of round {rounds}, the last round "
             f"that is whole is {wanted}, and servers have kept no {what} of that; start the job again from "
@@ -120,7 +120,7 @@ class ConsistentReads:
         while True:
             came = {asked[at].part.id: round for at, round in operation.rounds.items()}
             rounds.update(came)
-            asked = self._behind(requests, rounds, homes)
+            asked = self._requests_behind(requests, rounds, homes)
             if not asked:
                 return
             if time.monotonic() > end:
@@ -131,7 +131,7 @@ class ConsistentReads:
             except TimeoutError as error:
                 raise self._never_together(asked[0], rounds, homes) from error
 
-    def _behind(
+    def _requests_behind(
         self, requests: list[Request], rounds: Mapping[int, int], homes: Mapping[int, DistKey]
     ) -> list[Request]:
         by_key: dict[Key, list[Request]] = {}

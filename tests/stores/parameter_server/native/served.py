@@ -26,7 +26,7 @@ from kvstore.stores.parameter_server.transport import ciphers
 from kvstore.stores.parameter_server.transport.frames import MessageCodec, pack
 from kvstore.stores.parameter_server.transport.native._streams import Cipher, Sender, Stream, StreamSet
 from kvstore.stores.parameter_server.transport.shared_buffers import Block, PeerBuffers, SharedBufferPool
-from kvstore.stores.parameter_server.transport.sockets import _packed, _read
+from kvstore.stores.parameter_server.transport.sockets import _decoded, _with_packed_payloads
 
 K, P = m.Kind, PayloadLocation
 LIMIT = 1 << 26
@@ -69,7 +69,7 @@ class Sockets:
 
     def send(self, peer: Hashable, message: Any) -> None:
         stream = self.streams.get(peer) if isinstance(message, Batch) else None
-        frames = self.codec.encode(_packed(message))
+        frames = self.codec.encode(_with_packed_payloads(message))
         if stream is None or not stream.send(frames):
             self.told.append((peer, self.codec.decode([memoryview(one) for one in frames])))
 
@@ -80,7 +80,7 @@ class Sockets:
         for stream in self.all.serve(0):
             try:
                 for handled, frames in stream.take_messages():
-                    message = _read(self.codec, frames, "a test")
+                    message = _decoded(self.codec, frames, "a test")
                     if isinstance(message, Batch):
                         self.seen += len(message.records) - handled
                         yield peers[stream], message._replace(records=message.records[handled:])

@@ -265,7 +265,7 @@ def test_whoever_is_altered_again_and_again_is_tried_ever_more_seldom(
     job.until(lambda: client.send([b"again"]))
     job.until(lambda: b"again" in job.came)
     client._opened -= 31
-    client._drop()
+    client._close_stream()
     assert client._pause < 1
     job.until(lambda: client.send([b"and again"]))
 
@@ -333,7 +333,7 @@ def test_each_connection_has_other_keys(job: Job, monkeypatch: pytest.MonkeyPatc
         job.until(lambda n=number: len(job.came) == n)  # type: ignore[misc]
         assert job.server.send(PEER, [bytes(1000)])
         job.until(lambda n=number: found.extend(job.answers()) or len(found) == n)  # type: ignore[misc]
-        client._drop()
+        client._close_stream()
         job.until(lambda: not job.server.has(PEER))
     assert len(between.sent) == 3
     chunks = [sent[True][ENCRYPTED_HELLO_BYTES + PROOF_BYTES :] for sent in between.sent]

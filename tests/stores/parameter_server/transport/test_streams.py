@@ -145,7 +145,7 @@ def test_a_stream_that_breaks_is_opened_again(
     stream = opened(worker, server.streams.offer(PEER))
     until(lambda: stream.send([b"one"]), server)
     until(lambda: server.came, server)
-    server.streams._drop(PEER)
+    server.streams._close_stream(PEER)
     until(lambda: worker.turn(0.005) or stream._stream is None, server)
     until(lambda: stream.send([b"two"]), server)
     until(lambda: len(server.came) == 2, server)

@@ -21,7 +21,7 @@ def raw(frames: Sequence[Any]) -> bytes:
 
 
 def written(batch: Batch) -> bytes:
-    return raw(CODEC.encode(sockets._packed(batch)))
+    return raw(CODEC.encode(sockets._with_packed_payloads(batch)))
 
 
 def read(server: socket.socket, nbytes: int) -> bytes:

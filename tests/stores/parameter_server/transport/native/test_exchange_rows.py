@@ -107,7 +107,7 @@ class Pair:
             record = Record(Kind.VALUE, 100 + at, 1 + at, 40 + at, rows=self.counts[at], place=FRAME)
             records.append(record._replace(frame=frame, nbytes=self.counts[at] * (8 + self.width)))
         payloads = tuple((bytes(self.of(self.ids, at)), self.of(self.value, at)) for at in answers)
-        batch = sockets._packed(Batch(*HEAD, records, payloads, 77))
+        batch = sockets._with_packed_payloads(Batch(*HEAD, records, payloads, 77))
         assert isinstance(batch, Batch)
         batch.records[0] = batch.records[0]._replace(**changes)
         return raw(CODEC.encode(batch))
