@@ -20,7 +20,7 @@ from bench.scale.real import Found, RealCase, run
 from kvstore.kernels import cpu
 from kvstore.settings.definitions import USUAL_SLICE_BYTES
 from kvstore.stores.parameter_server.protocol import messages as m
-from kvstore.stores.parameter_server.transport.frames import Codec
+from kvstore.stores.parameter_server.transport.frames import MessageCodec
 
 SWEEP = 32 * MB
 WORKERS = (1, 2, 4, 8)
@@ -174,7 +174,7 @@ def control_bytes() -> tuple[float, ...]:
     )
     letters = [m.ReliableMessage(n, n, m.Answer(n, entries)) for n in range(6)]
     encode, decode = _coded(letters[0])
-    codec = Codec("calibration")
+    codec = MessageCodec("calibration")
     nbytes = len(codec.encode(letters[0])[0])
     codec.encode(letters[1])
     copy = _timed(lambda: codec.encode(letters[2])) / nbytes
@@ -183,9 +183,9 @@ def control_bytes() -> tuple[float, ...]:
 
 def _coded(message: m.ReliableMessage) -> tuple[float, float]:
     """Seconds of a byte of a message that is encoded and checked, and that is read."""
-    frames = Codec("calibration").encode(message)
-    encode = _timed(lambda: Codec("calibration").encode(message))
-    decode = _timed(lambda: Codec("calibration").decode(frames))
+    frames = MessageCodec("calibration").encode(message)
+    encode = _timed(lambda: MessageCodec("calibration").encode(message))
+    decode = _timed(lambda: MessageCodec("calibration").decode(frames))
     return encode / len(frames[0]), decode / len(frames[0])
 
 

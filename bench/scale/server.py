@@ -14,7 +14,7 @@ from kvstore.stores.parameter_server.protocol import events as e
 from kvstore.stores.parameter_server.protocol import messages as m
 from kvstore.stores.parameter_server.protocol.messages import Kind, PayloadLocation, Record
 from kvstore.stores.parameter_server.scheduler.key_table import itemsize
-from kvstore.stores.parameter_server.server.machine import Server, ServerOptions
+from kvstore.stores.parameter_server.server.machine import ServerMachine, ServerOptions
 
 _PUSHES = (Kind.PUSH, Kind.PUSHPULL)
 _VALUE, _FRAME, _NONE = Kind.VALUE, PayloadLocation.FRAME, PayloadLocation.NONE
@@ -32,7 +32,7 @@ class ServerProcess(Process):
         self.requests = self.rounds = 0
         self.values_in = self.values_out = 0
         hello = m.Hello("server", rank, rank + 1, self.name, job.name, m.PROTOCOL, self.name)
-        self.machine = Server(hello, options)
+        self.machine = ServerMachine(hello, options)
 
     def start(self) -> None:
         """Say hello."""
@@ -76,28 +76,28 @@ class ServerProcess(Process):
             self._reply(action)  # type: ignore[arg-type]
         elif kind is e.Apply:
             return self._apply(action)  # type: ignore[arg-type]
-        elif kind is e.Write:
-            return e.Applied(action.store, [(one.slice, None) for one in action.writes])  # type: ignore[union-attr]
+        elif kind is e.WriteSlices:
+            return e.JobsApplied(action.store, [(one.slice, None) for one in action.writes])  # type: ignore[union-attr]
         elif kind is e.Send:
             self._send_control(action)  # type: ignore[arg-type]
-        elif kind is e.Define:
+        elif kind is e.DefineSlices:
             self._define(action)  # type: ignore[arg-type]
         elif kind is m.Install:
-            return e.Configured(action.store, action.version)  # type: ignore[union-attr]
+            return e.InstallDone(action.store, action.version)  # type: ignore[union-attr]
         elif kind is e.End:
             self.die()
         return None
 
-    def _apply(self, action: e.Apply) -> e.Applied:
+    def _apply(self, action: e.Apply) -> e.JobsApplied:
         """Sum: what plain parts cost was paid for as they came."""
         for job in action.jobs:
             self.rounds += 1
             if job.parts and job.parts[0][1].coding:
                 plain = self._sizes[action.store, job.slice]
                 self.spend(len(job.parts) * plain * self.costs.server_unpack)
-        return e.Applied(action.store, [(job.slice, None) for job in action.jobs])
+        return e.JobsApplied(action.store, [(job.slice, None) for job in action.jobs])
 
-    def _define(self, action: e.Define) -> None:
+    def _define(self, action: e.DefineSlices) -> None:
         for entry in action.keys:
             size = itemsize(entry.spec.dtype)
             for one in entry.slices:
@@ -131,7 +131,7 @@ class ServerProcess(Process):
 
 
 def _portions(records: list[Record]) -> Iterator[list[Record]]:
-    """Cut answers into messages, as `kp_portion` does."""
+    """Cut answers into messages, as `kp_count_for_message` does."""
     some: list[Record] = []
     size = 0
     for record in records:

@@ -21,7 +21,7 @@ from kvstore.errors import ArgumentError, ConfigError, TimeoutError, WorkerError
 from kvstore.settings.addresses import loopback
 from kvstore.settings.descriptors import occupy_standard
 from kvstore.settings.environment import changed_variables, process_variables
-from kvstore.settings.torch_variables import MasterPort, torch_variables
+from kvstore.settings.torch_variables import MasterPort, outer_variables, torch_variables
 
 from .causes import Causes
 from .child_process import ProcessRole, SupervisedProcess

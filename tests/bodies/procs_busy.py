@@ -44,9 +44,9 @@ def scheduler() -> None:
 
 
 def server() -> None:
-    from kvstore.stores.parameter_server.server.machine import Server
+    from kvstore.stores.parameter_server.server.machine import ServerMachine
 
-    holds(Server)
+    holds(ServerMachine)
     servers.server()
 
 

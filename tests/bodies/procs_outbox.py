@@ -15,7 +15,11 @@ from typing import Any
 import numpy as np
 from jobs import hear, tell
 
-from kvstore.stores.parameter_server.transport.shared_buffers import PeerBuffers, SharedBufferPool, Values
+from kvstore.stores.parameter_server.transport.shared_buffers import (
+    PeerBuffers,
+    SharedBufferPool,
+    SharedValues,
+)
 
 MIB = 1024 * 1024
 
@@ -23,7 +27,7 @@ MIB = 1024 * 1024
 def fills(sizes: list[int]) -> None:
     """Fill blocks, tell where they are, and stay."""
     outbox = SharedBufferPool()
-    blocks = [outbox.take(size) for size in sizes]
+    blocks = [outbox.allocate(size) for size in sizes]
     places = []
     for number, block in enumerate(blocks):
         assert block is not None
@@ -41,7 +45,7 @@ def grows_on() -> None:
     for number in range(1, 100):
         if hear() == "end":
             return
-        block = outbox.take(3 * MIB)
+        block = outbox.allocate(3 * MIB)
         assert block is not None
         block.array[:] = number
         tell(f"{number} {block.segment} {block.offset}")
@@ -60,7 +64,7 @@ def reads(handle: str, places: list[list[int]]) -> list[int]:
 def truncates() -> list[str]:
     """Try everything that could pull memory away from under who reads it."""
     outbox = SharedBufferPool()
-    block = outbox.take(MIB)
+    block = outbox.allocate(MIB)
     assert block is not None
     block.array[:] = 7
     tell(outbox.handle())
@@ -78,8 +82,8 @@ def truncates() -> list[str]:
 
 def writes_on(nbytes: int, rounds: int) -> int:
     """Overwrite a value again and again, with as much haste as can be; every byte of it is the same."""
-    values = Values()
-    block = values.take(nbytes)
+    values = SharedValues()
+    block = values.allocate(nbytes)
     assert block is not None
     place = block.segment, block.offset
     block.array[:] = 0
@@ -139,20 +143,20 @@ LIMITS = {
 def runs_out(limit: str, most: int) -> dict[str, Any]:
     """Take memory under a limit until there is none: an answer, and never a signal or an exception."""
     outbox = SharedBufferPool()
-    assert outbox.take(100) is not None
+    assert outbox.allocate(100) is not None
     if limit == "descriptors":
         most = len(os.listdir("/proc/self/fd")) + 1
     elif limit == "addresses":
         most += int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
     resource.setrlimit(LIMITS[limit], (most, resource.getrlimit(LIMITS[limit])[1]))
     taken = []
-    while (block := outbox.take(8 * MIB)) is not None:
+    while (block := outbox.allocate(8 * MIB)) is not None:
         block.array[:] = len(taken) + 1
         taken.append(block)
         assert len(taken) < 1000
-    small = outbox.take(1000)
+    small = outbox.allocate(1000)
     for number, block in enumerate(taken):
         assert {int(block.array.min()), int(block.array.max())} == {number + 1}
-        outbox.give(block)
-    again = outbox.take(8 * MIB) if taken else None
+        outbox.free(block)
+    again = outbox.allocate(8 * MIB) if taken else None
     return {"blocks": len(taken), "small": small is not None, "again": bool(taken) == (again is not None)}

@@ -17,8 +17,8 @@ from kvstore.stores.parameter_server.protocol.messages import PROTOCOL, Barrier,
 from kvstore.stores.parameter_server.transport import frames
 from kvstore.stores.parameter_server.transport.channel import Dealer
 from kvstore.stores.parameter_server.transport.context import Context
-from kvstore.stores.parameter_server.transport.frames import Codec
-from kvstore.stores.parameter_server.transport.heartbeats import HeartbeatResponder
+from kvstore.stores.parameter_server.transport.frames import MessageCodec
+from kvstore.stores.parameter_server.transport.heartbeat_echoes import HeartbeatResponder
 
 
 def say(*words: object) -> None:
@@ -38,7 +38,7 @@ def speaker(address: str, job: str, newer: str) -> None:
     """Say hello, and then something that needs to be of the same job and version."""
     if newer == "newer":
         frames.PROTOCOL = PROTOCOL + 1
-    codec = Codec(job)
+    codec = MessageCodec(job)
     with_keys = Context()
     connected = Dealer(with_keys, address, b"speaker")
     hello = Hello("worker", 0, 1, "process", job, frames.PROTOCOL)

@@ -25,7 +25,7 @@ static int try_memalign(void **p, size_t to, size_t n) { return fails() ? 1 : po
 #define posix_memalign try_memalign
 #include "links.h"
 #include "numbers.h"
-#include "serve.h"
+#include "serve_streams.h"
 #undef malloc
 #undef calloc
 #undef realloc
@@ -96,7 +96,7 @@ static void *got(void *memory)
 
 static void release(void)
 {
-    kp_buffer *first = kp_take_dropped();
+    kp_buffer *first = kp_take_released();
     while (first) {
         kp_buffer *following = first->next;
         free(first->owner);
@@ -140,7 +140,7 @@ static void show(void)
     static float all[ROWS * COLUMNS], kept[MOST * COLUMNS];
     kp_copy_deferred(&rows.deferred);
     rows = (kp_table){.dtype = KV_F32, .n = ROWS, .first = FIRST, .cols = COLUMNS, .row_bytes = sizeof(float) * COLUMNS,
-                      .most_parts = any(16) ? WORKERS : 1, .room = any(16) ? MOST : ROWS, .kept_room = any(16) ? MOST : 9,
+                      .most_parts = any(16) ? WORKERS : 1, .capacity = any(16) ? MOST : ROWS, .kept_capacity = any(16) ? MOST : 9,
                       .ids = ids, .maps = maps, .kept = (char *)kept, .kept_after = -1};
     rows.at = any(16) ? (char *)all : NULL;
     rows.plan = (kp_plan){.rule = 0, .version = (uint32_t)any(3), .epoch = any(2), .p = {0.1, 0.01, 1, 10},
@@ -157,10 +157,10 @@ static void furnish(int i)
     v->sums = 1;
     v->run = run;
     for (int room = 0; room < 2 && v->nbytes; room++) {
-        kp_leave_room(&v->rooms[room]);
-        v->rooms[room].holder = object((size_t)v->nbytes, &v->rooms[room].at);
+        kp_free_value_buffer(&v->buffers[room]);
+        v->buffers[room].holder = object((size_t)v->nbytes, &v->buffers[room].at);
         if (v->nbytes >= KP_SHARED_BYTES)
-            v->rooms[room].seqlock = &locks[i][room];
+            v->buffers[room].seqlock = &locks[i][room];
     }
 }
 
@@ -196,7 +196,7 @@ static void answer_all(void)
     while (effects.touched) {
         kp_session *s = effects.touched;
         effects.touched = s->next;
-        if (!kp_reply(s)) {
+        if (!kp_reply_session(s)) {
             kp_forget_answers(s);
             s->report = 0;
             s->reported = s->received;
@@ -218,9 +218,9 @@ static void work_off(void)
         for (kp_slice *following; job; job = following) {
             following = job->next;
             rounds_done++;
-            if (!kp_applied(job, &members, &effects)) {
+            if (!kp_finish_round(job, &members, &effects)) {
                 job->busy = KP_NOTHING;
-                kp_complete(job);
+                kp_complete_round(job);
             }
         }
     }
@@ -231,7 +231,7 @@ static void forget(int i)
     work_off();
     kp_close_slice(&slices[i]);
     for (int room = 0; room < 2; room++)
-        kp_leave_room(&values[i].rooms[room]);
+        kp_free_value_buffer(&values[i].buffers[room]);
     values[i].current = 0;
     numbered[i] = NULL;
     release();
@@ -244,7 +244,7 @@ static void leave(kp_waiters *w, kp_session *s)
     int kept = 0;
     for (int i = 0; i < w->n; i++)
         if (w->all[i].session == s)
-            kp_drop(w->all[i].data);
+            kp_release(w->all[i].data);
         else
             w->all[kept++] = w->all[i];
     w->n = kept;
@@ -282,7 +282,7 @@ static void check_parts(void)
 
 static int take(void *context, kp_message *message)
 {
-    int all = kp_take(context, message);
+    int all = kp_handle_message(context, message);
     check_parts();
     static const kp_deferred *last;
     rows_deferred += rows.deferred && rows.deferred != last;
@@ -330,7 +330,7 @@ static void close_stream(worker *w)
     if (!w->open)
         return;
     w->open = 0;
-    kp_cut(&w->link);
+    kp_close_link(&w->link);
     epoll_ctl(poll_set, EPOLL_CTL_DEL, w->ours.fd, NULL);
     kp_remove_stream(&w->ours);
     kp_free_stream(&w->ours);
@@ -646,7 +646,7 @@ static void change(void)
         break;
     case 3: /* the value goes while it may be on its way */
         for (int room = 0; room < 2; room++)
-            kp_leave_room(&values[i].rooms[room]);
+            kp_free_value_buffer(&values[i].buffers[room]);
         values[i].current = 0;
         break;
     case 4:
@@ -684,7 +684,7 @@ int main(int argc, char **argv)
     state = strtoull(argv[1], NULL, 10) * 2654435761u + 88172645463325252u;
     uint64_t count = strtoull(argv[2], NULL, 10);
     kv_run_init();
-    kp_no_effects(&effects);
+    kp_init_effects(&effects);
     sums.run = run;
     sums.run_rows = run_rows;
     sums.threads = &threads;
@@ -726,7 +726,7 @@ int main(int argc, char **argv)
     for (int i = 0; i < SLICES; i++) {
         kp_close_slice(&slices[i]);
         for (int room = 0; room < 2; room++)
-            kp_leave_room(&values[i].rooms[room]);
+            kp_free_value_buffer(&values[i].buffers[room]);
         free(moments[i]);
     }
     for (int i = 0; i < WORKERS; i++) {

@@ -18,10 +18,10 @@ from fuzz.mutations import changed
 
 from kvstore.errors import ProtocolError
 from kvstore.stores.parameter_server.protocol.messages import Batch
-from kvstore.stores.parameter_server.transport.frames import Codec, Limits
+from kvstore.stores.parameter_server.transport.frames import MessageCodec, MessageLimits
 
-LIMITS = Limits(frame=1 << 16, control=1 << 14, records=256)
-JOB = Codec("a job", LIMITS)
+LIMITS = MessageLimits(frame=1 << 16, control=1 << 14, records=256)
+JOB = MessageCodec("a job", LIMITS)
 
 _MOST_SECONDS = 0.010
 _MOST_BYTES = 2 * LIMITS.frame  # twice what one frame may have

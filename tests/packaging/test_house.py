@@ -16,10 +16,7 @@ FILES = [path for folder in ("kvstore", "kernels") for path in ROOT.glob(f"{fold
 
 # Names that two classes still have. Take away what is gone; whoever adds one finds a better name.
 TWICE = {
-    "Batch",
-    "Codec",
     "KVStore",
-    "State",
 }
 
 

@@ -18,9 +18,9 @@ from kvstore.optimizer.descriptions import changes_of
 from kvstore.optimizer.settings_log import COUNTS, NONE, OPTIMIZER, Change, SettingsLog
 from kvstore.optimizer.update_clock import UpdateClock
 from kvstore.stores.parameter_server.protocol.messages import KeyEntry, KeySpec, Slice
-from kvstore.stores.parameter_server.server.payload import Payload, SliceUpdate, SliceValueWrite
+from kvstore.stores.parameter_server.server.payload import SlicePayload, SliceUpdate, SliceValueWrite
 from kvstore.stores.parameter_server.server.store_shard import StoreShard
-from kvstore.stores.parameter_server.transport.shared_buffers import Values
+from kvstore.stores.parameter_server.transport.shared_buffers import SharedValues
 
 Array = npt.NDArray[Any]
 Value = Array | kv.RowSparseArray
@@ -38,7 +38,7 @@ def entry_of(
     return KeyEntry(spec, number, tuple(pieces), False)
 
 
-def payload_of(value: Value, piece: Slice, sparse: bool) -> Payload:
+def payload_of(value: Value, piece: Slice, sparse: bool) -> SlicePayload:
     """What a worker sends of a value for a slice; of every other slice at an odd address."""
     odd = at_odd_address if piece.id % 2 else memoryview
     if isinstance(value, kv.RowSparseArray):
@@ -47,10 +47,10 @@ def payload_of(value: Value, piece: Slice, sparse: bool) -> Payload:
             width = math.prod(value.shape[1:])
             low, high = np.searchsorted(value.indices, [piece.start // width, piece.stop // width])
         ids, rows = value.indices[low:high], value.data[low:high]
-        return Payload(odd(ids.tobytes() + rows.tobytes()), rows=int(high - low))
+        return SlicePayload(odd(ids.tobytes() + rows.tobytes()), rows=int(high - low))
     if sparse:
-        return Payload(odd(value[piece.start : piece.stop].tobytes()))
-    return Payload(odd(np.ascontiguousarray(value).reshape(-1)[piece.start : piece.stop].tobytes()))
+        return SlicePayload(odd(value[piece.start : piece.stop].tobytes()))
+    return SlicePayload(odd(np.ascontiguousarray(value).reshape(-1)[piece.start : piece.stop].tobytes()))
 
 
 def at_odd_address(data: bytes) -> memoryview:
@@ -63,7 +63,7 @@ def at_odd_address(data: bytes) -> memoryview:
 class StoreShards:
     """The servers of one store."""
 
-    def __init__(self, servers: int, memory: Values | None = None) -> None:
+    def __init__(self, servers: int, memory: SharedValues | None = None) -> None:
         self.shards = [StoreShard(0, server, memory) for server in range(servers)]
         self.entries: dict[int | str, KeyEntry] = {}
         self._ids = iter(range(100, 10_000))
@@ -173,7 +173,7 @@ class StoreShards:
 class Beside:
     """A local store and shards, which get the same and must have the same bits."""
 
-    def __init__(self, servers: int, memory: Values | None = None) -> None:
+    def __init__(self, servers: int, memory: SharedValues | None = None) -> None:
         self.local = kv.create("local")
         self.shards = StoreShards(servers, memory)
 

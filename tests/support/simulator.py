@@ -37,7 +37,7 @@ from kvstore.stores.parameter_server.protocol import events as e
 from kvstore.stores.parameter_server.protocol import messages as m
 from kvstore.stores.parameter_server.scheduler.journaled_scheduler import RecordedScheduler
 from kvstore.stores.parameter_server.scheduler.machine import Scheduler, SchedulerOptions
-from kvstore.stores.parameter_server.server.machine import Server, ServerOptions
+from kvstore.stores.parameter_server.server.machine import ServerMachine, ServerOptions
 from kvstore.stores.parameter_server.worker.consistent_rounds import PushCalls, behind
 from kvstore.stores.parameter_server.worker.state_machine.machine import WorkerMachine
 from kvstore.stores.parameter_server.worker.state_machine.options import WorkerOptions
@@ -309,7 +309,7 @@ class ServerHost(Host):
         )
         start = 10 * DEAD if job.plan.faults.return_scheduler else 0.0
         options = ServerOptions(LETTER, DEAD, 1, job.plan.faults.return_server, start)
-        self.machine = Server(hello, options, snapshot[1] if snapshot else None)
+        self.machine = ServerMachine(hello, options, snapshot[1] if snapshot else None)
         self.take(e.Start())
 
     def tick(self) -> None:
@@ -326,7 +326,7 @@ class ServerHost(Host):
         self.job.snapshots[self.machine.rank] = (dict(self.values), state)
         self.job.saved[self.machine.rank] = self.job.now
         self.wants_snapshot = False
-        self.take(e.Saved())
+        self.take(e.SnapshotSaved())
         self.saves -= 1
         if not self.saves:
             self.job.at(self.job.now, self.job.kill_server, self.job.servers.index(self))
@@ -355,20 +355,20 @@ class ServerHost(Host):
                     self._check_parts(action.store, job)
                     self.jobs[action.store, job.slice] = job
                     self._later((action.store, job.slice), self._apply, action.store, job)
-            elif kind is e.Abort:
+            elif kind is e.AbortJobs:
                 self._abort(action.store)
-            elif kind is e.Withdraw:
+            elif kind is e.WithdrawJobs:
                 self._abort(action.store, action.rank)
-            elif kind is e.Write:
+            elif kind is e.WriteSlices:
                 self._begin_writes(action)
             elif kind is m.Install:
-                self.take(e.Configured(action.store, action.version))
-            elif kind is e.Define:
+                self.take(e.InstallDone(action.store, action.version))
+            elif kind is e.DefineSlices:
                 ours = [one.id for entry in action.keys for one in entry.slices]
                 self.defined.update((action.store, one) for one in ours)
-            elif kind is e.Forget:
+            elif kind is e.ForgetSlices:
                 self._forget(action)
-            elif kind is e.Save:
+            elif kind is e.SaveSnapshot:
                 self.wants_snapshot = True
             elif kind is e.End:
                 self.alive = False
@@ -384,7 +384,7 @@ class ServerHost(Host):
                 return
             self.job.send(self.name, host, (self.machine.rank, self.incarnation, store), action.message)
 
-    def _begin_writes(self, action: e.Write) -> None:
+    def _begin_writes(self, action: e.WriteSlices) -> None:
         """Carry out all at once, as a server does; or some later, to see what comes meanwhile."""
         at = [(action.store, write.slice) for write in action.writes]
         if self.job.plan.slow_apply or self.job.plan.faults.points:
@@ -394,7 +394,7 @@ class ServerHost(Host):
         for where in at:
             self.job.check(where not in self.busy, f"{self.name} works on slice {where} twice at once")
         results = [(write.slice, self._write(action.store, write)) for write in action.writes]
-        self.take(e.Applied(action.store, results))
+        self.take(e.JobsApplied(action.store, results))
 
     def _later(self, at: tuple[int, int], work: Callable[..., Any], *arguments: Any) -> None:
         self.job.check(at not in self.busy, f"{self.name} works on slice {at} twice at once")
@@ -415,7 +415,7 @@ class ServerHost(Host):
             return  # given up
         self.busy.discard(at)
         failure = work(*arguments)
-        self.take(e.Applied(at[0], [(at[1], failure)]))
+        self.take(e.JobsApplied(at[0], [(at[1], failure)]))
 
     def _abort(self, store: int, rank: int | None = None) -> None:
         """Give up some rounds that are not done, all or of one worker, as if they waited for other slices."""
@@ -424,7 +424,7 @@ class ServerHost(Host):
         for slice_ in given_up:
             del self.jobs[store, slice_]
             self.busy.discard((store, slice_))
-        self.take(e.Applied(store, [], given_up))
+        self.take(e.JobsApplied(store, [], given_up))
 
     def _apply(self, store: int, job: e.SliceRound) -> m.Failure | None:
         parts = tuple(frames[record.frame] for _, record, frames in job.parts)
@@ -490,7 +490,7 @@ class ServerHost(Host):
         self.values[at] = Value(None, 0, ())
         return None
 
-    def _forget(self, action: e.Forget) -> None:
+    def _forget(self, action: e.ForgetSlices) -> None:
         for at in [one for one in self.values if one[0] == action.store]:
             if action.slices is None or at[1] in action.slices:
                 self.job.gone[at] = self.values.pop(at)
@@ -632,7 +632,7 @@ class Store:
                 self._send(action)
             elif kind is e.SliceReceived:
                 self._got(action)
-            elif kind is e.Taken:
+            elif kind is e.ReadsCopied:
                 self.take(action)
             elif kind is e.Done:
                 self.busy.pop(action.op, None)
@@ -651,7 +651,7 @@ class Store:
                 self.job.check(action.epoch > self.epoch, "an epoch went back")
                 self.epoch = action.epoch
                 self._check_begin(action)
-            elif kind is e.Shrunk:
+            elif kind is e.RoundsShrunk:
                 self._check_shrunk(action)
             elif kind is e.Failed:
                 if action.failure.role == "scheduler":
@@ -1061,7 +1061,7 @@ class Store:
             elif record.kind == m.Kind.FAILED and failure_of(record, batch).error == "PeerLostError":
                 self.job.failed.add(request.payload)  # this worker may not have heard of the loss
 
-    def _check_shrunk(self, action: e.Shrunk) -> None:
+    def _check_shrunk(self, action: e.RoundsShrunk) -> None:
         """Who is missing has left on its own, without a word, after the round that is named."""
         ranked = [one.stores[self.ordinal] for one in self.job.incarnations if one.rank == action.rank]
         left = [one for one in ranked if one.leaves and not one.resting]

@@ -26,7 +26,7 @@ from ...settings.definitions import is_side
 from ..entry import Array
 from ..parameter_server.protocol.failures import raised
 from ..parameter_server.protocol.messages import Failure, Kind, PayloadLocation, Record, Slice
-from ..parameter_server.protocol.payloads import SHARED_BYTES, as_bytes
+from ..parameter_server.protocol.payload_bytes import SHARED_BYTES, as_bytes
 from ..parameter_server.worker.client import Client
 from ..parameter_server.worker.operations import PendingOperation, Request
 from ..parameter_server.worker.replies import elements

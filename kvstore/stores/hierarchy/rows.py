@@ -16,7 +16,7 @@ from ...arrays.sparse import RowSparseArray, trusted_rows
 from ...kernels import cpu
 from ..entry import Array
 from ..parameter_server.protocol.messages import Kind, PayloadLocation, Record, Slice
-from ..parameter_server.protocol.payloads import as_bytes
+from ..parameter_server.protocol.payload_bytes import as_bytes
 from ..parameter_server.worker.key_directory import DistKey
 from ..parameter_server.worker.operations import Request, Take
 from ..parameter_server.worker.request_builder import lines_of, split_rows

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..entry import Array
 from ..parameter_server.protocol.messages import PayloadLocation, Record
-from ..parameter_server.protocol.payloads import SHARED_BYTES
+from ..parameter_server.protocol.payload_bytes import SHARED_BYTES
 from ..parameter_server.transport.shared_buffers import Block
 from ..parameter_server.worker.client import Client
 from ..shared.native import _shared as shm
@@ -34,7 +34,7 @@ class SharedParts:
         """
         if self._pool is None or handle.nbytes < SHARED_BYTES or self._client.server_memory(server) is None:
             return None
-        block = self._pool.take(handle.nbytes)
+        block = self._pool.allocate(handle.nbytes)
         if block is None:
             return None
         self._blocks[handle, round] = block
@@ -58,7 +58,7 @@ class SharedParts:
         """Use the memory of a sum again: its server reads it no more."""
         block = self._blocks.pop((handle, round), None)
         if block is not None and self._pool is not None:
-            self._pool.give(block)
+            self._pool.free(block)
 
     def close(self) -> None:
         """Let the memory go."""

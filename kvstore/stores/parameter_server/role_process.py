@@ -1,4 +1,4 @@
-"""Being a scheduler or a server: what a process does that was started as one, until its job is over."""
+"""The process of a scheduler or a server, until its job has ended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .transport.process_limits import shortage
 
 
 def serve(roles: Roles) -> None:
-    """Do what this process was started for; KVStoreError: the job did not end well, or has no place here."""
+    """Run the role of this process; KVStoreError: the job failed, or does not admit this process."""
     if roles.role == "scheduler":
         scheduler(roles)
     else:
@@ -30,21 +30,21 @@ def scheduler(
     report: Callable[[str], None] | None = None,
     watch: Callable[[Callable[[], bool]], None] | None = None,
 ) -> None:
-    """Be the scheduler; `report` and `watch` are those of `scheduler.loop.run`."""
+    """Run a scheduler; `report` and `watch` are those of `scheduler.loop.run`."""
     with _role("scheduler", "the scheduler"):
         scheduler_loop.run(roles, config or ps_config(), report, watch)
 
 
 def server(roles: Roles, config: PsConfig | None = None) -> None:
-    """Be a server."""
+    """Run a server."""
     with _role("server", f"server {roles.rank}" if roles.rank >= 0 else "this server"):
-        tune_malloc()  # the process is ours alone
+        tune_malloc()  # the process belongs to kvstore alone
         ServerLoop(roles, config or ps_config()).run()
 
 
 @contextlib.contextmanager
 def _role(name: str, who: str) -> Iterator[None]:
-    """Have the body be what a process of ours alone does; KVStoreError: the system has not given enough."""
+    """Run the body as the whole work of a process; KVStoreError: the system has not provided enough."""
     try:
         begin(name)
         _collect_seldom()
@@ -57,10 +57,10 @@ def _role(name: str, who: str) -> Iterator[None]:
 
 
 def _collect_seldom() -> None:
-    """Look for cycles of objects seldom, in a process that is ours alone.
+    """Run the cyclic garbage collector seldom, in a process that belongs to kvstore alone.
 
-    A call with many keys makes millions of small objects, and none of them is in a cycle: with Python's usual
-    thresholds a server spends 40 % of its time on looking.
+    A call with many keys makes millions of small objects, none of them in a cycle: with Python's usual
+    thresholds a server spends 40 % of its time in the collector.
     """
     gc.freeze()
     gc.set_threshold(200_000, 20, 20)

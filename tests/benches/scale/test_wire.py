@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from bench.scale.wire import ControlCodec, batch_bytes
 from kvstore.stores.parameter_server.protocol import messages as m
 from kvstore.stores.parameter_server.protocol.messages import Batch, Kind, PayloadLocation, Record
-from kvstore.stores.parameter_server.transport.frames import Codec, pack
+from kvstore.stores.parameter_server.transport.frames import MessageCodec, pack
 
-JOB = Codec("a job")
+JOB = MessageCodec("a job")
 
 
 def record(nbytes: int) -> Record:
@@ -37,6 +37,6 @@ def test_what_goes_to_many_is_made_once() -> None:
     letters = [m.ReliableMessage(n, 0, view) for n in range(3)]
     found = [codec.measure(letter) for letter in letters]
     assert [is_new for _, is_new in found] == [True, False, False]
-    own = [len(b"".join(Codec("a job").encode(letter))) for letter in letters]
+    own = [len(b"".join(MessageCodec("a job").encode(letter))) for letter in letters]
     assert [nbytes - one for (nbytes, _), one in zip(found, own, strict=True)] == [9, 9, 9]
     assert ControlCodec(fans_out=False).measure(letters[0]) == found[0]

@@ -3,7 +3,7 @@
 #undef read
 #undef close
 #include "run.h"
-#include "packed.h"
+#include "packed_sum.h"
 
 enum { MOST = 1500, SOURCES = 3 };
 

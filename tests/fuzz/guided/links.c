@@ -27,7 +27,7 @@ static void gather(kp_deferred *rows, char *to)
         kp_buffer *some = (kp_buffer *)got(kp_gather_next(rows, &nbytes));
         memcpy(to, some->data, nbytes);
         to += nbytes;
-        kp_drop(some);
+        kp_release(some);
     }
     failing = before;
 }
@@ -51,7 +51,7 @@ static int answer(void *stream, const kp_piece *pieces, size_t n)
     check_answers(w);
     MUST(w->theirs.end == KP_BLOCKED && w->theirs.state == KP_HEAD && !w->theirs.got);
     free(bytes);
-    kp_drop_pieces((kp_piece *)pieces, n);
+    kp_release_pieces((kp_piece *)pieces, n);
     return 0;
 }
 
@@ -73,7 +73,7 @@ static void close_worker(worker *w)
     if (!w->open)
         return;
     w->open = 0;
-    kp_cut(&w->link);
+    kp_close_link(&w->link);
     kp_free_stream(&w->ours);
     kp_free_stream(&w->theirs);
     release();
@@ -123,7 +123,7 @@ static void change_by(const fuzz_event *event)
     case 2: close_worker(w); break;
     case 3:
         for (int room = 0; room < 2; room++)
-            kp_leave_room(&values[i].rooms[room]);
+            kp_free_value_buffer(&values[i].buffers[room]);
         values[i].current = 0;
         break;
     case 4: furnish(i); break;
@@ -154,7 +154,7 @@ static void begin(void)
         for (int i = 0; i < SLICES; i++)
             moments[i] = (char *)got(calloc((size_t)shapes[i].n + 1, sizeof(double)));
     }
-    kp_no_effects(&effects);
+    kp_init_effects(&effects);
     members = (kp_members){1, 1, WORKERS, needed};
     for (int i = 0; i < SLICES; i++) {
         values[i] = (kp_value){0};
@@ -173,7 +173,7 @@ static void end(void)
     for (int i = 0; i < SLICES; i++) {
         kp_close_slice(&slices[i]);
         for (int room = 0; room < 2; room++)
-            kp_leave_room(&values[i].rooms[room]);
+            kp_free_value_buffer(&values[i].buffers[room]);
         numbered[i] = NULL;
     }
     for (int i = 0; i < WORKERS; i++) {

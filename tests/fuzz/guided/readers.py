@@ -23,12 +23,12 @@ with atheris.instrument_imports(include=["kvstore"]):
     from kvstore.settings.keys import Keys
     from kvstore.stores.parameter_server.scheduler import journal_file
     from kvstore.stores.parameter_server.server import snapshot
-    from kvstore.stores.parameter_server.transport.frames import Codec, Limits
+    from kvstore.stores.parameter_server.transport.frames import MessageCodec, MessageLimits
 
 import numpy as np
 import wire_examples
 
-JOB = Codec("a job", Limits(frame=1 << 16, control=1 << 14, records=256))
+JOB = MessageCodec("a job", MessageLimits(frame=1 << 16, control=1 << 14, records=256))
 Read = Callable[[bytes], object]
 
 
@@ -45,7 +45,7 @@ def manifest(folder: Path) -> Read:
 
     def of_bytes(data: bytes) -> object:
         files.write_sealed(folder / "manifest.json", data)
-        return snapshot.Folder(folder).read()
+        return snapshot.SnapshotFolder(folder).read()
 
     return of_bytes
 

@@ -1,8 +1,8 @@
 /* Rows that a worker waits for, in messages of all kinds: only a frame of theirs is received where they belong, and rows
  * are only gathered from within a table. */
 #include "input.h"
-#include "expected.h"
-#include "gather.h"
+#include "expected_rows.h"
+#include "send_rows.h"
 
 enum { N = 3, LIMIT = 1 << 16, TABLE = 5 };
 

@@ -9,7 +9,7 @@ from itertools import product
 import wire_examples
 
 from kvstore.stores.parameter_server.protocol.messages import Batch, Kind, PayloadLocation, Record
-from kvstore.stores.parameter_server.transport.frames import Codec
+from kvstore.stores.parameter_server.transport.frames import MessageCodec
 
 BYTES, FILLED, CHANGED = 0, 1, 2
 #: As links.c and exchange.c have them: of the job, of each slice, and of each part.
@@ -17,7 +17,7 @@ VERSION, JOB, INCARNATION = 3, 77, 100
 SLICES = (32, 20_000, 24, 132, 0, 4)
 PARTS = (32, 20_000, 4, 16_400)
 FRAME, SHARED = PayloadLocation.FRAME, PayloadLocation.SHARED
-_CODEC = Codec("job")
+_CODEC = MessageCodec("job")
 _CODES = range(5)
 
 

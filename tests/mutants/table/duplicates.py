@@ -51,15 +51,15 @@ DUPLICATES = [
     Mutant(
         "duplicates",
         C_SESSIONS,
-        "kp_has(&d->above, number));\n}",
+        "kp_has_number(&d->above, number));\n}",
         "0);\n}",
         "what came out of order comes twice",
     ),
     Mutant(
         "duplicates",
         C_SESSIONS,
-        "    for (d->low++; kp_has",
-        "    for (d->low += 2; kp_has",
+        "    for (d->low++; kp_has_number",
+        "    for (d->low += 2; kp_has_number",
         "a request that never came counts as come",
     ),
     Mutant(

@@ -132,8 +132,8 @@ ROUNDS = [
     Mutant(
         "rounds",
         C_ROUNDS,
-        "    if (!members->usual || !kp_is_next",
-        "    if (!kp_is_next",
+        "    if (!members->usual || !kp_is_next_request",
+        "    if (!kp_is_next_request",
         "usual requests after a loss",
     ),
     Mutant(
@@ -169,8 +169,8 @@ ROUNDS = [
     Mutant(
         "rounds",
         C_ROUNDS,
-        "open->n >= members->n_needed)\n        kp_advance",
-        "open->n > members->n_needed)\n        kp_advance",
+        "open->n >= members->n_needed)\n        kp_begin_round",
+        "open->n > members->n_needed)\n        kp_begin_round",
         "a round is not begun",
     ),
     Mutant(

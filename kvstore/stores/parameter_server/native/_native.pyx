@@ -2,8 +2,8 @@
 """The state of a server's sessions and slices as C structs, and the Python classes that own them.
 
 `rounds.h` handles requests that need nothing special, and the end of a round, without Python. The state machine
-of the server handles all other events; it works on the same structs through the classes of this module. Workers have two
-functions here, which count.
+of the server handles all other events; it works on the same structs through the classes of this module. Two functions,
+which count values, are for workers too.
 """
 
 from collections import namedtuple
@@ -24,7 +24,7 @@ from ..protocol.messages import Batch, Kind, PayloadLocation, Record
 cdef extern from "links.h" nogil:
     const uint64_t KP_MOST_CLOCK
     enum:
-        KP_LATE_ROOM
+        KP_MOST_LATE
         KP_MOST_ROW_PARTS
         KP_SPAN
         KP_SHARED
@@ -45,7 +45,7 @@ cdef extern from "links.h" nogil:
         uint16_t store
     ctypedef struct kp_moved:
         uint64_t carried, shared
-    void kp_tally(kp_moved *moved, const kp_record *r)
+    void kp_add_record_bytes(kp_moved *moved, const kp_record *r)
     void kp_count_sent(const kp_observer *o, int way, const kp_moved *moved)
     void kp_count_received(const kp_observer *o, int way, const kp_moved *moved)
     void kp_count_rounds(const kp_observer *o, uint64_t rounds)
@@ -61,9 +61,9 @@ cdef extern from "links.h" nogil:
         void *owner
         kp_buffer *next
     kp_buffer *kp_buffer_of(void *owner)
-    kp_buffer *kp_keep(kp_buffer *buffer)
-    void kp_drop(kp_buffer *buffer)
-    kp_buffer *kp_take_dropped()
+    kp_buffer *kp_retain(kp_buffer *buffer)
+    void kp_release(kp_buffer *buffer)
+    kp_buffer *kp_take_released()
     ctypedef struct kp_numbers:
         uint32_t count
     ctypedef struct kp_duplicates:
@@ -86,12 +86,12 @@ cdef extern from "links.h" nogil:
         kp_answer *answers
         size_t n_answers
         kp_session *next
-    int kp_has(const kp_numbers *set, uint64_t number)
-    int kp_insert(kp_numbers *set, uint64_t number)
-    void kp_erase(kp_numbers *set, uint64_t number)
-    int kp_has_come(const kp_duplicates *d, uint64_t number)
-    int kp_come(kp_duplicates *d, uint64_t number)
-    void kp_skip(kp_duplicates *d, uint64_t end)
+    int kp_has_number(const kp_numbers *set, uint64_t number)
+    int kp_insert_number(kp_numbers *set, uint64_t number)
+    void kp_erase_number(kp_numbers *set, uint64_t number)
+    int kp_has_arrived(const kp_duplicates *d, uint64_t number)
+    int kp_mark_arrived(kp_duplicates *d, uint64_t number)
+    void kp_skip_to(kp_duplicates *d, uint64_t end)
     void kp_forget_answers(kp_session *s)
     void kp_close_session(kp_session *s)
     ctypedef struct kp_payload:
@@ -105,7 +105,7 @@ cdef extern from "links.h" nogil:
         kp_buffer *data
         kp_buffer *more
         const char *at
-    ctypedef struct kp_room:
+    ctypedef struct kp_value_buffer:
         char *at
         kp_buffer *holder
         kp_atomic *seqlock
@@ -127,7 +127,7 @@ cdef extern from "links.h" nogil:
     ctypedef struct kp_value:
         int dtype
         int64_t n, nbytes
-        kp_room *rooms
+        kp_value_buffer *buffers
         int current
         int64_t before
         uint8_t sums, changed
@@ -145,7 +145,7 @@ cdef extern from "links.h" nogil:
         size_t row_bytes
         kp_plan plan
         int most_parts
-        int64_t room, kept_room
+        int64_t capacity, kept_capacity
         int64_t *ids
         int64_t *maps
         char *kept
@@ -153,10 +153,10 @@ cdef extern from "links.h" nogil:
         uint8_t has_kept, changed
         kp_deferred *deferred
     void kp_copy_deferred(kp_deferred **all)
-    void kp_turn(kp_value *v, uint64_t round)
-    void kp_leave_room(kp_room *room)
-    int kp_catch_up(const kp_value *v, kp_room *room)
-    void kp_forget_packed(kp_room *room)
+    void kp_swap_buffers(kp_value *v, uint64_t round)
+    void kp_free_value_buffer(kp_value_buffer *buffer)
+    int kp_unpack_sum(const kp_value *v, kp_value_buffer *buffer)
+    void kp_forget_packed(kp_value_buffer *buffer)
     ctypedef struct kp_open:
         uint64_t number
         int n
@@ -198,24 +198,24 @@ cdef extern from "links.h" nogil:
         kp_slice *jobs
         kp_slice **last_job
         kp_observer observer
-    void kp_no_effects(kp_effects *e)
-    void kp_touch(kp_effects *e, kp_session *s)
+    void kp_init_effects(kp_effects *e)
+    void kp_queue_session(kp_effects *e, kp_session *s)
     void kp_answer_request(kp_effects *e, kp_session *s, int kind, const kp_record *request, uint64_t round, kp_buffer *detail)
     kp_open *kp_find_open(const kp_slice *slice, uint64_t number)
     kp_open *kp_open_round(kp_slice *slice, uint64_t number)
     int kp_part_of(const kp_open *open, int32_t rank)
-    int kp_put_part(kp_open *open, int32_t rank, const kp_record *request, const kp_payload *payload)
-    void kp_drop_part(const kp_part *part)
+    int kp_insert_part(kp_open *open, int32_t rank, const kp_record *request, const kp_payload *payload)
+    void kp_release_part(const kp_part *part)
     void kp_note_wait(kp_effects *e, const kp_slice *slice)
     void kp_note_arrival(kp_effects *e, const kp_slice *slice, int32_t rank, const kp_record *r)
     void kp_drop_open(kp_slice *slice, kp_open *open)
-    int kp_wait(kp_waiters *w, kp_session *session, const kp_record *request, kp_buffer *data)
+    int kp_add_waiter(kp_waiters *w, kp_session *session, const kp_record *request, kp_buffer *data)
     void kp_drop_waiters(kp_waiters *w)
     void kp_close_slice(kp_slice *slice)
     int kp_request(kp_slice *slice, kp_session *session, const kp_members *members, const kp_record *r, const kp_payload *payload, kp_effects *e)
-    void kp_complete(kp_slice *slice)
-    int kp_applied(kp_slice *slice, const kp_members *members, kp_effects *e)
-    int kp_reply(kp_session *session)
+    void kp_complete_round(kp_slice *slice)
+    int kp_finish_round(kp_slice *slice, const kp_members *members, kp_effects *e)
+    int kp_reply_session(kp_session *session)
     ctypedef struct kp_sums:
         kp_run run
         kp_run_rows run_rows
@@ -232,7 +232,7 @@ cdef extern from "links.h" nogil:
         pass
     ctypedef struct kp_inlet:
         void *context
-        int (*take)(void *context, kp_message *message)
+        int (*handle)(void *context, kp_message *message)
     ctypedef struct kp_waits:
         void *context
         kv_about (*about)(void *context)
@@ -259,9 +259,9 @@ cdef extern from "links.h" nogil:
         uint64_t report
         kp_segment *segments
         uint32_t n_segments
-    int kp_take(void *context, kp_message *message)
+    int kp_handle_message(void *context, kp_message *message)
     kv_about kp_about_wait(void *effects)
-    void kp_cut(kp_link *link)
+    void kp_close_link(kp_link *link)
 
 kv_ring_here = <kv_ring *>PyCapsule_GetPointer(ring, "kvstore.events")
 

@@ -1,7 +1,8 @@
-/* Counted references to memory, or to Python objects, which C code drops without the interpreter's lock.
+/* Counted references to memory, or to Python objects, which C code releases without the interpreter's lock.
  *
- * The last `kp_drop` frees memory, and puts an object on a list. Whoever holds the interpreter's lock takes the list
- * (`kp_take_dropped`), and releases the objects. */
+ * All functions may be called by any thread, without the interpreter's lock, and none blocks. The last `kp_release` frees
+ * memory, but puts a Python object on a list. A thread that holds the interpreter's lock removes the list
+ * (`kp_take_released`), and releases the objects. */
 #ifndef KP_BUFFERS_H
 #define KP_BUFFERS_H
 
@@ -11,25 +12,26 @@
 
 enum {
     KP_ALIGNED = 64,
-    KP_POOLED = 32,              /* free buffers that are kept */
+    KP_POOLED = 32,              /* free buffers in the pool */
     KP_POOLED_LEAST = 64 * 1024, /* bytes: malloc maps larger ones anew each time, page by page */
-    KP_POOLED_BYTES = 32 << 20   /* of all that are kept */
+    KP_POOLED_BYTES = 32 << 20   /* of all buffers in the pool */
 };
 
 struct kp_pool;
 
 typedef struct kp_buffer {
     atomic_int references;
-    char *data; /* behind the struct; NULL: it is an object's */
-    size_t nbytes, room;
-    void *owner;            /* the object; the buffer has one reference to it */
-    struct kp_buffer *next; /* in the list of dropped ones */
-    struct kp_pool *pool;   /* where it goes back to: that of the module which made it */
+    char *data; /* behind the struct; NULL: in the owner */
+    size_t nbytes, capacity;
+    void *owner;            /* a Python object, to which the buffer has one reference; or NULL */
+    struct kp_buffer *next; /* in the list of dropped buffers */
+    struct kp_pool *pool;   /* that of the extension module that allocated it */
 } kp_buffer;
 
-static kp_buffer *_Atomic kp_dropped;
+static kp_buffer *_Atomic kp_released;
 
-/* NULL: there is no memory. */
+/* Return a buffer for a Python object; one reference then belongs to the buffer. NULL: no memory,
+ * and the reference is still the caller's. */
 static kp_buffer *kp_buffer_of(void *owner)
 {
     kp_buffer *made = (kp_buffer *)calloc(1, sizeof *made);
@@ -40,7 +42,7 @@ static kp_buffer *kp_buffer_of(void *owner)
     return made;
 }
 
-/* Free buffers, for whoever needs one of about their size. */
+/* Free buffers, to be used again for about the same size. Protected by the spin lock `held`. */
 typedef struct kp_pool {
     atomic_flag held;
     int n;
@@ -50,89 +52,92 @@ typedef struct kp_pool {
 
 static kp_pool kp_own_pool = {.held = ATOMIC_FLAG_INIT};
 
-static void kp_hold_pool(kp_pool *pool)
+static void kp_lock_pool(kp_pool *pool)
 {
     while (atomic_flag_test_and_set_explicit(&pool->held, memory_order_acquire))
         ;
 }
 
-static void kp_release_pool(kp_pool *pool)
+static void kp_unlock_pool(kp_pool *pool)
 {
     atomic_flag_clear_explicit(&pool->held, memory_order_release);
 }
 
-/* NULL: there is none of that size. */
-static kp_buffer *kp_take_pooled(size_t nbytes)
+/* Return a free buffer of about that size; NULL: none. */
+static kp_buffer *kp_find_pooled(size_t nbytes)
 {
     kp_pool *pool = &kp_own_pool;
     kp_buffer *found = NULL;
-    kp_hold_pool(pool);
+    kp_lock_pool(pool);
     for (int i = pool->n - 1; i >= 0 && !found; i--)
-        if (pool->free[i]->room >= nbytes && pool->free[i]->room / 2 <= nbytes) {
+        if (pool->free[i]->capacity >= nbytes && pool->free[i]->capacity / 2 <= nbytes) {
             found = pool->free[i];
             pool->free[i] = pool->free[--pool->n];
-            pool->nbytes -= found->room;
+            pool->nbytes -= found->capacity;
         }
-    kp_release_pool(pool);
+    kp_unlock_pool(pool);
     return found;
 }
 
-/* Keep a buffer that nobody uses. 0: it was not kept. */
-static int kp_give_pooled(kp_buffer *buffer)
+/* Put a buffer without references into its pool. 0: the pool is full, and the caller frees it. */
+static int kp_put_in_pool(kp_buffer *buffer)
 {
     kp_pool *pool = buffer->pool;
-    kp_hold_pool(pool);
-    int kept = pool->n < KP_POOLED && pool->nbytes + buffer->room <= KP_POOLED_BYTES;
+    kp_lock_pool(pool);
+    int kept = pool->n < KP_POOLED && pool->nbytes + buffer->capacity <= KP_POOLED_BYTES;
     if (kept) {
         pool->free[pool->n++] = buffer;
-        pool->nbytes += buffer->room;
+        pool->nbytes += buffer->capacity;
     }
-    kp_release_pool(pool);
+    kp_unlock_pool(pool);
     return kept;
 }
 
-/* Aligned memory of its own; NULL: there is none. */
+/* Allocate `nbytes` of aligned memory, of any content, with one reference. NULL: no memory. */
 static kp_buffer *kp_new_buffer(size_t nbytes)
 {
-    void *memory = nbytes >= KP_POOLED_LEAST ? kp_take_pooled(nbytes) : NULL;
-    size_t room = memory ? ((kp_buffer *)memory)->room : nbytes;
+    void *memory = nbytes >= KP_POOLED_LEAST ? kp_find_pooled(nbytes) : NULL;
+    size_t capacity = memory ? ((kp_buffer *)memory)->capacity : nbytes;
     if (!memory && (nbytes > PTRDIFF_MAX - KP_ALIGNED || posix_memalign(&memory, KP_ALIGNED, KP_ALIGNED + nbytes)))
         return NULL;
     kp_buffer *made = (kp_buffer *)memory;
-    *made = (kp_buffer){.data = (char *)memory + KP_ALIGNED, .nbytes = nbytes, .room = room, .pool = &kp_own_pool};
+    *made = (kp_buffer){.data = (char *)memory + KP_ALIGNED, .nbytes = nbytes, .capacity = capacity, .pool = &kp_own_pool};
     atomic_init(&made->references, 1);
     return made;
 }
 
 _Static_assert(sizeof(kp_buffer) <= KP_ALIGNED, "the struct has the first bytes of its memory");
 
-static inline kp_buffer *kp_keep(kp_buffer *buffer)
+/* Add a reference; NULL is allowed. */
+static inline kp_buffer *kp_retain(kp_buffer *buffer)
 {
     if (buffer)
         atomic_fetch_add_explicit(&buffer->references, 1, memory_order_relaxed);
     return buffer;
 }
 
-static void kp_drop(kp_buffer *buffer)
+/* Release a reference; NULL is allowed. */
+static void kp_release(kp_buffer *buffer)
 {
     if (!buffer || atomic_fetch_sub_explicit(&buffer->references, 1, memory_order_acq_rel) != 1)
         return;
     if (!buffer->owner) {
-        if (buffer->room < KP_POOLED_LEAST || !kp_give_pooled(buffer))
+        if (buffer->capacity < KP_POOLED_LEAST || !kp_put_in_pool(buffer))
             free(buffer);
         return;
     }
-    buffer->next = atomic_load(&kp_dropped);
-    while (!atomic_compare_exchange_weak(&kp_dropped, &buffer->next, buffer))
+    buffer->next = atomic_load(&kp_released);
+    while (!atomic_compare_exchange_weak(&kp_released, &buffer->next, buffer))
         ;
 }
 
-/* All that was dropped, as a list; the caller releases the objects, and frees the structs. */
-static kp_buffer *kp_take_dropped(void)
+/* Remove and return the list of dropped buffers with owners. The caller holds the interpreter's lock, releases the objects,
+ * and frees the structs. */
+static kp_buffer *kp_take_released(void)
 {
-    if (!atomic_load_explicit(&kp_dropped, memory_order_relaxed))
+    if (!atomic_load_explicit(&kp_released, memory_order_relaxed))
         return NULL;
-    return atomic_exchange(&kp_dropped, NULL);
+    return atomic_exchange(&kp_released, NULL);
 }
 
 #endif

@@ -1,19 +1,20 @@
-/* A worker's stream at a server: requests that take their usual way are handled, summed and answered here.
+/* A worker's stream at a server: usual requests are handled, summed and answered here, without Python.
  *
- * `kp_take` stops at the first record that needs something special. Effects and jobs that Python has to see to stay in
- * `effects`. Python's machine works on the same structs, before or after. */
+ * `kp_handle_message` stops at the first record that is not usual. Answers and jobs that need Python stay in `effects`. Python's state
+ * machine works on the same structs, before or after. All functions need exclusive use of the server's state: the state lock of
+ * second_thread.h, or the first thread outside of `kp_serve`. */
 #ifndef KP_LINKS_H
 #define KP_LINKS_H
 
-#include "at_once.h"
-#include "batches.h"
+#include "immediate_pushes.h"
+#include "read_batch.h"
 #include "row_rounds.h"
 
-enum { KP_LOOKED = 64 }; /* slices that are looked at for whom a server waits */
+enum { KP_WAITS_READ = 64 }; /* slices that `kp_about_wait` reads */
 
-/* Another process's memory, as far as it is mapped. */
+/* A segment of another process's memory. */
 typedef struct {
-    kp_buffer *holder; /* NULL: it is not */
+    kp_buffer *holder; /* NULL: it is not mapped */
     char *at;
     uint64_t nbytes;
 } kp_segment;
@@ -26,14 +27,14 @@ typedef struct kp_link {
     const kp_members *members;
     const kp_slices *slices;
     kp_session *session;
-    uint64_t report; /* bytes of requests after which a worker is told that they have come */
+    uint64_t report; /* bytes of requests after which the worker is sent an acknowledgement */
     kp_segment *segments;
     uint32_t n_segments;
 } kp_link;
 
 /* --------------------------------------------------------------------------------------------------- rounds */
 
-/* Sum the rounds that have begun, as far as the kernels can; the others stay in the list. Returns how many were summed. */
+/* Sum the rounds that are ready, as far as the kernels can; the others stay in the list. Returns how many were summed. */
 static size_t kp_sum_rounds(kp_link *link)
 {
     kp_effects *e = link->effects;
@@ -42,20 +43,20 @@ static size_t kp_sum_rounds(kp_link *link)
     e->jobs = NULL;
     e->last_job = &e->jobs;
     size_t applied = 0;
-    kp_no_sums(sums);
+    kp_clear_sums(sums);
     for (kp_slice *following; job; job = following) {
         following = job->next;
         const kp_open *open = kp_find_open(job, job->round + 1);
         if (open && job->table && link->members->usual && kp_can_update_rows(job, open)) {
             kp_update_rows(sums, job, open);
-            if (kp_applied(job, link->members, e))
+            if (kp_finish_round(job, link->members, e))
                 applied++;
             else
                 kp_add_job(e, job);
         } else if (!open || !kp_can_sum(job, open)) {
             kp_add_job(e, job);
         } else if (kp_may_stay_packed(job->value, open) && !kp_keep_packed(job, open)) {
-            if (kp_applied(job, link->members, e))
+            if (kp_finish_round(job, link->members, e))
                 applied++;
             else
                 kp_add_job(e, job);
@@ -65,15 +66,15 @@ static size_t kp_sum_rounds(kp_link *link)
     }
     int failed = sums->n && kp_run_sums(sums);
     for (size_t i = 0; i < sums->n; i++)
-        if (!failed && kp_applied(sums->slices[i], link->members, e))
+        if (!failed && kp_finish_round(sums->slices[i], link->members, e))
             applied++;
         else
             kp_add_job(e, sums->slices[i]);
     return applied;
 }
 
-/* Answer, then sum, as Python does: a sum may change what an answer reads. What Python has to do comes before more. */
-static void kp_finish(kp_link *link)
+/* Answer, then sum, in the order of Python: a sum may change the value of an answer. Work for Python stops the loop. */
+static void kp_reply_and_sum(kp_link *link)
 {
     kp_effects *e = link->effects;
     do
@@ -104,7 +105,7 @@ static int kp_find_rows(const kp_batch *batch, kp_record *r, kp_payload *p)
             return 0;
         p->rows = p->more->data;
     }
-    r->frame = 0; /* Python will know these frames only */
+    r->frame = 0; /* Python gets only these frames */
     return 1;
 }
 
@@ -122,7 +123,7 @@ static int kp_find_payload(const kp_link *link, const kp_batch *batch, kp_record
             return 0;
         p->data = frame;
         p->at = frame->data + r->offset;
-        r->frame = 0; /* Python will know that frame only */
+        r->frame = 0; /* Python gets only that frame */
         return 1;
     }
     const kp_segment *segment = r->place == KP_SHARED && r->frame < link->n_segments ? &link->segments[r->frame] : NULL;
@@ -149,13 +150,14 @@ static int kp_is_usual(const kp_link *link, const kp_head *head)
 {
     const kp_session *s = link->session;
     if (link->effects->jobs || link->effects->touched)
-        return 0; /* Python comes first: its answers read values as they are now */
+        return 0; /* Python's answers come first: they read values as they are now */
     return head->store == s->store && head->rank == s->rank && head->incarnation == s->incarnation && !s->gone &&
            !s->overtaken && head->epoch <= link->members->epoch && (link->members->usual || link->members->at_once);
 }
 
-/* Handle a message. 0: something is left to Python. */
-static int kp_take(void *context, kp_message *message)
+/* Handle a message of a stream; the `handle` of an inlet. `message->handled` records are done. Blocks only for the kernels.
+ * 0: there are records, jobs or answers for Python. The message belongs to the caller. */
+static int kp_handle_message(void *context, kp_message *message)
 {
     kp_link *link = (kp_link *)context;
     kp_session *session = link->session;
@@ -172,14 +174,14 @@ static int kp_take(void *context, kp_message *message)
         session->epoch = batch.head->epoch;
     link->effects->asked = link;
     while (message->handled < n && kp_take_record(link, &batch, &batch.records[message->handled]))
-        kp_tally(&moved, &batch.records[message->handled++]);
+        kp_add_record_bytes(&moved, &batch.records[message->handled++]);
     kp_count_received(&link->effects->observer, KV_BY_STREAM, &moved);
     kv_note_bytes(link->effects->observer.counters, moved.carried);
     kp_close_batch(&batch);
-    kp_finish(link);
+    kp_reply_and_sum(link);
     if (session->received - session->reported >= link->report) {
         session->report = 1;
-        kp_touch(link->effects, session);
+        kp_queue_session(link->effects, session);
         kp_reply_all(link->effects);
     }
     return message->handled == n && !link->effects->jobs && !link->effects->touched;
@@ -187,7 +189,7 @@ static int kp_take(void *context, kp_message *message)
 
 /* ---------------------------------------------------------------------------------------------------- waits */
 
-/* The rank for which the next round of a slice waits; KV_NOBODY: none has parts, or it does not wait for any. */
+/* Return the rank that the next round of a slice waits for; KV_NOBODY: the round has no parts, or waits for no rank. */
 static int32_t kp_awaited(const kp_link *link, uint32_t number)
 {
     const kp_slice *slice = kp_slice_of(link->slices, number);
@@ -195,20 +197,20 @@ static int32_t kp_awaited(const kp_link *link, uint32_t number)
     return open && open->n ? kp_first_missing(open, link->members) : KV_NOBODY;
 }
 
-/* What a server waits for that has nothing to do, as `kp_waits` has it: a part of a round, where others of it are there.
+/* Return what an idle server waits for, as `kp_waits`: a missing part of a round of which other parts are there.
  *
- * Slices are pushed in about the order of their numbers: the one of which a part came last, or one soon after it. */
+ * Slices are pushed in about the order of their numbers: it is the slice of the last part, or one soon after it. */
 static kv_about kp_about_wait(void *effects)
 {
     kp_effects *e = (kp_effects *)effects;
     const kp_link *link = e->asked;
-    for (uint32_t i = 0; link && link->slices->n && i < KP_LOOKED; i++) {
+    for (uint32_t i = 0; link && link->slices->n && i < KP_WAITS_READ; i++) {
         uint32_t number = (uint32_t)(((uint64_t)e->open + i) % link->slices->n);
         int32_t whom = kp_awaited(link, number);
         if (whom != KV_NOBODY) {
             e->open = number;
             const kp_slice *slice = kp_slice_of(link->slices, number);
-            return (kv_about){kp_number_of(slice->store, number), slice->round + 1, 0, whom, e->observer.store};
+            return (kv_about){kp_slice_number(slice->store, number), slice->round + 1, 0, whom, e->observer.store};
         }
     }
     return kp_about_all(&e->observer);
@@ -217,14 +219,14 @@ static kv_about kp_about_wait(void *effects)
 static void kp_unmap(kp_link *link)
 {
     for (uint32_t i = 0; i < link->n_segments; i++)
-        kp_drop(link->segments[i].holder);
+        kp_release(link->segments[i].holder);
     free(link->segments);
     link->segments = NULL;
     link->n_segments = 0;
 }
 
-/* The stream is closed. */
-static void kp_cut(kp_link *link)
+/* Separate a link from its stream, which is closed, and from its session, and unmap its segments. A second call is allowed. */
+static void kp_close_link(kp_link *link)
 {
     link->replier.outlet = (kp_outlet){0};
     if (link->effects && link->effects->asked == link)

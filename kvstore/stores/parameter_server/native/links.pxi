@@ -17,18 +17,18 @@ cdef class SliceTable(dict):
         free(self.s.all)
 
     def __setitem__(self, index, SliceState slice not None):
-        cdef uint32_t room, number = index
+        cdef uint32_t capacity, number = index
         cdef kp_slice **all
         dict.__setitem__(self, index, slice)
         if number >= MOST_NUMBERS:
             return
         if number >= self.s.n:
-            room = min(2 * number + 64, <uint32_t>MOST_NUMBERS)
-            all = <kp_slice **>realloc(self.s.all, room * sizeof(kp_slice *))
+            capacity = min(2 * number + 64, <uint32_t>MOST_NUMBERS)
+            all = <kp_slice **>realloc(self.s.all, capacity * sizeof(kp_slice *))
             if all == NULL:
                 raise MemoryError()
-            memset(all + self.s.n, 0, (room - self.s.n) * sizeof(kp_slice *))
-            self.s.all, self.s.n = all, room
+            memset(all + self.s.n, 0, (capacity - self.s.n) * sizeof(kp_slice *))
+            self.s.all, self.s.n = all, capacity
         self.s.all[number] = &slice.s
 
     def pop(self, number, default=None):
@@ -104,10 +104,10 @@ cdef class Link:
         self.l.replier.members, self.l.replier.slices = &members.m, &slices.s
         self.l.replier.version, self.l.replier.job = version, job
         self.l.replier.observer = &effects.e.observer
-        self.l.inlet = kp_inlet(&self.l, kp_take)
+        self.l.inlet = kp_inlet(&self.l, kp_handle_message)
 
     def __dealloc__(self):
-        kp_cut(&self.l)
+        kp_close_link(&self.l)
 
     @property
     def inlet(self):
@@ -120,7 +120,7 @@ cdef class Link:
 
     def close(self):
         """The stream is closed. A second call does nothing."""
-        kp_cut(&self.l)
+        kp_close_link(&self.l)
         self.near = False
         release_dropped()
 
@@ -166,7 +166,7 @@ cdef class Payload:
     cdef kp_buffer *data
 
     def __dealloc__(self):
-        kp_drop(self.data)
+        kp_release(self.data)
 
     def __getbuffer__(self, Py_buffer *view, int flags):
         PyBuffer_FillInfo(view, self, self.data.data, <Py_ssize_t>self.data.nbytes, 0, flags)
@@ -174,5 +174,5 @@ cdef class Payload:
 
 cdef tuple payload_of(kp_buffer *data):
     cdef Payload payload = Payload.__new__(Payload)
-    payload.data = kp_keep(data)
+    payload.data = kp_retain(data)
     return (payload,)

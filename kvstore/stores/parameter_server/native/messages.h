@@ -1,67 +1,71 @@
-/* Messages of several frames: those that came in, and those that are to go out. */
+/* Messages of several frames, received and to be sent; the interfaces between streams and the server's state. */
 #ifndef KP_MESSAGES_H
 #define KP_MESSAGES_H
 
 #include <string.h>
 
 #include "activity.h"
-#include "gathering.h"
+#include "gather_rows.h"
 
 #define KP_MAGIC 0x5453564bu /* "KVST", before each message on a stream */
 
-/* A message that has come. */
+/* A received message; it has references to its frames. */
 typedef struct kp_message {
     struct kp_message *next;
     uint32_t n;
-    uint32_t handled; /* records that have been handled, from the first */
+    uint32_t handled; /* records that are handled, from the first */
     kp_buffer *frames[];
 } kp_message;
 
-/* Bytes that are to be sent: those of `owner`, which stay as they are as long as there is a reference to it, or of `rows`. */
+/* Bytes to be sent: of `owner`, unchanged as long as there is a reference to it, or of `rows`. */
 typedef struct {
     const char *at;
     size_t nbytes;
     kp_buffer *owner;
-    kp_deferred *rows; /* NULL, or these are in place of `at` and `owner` */
+    kp_deferred *rows; /* NULL, or used in place of `at` and `owner` */
 } kp_piece;
 
-static void kp_drop_piece(const kp_piece *piece)
+/* Release the references of a piece. */
+static void kp_release_piece(const kp_piece *piece)
 {
-    kp_drop(piece->owner);
+    kp_release(piece->owner);
     if (piece->rows)
-        kp_drop_deferred(piece->rows);
+        kp_release_deferred(piece->rows);
 }
 
+/* Free a message and its references to frames; NULL is allowed. */
 static void kp_free_message(kp_message *message)
 {
     for (uint32_t i = 0; message && i < message->n; i++)
-        kp_drop(message->frames[i]);
+        kp_release(message->frames[i]);
     free(message);
 }
 
-static void kp_drop_pieces(kp_piece *pieces, size_t n)
+/* Release the references of `n` pieces; the array belongs to the caller. */
+static void kp_release_pieces(kp_piece *pieces, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        kp_drop_piece(&pieces[i]);
+        kp_release_piece(&pieces[i]);
 }
 
-/* Where messages to one peer go. `send` queues all pieces, and takes the references to their owners, or returns -1. */
+/* Sends messages to one peer. `send` queues all pieces, and then has the references to their owners; or returns -1, and the
+ * references remain the caller's. It does not wait for the peer. */
 typedef struct {
-    void *stream; /* NULL: there is none any more */
+    void *stream; /* NULL: it is closed */
     int (*send)(void *stream, const kp_piece *pieces, size_t n);
 } kp_outlet;
 
-/* What whoever waits for messages waits for. */
+/* Returns what a server waits for, for a timeline. */
 typedef struct {
     void *context;
     kv_about (*about)(void *context);
 } kp_waits;
 
-/* Who handles messages without Python. `take` returns 0 where something is left to Python: records after those that
- * were `handled`, or what these came to. */
+/* Handles messages without Python. `handle` returns 0 where Python has to continue: with the records after the first
+ * `handled`, or with answers and jobs of these. */
 typedef struct {
     void *context;
-    int (*take)(void *context, kp_message *message);
+    int (*handle)(void *context, kp_message *message);
 } kp_inlet;
 
 #endif

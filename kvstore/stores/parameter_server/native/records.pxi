@@ -35,7 +35,7 @@ cdef kp_buffer *buffer_of(object owner) except NULL:
 
 cdef void release_dropped() noexcept:
     """Release the Python objects that no struct refers to any more."""
-    cdef kp_buffer *first = kp_take_dropped()
+    cdef kp_buffer *first = kp_take_released()
     cdef kp_buffer *following
     while first != NULL:
         following = first.next
@@ -83,7 +83,7 @@ def count_values(counters not None, int way, list records not None, bint sent):
         r.kind, r.place = record[0], record[9]
         if r.place and r.kind != KP_FAILED:
             r.rows, r.nbytes = record[8], record[12]
-            kp_tally(&moved, &r)
+            kp_add_record_bytes(&moved, &r)
     if sent:
         kp_count_sent(&observer, way, &moved)
     else:

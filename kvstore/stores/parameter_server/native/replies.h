@@ -1,4 +1,6 @@
-/* Answers of which Python need not know, written as transport/frames.py writes them. */
+/* Writes and sends the replies that need no Python, in the format of transport/frames.py.
+ *
+ * All functions need exclusive use of the server's state, as in links.h; none blocks, because an outlet only queues. */
 #ifndef KP_REPLIES_H
 #define KP_REPLIES_H
 
@@ -7,10 +9,10 @@
 
 enum {
     KP_REPLY_RECORDS = 4096,
-    KP_REPLY_BYTES = 1 << 20, /* of values in a message, as loop._REPLY_BYTES; a larger value has one of its own */
-    KP_COPIED_BYTES = 16 * 1024, /* values up to this size travel together, as frames.SMALL */
-    KP_TOGETHER = 64, /* where each of them begins, as in frames.pack */
-    KP_MOST_BYTES = 256 << 20 /* of a frame, as frames.Limits */
+    KP_REPLY_BYTES = 1 << 20, /* of values in a message, as loop._REPLY_BYTES; a larger value has its own message */
+    KP_COPIED_BYTES = 16 * 1024, /* values up to this size share a frame, as frames.SMALL */
+    KP_TOGETHER = 64, /* alignment of each value in it, as in frames.pack */
+    KP_MOST_BYTES = 256 << 20 /* of a frame, as frames.MessageLimits */
 };
 
 /* The slices of a store by their numbers. */
@@ -19,32 +21,33 @@ typedef struct {
     uint32_t n;
 } kp_slices;
 
+/* Return a slice, or NULL. */
 static inline kp_slice *kp_slice_of(const kp_slices *slices, uint32_t number)
 {
     return number < slices->n ? slices->all[number] : NULL;
 }
 
-/* How one worker is answered. */
+/* Data to answer one worker. */
 typedef struct kp_replier {
     kp_outlet outlet;
     uint16_t version;
     uint64_t job;
     const kp_members *members;
     const kp_slices *slices;
-    int reads_here; /* the worker reads this process's memory */
+    int reads_here; /* the worker maps this process's memory */
     const kp_observer *observer;
 } kp_replier;
 
 /* A message that is being written: its first frame, the small values, and all pieces. */
 typedef struct {
-    kp_buffer *text; /* sizes, head and records; then the small values, or these in a buffer of their own */
+    kp_buffer *text; /* sizes, head and records, and the small values if they are inlined */
     char *records, *together;
     uint64_t n_together; /* bytes */
     kp_piece *pieces;
     size_t n_pieces;
 } kp_writing;
 
-/* What a worker is sent cannot change before it has it: no round goes on without this worker. */
+/* Return whether a value that is sent to a worker cannot change before its arrival: no round proceeds without this worker. */
 static int kp_is_steady(const kp_members *members, int32_t rank)
 {
     for (int i = 0; i < members->n_needed && members->needed[i] <= rank; i++)
@@ -59,7 +62,7 @@ static const kp_value *kp_value_of(const kp_replier *replier, const kp_answer *a
     return slice ? slice->value : NULL;
 }
 
-static int kp_is_of_rows(const kp_answer *a)
+static int kp_answers_rows(const kp_answer *a)
 {
     return a->kind == KP_VALUE && a->request.kind == KP_PULL_ROWS;
 }
@@ -69,7 +72,7 @@ static const int64_t *kp_wanted_ids(const kp_answer *a)
     return (const int64_t *)(a->detail->data + a->request.offset);
 }
 
-/* Whether an answer has rows of a table, in frames of their own. */
+/* Return whether an answer has rows of a table, in their own frames. */
 static int kp_has_rows(const kp_replier *replier, const kp_answer *a)
 {
     const kp_slice *slice = kp_slice_of(replier->slices, a->request.slice);
@@ -82,50 +85,50 @@ static int kp_has_rows(const kp_replier *replier, const kp_answer *a)
            kp_are_ids(t, kp_wanted_ids(a), n);
 }
 
-/* Whether an answer needs nothing of Python. */
+/* Return whether an answer needs no Python. */
 static int kp_is_plain(const kp_replier *replier, const kp_answer *a)
 {
     if (a->kind == KP_DONE)
         return 1;
-    if (kp_is_of_rows(a))
+    if (kp_answers_rows(a))
         return kp_has_rows(replier, a);
     const kp_value *v = kp_value_of(replier, a);
-    if (a->kind != KP_VALUE || !v || !v->rooms[v->current].at || v->nbytes <= 0 || v->nbytes > KP_MOST_BYTES)
+    if (a->kind != KP_VALUE || !v || !v->buffers[v->current].at || v->nbytes <= 0 || v->nbytes > KP_MOST_BYTES)
         return 0;
     return a->request.flags != KP_OF_ROUND &&
            (a->request.kind == KP_PULL || a->request.kind == KP_PUSHPULL);
 }
 
-/* Whether the worker finds the value in shared memory. */
+/* Return whether the worker reads the value in shared memory. */
 static int kp_is_shared(const kp_replier *replier, const kp_value *v, const kp_record *request)
 {
-    return replier->reads_here && request->flags != KP_BY_FRAME && v->rooms[v->current].seqlock &&
+    return replier->reads_here && request->flags != KP_BY_FRAME && v->buffers[v->current].seqlock &&
            v->nbytes >= KP_SHARED_BYTES;
 }
 
-/* The value in memory of its own, if an answer has it; a pushpull comes with no detail else. */
+/* Return an answer's own copy of the value, if it has one; a pushpull has no other detail. */
 static kp_buffer *kp_own_value(const kp_answer *a)
 {
     return a->request.kind == KP_PUSHPULL && a->detail && a->detail->data ? a->detail : NULL;
 }
 
-/* The parts that are sent in place of their sum; NULL: the sum is. */
+/* Return the parts that are sent in place of their sum; NULL: the sum is sent. */
 static const kp_packed *kp_packed_of(const kp_value *v, const kp_answer *a)
 {
-    const kp_packed *packed = v->rooms[v->current].packed;
+    const kp_packed *packed = v->buffers[v->current].packed;
     return a->request.flags == KP_PACKED && packed && packed->n && !kp_own_value(a) ? packed : NULL;
 }
 
-/* Have the value of a plain answer where it is read. 0: there is no memory for that. */
+/* Compute the value of a plain answer if it is packed, and is to be read. 0: no memory for it. */
 static int kp_make_readable(const kp_replier *replier, const kp_answer *a)
 {
     if (a->kind != KP_VALUE || a->request.kind == KP_PULL_ROWS || a->request.flags == KP_WRITTEN || kp_own_value(a))
         return 1;
     kp_value *v = kp_slice_of(replier->slices, a->request.slice)->value;
-    return kp_packed_of(v, a) || !kp_catch_up(v, &v->rooms[v->current]);
+    return kp_packed_of(v, a) || !kp_unpack_sum(v, &v->buffers[v->current]);
 }
 
-/* Bytes of value that an answer carries; else its record says all. */
+/* Write the record of an answer. Returns the bytes of value that the message carries for it. */
 static uint64_t kp_write_record(const kp_replier *replier, const kp_answer *a, kp_record *r)
 {
     *r = (kp_record){.kind = (uint8_t)a->kind, .slice = a->request.slice, .sequence = a->request.sequence,
@@ -137,7 +140,7 @@ static uint64_t kp_write_record(const kp_replier *replier, const kp_answer *a, k
         return 0;
     }
     const kp_value *v = kp_value_of(replier, a);
-    const kp_room *room = &v->rooms[v->current];
+    const kp_value_buffer *buffer = &v->buffers[v->current];
     const kp_packed *packed = kp_packed_of(v, a);
     r->nbytes = (uint64_t)v->nbytes;
     if (packed) {
@@ -146,21 +149,21 @@ static uint64_t kp_write_record(const kp_replier *replier, const kp_answer *a, k
         r->nbytes = (uint64_t)(packed->n * packed->nbytes);
     } else if (kp_is_shared(replier, v, &a->request)) {
         r->place = KP_SHARED;
-        r->frame = room->segment;
-        r->offset = room->offset;
-        r->flags = *room->seqlock;
+        r->frame = buffer->segment;
+        r->offset = buffer->offset;
+        r->flags = *buffer->seqlock;
         return 0;
     }
     r->place = KP_FRAME;
     return r->nbytes;
 }
 
-static uint64_t kp_up(uint64_t nbytes)
+static uint64_t kp_round_up(uint64_t nbytes)
 {
     return (nbytes + KP_TOGETHER - 1) / KP_TOGETHER * KP_TOGETHER;
 }
 
-/* Bytes of what travels together; the number of values that do not, and the most pieces in which they are. */
+/* Return the bytes of small values; set the number of larger values, and the most pieces that they have. */
 static uint64_t kp_measure(const kp_replier *replier, const kp_answer *answers, size_t n, size_t *larger, size_t *pieces)
 {
     uint64_t together = 0;
@@ -172,52 +175,52 @@ static uint64_t kp_measure(const kp_replier *replier, const kp_answer *answers, 
             ++*larger;
             *pieces += r.coding ? KP_MOST_PACKED : 1;
         } else {
-            together += kp_up(nbytes);
+            together += kp_round_up(nbytes);
         }
     }
     return together;
 }
 
-/* A large value, as it lies in memory, or a copy of it. 0, or -1 where there is no memory. */
+/* Set a piece to a large value in its memory, or to a copy of it. 0; -1: no memory. */
 static int kp_add_value(const kp_value *v, const kp_answer *a, int steady, kp_piece *piece)
 {
-    const kp_room *room = &v->rooms[v->current];
+    const kp_value_buffer *buffer = &v->buffers[v->current];
     kp_buffer *own = kp_own_value(a);
     if (own) {
-        *piece = (kp_piece){own->data, (size_t)v->nbytes, kp_keep(own)};
+        *piece = (kp_piece){own->data, (size_t)v->nbytes, kp_retain(own)};
         return 0;
     }
-    *piece = (kp_piece){room->at, (size_t)v->nbytes};
+    *piece = (kp_piece){buffer->at, (size_t)v->nbytes};
     if (steady) {
-        piece->owner = kp_keep(room->holder);
+        piece->owner = kp_retain(buffer->holder);
         return 0;
     }
     piece->owner = kp_new_buffer((size_t)v->nbytes);
     if (!piece->owner)
         return -1;
-    memcpy(piece->owner->data, room->at, (size_t)v->nbytes);
+    memcpy(piece->owner->data, buffer->at, (size_t)v->nbytes);
     piece->at = piece->owner->data;
     return 0;
 }
 
-/* All parts that stand for a large value, in one frame. Their number. */
+/* Set pieces to the parts of a packed value, in one frame. Returns their number. */
 static size_t kp_add_packed(const kp_packed *packed, kp_piece *pieces)
 {
     for (int i = 0; i < packed->n; i++)
-        pieces[i] = (kp_piece){packed->parts[i].at, (size_t)packed->nbytes, kp_keep(packed->parts[i].data)};
+        pieces[i] = (kp_piece){packed->parts[i].at, (size_t)packed->nbytes, kp_retain(packed->parts[i].data)};
     return (size_t)packed->n;
 }
 
-/* Copy a small value, or the parts that stand for it. */
+/* Copy a small value, or its packed parts. */
 static void kp_copy_value(const kp_value *v, const kp_packed *packed, char *to)
 {
     if (!packed)
-        memcpy(to, v->rooms[v->current].at, (size_t)v->nbytes);
+        memcpy(to, v->buffers[v->current].at, (size_t)v->nbytes);
     for (int i = 0; packed && i < packed->n; i++)
         memcpy(to + i * packed->nbytes, packed->parts[i].at, (size_t)packed->nbytes);
 }
 
-/* The head of a message with the answers of a session. */
+/* Return the head of a message with answers of a session. */
 static kp_head kp_head_of(const kp_replier *replier, const kp_session *session, size_t n)
 {
     return (kp_head){.magic = {'K', 'V', 'S', 'T'}, .version = replier->version, .kind = KP_DATA, .job = replier->job,
@@ -225,7 +228,7 @@ static kp_head kp_head_of(const kp_replier *replier, const kp_session *session, 
                      .received = session->received, .records = (uint32_t)n};
 }
 
-/* Send one message of answers that are plain. 0, or -1: it cannot be sent. */
+/* Send one message of plain answers. 0; -1: it cannot be sent. */
 static int kp_send_answers(const kp_replier *replier, const kp_session *session, const kp_answer *answers, size_t n)
 {
     size_t larger, most, used = 0, large = 0;
@@ -236,7 +239,7 @@ static int kp_send_answers(const kp_replier *replier, const kp_session *session,
     kp_buffer *text = kp_new_buffer(sizes + first + (size_t)together);
     kp_piece *pieces = (kp_piece *)calloc(1 + most, sizeof *pieces);
     if (!text || !pieces) {
-        kp_drop(text);
+        kp_release(text);
         free(pieces);
         return -1;
     }
@@ -269,23 +272,23 @@ static int kp_send_answers(const kp_replier *replier, const kp_session *session,
         } else if (nbytes) {
             r.offset = (uint64_t)(to - behind);
             kp_copy_value(v, packed, to);
-            to += kp_up(nbytes);
+            to += kp_round_up(nbytes);
         }
         memcpy(record, &r, sizeof r);
-        kp_tally(&moved, &r);
+        kp_add_record_bytes(&moved, &r);
         if (r.flags == KP_IN_PLACE && r.place == KP_NOWHERE)
             moved.shared += answers[i].request.nbytes;
     }
     failed = failed || replier->outlet.send(replier->outlet.stream, pieces, used);
     if (failed)
-        kp_drop_pieces(pieces, used);
+        kp_release_pieces(pieces, used);
     else if (replier->observer)
         kp_count_sent(replier->observer, KV_BY_STREAM, &moved);
     free(pieces);
     return failed ? -1 : 0;
 }
 
-/* Begin the message of one answer that has rows: all but the rows. NULL: there is no memory. */
+/* Write the message of one answer with rows, without the rows. NULL: no memory. */
 static kp_buffer *kp_begin_rows(const kp_replier *replier, const kp_session *session, const kp_answer *a,
                                 const kp_gather *g, kp_record *r)
 {
@@ -306,7 +309,7 @@ static kp_buffer *kp_begin_rows(const kp_replier *replier, const kp_session *ses
     return text;
 }
 
-/* Rows that an answer has: few are gathered now, more when they are sent. 0, or -1: there is no memory. */
+/* Set a piece to the rows of an answer: few are gathered now, many while they are sent. 0; -1: no memory. */
 static int kp_add_rows(kp_table *t, const kp_gather *g, kp_buffer *ids, kp_piece *piece)
 {
     size_t n;
@@ -321,7 +324,7 @@ static int kp_add_rows(kp_table *t, const kp_gather *g, kp_buffer *ids, kp_piece
     return piece->rows ? 0 : -1;
 }
 
-/* Send a message of one answer that has rows. As `kp_send_answers`. */
+/* Send a message of one answer with rows. As `kp_send_answers`. */
 static int kp_send_rows_of(const kp_replier *replier, const kp_session *session, const kp_answer *a)
 {
     kp_table *t = kp_slice_of(replier->slices, a->request.slice)->table;
@@ -331,23 +334,23 @@ static int kp_send_rows_of(const kp_replier *replier, const kp_session *session,
     kp_buffer *text = kp_begin_rows(replier, session, a, &g, &r);
     if (!text)
         return -1;
-    kp_piece pieces[] = {{text->data, text->nbytes, text}, {(const char *)g.rows, 8 * g.n, kp_keep(a->detail)}, {0}};
+    kp_piece pieces[] = {{text->data, text->nbytes, text}, {(const char *)g.rows, 8 * g.n, kp_retain(a->detail)}, {0}};
     if (kp_add_rows(t, &g, a->detail, &pieces[2]) || replier->outlet.send(replier->outlet.stream, pieces, 3)) {
-        kp_drop_pieces(pieces, 3);
+        kp_release_pieces(pieces, 3);
         return -1;
     }
-    kp_tally(&moved, &r);
+    kp_add_record_bytes(&moved, &r);
     if (replier->observer)
         kp_count_sent(replier->observer, KV_BY_STREAM, &moved);
     return 0;
 }
 
-/* How many answers from here on go into one message. */
-static size_t kp_portion(const kp_replier *replier, const kp_answer *answers, size_t n)
+/* Return how many of the first answers are sent in one message. */
+static size_t kp_count_for_message(const kp_replier *replier, const kp_answer *answers, size_t n)
 {
     uint64_t nbytes = 0;
     for (size_t i = 0; i < n && i < KP_REPLY_RECORDS; i++) {
-        if (kp_is_of_rows(&answers[i]))
+        if (kp_answers_rows(&answers[i]))
             return i ? i : 1; /* in a message of its own */
         kp_record r;
         uint64_t one = kp_write_record(replier, &answers[i], &r);
@@ -358,8 +361,9 @@ static size_t kp_portion(const kp_replier *replier, const kp_answer *answers, si
     return n < KP_REPLY_RECORDS ? n : KP_REPLY_RECORDS;
 }
 
-/* Answer a session over its stream. 0: Python has to; nothing has been sent. */
-static int kp_reply(kp_session *session)
+/* Answer a session over its stream, if all answers are plain. 0: Python has to; nothing is sent. 1: the answers are gone, even
+ * if the stream failed: the worker repeats its requests. */
+static int kp_reply_session(kp_session *session)
 {
     const kp_replier *replier = (const kp_replier *)session->replier;
     if (!replier || !replier->outlet.stream)
@@ -368,10 +372,10 @@ static int kp_reply(kp_session *session)
         if (!kp_is_plain(replier, &session->answers[i]) || !kp_make_readable(replier, &session->answers[i]))
             return 0;
     size_t from = 0, n;
-    do { /* what cannot be sent is lost: the worker asks again */
-        const kp_answer *first = from ? &session->answers[from] : session->answers; /* NULL: only bytes are told */
-        int is_rows = session->n_answers && kp_is_of_rows(first);
-        n = kp_portion(replier, first, session->n_answers - from);
+    do { /* an answer that cannot be sent is lost: the worker repeats the request */
+        const kp_answer *first = from ? &session->answers[from] : session->answers; /* NULL: only an acknowledgement */
+        int is_rows = session->n_answers && kp_answers_rows(first);
+        n = kp_count_for_message(replier, first, session->n_answers - from);
         if (is_rows ? kp_send_rows_of(replier, session, first) : kp_send_answers(replier, session, first, n))
             break;
         from += n;
@@ -382,13 +386,13 @@ static int kp_reply(kp_session *session)
     return 1;
 }
 
-/* Answer the sessions that a step has touched; those that Python has to answer stay in the list. */
+/* Answer the sessions that a step has touched; sessions that need Python stay in the list. */
 static void kp_reply_all(kp_effects *e)
 {
     kp_session *s = e->touched, *left = NULL, **last = &left;
     for (kp_session *following; s; s = following) {
         following = s->next;
-        if (s->touched == 1 && kp_reply(s)) {
+        if (s->touched == 1 && kp_reply_session(s)) {
             s->touched = 0;
             continue;
         }

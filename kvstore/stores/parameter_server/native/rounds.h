@@ -2,7 +2,10 @@
  *
  * `kp_request` handles a push, a pull or a pushpull if the request, its slice and the members need nothing special. If
  * not, it changes nothing, and server/slice_requests.py handles the request; it works on the same structs. `kp_effects`
- * collects the results of a step: answers by session, and slices whose next round is ready to be summed. */
+ * collects the results of a step: answers by session, and slices whose next round is ready to be summed.
+ *
+ * All functions need exclusive use of the store's state, as in links.h, and none blocks. Without memory they return -1 or
+ * NULL, and have changed nothing, unless they say otherwise. */
 #ifndef KP_ROUNDS_H
 #define KP_ROUNDS_H
 
@@ -12,16 +15,16 @@
 #include "values.h"
 
 enum { KP_OPEN_ROUNDS = 2 }; /* as slice_rounds.OPEN */
-enum { KP_LATE_NS = 10 * 1000 * 1000, KP_LATE_ROOM = 1024 };
-enum kp_activity { KP_NOTHING, KP_ROUND }; /* as slice_rounds.SliceActivity, which has one more */
+enum { KP_LATE_NS = 10 * 1000 * 1000, KP_MOST_LATE = 1024 };
+enum kp_activity { KP_NOTHING, KP_ROUND }; /* as slice_rounds.SliceActivity, which has one more value */
 
-/* What a request brings. Rows: ids, and then the rows, in the same frame or in one more. */
+/* The payload of a request. Rows: ids, and then the rows, in the same frame or in another. */
 typedef struct {
     kp_buffer *data, *more;
-    const char *at, *rows; /* their bytes; NULL: Python knows, or there are none */
+    const char *at, *rows; /* their bytes; NULL: only Python can find them, or there are none */
 } kp_payload;
 
-/* What one worker has pushed into a round. */
+/* One worker's part of a round. */
 typedef struct {
     int32_t rank;
     kp_record request;
@@ -32,9 +35,9 @@ typedef struct {
 /* A round that is not complete: its parts by rank. */
 typedef struct {
     uint64_t number;
-    uint64_t before, last; /* ns of the monotonic clock: when the last two parts came; 0: not known */
+    uint64_t before, last; /* ns of the monotonic clock: arrival of the last two parts; 0: not known */
     int32_t last_rank;
-    int n, room;
+    int n, capacity;
     kp_part *parts;
 } kp_open;
 
@@ -47,59 +50,60 @@ typedef struct {
 
 typedef struct {
     kp_waiter *all;
-    int n, room;
+    int n, capacity;
 } kp_waiters;
 
 typedef struct kp_slice {
-    void *owner; /* the Python object, which has it */
+    void *owner; /* the Python object that contains this struct */
     int32_t store;
     uint32_t id;
     uint8_t defined, ready, kept, busy;
-    uint8_t special; /* Python keeps state of the slice that this file does not know */
-    uint64_t round;  /* the last one that is complete */
+    uint8_t special; /* the slice has state that only Python knows */
+    uint64_t round;  /* the last complete round */
     kp_value *value; /* NULL: only Python knows it */
-    kp_table *table; /* where it is row-sparse, as `value` */
+    kp_table *table; /* instead of `value`, if the slice is row-sparse */
     kp_open *open;
-    int n_open, open_room;
+    int n_open, open_capacity;
     kp_waiters pulls, held;
-    uint64_t answered;     /* the last message to which an answer reads the value as it is */
-    struct kp_slice *next; /* to be summed in the same step */
+    uint64_t answered;     /* the last message with an answer that will read the value in place */
+    struct kp_slice *next; /* in the list of slices to sum in this step */
 } kp_slice;
 
-/* For whom rounds wait. */
+/* The workers that rounds wait for. */
 typedef struct {
     int usual; /* the store has rounds, and no member is lost, rejoins, or has left without `join` */
-    uint64_t epoch; /* of the view that tells all this */
+    uint64_t epoch; /* of the view with these members */
     int n_needed;
     int32_t *needed; /* ascending */
-    int at_once;     /* there are no rounds: a push is one by itself; nothing is lost, or on its way back */
+    int at_once;     /* the store has no rounds: each push is one by itself; no worker is lost or rejoins */
 } kp_members;
 
-/* A time in which rounds waited for one worker alone, each for more than KP_LATE_NS; those that overlap are one. */
+/* A period in which rounds waited for one worker alone, each for more than KP_LATE_NS; overlapping ones are joined. */
 typedef struct {
     uint64_t begin, end;     /* ns of the monotonic clock */
-    uint64_t rounds;         /* of keys, or of parts of keys */
+    uint64_t rounds;         /* number of rounds of slices */
     uint64_t longest, slice; /* ns of the round that waited longest, and the number of its slice */
     int32_t rank;
 } kp_late;
 
 typedef struct {
-    kp_late *all; /* KP_LATE_ROOM; NULL: nobody asks. What finds no room is left out */
+    kp_late *all; /* KP_MOST_LATE; NULL: not recorded. Periods beyond that number are omitted */
     size_t n;
-    uint64_t rounds; /* of several workers that were complete, late or not */
+    uint64_t rounds; /* completed rounds of several workers, late or not */
 } kp_lates;
 
 typedef struct {
     kp_session *touched, **last_touched;
     kp_slice *jobs, **last_job;
     kp_lates lates;
-    uint64_t message; /* counts them, and answers that go out in between */
+    uint64_t message; /* counts messages, and the answers that are sent in between */
     kp_observer observer;
-    const struct kp_link *asked; /* whose message was the last */
-    uint32_t open;               /* a slice of its store with a round that waits for parts; as far as it is known */
+    const struct kp_link *asked; /* the link of the last message */
+    uint32_t open;               /* a slice with a round that waits for parts; a guess */
 } kp_effects;
 
-static void kp_no_effects(kp_effects *e)
+/* Initialise. */
+static void kp_init_effects(kp_effects *e)
 {
     *e = (kp_effects){0};
     e->last_touched = &e->touched;
@@ -108,7 +112,8 @@ static void kp_no_effects(kp_effects *e)
 
 /* ------------------------------------------------------------------------------------------------- effects */
 
-static void kp_touch(kp_effects *e, kp_session *s)
+/* Put a session into the list of this step, once. */
+static void kp_queue_session(kp_effects *e, kp_session *s)
 {
     if (s->touched)
         return;
@@ -118,28 +123,29 @@ static void kp_touch(kp_effects *e, kp_session *s)
     e->last_touched = &s->next;
 }
 
-/* Answer one request; a reference to `detail` is the answer's then. Without memory the answer is lost, as it could be on
- * its way: the request waits no more, so that it is answered when the worker repeats it. */
+/* Answer one request; the reference to `detail` then belongs to the answer. Without memory the answer is lost, as a message
+ * may be: the request waits no more, so that it is answered when the worker repeats it. */
 static void kp_answer_request(kp_effects *e, kp_session *s, enum kp_kind kind, const kp_record *request,
                               uint64_t round, kp_buffer *detail)
 {
-    kp_erase(&s->waiting, request->sequence);
-    if (!s->gone && s->n_answers == s->answers_room) {
-        size_t room = s->answers_room ? 2 * s->answers_room : 16;
-        kp_answer *answers = (kp_answer *)realloc(s->answers, room * sizeof *answers);
+    kp_erase_number(&s->waiting, request->sequence);
+    if (!s->gone && s->n_answers == s->answers_capacity) {
+        size_t capacity = s->answers_capacity ? 2 * s->answers_capacity : 16;
+        kp_answer *answers = (kp_answer *)realloc(s->answers, capacity * sizeof *answers);
         if (answers) {
             s->answers = answers;
-            s->answers_room = room;
+            s->answers_capacity = capacity;
         }
     }
-    if (s->gone || s->n_answers == s->answers_room) {
-        kp_drop(detail);
+    if (s->gone || s->n_answers == s->answers_capacity) {
+        kp_release(detail);
         return;
     }
-    kp_touch(e, s);
+    kp_queue_session(e, s);
     s->answers[s->n_answers++] = (kp_answer){kind, *request, round, detail};
 }
 
+/* Append a slice to the list of slices to sum. */
 static void kp_add_job(kp_effects *e, kp_slice *slice)
 {
     slice->next = NULL;
@@ -149,6 +155,7 @@ static void kp_add_job(kp_effects *e, kp_slice *slice)
 
 /* --------------------------------------------------------------------------------------------------- parts */
 
+/* Return an open round, or NULL. Valid until the next round is opened or dropped. */
 static kp_open *kp_find_open(const kp_slice *slice, uint64_t number)
 {
     for (int i = 0; i < slice->n_open; i++)
@@ -157,19 +164,20 @@ static kp_open *kp_find_open(const kp_slice *slice, uint64_t number)
     return NULL;
 }
 
+/* Return an open round, which is created if it does not exist; NULL: no memory. */
 static kp_open *kp_open_round(kp_slice *slice, uint64_t number)
 {
     kp_open *found = kp_find_open(slice, number);
     if (found)
         return found;
-    if (slice->n_open == slice->open_room) {
-        int room = slice->open_room ? 2 * slice->open_room : 2;
-        kp_open *open = (kp_open *)realloc(slice->open, (size_t)room * sizeof *open);
+    if (slice->n_open == slice->open_capacity) {
+        int capacity = slice->open_capacity ? 2 * slice->open_capacity : 2;
+        kp_open *open = (kp_open *)realloc(slice->open, (size_t)capacity * sizeof *open);
         if (!open)
             return NULL;
-        memset(open + slice->open_room, 0, (size_t)(room - slice->open_room) * sizeof *open);
+        memset(open + slice->open_capacity, 0, (size_t)(capacity - slice->open_capacity) * sizeof *open);
         slice->open = open;
-        slice->open_room = room;
+        slice->open_capacity = capacity;
     }
     found = &slice->open[slice->n_open++];
     found->number = number;
@@ -178,6 +186,7 @@ static kp_open *kp_open_round(kp_slice *slice, uint64_t number)
     return found;
 }
 
+/* Return the index of a rank's part, or -1. */
 static int kp_part_of(const kp_open *open, int32_t rank)
 {
     for (int i = 0; i < open->n; i++)
@@ -186,42 +195,43 @@ static int kp_part_of(const kp_open *open, int32_t rank)
     return -1;
 }
 
-static void kp_drop_part(const kp_part *part)
+/* Release the memory of a part. */
+static void kp_release_part(const kp_part *part)
 {
-    kp_drop(part->data);
-    kp_drop(part->more);
+    kp_release(part->data);
+    kp_release(part->more);
 }
 
-/* Keep a part, and references to its data. 0, or -1 where there is no memory. */
-static int kp_put_part(kp_open *open, int32_t rank, const kp_record *request, const kp_payload *p)
+/* Insert a part by rank, with new references to its data. 0; -1: no memory. */
+static int kp_insert_part(kp_open *open, int32_t rank, const kp_record *request, const kp_payload *p)
 {
-    if (open->n == open->room) {
-        int room = open->room ? 2 * open->room : 2;
-        kp_part *parts = (kp_part *)realloc(open->parts, (size_t)room * sizeof *parts);
+    if (open->n == open->capacity) {
+        int capacity = open->capacity ? 2 * open->capacity : 2;
+        kp_part *parts = (kp_part *)realloc(open->parts, (size_t)capacity * sizeof *parts);
         if (!parts)
             return -1;
         open->parts = parts;
-        open->room = room;
+        open->capacity = capacity;
     }
     int i = open->n++;
     for (; i > 0 && open->parts[i - 1].rank > rank; i--)
         open->parts[i] = open->parts[i - 1];
-    open->parts[i] = (kp_part){rank, *request, kp_keep(p->data), kp_keep(p->more), p->at, p->rows};
+    open->parts[i] = (kp_part){rank, *request, kp_retain(p->data), kp_retain(p->more), p->at, p->rows};
     return 0;
 }
 
-/* Drop an open round; its memory serves the next one. */
+/* Drop an open round and its parts; the next round uses its memory. */
 static void kp_drop_open(kp_slice *slice, kp_open *open)
 {
     for (int i = 0; i < open->n; i++)
-        kp_drop_part(&open->parts[i]);
+        kp_release_part(&open->parts[i]);
     open->n = 0;
     kp_open *last = &slice->open[--slice->n_open], kept = *open;
     *open = *last;
     *last = kept;
 }
 
-/* The first rank for which a round waits; KV_NOBODY: all are there. Both lists ascend. */
+/* Return the first rank that a round waits for; KV_NOBODY: none. Both lists ascend. */
 static int32_t kp_first_missing(const kp_open *open, const kp_members *members)
 {
     int at = 0;
@@ -234,8 +244,8 @@ static int32_t kp_first_missing(const kp_open *open, const kp_members *members)
     return KV_NOBODY;
 }
 
-/* Whether all that a round waits for are there. */
-static int kp_is_whole(const kp_open *open, const kp_members *members)
+/* Return whether all parts of a round are there. */
+static int kp_has_all_parts(const kp_open *open, const kp_members *members)
 {
     return kp_first_missing(open, members) == KV_NOBODY;
 }
@@ -250,36 +260,36 @@ static void kp_note_time(kp_effects *e, const kp_slice *slice, int32_t rank, con
     }
     if (!kv_is_timed(e->observer.counters))
         return;
-    uint64_t number = kp_number_of(slice->store, slice->id);
+    uint64_t number = kp_slice_number(slice->store, slice->id);
     kv_note(e->observer.counters, KV_EVENT_ARRIVED, (kv_about){number, r->round, r->nbytes, rank, e->observer.store});
     e->open = slice->id;
 }
 
-/* Tell who looks on that a part of a round has come. */
+/* Record the arrival of a part, for times and timelines. */
 static inline void kp_note_arrival(kp_effects *e, const kp_slice *slice, int32_t rank, const kp_record *r)
 {
     if (e->lates.all || kv_is_timed(e->observer.counters))
         kp_note_time(e, slice, rank, r);
 }
 
-/* The time to which a round that has waited belongs; NULL: there is no room. */
+/* Return the period of a round that has waited: the last one, or a new one; NULL: no space. */
 static kp_late *kp_find_late(kp_lates *lates, const kp_open *open)
 {
     kp_late *one = lates->n ? &lates->all[lates->n - 1] : NULL;
     if (one && one->rank == open->last_rank && open->before < one->end)
         return one;
-    if (lates->n == KP_LATE_ROOM)
+    if (lates->n == KP_MOST_LATE)
         return NULL;
     one = &lates->all[lates->n++];
     *one = (kp_late){.begin = open->before, .rank = open->last_rank};
     return one;
 }
 
-/* Note how long the next round of a slice, which is complete now, has waited for its last part. */
+/* Record how long the next round of a slice, which is complete now, has waited for its last part. */
 static void kp_note_wait(kp_effects *e, const kp_slice *slice)
 {
     const kp_open *open = e->lates.all ? kp_find_open(slice, slice->round + 1) : NULL;
-    if (!open || !open->before || open->number == 1) /* all begin to push at some time, which may be another for each */
+    if (!open || !open->before || open->number == 1) /* the first round does not count: workers start at different times */
         return;
     e->lates.rounds++;
     uint64_t ns = open->last - open->before;
@@ -291,41 +301,43 @@ static void kp_note_wait(kp_effects *e, const kp_slice *slice)
     one->rounds++;
     if (ns > one->longest) {
         one->longest = ns;
-        one->slice = kp_number_of(slice->store, slice->id);
+        one->slice = kp_slice_number(slice->store, slice->id);
     }
 }
 
 /* ------------------------------------------------------------------------------------------------- waiters */
 
-/* Note a request that waits, and keep a reference to its data. 0, or -1 where there is no memory. */
-static int kp_wait(kp_waiters *w, kp_session *session, const kp_record *request, kp_buffer *data)
+/* Add a request that waits, with a new reference to its data. 0; -1: no memory. */
+static int kp_add_waiter(kp_waiters *w, kp_session *session, const kp_record *request, kp_buffer *data)
 {
-    if (w->n == w->room) {
-        int room = w->room ? 2 * w->room : 2;
-        kp_waiter *all = (kp_waiter *)realloc(w->all, (size_t)room * sizeof *all);
+    if (w->n == w->capacity) {
+        int capacity = w->capacity ? 2 * w->capacity : 2;
+        kp_waiter *all = (kp_waiter *)realloc(w->all, (size_t)capacity * sizeof *all);
         if (!all)
             return -1;
         w->all = all;
-        w->room = room;
+        w->capacity = capacity;
     }
-    if (kp_insert(&session->waiting, request->sequence))
+    if (kp_insert_number(&session->waiting, request->sequence))
         return -1;
-    w->all[w->n++] = (kp_waiter){session, *request, kp_keep(data)};
+    w->all[w->n++] = (kp_waiter){session, *request, kp_retain(data)};
     return 0;
 }
 
+/* Remove all waiting requests; they stay in `waiting` of their sessions. */
 static void kp_drop_waiters(kp_waiters *w)
 {
     for (int i = 0; i < w->n; i++)
-        kp_drop(w->all[i].data);
+        kp_release(w->all[i].data);
     w->n = 0;
 }
 
+/* Release all memory of a slice, and zero it. */
 static void kp_close_slice(kp_slice *slice)
 {
     while (slice->n_open)
         kp_drop_open(slice, &slice->open[0]);
-    for (int i = 0; i < slice->open_room; i++)
+    for (int i = 0; i < slice->open_capacity; i++)
         free(slice->open[i].parts);
     free(slice->open);
     kp_drop_waiters(&slice->pulls);
@@ -337,20 +349,20 @@ static void kp_close_slice(kp_slice *slice)
 
 /* ------------------------------------------------------------------------------------------- usual requests */
 
-/* Begin the slice's next round if it is whole. */
-static void kp_advance(kp_slice *slice, const kp_members *members, kp_effects *e)
+/* Begin the slice's next round if it has all parts: it becomes busy, and a job. */
+static void kp_begin_round(kp_slice *slice, const kp_members *members, kp_effects *e)
 {
     if (slice->busy || !members->usual || !slice->ready)
         return;
     const kp_open *open = kp_find_open(slice, slice->round + 1);
-    if (open && open->n && kp_is_whole(open, members)) { /* without memory for its first part it has none */
+    if (open && open->n && kp_has_all_parts(open, members)) { /* a round without parts has lacked memory for its first one */
         slice->busy = KP_ROUND;
         kp_add_job(e, slice);
     }
 }
 
-/* Whether a push needs nothing special. */
-static int kp_usual_push(const kp_slice *slice, const kp_session *session, const kp_record *r)
+/* Return whether a push needs nothing special. */
+static int kp_is_usual_push(const kp_slice *slice, const kp_session *session, const kp_record *r)
 {
     uint64_t ahead = r->round - slice->round;
     if (r->round <= slice->round || ahead > KP_OPEN_ROUNDS || (ahead == 1 && slice->busy == KP_ROUND))
@@ -363,12 +375,12 @@ static int kp_push(kp_slice *slice, kp_session *session, const kp_members *membe
                    const kp_payload *payload, kp_effects *e)
 {
     kp_open *open = kp_open_round(slice, r->round);
-    if (!open || (r->kind == KP_PUSHPULL && kp_wait(&slice->pulls, session, r, NULL)))
+    if (!open || (r->kind == KP_PUSHPULL && kp_add_waiter(&slice->pulls, session, r, NULL)))
         return -1;
-    if (kp_put_part(open, session->seat, r, payload)) {
+    if (kp_insert_part(open, session->seat, r, payload)) {
         if (r->kind == KP_PUSHPULL) {
             slice->pulls.n--;
-            kp_erase(&session->waiting, r->sequence);
+            kp_erase_number(&session->waiting, r->sequence);
         }
         return -1;
     }
@@ -376,41 +388,42 @@ static int kp_push(kp_slice *slice, kp_session *session, const kp_members *membe
     if (r->kind == KP_PUSH)
         kp_answer_request(e, session, KP_DONE, r, slice->round, NULL);
     if (r->round == slice->round + 1 && open->n >= members->n_needed)
-        kp_advance(slice, members, e);
+        kp_begin_round(slice, members, e);
     return 0;
 }
 
-/* `ids`: of the rows that are asked for; NULL: all is. */
+/* Answer a read, or let it wait. `ids`: of the requested rows; NULL: all elements. */
 static int kp_pull(kp_slice *slice, kp_session *session, const kp_record *r, kp_buffer *ids, kp_effects *e)
 {
     if (slice->busy || r->round > slice->round)
-        return kp_wait(&slice->pulls, session, r, ids);
-    kp_answer_request(e, session, KP_VALUE, r, slice->round, kp_keep(ids));
+        return kp_add_waiter(&slice->pulls, session, r, ids);
+    kp_answer_request(e, session, KP_VALUE, r, slice->round, kp_retain(ids));
     return 0;
 }
 
-/* Whether a request is the next of its worker, of a slice that has a value and nothing special. */
-static int kp_is_next(const kp_slice *slice, const kp_session *session, const kp_record *r)
+/* Return whether a request is the next one of its worker, and of a slice that has a value and nothing special. */
+static int kp_is_next_request(const kp_slice *slice, const kp_session *session, const kp_record *r)
 {
     const kp_duplicates *d = &session->duplicates;
     return r->sequence == d->low + 1 && !d->above.count && r->flags != KP_PROBE && slice && slice->ready &&
            !slice->special && !slice->held.n;
 }
 
+/* Count a request that was handled. */
 static void kp_note_request(kp_session *session, const kp_record *r)
 {
     session->duplicates.low++;
     session->received += kp_carried(r);
 }
 
-/* Handle a request. 0: nothing has happened, since it needs something special, came before, or there is no memory. */
+/* Handle a usual request. 1: handled; 0: no change, because it needs something special, is a duplicate, or memory lacks. */
 static int kp_request(kp_slice *slice, kp_session *session, const kp_members *members, const kp_record *r,
                       const kp_payload *payload, kp_effects *e)
 {
-    if (!members->usual || !kp_is_next(slice, session, r))
+    if (!members->usual || !kp_is_next_request(slice, session, r))
         return 0;
     if (r->kind == KP_PUSH || r->kind == KP_PUSHPULL) {
-        if (!kp_usual_push(slice, session, r) || kp_push(slice, session, members, r, payload, e))
+        if (!kp_is_usual_push(slice, session, r) || kp_push(slice, session, members, r, payload, e))
             return 0;
     } else if (r->kind == KP_PULL_ROWS) {
         if (!payload->data || kp_pull(slice, session, r, payload->data, e))
@@ -422,16 +435,16 @@ static int kp_request(kp_slice *slice, kp_session *session, const kp_members *me
     return 1;
 }
 
-/* One round more is complete. */
-static void kp_complete(kp_slice *slice)
+/* Complete the next round, and drop its parts. */
+static void kp_complete_round(kp_slice *slice)
 {
     kp_open *open = kp_find_open(slice, ++slice->round);
     if (open)
         kp_drop_open(slice, open);
 }
 
-/* Answer the requests that waited for a round which is complete now; only of a slice that is not special. */
-static void kp_settle(kp_slice *slice, kp_effects *e)
+/* Answer the requests that waited for a round that is complete now; only of a slice that is not special. */
+static void kp_answer_waiters(kp_slice *slice, kp_effects *e)
 {
     kp_waiters *w = &slice->pulls;
     int left = 0;
@@ -445,17 +458,17 @@ static void kp_settle(kp_slice *slice, kp_effects *e)
     w->n = left;
 }
 
-/* Complete a round that was summed. 0: nothing has happened, since the slice needs something special. */
-static int kp_applied(kp_slice *slice, const kp_members *members, kp_effects *e)
+/* Complete a round that was summed, and begin the next if it is ready. 0: no change; the slice needs something special. */
+static int kp_finish_round(kp_slice *slice, const kp_members *members, kp_effects *e)
 {
     if (slice->special || slice->held.n || slice->busy != KP_ROUND || !members->usual)
         return 0;
     slice->busy = KP_NOTHING;
     kp_count_rounds(&e->observer, 1);
     kp_note_wait(e, slice);
-    kp_complete(slice);
-    kp_settle(slice, e);
-    kp_advance(slice, members, e);
+    kp_complete_round(slice);
+    kp_answer_waiters(slice, e);
+    kp_begin_round(slice, members, e);
     return 1;
 }
 

@@ -1,4 +1,6 @@
-/* Rounds of rows of a table: parts are merged by their ids, and their sums update the rows where they lie. */
+/* Rounds of rows of a table: parts are merged by their ids, and their sums update the rows in place.
+ *
+ * As in sums.h: exclusive use of the slice; blocks only for the kernels. */
 #ifndef KP_ROW_ROUNDS_H
 #define KP_ROW_ROUNDS_H
 
@@ -12,18 +14,18 @@ static const int64_t *kp_part_ids(const kp_part *part)
     return (const int64_t *)part->at;
 }
 
-/* Whether a part is one for the table. */
+/* Return whether a part fits the table. */
 static int kp_fits_table(const kp_table *t, const kp_part *part)
 {
     const kp_record *r = &part->request;
-    if (!part->at || !part->rows || r->coding || r->rows < 0 || r->rows > t->room || r->version > t->plan.version ||
+    if (!part->at || !part->rows || r->coding || r->rows < 0 || r->rows > t->capacity || r->version > t->plan.version ||
         r->clock >= KP_MOST_CLOCK || r->nbytes != (uint64_t)r->rows * (8 + t->row_bytes))
         return 0;
     return (uintptr_t)part->at % 8 == 0 && (uintptr_t)part->rows % (size_t)kv_itemsize[t->dtype] == 0 &&
            kp_are_ids(t, kp_part_ids(part), r->rows);
 }
 
-/* Whether the next round can be done here. Python keeps memory for it as soon as it has done one that is as large. */
+/* Return whether the next round can be done here: its memory is there only after Python has done one of that size. */
 static int kp_can_update_rows(const kp_slice *slice, const kp_open *open)
 {
     const kp_table *t = slice->table;
@@ -35,10 +37,10 @@ static int kp_can_update_rows(const kp_slice *slice, const kp_open *open)
             return 0;
         rows += open->parts[i].request.rows;
     }
-    return rows > 0 && rows <= t->room && (open->n == 1 || rows <= t->kept_room);
+    return rows > 0 && rows <= t->capacity && (open->n == 1 || rows <= t->kept_capacity);
 }
 
-/* The rows of all parts, by their places in the table. Their number. */
+/* Merge the rows of all parts to `t->ids`, relative to the first row of the table. Returns their number. */
 static ptrdiff_t kp_merge_parts(const kp_table *t, const kp_open *open, const int64_t **maps, char **rows)
 {
     const int64_t *ids[KP_MOST_ROW_PARTS];
@@ -47,7 +49,7 @@ static ptrdiff_t kp_merge_parts(const kp_table *t, const kp_open *open, const in
         ids[i] = kp_part_ids(&open->parts[i]);
         counts[i] = (ptrdiff_t)open->parts[i].request.rows;
         rows[i] = (char *)open->parts[i].rows;
-        maps[i] = t->maps + i * t->room;
+        maps[i] = t->maps + i * t->capacity;
     }
     ptrdiff_t n = kv_merge(ids, counts, open->n, t->ids, (int64_t *const *)maps, at);
     for (ptrdiff_t u = 0; t->first && u < n; u++)
@@ -57,11 +59,11 @@ static ptrdiff_t kp_merge_parts(const kp_table *t, const kp_open *open, const in
 
 static void kp_enter_rows(const kp_sums *sums, const kp_slice *slice, uint64_t nbytes)
 {
-    kv_about about = {kp_number_of(slice->store, slice->id), slice->round + 1, nbytes, KV_NOBODY, sums->observer.store};
+    kv_about about = {kp_slice_number(slice->store, slice->id), slice->round + 1, nbytes, KV_NOBODY, sums->observer.store};
     kv_enter(sums->observer.counters, KV_UPDATING, about);
 }
 
-/* Do the next round of a slice, which `kp_can_update_rows`. */
+/* Do the next round of a slice, for which `kp_can_update_rows` holds; cannot fail. */
 static void kp_update_rows(const kp_sums *sums, const kp_slice *slice, const kp_open *open)
 {
     kp_table *t = slice->table;
@@ -77,7 +79,7 @@ static void kp_update_rows(const kp_sums *sums, const kp_slice *slice, const kp_
         kp_enter_rows(sums, slice, (uint64_t)job.n_rows * t->row_bytes);
     sums->run_rows(&job, NULL, *sums->threads);
     kv_go_back(&before);
-    kp_count(&t->plan, open);
+    kp_count_update(&t->plan, open);
     t->kept_after = job.before ? (int64_t)slice->round : -1;
     t->n_kept = job.before ? job.n_rows : 0;
     t->has_kept = t->changed = 1;

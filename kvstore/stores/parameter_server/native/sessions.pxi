@@ -88,19 +88,19 @@ cdef class Session:
         cdef list found = []
         if self.s.duplicates.above.count:
             for number in range(low + 1, low + KP_SPAN + 1):
-                if kp_has(&self.s.duplicates.above, number):
+                if kp_has_number(&self.s.duplicates.above, number):
                     found.append(number)
         return found
 
     def has_come(self, uint64_t sequence):
         """Whether a request has come before."""
-        return bool(kp_has_come(&self.s.duplicates, sequence))
+        return bool(kp_has_arrived(&self.s.duplicates, sequence))
 
     def take(self, uint64_t sequence):
         """Note a request that has not come before; False: it is too far ahead, and has to come again later."""
         if sequence > self.s.duplicates.low + KP_SPAN:
             return False
-        if kp_come(&self.s.duplicates, sequence):
+        if kp_mark_arrived(&self.s.duplicates, sequence):
             raise MemoryError()
         return True
 
@@ -114,7 +114,7 @@ cdef class Session:
         """Note as come what will not come again: requests below `end` that another process has answered."""
         cdef uint64_t number, last
         cdef set left = set(unanswered)
-        kp_skip(&self.s.duplicates, min(left, default=end))
+        kp_skip_to(&self.s.duplicates, min(left, default=end))
         last = self.s.duplicates.low + KP_SPAN
         for number in range(self.s.duplicates.low + 1, min(end, last + 1)):
             if number not in left and not self.has_come(number):
@@ -125,20 +125,20 @@ cdef class Session:
         cdef uint64_t number, low = self.s.duplicates.low
         cdef uint64_t first = low - min(low, KP_SPAN)
         for number in range(first + 1, low + 1):
-            if kp_has(&self.s.waiting, number):
+            if kp_has_number(&self.s.waiting, number):
                 low = number - 1
                 break
         known = [*range(low + 1, self.s.duplicates.low + 1), *self.above]
-        return low, [number for number in known if not kp_has(&self.s.waiting, number)]
+        return low, [number for number in known if not kp_has_number(&self.s.waiting, number)]
 
     def wait(self, uint64_t sequence):
         """Note that a request has no answer yet."""
-        if kp_insert(&self.s.waiting, sequence):
+        if kp_insert_number(&self.s.waiting, sequence):
             raise MemoryError()
 
     def waits(self, uint64_t sequence):
         """Whether a request has no answer yet."""
-        return bool(kp_has(&self.s.waiting, sequence))
+        return bool(kp_has_number(&self.s.waiting, sequence))
 
 
 cdef class Effects:
@@ -150,7 +150,7 @@ cdef class Effects:
     cdef object counters  # keeps what `e` counts in
 
     def __cinit__(self, *_args, **_named):
-        kp_no_effects(&self.e)
+        kp_init_effects(&self.e)
         self.w = kp_waits(&self.e, kp_about_wait)
         self.jobs = {}
 
@@ -170,7 +170,7 @@ cdef class Effects:
     def watch_arrivals(self):
         """Note for whom rounds wait, from now on."""
         if self.e.lates.all == NULL:
-            self.e.lates.all = <kp_late *>malloc(KP_LATE_ROOM * sizeof(kp_late))
+            self.e.lates.all = <kp_late *>malloc(KP_MOST_LATE * sizeof(kp_late))
             if self.e.lates.all == NULL:
                 raise MemoryError()
 
@@ -208,7 +208,7 @@ cdef class Effects:
     def report(self, Session session not None):
         """Tell the worker at least how much has come."""
         session.s.report = 1
-        kp_touch(&self.e, &session.s)
+        kp_queue_session(&self.e, &session.s)
         self.hold()
 
     cdef void hold(self) noexcept:
@@ -227,7 +227,7 @@ cdef class Effects:
         while self.e.touched != NULL:
             s = self.e.touched
             self.e.touched = s.next
-            if kp_reply(s):
+            if kp_reply_session(s):
                 s.touched = 0
                 Py_DECREF(<object>s.owner)
                 continue

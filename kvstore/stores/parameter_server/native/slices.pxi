@@ -104,8 +104,8 @@ cdef class SliceState:
         if kp_part_of(open, rank) >= 0:
             return False
         payload = kp_payload(buffer_of(frames), NULL, NULL, NULL)
-        failed = kp_put_part(open, rank, &r, &payload)
-        kp_drop(payload.data)
+        failed = kp_insert_part(open, rank, &r, &payload)
+        kp_release(payload.data)
         if failed:
             raise MemoryError()
         return True
@@ -125,7 +125,7 @@ cdef class SliceState:
             return
         for at in range(open.n):
             if ranks is None or open.parts[at].rank in ranks:
-                kp_drop_part(&open.parts[at])
+                kp_release_part(&open.parts[at])
             else:
                 open.parts[left] = open.parts[at]
                 left += 1
@@ -136,7 +136,7 @@ cdef class SliceState:
 
     def complete(self):
         """One round more is complete."""
-        kp_complete(&self.s)
+        kp_complete_round(&self.s)
         release_dropped()
 
     def next_round(self):
@@ -190,8 +190,8 @@ cdef int wait_in(kp_waiters *waiters, Session session, object record, frames) ex
     to_record(record, &r)
     if frames:
         data = buffer_of(frames)
-    cdef int failed = kp_wait(waiters, &session.s, &r, data)
-    kp_drop(data)
+    cdef int failed = kp_add_waiter(waiters, &session.s, &r, data)
+    kp_release(data)
     if failed:
         raise MemoryError()
     return 0
@@ -213,7 +213,7 @@ cdef void drop_of(kp_waiters *waiters, kp_session *session) noexcept:
     cdef int at, left = 0
     for at in range(waiters.n):
         if waiters.all[at].session == session:
-            kp_drop(waiters.all[at].data)
+            kp_release(waiters.all[at].data)
         else:
             waiters.all[left] = waiters.all[at]
             left += 1
@@ -279,13 +279,13 @@ def take_usual(Effects effects not None, Members members not None, Session sessi
                 break
             done += 1
     finally:
-        kp_drop(data)
+        kp_release(data)
         effects.collect()
     return batch.records[done:]
 
 
 def applied_usual(Effects effects not None, Members members not None, SliceState slice not None):
     """Complete a round that was summed; False: nothing has happened, since the slice needs something special."""
-    cdef bint usual = kp_applied(&slice.s, &members.m, &effects.e)
+    cdef bint usual = kp_finish_round(&slice.s, &members.m, &effects.e)
     effects.collect()
     return usual

@@ -1,4 +1,7 @@
-/* Sums and updates of rounds whose parts are plain and in this process's reach, by the kernels. */
+/* Sums and updates of rounds by the kernels, if the parts are plain, and mapped in this process.
+ *
+ * All functions need exclusive use of the store's state, as in links.h. The functions that run kernels block for their
+ * time, and may use helper threads; no other blocks. */
 #ifndef KP_SUMS_H
 #define KP_SUMS_H
 
@@ -7,31 +10,32 @@
 #include "rounds.h"
 
 enum {
-    KP_ALONE_BYTES = 1 << 20, /* read and written by one call: below, its own thread does it alone */
-    KP_KEPT_BYTES = 1 << 20   /* of a frame that several payloads share, and of which one may be kept */
+    KP_ALONE_BYTES = 1 << 20, /* of one call, read and written: below, the calling thread does it alone */
+    KP_KEPT_BYTES = 1 << 20   /* of a frame with several payloads, of which one part may hold a reference */
 };
-#define KP_MOST_CLOCK ((uint64_t)1 << 61) /* twice as much has room in Python's counts */
+#define KP_MOST_CLOCK ((uint64_t)1 << 61) /* Python's counts have space for twice as much */
 #define KP_TIME_BITS 40 /* of a stamp: see kvstore/optimizer/update_clock.py */
 
 typedef void (*kp_run_rows)(const kv_rows *rows, const kv_group *group, int threads); /* as kv_run_rows */
 
-/* Sums of one call. */
+/* The sums of one call of the kernels. */
 typedef struct {
     kp_run run;
     kp_run_rows run_rows;
     const int *threads;
-    int near; /* workers of this host that have streams */
-    int keeps_parts; /* what was pushed stays as it was: a server that is started again gets it again */
+    int near; /* number of workers of this host with streams */
+    int keeps_parts; /* pushed arrays must not be overwritten: a restarted server receives them again */
     kv_item *items;
     kp_slice **slices;
     char **pointers;
-    kv_coding *codings; /* of the first sources that are packed, by pointer */
-    size_t n, items_room, slices_room, n_pointers, pointers_room, codings_room;
+    kv_coding *codings; /* by pointer; used for the first source of an item */
+    size_t n, items_capacity, slices_capacity, n_pointers, pointers_capacity, codings_capacity;
     ptrdiff_t nbytes;
-    int plain_sent; /* whether nothing is updated, and all parts came over streams */
+    int plain_sent; /* no value is updated, and all parts arrived over streams */
     kp_observer observer;
 } kp_sums;
 
+/* Release all memory, and zero it. */
 static void kp_free_sums(kp_sums *sums)
 {
     free(sums->items);
@@ -41,20 +45,20 @@ static void kp_free_sums(kp_sums *sums)
     memset(sums, 0, sizeof *sums);
 }
 
-/* The newest settings for which rounds can be done here. */
-static uint32_t kp_version(const kp_value *v)
+/* Return the newest settings for which rounds can be done here. */
+static uint32_t kp_newest_version(const kp_value *v)
 {
     return v->sums ? 0 : v->plan.version;
 }
 
-/* Whether plain elements count as they are, or divided. */
+/* Return whether elements are plain, or plain and to be divided. */
 static int kp_is_unpacked(const kp_record *r)
 {
     return !r->coding || r->coding == KV_DIVIDED;
 }
 
-/* Whether a part is one for the value: plain elements, or packed or divided as the first part is. */
-static int kp_fits(const kp_value *v, const kp_part *part, const kp_record *first)
+/* Return whether a part fits the value: plain elements, or packed or divided as in the first part. */
+static int kp_part_fits(const kp_value *v, const kp_part *part, const kp_record *first)
 {
     const kp_record *r = &part->request;
     uint64_t nbytes = (uint64_t)v->nbytes, unit = (uint64_t)kv_itemsize[v->dtype];
@@ -67,51 +71,52 @@ static int kp_fits(const kp_value *v, const kp_part *part, const kp_record *firs
     }
     if (!kp_is_unpacked(r))
         nbytes = (uint64_t)kv_encoded_bytes(r->coding, v->n);
-    return part->at && r->coding == first->coding && r->rows == -1 && r->version <= kp_version(v) &&
+    return part->at && r->coding == first->coding && r->rows == -1 && r->version <= kp_newest_version(v) &&
            r->clock < KP_MOST_CLOCK && r->nbytes == nbytes && (uintptr_t)part->at % unit == 0;
 }
 
-/* Whether the kernels can sum a slice's next round as it is. */
+/* Return whether the kernels can sum a slice's next round as it is. */
 static int kp_can_sum(const kp_slice *slice, const kp_open *open)
 {
     const kp_value *v = slice->value;
-    if (!v || !(v->sums || v->plan.counts) || !v->rooms[0].at || (open->n > 1 && !v->rooms[1].at) || !v->rooms[v->current].at)
+    if (!v || !(v->sums || v->plan.counts) || !v->buffers[0].at || (open->n > 1 && !v->buffers[1].at) || !v->buffers[v->current].at)
         return 0;
-    if (!v->sums && v->rooms[v->current].is_behind)
+    if (!v->sums && v->buffers[v->current].is_behind)
         return 0;
     for (int i = 0; i < open->n; i++)
-        if (!kp_fits(v, &open->parts[i], &open->parts[0].request))
+        if (!kp_part_fits(v, &open->parts[i], &open->parts[0].request))
             return 0;
     return 1;
 }
 
-static int kp_make_room(void **memory, size_t *room, size_t need, size_t size)
+/* Grow an array to `need` elements of `size`. 0; -1: no memory. */
+static int kp_grow_array(void **memory, size_t *capacity, size_t need, size_t size)
 {
-    if (need <= *room)
+    if (need <= *capacity)
         return 0;
-    size_t more = need > 2 * *room ? need : 2 * *room;
+    size_t more = need > 2 * *capacity ? need : 2 * *capacity;
     void *grown = realloc(*memory, more * size);
     if (!grown)
         return -1;
     *memory = grown;
-    *room = more;
+    *capacity = more;
     return 0;
 }
 
-/* One part alone replaces the value where it is: nobody can lack it. */
-static int kp_target(const kp_value *v, const kp_open *open)
+/* Return the buffer for the sum. One part alone replaces the value in place, since no reader can need the value before. */
+static int kp_target_index(const kp_value *v, const kp_open *open)
 {
     return open->n > 1 ? 1 - v->current : v->current;
 }
 
-/* Whether the sum is written over a part, as its worker wants. */
-static int kp_is_out(const kp_sums *sums, const kp_part *part)
+/* Return whether the sum also overwrites a part, as its worker has allowed. */
+static int kp_overwrites_part(const kp_sums *sums, const kp_part *part)
 {
     const kp_record *r = &part->request;
     return !sums->keeps_parts && r->flags == KP_IN_PLACE && r->place == KP_SHARED && kp_is_unpacked(r);
 }
 
-/* What an item needs besides if the round updates the value. */
+/* Add the rule to an item, if the round updates the value. */
 static void kp_add_rule(const kp_value *v, kv_item *it)
 {
     if (v->sums)
@@ -120,25 +125,25 @@ static void kp_add_rule(const kp_value *v, kv_item *it)
     it->n_states = v->plan.n_states;
     memcpy(it->states, v->plan.states, sizeof it->states);
     it->p = v->plan.p;
-    if (it->dst == v->rooms[v->current].at)
+    if (it->dst == v->buffers[v->current].at)
         return;
-    it->weight = v->rooms[v->current].at;
+    it->weight = v->buffers[v->current].at;
     if (v->plan.keeps)
         it->kept = v->plan.kept;
 }
 
-/* Take in a slice's next round. 0, or -1 where there is no memory. */
+/* Add a slice's next round. 0; -1: no memory. */
 static int kp_add_sum(kp_sums *sums, kp_slice *slice, const kp_open *open)
 {
     const kp_value *v = slice->value;
     size_t pointers = sums->n_pointers + 2 * (size_t)open->n;
-    if (kp_make_room((void **)&sums->items, &sums->items_room, sums->n + 1, sizeof *sums->items) ||
-        kp_make_room((void **)&sums->slices, &sums->slices_room, sums->n + 1, sizeof *sums->slices) ||
-        kp_make_room((void **)&sums->pointers, &sums->pointers_room, pointers, sizeof *sums->pointers) ||
-        kp_make_room((void **)&sums->codings, &sums->codings_room, pointers, sizeof *sums->codings))
+    if (kp_grow_array((void **)&sums->items, &sums->items_capacity, sums->n + 1, sizeof *sums->items) ||
+        kp_grow_array((void **)&sums->slices, &sums->slices_capacity, sums->n + 1, sizeof *sums->slices) ||
+        kp_grow_array((void **)&sums->pointers, &sums->pointers_capacity, pointers, sizeof *sums->pointers) ||
+        kp_grow_array((void **)&sums->codings, &sums->codings_capacity, pointers, sizeof *sums->codings))
         return -1;
     kv_item *it = &sums->items[sums->n];
-    *it = (kv_item){.dtype = v->dtype, .rule = -1, .n = v->n, .k = open->n, .dst = v->rooms[kp_target(v, open)].at};
+    *it = (kv_item){.dtype = v->dtype, .rule = -1, .n = v->n, .k = open->n, .dst = v->buffers[kp_target_index(v, open)].at};
     kp_add_rule(v, it);
     for (int i = 0; i < open->n; i++) {
         const kp_record *r = &open->parts[i].request;
@@ -147,7 +152,7 @@ static int kp_add_sum(kp_sums *sums, kp_slice *slice, const kp_open *open)
         sums->pointers[sums->n_pointers++] = (char *)open->parts[i].at;
     }
     for (int i = 0; i < open->n; i++)
-        if (kp_is_out(sums, &open->parts[i])) {
+        if (kp_overwrites_part(sums, &open->parts[i])) {
             sums->pointers[sums->n_pointers++] = (char *)open->parts[i].at;
             it->m++;
         }
@@ -156,10 +161,10 @@ static int kp_add_sum(kp_sums *sums, kp_slice *slice, const kp_open *open)
     return 0;
 }
 
-/* Have the value of the last round that was taken in written to one place more. 0, or -1 where there is no memory. */
+/* Have the value of the last added round written to `to` as well. 0; -1: no memory. */
 static int kp_add_out(kp_sums *sums, char *to)
 {
-    if (kp_make_room((void **)&sums->pointers, &sums->pointers_room, sums->n_pointers + 1, sizeof *sums->pointers))
+    if (kp_grow_array((void **)&sums->pointers, &sums->pointers_capacity, sums->n_pointers + 1, sizeof *sums->pointers))
         return -1;
     sums->pointers[sums->n_pointers++] = to;
     sums->items[sums->n - 1].m++;
@@ -167,21 +172,22 @@ static int kp_add_out(kp_sums *sums, char *to)
     return 0;
 }
 
-static void kp_no_sums(kp_sums *sums)
+/* Remove all rounds. */
+static void kp_clear_sums(kp_sums *sums)
 {
     sums->n = sums->n_pointers = 0;
     sums->nbytes = 0;
     sums->plain_sent = 1;
 }
 
-/* Whether a part can be kept as it came: in memory of its own, or in little else. */
-static int kp_is_kept(const kp_part *part)
+/* Return whether a part can be stored as it arrived: in memory of its own, or in a small frame. */
+static int kp_can_keep_frame(const kp_part *part)
 {
     size_t frame = part->data ? part->data->nbytes : 0;
     return part->request.place == KP_FRAME && frame && (frame <= KP_KEPT_BYTES || frame == part->request.nbytes);
 }
 
-/* Whether the parts of a round that can be summed may stand for their sum: they take at most half of its bytes. */
+/* Return whether the parts of a round may be stored instead of their sum: they have at most half of its bytes. */
 static int kp_may_stay_packed(const kp_value *v, const kp_open *open)
 {
     const kp_record *first = &open->parts[0].request;
@@ -189,50 +195,50 @@ static int kp_may_stay_packed(const kp_value *v, const kp_open *open)
         2 * (uint64_t)open->n * first->nbytes > (uint64_t)v->nbytes)
         return 0;
     for (int i = 0; i < open->n; i++)
-        if (!kp_is_kept(&open->parts[i]))
+        if (!kp_can_keep_frame(&open->parts[i]))
             return 0;
     return 1;
 }
 
-/* Make the parts of a slice's next round its value. 0, or -1 where there is no memory, and nothing is done. */
+/* Store the parts of a slice's next round as its value. 0; -1: no memory. */
 static int kp_keep_packed(kp_slice *slice, const kp_open *open)
 {
     kp_value *v = slice->value;
-    kp_room *room = &v->rooms[kp_target(v, open)];
-    kp_packed *packed = kp_room_for_packed(room->packed, open->n);
+    kp_value_buffer *buffer = &v->buffers[kp_target_index(v, open)];
+    kp_packed *packed = kp_packed_memory(buffer->packed, open->n);
     if (!packed)
         return -1;
-    room->packed = packed;
+    buffer->packed = packed;
     packed->coding = open->parts[0].request.coding;
     packed->threshold = open->parts[0].request.threshold;
     packed->nbytes = (ptrdiff_t)open->parts[0].request.nbytes;
     for (int i = 0; i < open->n; i++)
-        packed->parts[packed->n++] = (kp_packed_part){kp_keep(open->parts[i].data), open->parts[i].at};
-    room->is_behind = 1;
+        packed->parts[packed->n++] = (kp_packed_part){kp_retain(open->parts[i].data), open->parts[i].at};
+    buffer->is_behind = 1;
     if (open->n > 1)
-        kp_turn(v, slice->round + 1);
+        kp_swap_buffers(v, slice->round + 1);
     v->changed = 1;
     return 0;
 }
 
-/* Say of whose waiting requests the value was written over what they had pushed. */
-static void kp_note_outs(const kp_sums *sums, kp_slice *slice, const kp_open *open)
+/* Mark the waiting requests with pushed arrays that the value has overwritten. */
+static void kp_mark_overwritten(const kp_sums *sums, kp_slice *slice, const kp_open *open)
 {
     for (int i = 0; i < open->n; i++)
-        for (int j = 0; kp_is_out(sums, &open->parts[i]) && j < slice->pulls.n; j++) {
+        for (int j = 0; kp_overwrites_part(sums, &open->parts[i]) && j < slice->pulls.n; j++) {
             kp_waiter *one = &slice->pulls.all[j];
             if (one->session->seat == open->parts[i].rank && one->request.sequence == open->parts[i].request.sequence)
                 one->request.flags = KP_WRITTEN;
         }
 }
 
-static kp_room *kp_target_of(const kp_slice *slice)
+static kp_value_buffer *kp_target_buffer(const kp_slice *slice)
 {
-    return &slice->value->rooms[kp_target(slice->value, kp_find_open(slice, slice->round + 1))];
+    return &slice->value->buffers[kp_target_index(slice->value, kp_find_open(slice, slice->round + 1))];
 }
 
-/* Count an update, as `Optimizer._update_count` with the settings of a round does. */
-static void kp_count(const kp_plan *plan, const kp_open *open)
+/* Count an update, as `Optimizer._update_count` does with the settings of a round. */
+static void kp_count_update(const kp_plan *plan, const kp_open *open)
 {
     kp_counts *counts = plan->counts;
     int64_t time = 0;
@@ -246,7 +252,7 @@ static void kp_count(const kp_plan *plan, const kp_open *open)
     counts->num_update = time > counts->updates ? time : counts->updates;
 }
 
-/* Enter the phase of these sums. */
+/* Record the begin of these sums, for a timeline. */
 static void kp_enter_sums(const kp_sums *sums)
 {
     kv_phase phase = KV_SUMMING;
@@ -256,20 +262,20 @@ static void kp_enter_sums(const kp_sums *sums)
         phase = sums->slices[i]->value->sums ? phase : KV_UPDATING;
     }
     const kp_slice *one = sums->n == 1 ? sums->slices[0] : NULL;
-    uint64_t number = one ? kp_number_of(one->store, one->id) : KV_NO_SLICE;
+    uint64_t number = one ? kp_slice_number(one->store, one->id) : KV_NO_SLICE;
     kv_about about = {number, one ? one->round + 1 : 0, nbytes, KV_NOBODY, sums->observer.store};
     kv_enter(sums->observer.counters, phase, about);
 }
 
-/* A helper keeps a core from others for longer than a short sum takes. Workers of this host that send are awake, and use
- * theirs better; those whose parts lie in shared memory sleep meanwhile, and an update is long. */
+/* Return how many threads to use. A helper thread occupies a core longer than a short sum needs. Workers of this host that
+ * send are awake, and use their cores better; those whose parts lie in shared memory sleep now, and an update is long. */
 static int kp_choose_threads(const kp_sums *sums)
 {
     int others = sums->plain_sent ? sums->near : 0;
     return sums->nbytes < KP_ALONE_BYTES || *sums->threads <= others ? 1 : *sums->threads - others;
 }
 
-/* Do all sums, as kv_run_dense. */
+/* Run the kernels for all sums, as kv_run_dense. */
 static int kp_run_items(kp_sums *sums)
 {
     kv_activity before = kv_doing();
@@ -280,7 +286,7 @@ static int kp_run_items(kp_sums *sums)
     return failed;
 }
 
-/* Do all sums; the values are those of the new rounds then. 0, or -1: there was no memory, and nothing is done. */
+/* Run all sums; the values are then those of the new rounds, which are not counted yet (`kp_finish_round`). 0; -1: no memory. */
 static int kp_run_sums(kp_sums *sums)
 {
     char **pointer = sums->pointers;
@@ -291,23 +297,23 @@ static int kp_run_sums(kp_sums *sums)
             it->coding = sums->codings + (pointer - sums->pointers);
         it->out = pointer + it->k;
         pointer += it->k + it->m;
-        kp_mark_written(kp_target_of(sums->slices[i]));
+        kp_bump_seqlock(kp_target_buffer(sums->slices[i]));
     }
     int failed = kp_run_items(sums);
     for (size_t i = 0; i < sums->n; i++) {
         kp_slice *slice = sums->slices[i];
         const kp_open *open = kp_find_open(slice, slice->round + 1);
-        kp_mark_written(kp_target_of(slice));
+        kp_bump_seqlock(kp_target_buffer(slice));
         if (failed)
             continue;
-        kp_forget_packed(kp_target_of(slice));
-        kp_note_outs(sums, slice, open);
+        kp_forget_packed(kp_target_buffer(slice));
+        kp_mark_overwritten(sums, slice, open);
         if (!slice->value->sums) {
-            kp_note_kept(slice->value, slice->round + 1, slice->value->plan.keeps && open->n > 1);
-            kp_count(&slice->value->plan, open);
+            kp_note_copied_states(slice->value, slice->round + 1, slice->value->plan.keeps && open->n > 1);
+            kp_count_update(&slice->value->plan, open);
         }
         if (open->n > 1)
-            kp_turn(slice->value, slice->round + 1);
+            kp_swap_buffers(slice->value, slice->round + 1);
         slice->value->changed = 1;
     }
     return failed;

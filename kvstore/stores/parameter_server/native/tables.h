@@ -1,8 +1,8 @@
-/* The rows of a row-sparse slice, where all of them are held, in their order, and rounds update some of them. */
+/* The rows of a row-sparse slice, if all of them are stored, in order, and rounds update some of them. */
 #ifndef KP_TABLES_H
 #define KP_TABLES_H
 
-#include "gathering.h"
+#include "gather_rows.h"
 #include "values.h"
 
 typedef struct {
@@ -12,18 +12,18 @@ typedef struct {
     ptrdiff_t cols;
     size_t row_bytes;
     kp_plan plan;
-    /* Memory for a round of so many parts, with so many rows in all. */
+    /* Memory for a round of `most_parts` parts, with `capacity` rows in all. */
     int most_parts;
-    int64_t room, kept_room;
-    int64_t *ids, *maps; /* the rows that are updated; for each part, which of its rows is for each of them */
-    char *kept;          /* these rows as they were; of rounds of several parts */
-    /* Since Python has last asked: */
-    int64_t kept_after, n_kept; /* the round after which the rows were what was kept of them, or -1: of none; and how many */
+    int64_t capacity, kept_capacity;
+    int64_t *ids, *maps; /* the updated rows; for each part, the index of its row for each of them */
+    char *kept;          /* copies of these rows before the round; of rounds of several parts */
+    /* Since Python has last read them: */
+    int64_t kept_after, n_kept; /* the round after which the rows were as in `kept`, or -1: none; and their number */
     uint8_t has_kept, changed;
-    kp_deferred *deferred; /* rows that are sent from here; copied before one changes */
+    kp_deferred *deferred; /* rows that are sent from here; they are copied before one changes */
 } kp_table;
 
-/* Whether ids ascend, none twice, all of rows of the table. */
+/* Return whether ids ascend strictly, and are all of rows of the table. */
 static int kp_are_ids(const kp_table *t, const int64_t *ids, int64_t n)
 {
     int wrong = n > 0 && (ids[0] < t->first || ids[n - 1] - t->first >= t->n);

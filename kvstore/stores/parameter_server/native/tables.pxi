@@ -68,11 +68,11 @@ cdef class TableRows:
             memory = states[i].reshape(-1).view("i1")
             plan.states[i] = &memory[0]
         numbers = ids
-        t.ids, t.room = &numbers[0], len(ids)
+        t.ids, t.capacity = &numbers[0], len(ids)
         numbers = maps.reshape(-1)
         t.maps, t.most_parts = &numbers[0], min(<int>(len(numbers) // len(ids)), KP_MOST_ROW_PARTS)
-        t.kept_room = 0 if kept is None else len(kept)
-        if t.kept_room:
+        t.kept_capacity = 0 if kept is None else len(kept)
+        if t.kept_capacity:
             memory = kept.reshape(-1).view("i1")
             t.kept = &memory[0]
         memory = rows.reshape(-1).view("i1")

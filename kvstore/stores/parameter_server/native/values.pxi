@@ -1,6 +1,6 @@
 # Values of dense slices. Part of _native.pyx.
 
-Room = namedtuple("Room", "array block place")
+ValueBuffer = namedtuple("ValueBuffer", "array block place")
 cdef int64_t MOST_COUNT = <int64_t>1 << 62
 
 cdef class UpdateCounts:
@@ -33,10 +33,10 @@ cdef int64_t limited(number) except? -1:
 
 
 cdef class SliceValue:
-    """The value of a dense slice, in one of two rooms: an array each, which others may read in shared memory.
+    """The value of a dense slice, in one of two buffers: an array each, which others may read in shared memory.
 
-    Room 0 is where it begins. A sum of several parts goes to the other room, which is the value then. What stays packed
-    (`packed.h`) is summed when somebody asks for the array, and is not packed any more then: the array may be written.
+    Buffer 0 is where it begins. A sum of several parts goes to the other buffer, which is the value then. What stays packed
+    (`packed_sum.h`) is summed when somebody asks for the array, and is not packed any more then: the array may be written.
     """
 
     cdef kp_value v
@@ -50,8 +50,8 @@ cdef class SliceValue:
         self.v.run = <kp_run>PyCapsule_GetPointer(cpu.run_pointer(), "kvstore.run")
 
     def __dealloc__(self):
-        kp_leave_room(&self.v.rooms[0])
-        kp_leave_room(&self.v.rooms[1])
+        kp_free_value_buffer(&self.v.buffers[0])
+        kp_free_value_buffer(&self.v.buffers[1])
         release_dropped()
 
     @property
@@ -61,11 +61,11 @@ cdef class SliceValue:
         return self.arrays[self.v.current]
 
     cdef int catch_up(self, int number) except -1:
-        """Have the value of a room in its array alone."""
-        cdef kp_room *room = &self.v.rooms[number]
-        if kp_catch_up(&self.v, room):
+        """Have the value of a buffer in its array alone."""
+        cdef kp_value_buffer *buffer = &self.v.buffers[number]
+        if kp_unpack_sum(&self.v, buffer):
             raise MemoryError("the sum of packed gradients")
-        kp_forget_packed(room)
+        kp_forget_packed(buffer)
         release_dropped()
         return 0
 
@@ -77,21 +77,21 @@ cdef class SliceValue:
     @property
     def place(self):
         """Segment and offset in shared memory; None: nobody else reads it."""
-        return self.room(self.v.current).place
+        return self.buffer(self.v.current).place
 
     @property
     def blocks(self):
-        """The blocks of shared memory of both rooms, whatever is in them; None where there is none."""
+        """The blocks of shared memory of both buffers, whatever is in them; None where there is none."""
         return tuple(self.held)
 
     @property
     def current(self):
-        """In which room the value is."""
+        """In which buffer the value is."""
         return self.v.current
 
     @property
     def before(self):
-        """The round after which the other room has what the value was then; -1: of none."""
+        """The round after which the other buffer has what the value was then; -1: of none."""
         return self.v.before
 
     @before.setter
@@ -121,22 +121,22 @@ cdef class SliceValue:
     def sums(self, bint sums):
         self.v.sums = sums
 
-    def room(self, int number):
-        """Return a room's array and block, and its place in shared memory; None where there is none."""
-        cdef kp_room *room = &self.v.rooms[number]
+    def buffer(self, int number):
+        """Return a buffer's array and block, and its place in shared memory; None where there is none."""
+        cdef kp_value_buffer *buffer = &self.v.buffers[number]
         block = self.held[number]
         self.catch_up(number)
-        return Room(self.arrays[number], block, None if block is None else (room.segment, room.offset))
+        return ValueBuffer(self.arrays[number], block, None if block is None else (buffer.segment, buffer.offset))
 
-    def furnish(self, int number, array, int dtype, block=None, uint32_t segment=0, uint64_t offset=0, seqlock=None):
-        """Give a room its memory.
+    def set_memory(self, int number, array, int dtype, block=None, uint32_t segment=0, uint64_t offset=0, seqlock=None):
+        """Give a buffer its memory.
 
         Parameters
         ----------
         number : int
             0 or 1.
         array : numpy.ndarray
-            Contiguous; it has the same size and type in both rooms.
+            Contiguous; it has the same size and type in both buffers.
         dtype : int
             The kernels' number of its type.
         block, segment, offset
@@ -144,18 +144,18 @@ cdef class SliceValue:
         seqlock : numpy.ndarray or None
             One uint64, odd while the array is written. It lies in memory that lives as long as `array`.
         """
-        cdef kp_room *room = &self.v.rooms[number]
+        cdef kp_value_buffer *buffer = &self.v.buffers[number]
         cdef const uint8_t[::1] view = array.view("u1")
         cdef uint64_t[::1] lock
-        kp_leave_room(room)
+        kp_free_value_buffer(buffer)
         self.v.dtype, self.v.n, self.v.nbytes = dtype, array.size, array.nbytes
         if array.nbytes:
-            room.at = <char *>&view[0]
-        room.holder = buffer_of(array)
-        room.segment, room.offset = segment, offset
+            buffer.at = <char *>&view[0]
+        buffer.holder = buffer_of(array)
+        buffer.segment, buffer.offset = segment, offset
         if seqlock is not None:
             lock = seqlock
-            room.seqlock = <kp_atomic *>&lock[0]
+            buffer.seqlock = <kp_atomic *>&lock[0]
         self.arrays[number], self.held[number] = array, block
 
     @property
@@ -214,18 +214,18 @@ cdef class SliceValue:
         cdef int number
         self.withdraw_plan()
         for number in range(2):
-            kp_leave_room(&self.v.rooms[number])
+            kp_free_value_buffer(&self.v.buffers[number])
             self.arrays[number] = self.held[number] = None
         self.v.current, self.v.before = 0, -1
         self.v.kept_after = -1
         release_dropped()
 
-    def turn(self, uint64_t round):
-        """Make what was written to the other room in this round the value."""
-        kp_turn(&self.v, round)
+    def swap_buffers(self, uint64_t round):
+        """Make what was written to the other buffer in this round the value."""
+        kp_swap_buffers(&self.v, round)
 
-    def settle(self):
-        """Make room 0 the value's again; what was in the other one is nobody's."""
+    def use_first_buffer(self):
+        """Make buffer 0 the value's again; what was in the other one is nobody's."""
         self.v.current, self.v.before = 0, -1
 
     def take_changed(self):

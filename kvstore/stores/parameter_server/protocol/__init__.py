@@ -1,1 +1,1 @@
-"""What workers, servers and the scheduler say to each other; no sockets and no clocks."""
+"""The messages of workers, servers and the scheduler, and their common rules; no sockets and no clocks."""

@@ -1,9 +1,8 @@
-"""What goes into the state machines, and what comes out.
+"""The events and actions of the state machines.
 
-`machine.step(event, now)` takes one event and the time in seconds, of any clock that only goes forward, and
-returns a list of actions, which the loop carries out in that order. A machine touches no socket, reads no
-clock and draws no random number; payloads are opaque to it. `Tick` may come as often as the loop likes; ten
-times a second is enough.
+`machine.step(event, now)` receives one event and the time in seconds, of any monotonic clock, and returns a
+list of actions, which the loop executes in that order. A machine uses no socket, no clock and no random
+numbers, and does not read payloads. The loop may send `Tick` at any rate; ten times a second is enough.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ ECHO = "echo"
 
 
 class Start(NamedTuple):
-    """First event of a worker or a server: say hello to the scheduler."""
+    """First event of a worker or a server: send `Hello` to the scheduler."""
 
 
 class Tick(NamedTuple):
@@ -28,12 +27,12 @@ class Tick(NamedTuple):
 
 
 class Received(NamedTuple):
-    """A message came in.
+    """A message arrived.
 
-    `peer` names who sent it in a way that `Send` can name it again. Scheduler: the identity of the sender's
-    socket, which no other process or store ever has. Server: ``"scheduler"``, or the identity of a worker's
-    data socket. Worker: ``"scheduler"``, or the rank of a server. Both: `ECHO` for what the scheduler's echo
-    has sent back.
+    `peer` is the sender, in the form that `Send` accepts. Scheduler: the identity of the sender's socket,
+    which is unique for ever. Server: ``"scheduler"``, or the identity of a worker's data socket. Worker:
+    ``"scheduler"``, or the rank of a server. Worker and server: `ECHO` for messages that the scheduler's echo
+    has returned.
     """
 
     peer: Hashable
@@ -47,18 +46,18 @@ class Heard(NamedTuple):
 
 
 class Resumed(NamedTuple):
-    """Scheduler: it was started again, for the `term`-th time, and takes up what it was."""
+    """Scheduler: it was restarted, for the `term`-th time, and continues from its journal."""
 
     term: int
 
 
 class SliceRequest(NamedTuple):
-    """What a worker wants of one slice.
+    """A worker's request about one slice.
 
-    `record` says kind, slice, version, clock, coding, threshold, rows, place, nbytes, and where place is
-    SHARED also frame and offset. The machine fills in sequence and round; it counts the pushes itself.
+    The caller sets kind, slice, version, clock, coding, threshold, rows, place and nbytes of `record`, and
+    also frame and offset where place is SHARED. The machine sets sequence and round; it counts the pushes.
     `payload` is put into `Batch.frames` where place is FRAME. `record.nbytes` counts against the credit, and
-    so may `back`, the bytes of the answer.
+    so does `back`, the bytes of the reply, where the caller sets it.
     """
 
     server: int
@@ -68,10 +67,10 @@ class SliceRequest(NamedTuple):
 
 
 class Submit(NamedTuple):
-    """Worker: send these requests; `Done` comes when all are answered, `SliceReceived` for each value.
+    """Worker: send these requests; the machine returns `SliceReceived` for each value and `Done` at the end.
 
-    Payloads stay as they are until `Done`. `op` is the caller's name for it. Operations on one slice are
-    submitted when the one before is done; a pull counts the pushes before it.
+    Payloads must not change until `Done`. `op` is the caller's name of the operation. An operation on a slice
+    is submitted only when the operation before it on that slice is done; a pull counts the pushes before it.
     """
 
     op: Any
@@ -80,10 +79,10 @@ class Submit(NamedTuple):
 
 
 class RetrySlice(NamedTuple):
-    """Worker: the value in shared memory changed before it was copied; ask for it in a frame.
+    """Worker: the value in shared memory changed before it was copied; request it again in a frame.
 
-    `part` is the one submitted. If the `Done` of `op` is among the actions in hand, the loop drops it:
-    another one comes, with its `error`.
+    `part` is the request that was submitted. If the `Done` of `op` is among the actions that the loop is
+    executing, the loop drops it: the machine returns another `Done` later, with `error`.
     """
 
     op: Any
@@ -92,11 +91,11 @@ class RetrySlice(NamedTuple):
     error: Failure | None = None
 
 
-class Taken(NamedTuple):
-    """Worker, without rounds: what lay in a server's memory is copied, or is asked for again in a frame.
+class ReadsCopied(NamedTuple):
+    """Worker, without rounds: values in a server's memory are copied, or requested again in a frame.
 
-    An action that comes after these values; the loop gives it back as an event when it gets there. Pushes
-    that were submitted after a read of the same slice go out only then.
+    The machine returns it as an action behind these values; the loop passes it back as an event when it
+    reaches it. Pushes that were submitted after a read of the same slice are sent only then.
     """
 
     server: int
@@ -105,40 +104,41 @@ class Taken(NamedTuple):
 
 
 class SchedulerLost(NamedTuple):
-    """Worker: another store of this process has found that the scheduler is lost; what one knows all know."""
+    """Worker: another store of this process has found that the scheduler is lost."""
 
     failure: Failure
 
 
 class StoodStill(NamedTuple):
-    """Worker: this process has done nothing for so many seconds: it was stopped, or slept."""
+    """Worker: this process has not run for so many seconds: it was stopped, or the machine was suspended."""
 
     seconds: float
 
 
 class StreamLost(NamedTuple):
-    """Worker: a stream to a server has ended, and what was on its way with it, perhaps."""
+    """Worker: a stream to a server has ended; messages in flight on it may be lost."""
 
     server: int
 
 
 class SchedulerRequest(NamedTuple):
-    """Worker, after `Welcome`: a request to the scheduler; `Done` comes with the answer.
+    """Worker, after `Welcome`: a request to the scheduler; `Done` has its answer.
 
-    CreateKeys, Lookup, Ready, Drop, Barrier, JoinRounds, Settings, Command, Leave or Bye, whatever `request`
-    and `store` say. `Leave` and `Bye` have no answer: they are done when the scheduler has them.
+    CreateKeys, Lookup, Ready, Drop, Barrier, JoinRounds, Settings, Command, Leave or Bye; the machine sets
+    `request` and `store`. `Leave` and `Bye` have no answer: they are done when the scheduler has received
+    them.
     """
 
     op: Any
     message: Control
 
 
-class Applied(NamedTuple):
-    """Server: jobs or writes are through, each a slice and what went wrong with it.
+class JobsApplied(NamedTuple):
+    """Server: the loop has executed jobs or writes; each result is a slice and its failure, if any.
 
-    Every slice of an `Apply` or `Write` must come back once, in any order and any portions; until then the
-    machine keeps all other requests away from the slice. A failed job leaves the value as it was. A job that
-    was given up (`Abort`, `Withdraw`) comes back in `given_up`: its round never was.
+    The loop returns every slice of an `Apply` or `WriteSlices` once, in any order and number of events; until
+    then the machine lets no other request use the slice. A failed job leaves the value as it was. A job
+    that was cancelled (`AbortJobs`, `WithdrawJobs`) is listed in `given_up`: its round has no effect.
     """
 
     store: int
@@ -146,36 +146,36 @@ class Applied(NamedTuple):
     given_up: Sequence[int] = ()
 
 
-class Saved(NamedTuple):
-    """Server: the snapshot that `Save` asked for, or a later one, is on disk; or why it is not."""
+class SnapshotSaved(NamedTuple):
+    """Server: the snapshot that `SaveSnapshot` requested, or a later one, is on disk; or the error."""
 
     error: Failure | None = None
 
 
-class Configured(NamedTuple):
-    """Server: how an `Install` went (a command, too)."""
+class InstallDone(NamedTuple):
+    """Server: the result of an `Install`, also of a command."""
 
     store: int
     version: int
     error: Failure | None = None
 
 
-_OfWorker = Submit | RetrySlice | Taken | SchedulerLost | StoodStill | StreamLost | SchedulerRequest
-Event = Start | Tick | Received | Heard | Resumed | _OfWorker | Applied | Saved | Configured
+_OfWorker = Submit | RetrySlice | ReadsCopied | SchedulerLost | StoodStill | StreamLost | SchedulerRequest
+Event = Start | Tick | Received | Heard | Resumed | _OfWorker | JobsApplied | SnapshotSaved | InstallDone
 
 # ------------------------------------------------------------------------------------------------- actions
 
-# What the scheduler says and the loop has to know is an action as it is. `Met`: the scheduler knows us,
-# wants signs of life, and has said where its `ECHO` is. `Welcome`: it has let us in, and requests are taken
-# from now on. `View`, of a worker: a new one of the store, after that. `Install`, of a server: take in
-# settings or a command, then `Configured`, before any other event.
+# A message of the scheduler that the loop has to know is an action without change. `Met`: the scheduler knows
+# this process, expects heartbeats, and has named the address of its `ECHO`. `Welcome`: this process is
+# admitted, and requests are accepted from now on. `View`, of a worker: a later view of the store. `Install`,
+# of a server: apply settings or a command, then pass `InstallDone` before any other event.
 
 
 class Send(NamedTuple):
-    """Send a message. A peer that is not there any more, and a full queue, may lose it: it is sent again.
+    """Send a message. If the peer has ended or its queue is full, the message may be lost; it is repeated.
 
-    Worker's batches: `frames` are payloads as submitted, one for each record with place FRAME, and
-    `record.frame` is an index into them; the loop may pack small ones together and rewrite the places.
+    Batches of a worker: `frames` are the submitted payloads, one for each record with place FRAME, and
+    `record.frame` is an index into them; the loop may pack small payloads together and change the places.
     """
 
     peer: Hashable
@@ -183,15 +183,15 @@ class Send(NamedTuple):
 
 
 class Connect(NamedTuple):
-    """Worker: open a data socket to a server, or a new one in place of the old."""
+    """Worker: open a data socket to a server; it replaces an earlier one."""
 
     server: int
     address: str
     incarnation: int
 
 
-class Shrunk(NamedTuple):
-    """Worker: sums lack one that left, whose last round of the slice, as this worker counts, was `round`."""
+class RoundsShrunk(NamedTuple):
+    """Worker: rounds of the slice after `round`, in this worker's count, lack a worker that left."""
 
     rank: int
     slice: int
@@ -199,29 +199,29 @@ class Shrunk(NamedTuple):
 
 
 class RoundsSeen(NamedTuple):
-    """Worker: so many rounds of slices more are known to be complete."""
+    """Worker: this number of further rounds of slices is known to be complete."""
 
     rounds: int
 
 
 class SliceReceived(NamedTuple):
-    """Worker: the value that part `index` of an operation asked for; `frames` are those of the batch.
+    """Worker: the value for part `index` of an operation; `frames` are those of the batch.
 
-    The loop copies it where it belongs before it carries out the next action.
+    The loop copies the value to its destination before it executes the next action.
     """
 
     op: Any
     index: int  # type: ignore[assignment]
     record: Record
     frames: Sequence[Any]
-    #: The round that was asked for, as the request counted.
+    #: The requested round, in the count of the request.
     asked: int
 
 
 class Done(NamedTuple):
     """Worker: an operation is complete, or has failed.
 
-    After an error all its requests are settled as well, and nothing reads its payloads any more.
+    After an error all its requests are finished too, and nothing reads its payloads any more.
     """
 
     op: Any
@@ -230,9 +230,9 @@ class Done(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """Worker, server: this process is out (refused, fenced, or the scheduler is lost).
+    """Worker, server: this process can not continue (refused, fenced, or the scheduler is lost).
 
-    All operations have got their `Done` with that error; later ones get it at once.
+    All operations have received their `Done` with that error; later operations receive it at once.
     """
 
     failure: Failure
@@ -241,39 +241,39 @@ class Failed(NamedTuple):
 class SliceRound(NamedTuple):
     """One round of one slice: parts in rank order as (rank, record, frames of its batch).
 
-    No parts: all of this round, and of rounds before it, are lost with a server's memory.
+    No parts: all parts of this round, and of earlier rounds, were lost with a server's memory.
     """
 
     slice: int
     round: int
     parts: list[tuple[int, Record, Sequence[Any]]]
-    #: Highest version of the settings, and highest clock, of the parts.
+    #: The highest version of the settings, and the highest clock, of the parts.
     version: int
     clock: int
 
 
 class Apply(NamedTuple):
-    """Server: sum and update; `Applied` for each slice when it is through.
+    """Server: sum and update; the loop passes `JobsApplied` for each slice when it is done.
 
-    Values that are still being sent to somebody must be sent as they were: copy, or wait for the trackers.
-    A PUSH is answered before it is applied: if its payload lies in shared memory, which the worker then uses
-    again, the loop has copied it before it gave it to the machine.
+    A value that is still being sent must be sent unchanged: copy it, or wait for the trackers. A PUSH is
+    answered before it is applied: if its payload lies in shared memory, which the worker then reuses, the
+    loop has copied it before it passed it to the machine.
     """
 
     store: int
     jobs: list[SliceRound]
 
 
-class Abort(NamedTuple):
-    """Server: no more rounds; jobs that wait for others, as those of whole keys do, come back `given_up`."""
+class AbortJobs(NamedTuple):
+    """Server: apply no more rounds; jobs that wait for others, as jobs of whole keys do, are `given_up`."""
 
     store: int
 
 
-class Withdraw(NamedTuple):
-    """Server without rounds: a worker is gone, perhaps in the midst of a push.
+class WithdrawJobs(NamedTuple):
+    """Server without rounds: a worker is lost, perhaps between the parts of one push.
 
-    Its jobs that wait for its other slices come back `given_up`; jobs that wait for them are done.
+    Its jobs that wait for its other slices are `given_up`; jobs that wait for those jobs are executed.
     """
 
     store: int
@@ -288,10 +288,10 @@ class SliceWrite(NamedTuple):
     frames: Sequence[Any]
 
 
-class Write(NamedTuple):
-    """Server: carry these out, of different slices, states first; then `Applied` with all.
+class WriteSlices(NamedTuple):
+    """Server: execute these writes, of different slices, states first; then pass `JobsApplied` with all.
 
-    FORGET is a `Forget`.
+    For FORGET there is the action `ForgetSlices`.
     """
 
     store: int
@@ -299,14 +299,15 @@ class Write(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """Server: answer requests of one worker in one batch (or several).
+    """Server: answer requests of one worker in one batch, or in several.
 
-    `answers` are (kind, request, complete round, detail). The reply's record has that kind and round and the
-    request's slice and sequence. VALUE: read the slice as `request.kind` says (PULL and PUSHPULL: the value;
-    PULL_ROWS: rows; FETCH_STATE: state); detail is the request's frames; if reading fails, answer FAILED.
-    With ``request.flags == BY_FRAME`` the value goes into a frame. With OF_ROUND, too, and if `request.round`
-    is not the complete one, the value is the one that it was then. FAILED: detail is the `Failure`.
-    DONE, UNKNOWN: nothing more. `batch` has the head of the message; its records and frames are empty.
+    `answers` are (kind, request, complete round, detail). The reply's record has that kind and round, and the
+    request's slice and sequence. VALUE: read the slice as `request.kind` requires (PULL and PUSHPULL: the
+    value; PULL_ROWS: rows; FETCH_STATE: state); detail is the request's frames; if reading fails, answer
+    FAILED. With ``request.flags == BY_FRAME`` the value is sent in a frame. With OF_ROUND it is also sent in
+    a frame, and if `request.round` is not the complete round, it is the value after `request.round`. FAILED:
+    detail is the `Failure`. DONE, UNKNOWN: no detail. `batch` has the head of the message; its records and
+    frames are empty.
     """
 
     peer: Hashable
@@ -314,28 +315,28 @@ class Reply(NamedTuple):
     answers: list[tuple[Kind, Record, int, Any]]
 
 
-class Define(NamedTuple):
-    """Server: these slices will come (its own and others')."""
+class DefineSlices(NamedTuple):
+    """Server: announce slices that workers will use (of this server and of others)."""
 
     store: int
     keys: tuple[KeyEntry, ...]
 
 
-class Forget(NamedTuple):
-    """Server: drop these slices, or with None the whole store; an `Apply` may still be under way."""
+class ForgetSlices(NamedTuple):
+    """Server: drop these slices, or with None the whole store; an `Apply` may still be in progress."""
 
     store: int
     slices: tuple[int, ...] | None
 
 
-class Save(NamedTuple):
-    """Server: write a snapshot soon, since a key has its first value; then `Saved`."""
+class SaveSnapshot(NamedTuple):
+    """Server: write a snapshot soon, because a key has its first value; then pass `SnapshotSaved`."""
 
 
 class Attachment(NamedTuple):
-    """Server: a worker is there (`memory`: the handle of its shared memory), or with None gone.
+    """Server: a worker has attached (`memory`: the handle of its shared memory), or with None has left.
 
-    The loop fills in `memory` of the `Attached` that is sent to it later.
+    The loop sets `memory` of the `Attached` that is sent to the worker afterwards.
     """
 
     store: int
@@ -347,11 +348,22 @@ class Attachment(NamedTuple):
 
 
 class End(NamedTuple):
-    """Scheduler, server: the job is over; `error` where it did not end well."""
+    """Scheduler, server: the job has ended; `error` where it ended with an error."""
 
     error: Failure | None = None
 
 
-_ByWorker = Connect | View | Shrunk | RoundsSeen | SliceReceived | Taken | Done
-_ByServer = Apply | Abort | Withdraw | Write | Reply | Define | Forget | Install | Save | Attachment
+_ByWorker = Connect | View | RoundsShrunk | RoundsSeen | SliceReceived | ReadsCopied | Done
+_ByServer = (
+    Apply
+    | AbortJobs
+    | WithdrawJobs
+    | WriteSlices
+    | Reply
+    | DefineSlices
+    | ForgetSlices
+    | Install
+    | SaveSnapshot
+    | Attachment
+)
 Action = Send | Met | Welcome | Failed | End | _ByWorker | _ByServer

@@ -1,4 +1,4 @@
-"""Failures as they travel, turned into errors again."""
+"""Failures in messages, as exceptions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .messages import Failure
 
 
 def raised(failure: Failure) -> KVStoreError:
-    """Turn what was told of a failure into an error."""
+    """Return the exception that a failure describes."""
     kind = getattr(errors, failure.error, KVStoreError)
     if not (isinstance(kind, type) and issubclass(kind, KVStoreError)):
         kind = KVStoreError

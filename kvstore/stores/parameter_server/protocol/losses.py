@@ -1,4 +1,4 @@
-"""What is said of processes that are lost."""
+"""The texts of errors about lost processes."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import msgspec
 from .messages import Failure, Loss
 
 _AGAIN = "start the job again, from what was saved last"
-#: What helps where hosts push and not workers.
+#: Advice where hosts push and not workers.
 ANEW = "start the job again, or use hierarchy='flat'"
 
 
 def lost(losses: Sequence[Loss], servers: int = 0) -> Failure:
-    """Make the error of those who go on without these; about the first of them, with the others named.
+    """Return the error of the remaining processes: it is about the first loss, and names the others.
 
-    `servers`: how many the job has, or had.
+    `servers`: the number of servers of the job.
     """
     if not losses:
         return Failure("PeerLostError", "a process of the job is lost")
     first = losses[0]
-    others = "".join(f", and {_name(one)}" for one in losses[1:])
-    text = f"{_name(first)} is lost: {_how(first)}{others}; {_advice(losses, servers)}"
+    others = "".join(f", and {_process_name(one)}" for one in losses[1:])
+    text = f"{_process_name(first)} is lost: {_how_lost(first)}{others}; {_advice(losses, servers)}"
     return Failure("PeerLostError", text, first.role, first.rank, first.silent)
 
 
@@ -35,19 +35,19 @@ def _advice(losses: Sequence[Loss], servers: int) -> str:
 
 
 def host_is_gone(rank: int) -> Failure:
-    """Make the error of a worker that came back where nobody knows the rounds of its host any more."""
+    """Return the error of a worker that returned after all workers of its host had left."""
     text = f"worker {rank} came back, and its host had no other worker left to hold its part; {ANEW}"
     return Failure("PeerLostError", text, "worker", rank)
 
 
 def unmet(where: str, silent: float) -> Failure:
-    """Make the error of who has looked in vain for a scheduler."""
+    """Return the error of a process that found no scheduler."""
     text = f"no scheduler has answered at {where} for {silent:.1f} s: start it, or check the address"
     return Failure("TimeoutError", text)
 
 
 def stopped(who: str, seconds: float, patience: float, why: Failure) -> Failure:
-    """Reword the error of a process that stood still, and is no part of its job any more."""
+    """Extend the error of a process that did not run for a while and was removed from its job."""
     ended = "no scheduler answers since then: the job has ended, or has gone on without it"
     what = ended if why.role == "scheduler" else why.text
     text = (
@@ -58,9 +58,9 @@ def stopped(who: str, seconds: float, patience: float, why: Failure) -> Failure:
     return msgspec.structs.replace(why, text=text)
 
 
-def _how(loss: Loss) -> str:
+def _how_lost(loss: Loss) -> str:
     return f"nobody has heard of it for {loss.silent:.1f} s" if loss.silent > 0 else "it has failed"
 
 
-def _name(loss: Loss) -> str:
+def _process_name(loss: Loss) -> str:
     return loss.role if loss.role == "scheduler" else f"{loss.role} {loss.rank}"

@@ -1,8 +1,8 @@
-"""What the processes of a parameter server tell each other.
+"""The messages between the processes of a parameter server.
 
-Control messages are msgspec structs, each with a tag. Data messages are a `Batch` of records with their
-payloads beside them; `transport.frames` says how both look on the wire. State machines, the simulator and
-the loops use these types as they are.
+Control messages are msgspec structs, each with a tag. A data message is a `Batch` of records with their
+payloads; `transport.frames` defines the bytes of both. State machines, the simulator and the loops use these
+types directly.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
-#: Limits that the decoder holds before anything is made of what came in.
+#: Limits that the decoder checks before it creates an object.
 _INT64 = msgspec.Meta(ge=-(2**63), le=2**63 - 1)
 _SIZE = msgspec.Meta(ge=0, le=2**63 - 1)
 
@@ -22,13 +22,13 @@ _SIZE = msgspec.Meta(ge=0, le=2**63 - 1)
 KEY_BYTES, DIMENSIONS = 1024, 64
 Key = Annotated[int, _INT64] | Annotated[str, msgspec.Meta(max_length=KEY_BYTES)]
 Shape = Annotated[tuple[Annotated[int, _SIZE], ...], msgspec.Meta(max_length=DIMENSIONS)]
-#: Value of an option. Nothing nested: what is read takes some 30 times the bytes it came in at most.
+#: Value of an option. Nothing nested: a decoded message then needs at most some 30 times its bytes.
 Option = str | int | float | bool
 
-#: Payloads up to this size are copied as they are sent; of larger ones the caller's memory is.
+#: Payloads up to this size are copied when they are sent; larger ones are sent from the caller's memory.
 COPIED = 16 * 1024
 
-#: A server takes a request only if its number is at most so far above the oldest one that has not arrived.
+#: A server accepts a request only if its number is at most this far above the oldest that has not arrived.
 SPAN = 262144
 
 #: Version of everything in this file; processes of another version are refused.
@@ -36,25 +36,25 @@ PROTOCOL = 11
 
 
 class Kind(enum.IntEnum):
-    """What a record asks for, or answers."""
+    """The kind of a request or a reply."""
 
-    INIT = 1  # first value of a slice; answered by DONE; on a slice that has one nothing happens
-    ASSIGN = 2  # overwrite a slice between rounds; DONE
-    PUSH = 3  # one worker's part of a round; DONE when it is accepted
-    PULL = 4  # the value after round `round` of this worker; VALUE
-    PUSHPULL = 5  # both; VALUE when the round is complete
-    PULL_ROWS = 6  # payload: int64 ids; VALUE with the rows
-    FETCH_STATE = 7  # optimizer's state of a slice, packed; VALUE
-    PUT_STATE = 8  # DONE
-    FORGET = 9  # drop a slice; DONE
-    LAST_ROUND = 10  # DONE, which names the last round, once no more will be complete
-    SEAL = 11  # refuse pushes into a slice that moves, unless parts of a round wait in it; DONE
-    UNSEAL = 12  # take pushes again; DONE
+    INIT = 1  # first value of a slice; reply DONE; no effect on a slice that has a value
+    ASSIGN = 2  # overwrite a slice between rounds; reply DONE
+    PUSH = 3  # one worker's part of a round; reply DONE when it is accepted
+    PULL = 4  # the value after round `round` of this worker; reply VALUE
+    PUSHPULL = 5  # both; reply VALUE when the round is complete
+    PULL_ROWS = 6  # payload: int64 ids; reply VALUE with the rows
+    FETCH_STATE = 7  # optimizer's state of a slice, packed; reply VALUE
+    PUT_STATE = 8  # set the optimizer's state of a slice; reply DONE
+    FORGET = 9  # drop a slice; reply DONE
+    LAST_ROUND = 10  # reply DONE, which names the last round, once no further round can be complete
+    SEAL = 11  # refuse pushes into a slice that moves, unless parts of a round wait in it; reply DONE
+    UNSEAL = 12  # accept pushes again; reply DONE
     DONE = 20
     VALUE = 21
     FAILED = 22  # payload: msgpack of `Failure`
-    UNKNOWN = 23  # a request sent again without its payload never came: send all of it
-    BAD = 30  # never sent: what a server reads where a request is not in the protocol
+    UNKNOWN = 23  # the request that a PROBE names has not arrived: send it again with its payload
+    BAD = 30  # never sent: stands at a server for a request of no known kind
 
 
 class PayloadLocation(enum.IntEnum):
@@ -70,20 +70,20 @@ class Record(NamedTuple):
 
     kind: Kind
     slice: int
-    #: Counts the requests of one worker to one server from 1; a reply repeats it.
+    #: The number of the request, from 1 for each worker and server; a reply repeats it.
     sequence: int
-    #: Requests: how many pushes of this worker into the slice there are, with this one. Replies: the last
-    #: round that is complete.
+    #: Requests: the number of pushes of this worker into the slice, its own included. Replies: the last round
+    #: that is complete.
     round: int = 0
-    #: The newest settings that the worker knows (`Answer.version`); of a round the highest counts. Of a
-    #: state: the ordinal of its optimizer (`Install.ordinal`).
+    #: The newest settings that the worker knows (`Answer.version`); a round uses the highest of its parts. Of
+    #: a state: the ordinal of its optimizer (`Install.ordinal`).
     version: int = 0
-    #: A stamp of `UpdateClock`, which holds the time of a schedule; of a round the highest counts.
+    #: A stamp of `UpdateClock`, the time of a schedule; a round uses the highest of its parts.
     clock: int = 0
-    #: 0: plain elements; `kernels.cpu.DIVIDED`: these count divided by `threshold`; else a codec's number.
+    #: 0: plain elements; `kernels.cpu.DIVIDED`: elements to be divided by `threshold`; else a codec's number.
     coding: int = 0
     threshold: float = 0.0
-    #: Row-sparse payloads: int64 ids of so many rows, then the rows; else -1.
+    #: Row-sparse payloads: the number of rows; the payload is their int64 ids, then the rows. Else -1.
     rows: int = -1
     place: PayloadLocation = PayloadLocation.NONE
     frame: int = 0
@@ -94,11 +94,11 @@ class Record(NamedTuple):
 
     @property
     def seqlock(self) -> int:
-        """Of a reply in shared memory: what the slice's seqlock says while this value stands."""
+        """Of a reply in shared memory: the value of the slice's seqlock while this value is valid."""
         return self.flags
 
 
-#: Where some of a record's fields stand, for loops in which access by name costs too much.
+#: Indexes of some of a record's fields, for loops in which access by name costs too much.
 KIND: Final = 0
 SLICE: Final = 1
 SEQUENCE: Final = 2
@@ -107,56 +107,56 @@ PLACE: Final = 9
 NBYTES: Final = 12
 FLAGS: Final = 13
 
-#: `Record.flags` of a request whose answer must not lie in shared memory.
+#: `Record.flags` of a request whose reply must not lie in shared memory.
 BY_FRAME = 1
-#: `Record.flags` of a request sent again without its payload, to learn whether it came.
+#: `Record.flags` of a request that is repeated without its payload, to find out whether it has arrived.
 PROBE = 2
-#: `Record.flags` of a PUSHPULL in shared memory whose value may be written over what was pushed, and of an
-#: answer that has no payload because it was.
+#: `Record.flags` of a PUSHPULL in shared memory whose value may overwrite the pushed array, and of a reply
+#: without payload because it did.
 IN_PLACE = 3
-#: `Record.flags` of a read that wants the value as it was after round `round`, last or not.
+#: `Record.flags` of a read that requires the value after round `round`, whether it is the last round or not.
 OF_ROUND = 4
-#: `Record.flags` of a read whose answer may be the parts of the round, one behind the other in rank order,
-#: each packed as the answer's `coding` and `threshold` say. Their sum is the value.
+#: `Record.flags` of a read whose reply may be the parts of the round, one after the other in rank order, each
+#: packed as the reply's `coding` and `threshold` say. Their sum is the value.
 PACKED = 5
-#: Never sent: at a server, of an IN_PLACE request whose value has been written over what was pushed.
+#: Never sent: at a server, of an IN_PLACE request whose value has overwritten the pushed array.
 WRITTEN = 1 << 63
 
 
 class Batch(NamedTuple):
-    """A data message: records of one worker and one server, and the payloads they speak of."""
+    """A data message: records of one worker and one server, and their payloads."""
 
     store: int
     rank: int
-    #: Tells one process of a rank from the next.
+    #: Distinguishes the successive processes of a rank.
     incarnation: int
     epoch: int
     records: list[Record]
     #: Buffers; a record's `frame` is an index into them.
     frames: tuple[Any, ...] = ()
-    #: Replies: bytes of this worker's requests that the server has taken in so far, of all messages.
+    #: Replies: bytes of this worker's requests that the server has received so far, in all messages.
     received: int = 0
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
-    """Why a request failed: the name of a class in `kvstore.errors`, and its text."""
+    """The reason of a failed request: the name of a class in `kvstore.errors`, and its text."""
 
     error: str
     text: str
     role: str = ""
-    """Of a `PeerLostError`: who, and for how many seconds nobody has heard of it."""
+    """Of a `PeerLostError`: the lost process, and the seconds since its last heartbeat."""
     rank: int = -1
     silent: float | None = None
 
 
 def another_optimizer(where: str, rank: int, text: str) -> str:
-    """Return the text of a failure: a worker wants another optimizer than worker `rank` has set."""
+    """Return the text of the failure of a worker that sets another optimizer than worker `rank` has set."""
     told = f"{where} has another optimizer already; set the same one on all workers"
     return f"{told}\n{msgspec.json.encode((rank, text)).decode()}"
 
 
 def optimizer_there(failure: str) -> tuple[int, str] | None:
-    """Return the rank and the text that `another_optimizer` has put into a text; None for other texts."""
+    """Return the rank and the text that `another_optimizer` has put into a text, or None."""
     try:
         return msgspec.json.decode(failure.partition("\n")[2], type=tuple[int, str])
     except msgspec.DecodeError:
@@ -176,7 +176,7 @@ class Loss(msgspec.Struct, frozen=True, array_like=True):
 
     role: str
     rank: int
-    #: Seconds since the scheduler last heard of it.
+    #: Seconds since the scheduler last received from it.
     silent: float
 
 
@@ -190,64 +190,64 @@ class Slice(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class KeySpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A key as its initializer describes it."""
+    """A key as its initializer declares it."""
 
     key: Key
     shape: Shape
     dtype: str
     sparse: bool = False
     whole: bool = False
-    """All of it belongs on one server; of a key that is spread, its initializer wants to move it."""
+    """All of it belongs on one server; a key that is spread over servers is to be moved to one."""
 
 
 class KeyEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A key and where its slices are; `ready`: every slice has a value."""
+    """A key and its slices; `ready`: every slice has a value."""
 
     spec: KeySpec
-    #: Place in the order of init.
+    #: Position in the order of init.
     number: int
     slices: tuple[Slice, ...]
     ready: bool
 
     @property
     def line(self) -> int:
-        """Elements of a line: rows that are pushed to a dense key travel as lines, each within one slice."""
+        """Elements of a line: pushed rows of a dense key travel as lines, each within one slice."""
         return math.gcd(math.prod(self.spec.shape[1:]), *(part.start for part in self.slices))
 
     def names(self) -> Iterator[tuple[int, str]]:
-        """Yield each slice with a name: that of the key, and where it is cut which part of it."""
+        """Yield each slice with a name: the key, and which part of it where the key is divided."""
         name, n = str(self.spec.key), len(self.slices)
         for at, part in enumerate(self.slices, 1):
             yield part.id, name if n == 1 else f"{name} (part {at} of {n})"
 
 
-# ------------------------------------------------------------------------------------ anyone -> scheduler
+# ---------------------------------------------------------------------------------- any role -> scheduler
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
-    """I am here. A worker says so for each of its stores, a server once."""
+    """The process has started. A worker sends it for each of its stores, a server once."""
 
     role: str
     rank: int
-    """-1: give me one."""
+    """-1: the scheduler assigns one."""
     incarnation: int
     process: str
-    """Names the process; heartbeats and `Bye` carry it too."""
+    """The name of the process; heartbeats and `Bye` carry it too."""
     job: str
     protocol: int
     address: str = ""
-    """Where a server's data socket is."""
+    """The address of a server's data socket."""
     group: str = ""
     ordinal: int = 0
     """A worker's store: the `ordinal`-th of its group."""
     options: dict[str, Option] = {}
-    """What all workers of a store must agree on: mode, on_peer_loss, slice_bytes, and hierarchy if any."""
+    """The options on which all workers of a store must agree: mode, on_peer_loss, slice_bytes, hierarchy."""
     restarted: bool = False
-    """A server that comes back from a snapshot."""
+    """A server that restarts from a snapshot."""
     host: str = ""
-    """Of a worker that asks for a hierarchy: the same text in all workers that share memory."""
+    """Of a worker that requests a hierarchy: the same text in all workers that share memory."""
     version: str = ""
-    """Of the sender's kvstore."""
+    """The version of the sender's kvstore."""
 
 
 class Bye(msgspec.Struct, frozen=True, tag=True):
@@ -255,7 +255,7 @@ class Bye(msgspec.Struct, frozen=True, tag=True):
 
     process: str
     lost: bool = False
-    """It has failed: the others are to be told of its loss."""
+    """It has failed: the scheduler reports its loss to the other processes."""
 
 
 class Leave(msgspec.Struct, frozen=True, tag=True):
@@ -265,11 +265,11 @@ class Leave(msgspec.Struct, frozen=True, tag=True):
     lost: bool = False
     """It has failed, and so have the rounds that wait for it."""
     last: bool = False
-    """It is the last of its host, as far as that knows, and servers have all that the host has pushed."""
+    """It is the last worker of its host, to its knowledge, and servers have all that the host has pushed."""
 
 
 class MemberRequest(msgspec.Struct, frozen=True, tag=True):
-    """What a worker asks for; `Answer` repeats the number."""
+    """A request of a worker; `Answer` repeats its number."""
 
     request: int
     store: int
@@ -280,7 +280,7 @@ class JoinRounds(MemberRequest, frozen=True, tag=True):
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
-    """A worker that took the place of a lost one is about to push for the first time: into this slice."""
+    """A worker that replaced a lost one is about to push for the first time: into this slice."""
 
     store: int
     slice: int
@@ -292,17 +292,17 @@ class JoinPointReached(msgspec.Struct, frozen=True, tag="Reached"):
     store: int
     epoch: int
     pushed: tuple[tuple[int, int], ...]
-    """(slice, round): its last push into each slice until then."""
+    """(slice, round): its last push into each slice up to here."""
 
 
 class Barrier(MemberRequest, frozen=True, tag=True):
-    """Worker at its `number`-th barrier."""
+    """The worker has reached its `number`-th barrier."""
 
     number: int
 
 
 class CreateKeys(MemberRequest, frozen=True, tag="Found"):
-    """The initializer wants these keys placed."""
+    """The initializer requests the placement of these keys."""
 
     keys: tuple[KeySpec, ...]
 
@@ -312,11 +312,11 @@ class Ready(MemberRequest, frozen=True, tag=True):
 
     keys: tuple[Key, ...]
     error: Failure | None = None
-    """Of keys that were to move to one server: why they stay where they are."""
+    """Of keys that were to move to one server: the reason why they have not moved."""
 
 
 class Lookup(MemberRequest, frozen=True, tag=True):
-    """A worker wants to know keys; without any, all that are ready."""
+    """A worker requests the entries of keys; without any, of all that are ready."""
 
     keys: tuple[Key, ...]
     wait: bool = True
@@ -324,7 +324,7 @@ class Lookup(MemberRequest, frozen=True, tag=True):
 
 
 class Count(MemberRequest, frozen=True, tag=True):
-    """Ask how many processes of the job are lost, or have not been heard of for so many seconds."""
+    """Request the number of processes of the job that are lost, or have been silent for `seconds`."""
 
     seconds: float
 
@@ -334,22 +334,22 @@ class Drop(MemberRequest, frozen=True, tag=True):
 
     keys: tuple[Key, ...]
     error: Failure | None = None
-    """Why they have no first values, for workers that wait for these; keys that have values stay then."""
+    """Why they have no first values, for workers that wait for these; keys with values stay then."""
 
 
 class Settings(MemberRequest, frozen=True, tag=True):
-    """Install an optimizer (the first of equals does, another one is an error), or change its settings."""
+    """Install an optimizer (equal ones count once, a different one is an error), or change settings."""
 
     kind: str
     """``"optimizer"``, ``"none"``, ``"configure"``, ``"counts"`` (update counts as a file has them) or
-    ``"steps"`` (states are kept for one more round)."""
+    ``"steps"`` (states are stored for one more round)."""
     ordinal: int
     """How many optimizers this worker has set, with this one."""
     text: str
-    """An optimizer; of ``"configure"`` its settings that change; else empty."""
+    """An optimizer; of ``"configure"`` the changed settings; else empty."""
     place: int = 0
-    """How many calls in which all workers take part this worker has made: two requests of one place in the
-    same program are one."""
+    """The number of calls of all workers together that this worker has made: in one program, two requests
+    with the same place are the same request."""
 
 
 class Command(MemberRequest, frozen=True, tag=True):
@@ -360,7 +360,7 @@ class Command(MemberRequest, frozen=True, tag=True):
 
 
 class Installed(msgspec.Struct, frozen=True, tag=True):
-    """A server has settings or a command; `error`: why not. `version` is that of `Install`."""
+    """A server has applied settings or a command; `error`: the reason why not. `version` as in `Install`."""
 
     store: int
     version: int
@@ -368,28 +368,28 @@ class Installed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ping(msgspec.Struct, frozen=True, tag=True):
-    """Are you there? Either way."""
+    """A request for a sign of life, in either direction."""
 
     number: int
-    """The answer repeats it: 0, or of who compares clocks its own time in ns."""
+    """The answer repeats it: 0, or the sender's time in ns where it compares clocks."""
 
 
-# ------------------------------------------------------------------------------------ scheduler -> anyone
+# ---------------------------------------------------------------------------------- scheduler -> any role
 
 
 class Met(msgspec.Struct, frozen=True, tag=True):
-    """Your hello has come; the others may still be missing."""
+    """The hello has arrived; other processes may still be missing."""
 
     pulse: str = ""
-    """Where the scheduler listens for signs of life."""
+    """The address at which the scheduler receives heartbeats."""
     echo: str = ""
-    """Where it gives its own: it sends everything back, whatever it is busy with."""
+    """The address of the scheduler's echo, which returns every message even while the scheduler works."""
     absence: float = 0.0
-    """Seconds that it may be away, since it can be started again; 0: silence is the end of it."""
+    """Seconds that the scheduler may be absent, because it can be restarted; 0: its silence ends the job."""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
-    """All are there. To a server, `store` is -1 and the view empty."""
+    """All processes have arrived. To a server, `store` is -1 and the view is empty."""
 
     store: int
     rank: int
@@ -398,7 +398,7 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
     members: tuple[Member, ...]
     servers: tuple[Member, ...]
     returned: bool = False
-    """This worker takes the place of a lost one."""
+    """This worker replaces a lost one."""
     late: tuple[int, ...] = ()
     """As in `View`."""
     seats: tuple[tuple[int, int], ...] = ()
@@ -406,7 +406,7 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """Go away: a class of `kvstore.errors`, and why; of a `PeerLostError` also who."""
+    """The process is refused: a class of `kvstore.errors` and the reason; of a `PeerLostError` the peer."""
 
     error: str
     text: str
@@ -416,50 +416,51 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 class View(msgspec.Struct, frozen=True, tag=True):
-    """Who takes part from now on. Epochs only grow."""
+    """The members from now on. Epochs only grow."""
 
     store: int
     epoch: int
     members: tuple[Member, ...]
-    """Workers that are there."""
+    """Workers that take part."""
     resting: tuple[int, ...]
-    """Those for which no round waits: they have joined; some may have left since the view before this one."""
+    """Workers that no round waits for: they have joined; some may have left since the previous view."""
     losses: tuple[Loss, ...]
-    """All losses so far that nobody has replaced."""
+    """All losses so far without a replacement."""
     servers: tuple[Member, ...]
     broken: bool = False
-    """on_peer_loss is "raise" and somebody is lost, or a server is for good: rounds end, writes raise."""
+    """on_peer_loss is "raise" and a process is lost, or a server is lost for good: writes raise."""
     mode: str = "sync"
     """``"sync"`` or ``"async"``; never changes."""
     late: tuple[int, ...] = ()
-    """Members that took the place of lost ones and have not begun to push: no round and no barrier waits."""
+    """Members that replaced lost ones and have not pushed yet: no round and no barrier waits for them."""
     begin: int = -1
-    """Slice into which one of them will push first. Whoever else comes to it says `JoinPointReached`."""
+    """Slice into which one of them will push first. Every other worker that reaches it sends
+    `JoinPointReached`."""
     begun: int = -1
-    """Rank that is late no more, since all others have reached where it begins."""
+    """Rank that is late no more, because all others have reached its join point."""
     bases: tuple[tuple[int, int], ...] = ()
-    """(slice, round): the last round of each slice that goes on without `begun`."""
+    """(slice, round): the last round of each slice without `begun`."""
     seats: tuple[tuple[int, int], ...] = ()
-    """(rank, seat) where hosts push and not workers: a worker pushes for its host, which has the lowest rank
-    of its workers as its seat. Empty where each worker pushes for itself."""
+    """(rank, seat) where hosts push and not workers: a worker pushes for its host, whose seat is the lowest
+    rank of its workers. Empty where each worker pushes for itself."""
     whole: tuple[int, ...] = ()
-    """Seats of hosts whose last worker has left: servers have all of their parts, and keep them."""
+    """Seats of hosts whose last worker has left: servers have received all of their parts, and keep them."""
     settled: tuple[tuple[int, int], ...] = ()
-    """(rank, version): the newest settings that a worker in `resting` knew. Rounds that it is not in have
-    these or newer ones."""
+    """(rank, version): the newest settings that a worker in `resting` knew. Rounds without it use these or
+    newer ones."""
 
 
 class Answer(msgspec.Struct, frozen=True, tag=True):
-    """To a request of a worker; which of the fields are filled depends on it."""
+    """The answer to a request of a worker; the request determines which fields are set."""
 
     request: int
     entries: tuple[KeyEntry, ...] = ()
     version: int = 0
-    """The settings that hold; see `Record.version`."""
+    """The settings in effect; see `Record.version`."""
     text: str = ""
     error: Failure | None = None
     count: int = 0
-    """Of settings at a barrier: how many optimizers were set, with that of `text`."""
+    """Of settings at a barrier: the number of optimizers that were set, with that of `text`."""
     epoch: int = 0
     """As in `Install`."""
 
@@ -469,40 +470,40 @@ class Install(msgspec.Struct, frozen=True, tag=True):
 
     store: int
     version: int
-    """Counts what servers are told."""
+    """Counts the messages to servers."""
     kind: str
-    """``"settings"``, ``"command"``, or ``"drop"`` (slices in `text`; none: a store that all left)."""
+    """``"settings"``, ``"command"``, or ``"drop"`` (slices in `text`; none: a store that all have left)."""
     text: str
-    """Of settings: the optimizer; empty: there is none."""
+    """Of settings: the optimizer; empty: none."""
     head: int = 0
     since: int = 0
-    """The settings hold for pushes of this version on, up to the next one; see `Record.version`. They replace
-    others."""
+    """The settings hold for pushes of this version and later, up to the next ones; see `Record.version`. They
+    replace earlier settings."""
     ordinal: int = 0
-    """How many optimizers were set, with this one; states belong to one of them."""
+    """The number of optimizers that were set, with this one; states belong to one of them."""
     epoch: int = 0
-    """How often the update counts were set, with an optimizer or by a file: see `UpdateClock`."""
+    """How often the update counts were set, with an optimizer or from a file: see `UpdateClock`."""
     keeps_states: bool = False
-    """Whether states are kept for one more round, as values are: a step can be withdrawn."""
+    """Whether states are stored for one more round, as values are: a step can be withdrawn."""
 
 
 class Slices(msgspec.Struct, frozen=True, tag=True):
-    """To servers: what the slices are that will come; before the initializer knows of them."""
+    """To servers: the slices that will be used; sent before the initializer knows of them."""
 
     store: int
     keys: tuple[KeyEntry, ...]
 
 
 class Pong(msgspec.Struct, frozen=True, tag=True):
-    """Yes."""
+    """The answer to `Ping`."""
 
     number: int
     time: int = 0
-    """The scheduler's: what its clock shows, in ns."""
+    """The scheduler's clock, in ns."""
 
 
 class Over(msgspec.Struct, frozen=True, tag=True):
-    """To servers: the job is over."""
+    """To servers: the job has ended."""
 
     error: str = ""
 
@@ -511,11 +512,11 @@ class Over(msgspec.Struct, frozen=True, tag=True):
 
 
 class Attach(msgspec.Struct, frozen=True, tag=True):
-    """First message of a worker to a server, and again after either was replaced: who I am, what I have.
+    """First message of a worker to a server, and again after either was replaced.
 
-    A worker that came back says it once more when it has begun, to learn in which rounds.
-    `accepted` lists (slice, round): its last push that was answered, for a server that comes back. What the
-    server has forgotten of these is lost with the interval since its snapshot, and nobody waits for it.
+    A worker that returned sends it once more when it has begun, to learn in which rounds.
+    `accepted` lists (slice, round): its last push that was answered, for a server that restarts. Those that
+    the server's snapshot does not have are lost, and no round waits for them.
     """
 
     store: int
@@ -525,49 +526,49 @@ class Attach(msgspec.Struct, frozen=True, tag=True):
     job: str
     accepted: tuple[tuple[int, int], ...] = ()
     met: bool = False
-    """Knows its bases, of this server or of the one whose place it has taken: `accepted` is all there is."""
+    """The worker knows its bases, of this server or of its predecessor: `accepted` is complete."""
     late: bool = False
-    """As far as the worker knows it has not begun; see `View.late`."""
+    """The worker has not begun, to its knowledge; see `View.late`."""
     memory: str = ""
-    """Where this process's shared memory is, if it offers any; see `transport.shared_buffers`."""
+    """The handle of this process's shared memory, if it offers any; see `transport.shared_buffers`."""
     report: int = 1 << 20
-    """Bytes of requests after which it is told that they have come, if no answer tells it."""
+    """Bytes of requests after which the server acknowledges their arrival, if no reply does."""
     host: str = ""
     """Of a worker that pushes for its host: its identity. Servers of other hosts share no memory with it."""
     next: Annotated[int, _SIZE] = 1
-    """Sequence of its next new request; for a server that comes back, as is `unanswered`."""
+    """Sequence of its next new request; for a server that restarts, as is `unanswered`."""
     unanswered: tuple[Annotated[int, _SIZE], ...] = ()
-    """Those below it without an answer. The others never come again: no request waits for them."""
+    """Lower sequences without a reply. All other lower ones are never repeated: no request waits for them."""
 
 
 class Attached(msgspec.Struct, frozen=True, tag=True):
-    """The server takes requests of this worker now."""
+    """The server accepts requests of this worker from now on."""
 
     incarnation: int
     memory: str = ""
-    """Where the server's values are, if it could read the worker's memory."""
+    """The handle of the server's values, if it could read the worker's memory."""
     epoch: int = 0
-    """Of a view that the worker knew when it attached, or later."""
+    """The epoch of a view that is at least as new as the worker's when it attached."""
     bases: tuple[tuple[int, int], ...] = ()
-    """(slice, round): these rounds go on without this worker; its first push belongs to the next."""
+    """(slice, round): these rounds proceed without this worker; its first push belongs to the next."""
     stream: str = ""
-    """Where the worker can open a stream, its token and secret; see `transport.streams`."""
+    """The address at which the worker can open a stream, its token and secret; see `transport.streams`."""
 
     def __repr__(self) -> str:
-        """Leave out what is secret."""
+        """Omit the secret."""
         shown = {name: getattr(self, name) for name in self.__struct_fields__ if name != "stream"}
         return f"Attached({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
 class Fenced(msgspec.Struct, frozen=True, tag=True):
-    """You are not a member any more, or not yet one."""
+    """The receiver is no longer a member, or not yet."""
 
     epoch: int
     text: str
 
 
 class Who(msgspec.Struct, frozen=True, tag=True):
-    """Ask whom round `round` of this slice waits for."""
+    """Request the ranks that round `round` of this slice waits for."""
 
     store: int
     slice: int
@@ -575,7 +576,7 @@ class Who(msgspec.Struct, frozen=True, tag=True):
 
 
 class Missing(msgspec.Struct, frozen=True, tag=True):
-    """Ranks of workers that have not pushed into it, or of processes that have not come."""
+    """Ranks of workers that have not pushed into the round, or of processes that have not arrived."""
 
     store: int
     slice: int
@@ -585,13 +586,13 @@ class Missing(msgspec.Struct, frozen=True, tag=True):
 
 
 class LeftOut(msgspec.Struct, frozen=True, tag=True):
-    """To workers, once: rounds of this slice go on without a worker that left and had not joined."""
+    """To workers, once: rounds of this slice proceed without a worker that left and had not joined."""
 
     store: int
     slice: int
     rank: int
     round: int
-    """The last one that it was in."""
+    """The last round that it pushed into."""
 
 
 _OfMember = JoinRounds | Barrier | CreateKeys | Ready | Lookup | Count | Drop | Settings | Command
@@ -601,15 +602,15 @@ Direct = Attach | Attached | Fenced | Who | Missing | LeftOut
 
 
 class ReliableMessage(msgspec.Struct, frozen=True, tag="Letter"):
-    """Everything between the scheduler and the others, either way: numbered, so that it can be sent again."""
+    """A message between the scheduler and another process: numbered, so that it can be repeated."""
 
     number: int
-    """From 1; 0: only to say what has come, or `Fenced` to somebody who is no longer known."""
+    """From 1; 0: only an acknowledgement, or `Fenced` to a process that is no longer known."""
     seen: int
-    """All messages of the other side up to this one have come."""
+    """All messages of the other side up to this one have arrived."""
     body: ToScheduler | FromScheduler | Fenced | Who | Missing | None = None
     term: int = 0
-    """How often the scheduler was started: its own, or the highest that the other side has heard of."""
+    """How often the scheduler was started: its own count, or the highest that the other side has read."""
 
 
 Control = ToScheduler | FromScheduler | Direct | ReliableMessage

@@ -1,8 +1,8 @@
-"""Optimizer states of parts of keys, as servers keep them, and of whole keys, as files hold them.
+"""Optimizer states of slices, as servers store them, and of whole keys, as files store them.
 
-A part's state travels in the format of `kvstore.optimizer.states`, with flat arrays for a slice of a dense
-key, and for a slice of a table the ids of the rows, the state of all other rows, and the rows' states. A rule
-that needs whole keys has its state with the slice that begins a key.
+The state of a slice travels in the format of `kvstore.optimizer.states`: flat arrays for a slice of a dense
+key; for a slice of a table the ids of the rows, the state of all other rows, and the rows' states. A rule
+that needs whole keys has its state with the first slice of a key.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from .messages import KeyEntry, Slice
 
 
 class PartState(NamedTuple):
-    """What belongs to one slice."""
+    """The optimizer state of one slice."""
 
     #: Whether there is a state; before the first update there is none.
     known: bool
     tree: Tree
-    #: Of a table: the rows that `tree` is of, None for all, and the state of each of the others.
+    #: Of a table: the rows of `tree`, None for all, and the state of each other row.
     ids: Ids | None
     blank: Tree
     updates: int
@@ -41,7 +41,7 @@ NOTHING = PartState(False, None, None, None, 0, 0)
 
 
 def needs_whole_keys(optimizer: Optimizer | None, sparse: bool = False) -> bool:
-    """Whether a rule can only be applied where all of a key is: it takes norms, or is a user's own."""
+    """Return whether a rule needs all of a key on one server: it computes norms, or is defined by a user."""
     if optimizer is None or optimizer.fused:
         return False
     return not (sparse and works_by_rows(optimizer))
@@ -53,11 +53,11 @@ def needs_whole_keys(optimizer: Optimizer | None, sparse: bool = False) -> bool:
 def pack_part(key: Key, part: PartState, table: bool, optimizer: Optimizer) -> bytes:
     """Return the state of a slice as bytes."""
     content = {key: (part.ids, part.blank, part.tree) if table else part.tree} if part.known else {}
-    return states.pack(content, _counted(optimizer, {key: part.updates}, part.num_update), False)
+    return states.pack(content, _with_counts(optimizer, {key: part.updates}, part.num_update), False)
 
 
 def unpack_part(key: Key, data: bytes, table: bool, optimizer: Optimizer) -> PartState:
-    """Return what `pack_part` was given; StateFileError: damaged, of another key, or of another optimizer."""
+    """Return the state that was packed; StateFileError: damaged, or of another key or optimizer."""
     content = states.unpack(data)
     rule = type(optimizer).__name__.lower()
     if content.rule != rule:
@@ -76,7 +76,7 @@ def unpack_part(key: Key, data: bytes, table: bool, optimizer: Optimizer) -> Par
     return PartState(True, tree, ids, blank, updates, content.num_update)
 
 
-def _counted(optimizer: Optimizer, counts: Mapping[Key, int], num_update: int) -> Optimizer:
+def _with_counts(optimizer: Optimizer, counts: Mapping[Key, int], num_update: int) -> Optimizer:
     other = copy.copy(optimizer)
     other._index_update_count = {key: n for key, n in counts.items() if n}
     other.num_update = num_update
@@ -87,11 +87,11 @@ def _counted(optimizer: Optimizer, counts: Mapping[Key, int], num_update: int) -
 
 
 def join_states(entries: Iterable[KeyEntry], parts: Mapping[int, bytes], optimizer: Optimizer) -> Updater:
-    """Put states of slices together; the updater's `save` writes the file that a store of one process would.
+    """Join states of slices; the updater's `save` writes the same file as a store of one process.
 
-    `entries` are all keys of the store, `parts` by slice what `StoreShard.fetch_state` returned, `optimizer`
+    `entries` are all keys of the store, `parts` by slice the results of `StoreShard.fetch_state`; `optimizer`
     is not changed. Raises StateFileError if a part is damaged, KVStoreError if some slices of a key have been
-    updated and others have not yet, or a table is too large for a file.
+    updated and others not yet, or if a table is too large for a file.
     """
     trees: dict[Key, Tree] = {}
     counts: dict[Key, int] = {}
@@ -102,13 +102,13 @@ def join_states(entries: Iterable[KeyEntry], parts: Mapping[int, bytes], optimiz
         counts[key] = max((part.updates for part in found), default=0)
         num_update = max([num_update, *(part.num_update for part in found)])
         if any(part.known for part in found):
-            trees[key] = _joined(entry, found, optimizer)
-    updater = Updater(_counted(optimizer, counts, num_update))
+            trees[key] = _joined_state(entry, found, optimizer)
+    updater = Updater(_with_counts(optimizer, counts, num_update))
     updater.states = trees
     return updater
 
 
-def _joined(entry: KeyEntry, parts: list[PartState], optimizer: Optimizer) -> Tree:
+def _joined_state(entry: KeyEntry, parts: list[PartState], optimizer: Optimizer) -> Tree:
     spec = entry.spec
     if needs_whole_keys(optimizer, spec.sparse):
         return next(part.tree for part in parts if part.known)
@@ -120,40 +120,40 @@ def _joined(entry: KeyEntry, parts: list[PartState], optimizer: Optimizer) -> Tr
     if spec.sparse:
         try:
             whole = [_all_rows(piece, part) for piece, part in zip(entry.slices, parts, strict=True)]
-            return _combined(whole, None)
+            return _concatenated(whole, None)
         except (MemoryError, OverflowError) as error:
             raise KVStoreError(
                 f"the states of table {spec.key!r} with all its {spec.shape[0]} rows do not fit the memory "
                 "of this process"
             ) from error
-    return _combined([part.tree for part in parts], tuple(spec.shape))
+    return _concatenated([part.tree for part in parts], tuple(spec.shape))
 
 
 def _all_rows(piece: Slice, part: PartState) -> Tree:
-    """State of every row of a slice."""
+    """Return the state of every row of a slice."""
     if part.ids is None:
         return part.tree
     order = part.ids, np.arange(len(part.ids), dtype=np.int64)
     return spread_tree(part.tree, part.blank, order, piece.stop - piece.start)
 
 
-def _combined(trees: list[Tree], shape: tuple[int, ...] | None) -> Tree:
-    """Return one state for those of consecutive slices, with arrays of `shape`; None: rows after rows."""
+def _concatenated(trees: list[Tree], shape: tuple[int, ...] | None) -> Tree:
+    """Join the states of consecutive slices, with arrays of `shape`; None: rows after rows."""
     columns = zip(*(arrays_of(tree) for tree in trees), strict=True)
     made = (np.concatenate(column) if len(column) > 1 else column[0] for column in columns)
-    return _rebuilt(trees[0], (array if shape is None else array.reshape(shape) for array in made))
+    return _with_arrays(trees[0], (array if shape is None else array.reshape(shape) for array in made))
 
 
-def _rebuilt(tree: Tree, arrays: Iterator[Array]) -> Tree:
-    """Return a state like `tree` with other arrays."""
+def _with_arrays(tree: Tree, arrays: Iterator[Array]) -> Tree:
+    """Return a state of the same structure as `tree` with other arrays."""
     made: Tree = mapped(tree, lambda _: next(arrays))
     return made
 
 
 def split_states(entries: Iterable[KeyEntry], updater: Updater) -> dict[int, bytes]:
-    """Cut states that an updater has loaded into those of slices, for `StoreShard.put_state`.
+    """Divide the loaded states of an updater into those of slices, for `StoreShard.put_state`.
 
-    Every slice gets one: a key without a state begins anew.
+    Every slice has a result: a key without a state begins without one.
     """
     return {
         part.id: pack_part(
@@ -174,9 +174,9 @@ def _part_of(entry: KeyEntry, piece: Slice, updater: Updater) -> PartState:
         if piece.start:
             return NOTHING._replace(updates=updates, num_update=optimizer.num_update)
     else:
-        tree = _rebuilt(tree, (_cut(array, piece, spec.sparse) for array in arrays_of(tree)))
+        tree = _with_arrays(tree, (_slice_of(array, piece, spec.sparse) for array in arrays_of(tree)))
     return PartState(True, tree, None, None, updates, optimizer.num_update)
 
 
-def _cut(array: Array, piece: Slice, sparse: bool) -> Array:
+def _slice_of(array: Array, piece: Slice, sparse: bool) -> Array:
     return (array if sparse else array.reshape(-1))[piece.start : piece.stop]

@@ -1,4 +1,4 @@
-"""Messages between the scheduler and one other: each is handled once, in order, however often it is sent."""
+"""Messages between the scheduler and one other process, each handled once and in order."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 
 from .messages import ReliableMessage
 
-_AHEAD = 1024  # messages that came before their turn and are kept
-_BURST = 64  # messages that are sent again at once
-_SLOWEST = 8  # times the first pause: who is only slow must not be buried under repetitions
+_AHEAD = 1024  # messages that arrived early and are stored
+_BURST = 64  # messages that are repeated at once
+_SLOWEST = 8  # longest pause, in first pauses: repetitions must not flood a process that is only slow
 
 
 class ReliableLink:
-    """One side of the exchange."""
+    """One end of a reliable link."""
 
     __slots__ = ("_ack_pending", "_early", "_last", "_number", "_out", "_pause", "resend", "seen", "term")
 
     def __init__(self, resend: float, term: int = 0) -> None:
         self.resend = resend
-        #: Of the scheduler; the other side learns it from what it reads.
+        #: The scheduler's term; the other end learns it from the messages that it reads.
         self.term = term
         self.seen = 0
         self._early: dict[int, Any] = {}
@@ -31,12 +31,12 @@ class ReliableLink:
 
     @property
     def number(self) -> int:
-        """Of the last message written."""
+        """The number of the last message written."""
         return self._number
 
     @property
     def acknowledged(self) -> int:
-        """All messages up to this one have come."""
+        """The number up to which the other end has received all messages."""
         return self._out[0][0] - 1 if self._out else self._number
 
     def write(self, body: Any, now: float) -> ReliableMessage:
@@ -54,7 +54,7 @@ class ReliableLink:
         return ReliableMessage(0, self.seen, body, self.term)
 
     def read(self, message: ReliableMessage, now: float) -> list[Any]:
-        """Take a message; return what is to be handled now, in order."""
+        """Store an arrived message; return the bodies that are to be handled now, in order."""
         if self._out and message.seen >= self._out[0][0]:
             self._last, self._pause = now, self.resend
             while self._out and message.seen >= self._out[0][0]:
@@ -64,29 +64,29 @@ class ReliableLink:
         self._ack_pending = True
         if self.seen < message.number <= self.seen + _AHEAD:
             self._early[message.number] = message.body
-        return self._in_turn()
+        return self._deliverable()
 
     def follows(self, message: ReliableMessage) -> bool:
-        """Whether a message is of the last scheduler that was started, as far as this side has heard."""
+        """Return whether a message is of the newest term of the scheduler that this end knows."""
         stale = message.term < self.term
         self.term = max(self.term, message.term)
         return not stale
 
     def is_new(self, message: ReliableMessage) -> bool:
-        """Whether a message says something that is to be handled, now or in its turn."""
+        """Return whether a message has a body that is not yet handled or stored."""
         return message.number > self.seen and message.number not in self._early
 
     def resume(self, term: int, now: float) -> None:
-        """Go on after an absence: send again soon, for the other side has to connect again first."""
+        """Continue after an absence: repeat soon, because the other end has to connect again first."""
         self.term = term
         self._last, self._pause = now, self.resend / 4
 
     def pending_ack(self) -> ReliableMessage | None:
-        """Say what has come, if no other message has said it meanwhile."""
+        """Return an acknowledgement, if no other message has carried it."""
         return self.send_unreliable(None) if self._ack_pending else None
 
     def again(self, now: float) -> list[ReliableMessage]:
-        """Make again the messages that have had no acknowledgement for too long; each time later."""
+        """Return the messages to repeat, if an acknowledgement is overdue; the pause grows each time."""
         if not self._out or now - self._last < self._pause:
             return []
         self._last, self._pause = now, min(2 * self._pause, _SLOWEST * self.resend)
@@ -94,7 +94,7 @@ class ReliableLink:
             ReliableMessage(number, self.seen, body, self.term) for number, body in list(self._out)[:_BURST]
         ]
 
-    def _in_turn(self) -> list[Any]:
+    def _deliverable(self) -> list[Any]:
         bodies = []
         while self.seen + 1 in self._early:
             self.seen += 1

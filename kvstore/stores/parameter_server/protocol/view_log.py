@@ -1,4 +1,4 @@
-"""Views for the log: what a worker, a server and the scheduler hear, or say, of who takes part."""
+"""Views for the log: the members, as a worker and a server receive them and the scheduler sends them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .messages import ReliableMessage, View, Welcome
 
 
 def tell_view(members: MembershipLog, view: View | Welcome) -> None:
-    """Log what a view has that is new; a welcome has the first view of a worker."""
+    """Log the changes in a view; a welcome has the first view of a worker."""
     lost = [f"{loss.role} {loss.rank}" for loss in view.losses] if isinstance(view, View) else []
     there = {f"worker {one.rank}": one.incarnation for one in view.members}
     there |= {f"server {one.rank}": one.incarnation for one in view.servers}
@@ -17,6 +17,6 @@ def tell_view(members: MembershipLog, view: View | Welcome) -> None:
 
 
 def tell_message(members: MembershipLog, message: Any) -> None:
-    """Log the view in a message between the scheduler and another process, if there is one."""
+    """Log the view in a message between the scheduler and another process, if it has one."""
     if type(message) is ReliableMessage and type(message.body) is View:
         tell_view(members, message.body)

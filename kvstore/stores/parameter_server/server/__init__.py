@@ -1,1 +1,1 @@
-"""A server: its loop, its state machine, and the values that it keeps."""
+"""A server: its event loop, its state machine, and its values."""

@@ -1,4 +1,4 @@
-"""Dense keys on a server: slices of their values, and what a batch of complete rounds does to them."""
+"""Dense keys on a server: the values of slices, and their updates by complete rounds."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from ...row_table import undone
 from ...rows import merge, merged
 from ..native._native import SliceValue
 from ..protocol.optimizer_states import NOTHING, PartState, needs_whole_keys
-from ..protocol.payloads import SHARED_BYTES
-from ..transport.shared_buffers import Block, Values
-from .optimizer import OptimizerVersion, State, check_form, refuse_parts
-from .payload import Payload, SliceUpdate, not_kept, plain, some_rows, summands, usual_summands
+from ..protocol.payload_bytes import SHARED_BYTES
+from ..transport.shared_buffers import Block, SharedValues
+from .optimizer import OptimizerState, OptimizerVersion, check_form, refuse_parts
+from .payload import SlicePayload, SliceUpdate, not_kept, plain, some_rows, summands, usual_summands
 
 
 class DenseKey:
-    """A dense key, of which all slices or some are here."""
+    """A dense key with some or all of its slices on this server."""
 
     def __init__(
         self, key: Key, shape: tuple[int, ...], dtype: np.dtype[Any], whole: bool, line: int
     ) -> None:
         self.key, self.shape, self.dtype, self.whole = key, shape, dtype, whole
         self.size = math.prod(shape)
-        #: Elements of a line, as which rows are pushed: see `KeyEntry.line`.
+        #: Elements of a line, the unit of pushed rows: see `KeyEntry.line`.
         self.line = line
-        #: Slices that are here, in their order.
+        #: The slices on this server, in their order.
         self.slices: list[DenseSlice] = []
         #: State of a rule that needs the whole key.
-        self.state = State()
+        self.state = OptimizerState()
         self._memory: tuple[Array, Block | None] | None = None
-        self._values: Values | None = None
+        self._values: SharedValues | None = None
 
-    def room(self, part: DenseSlice, memory: Values | None) -> tuple[Array, Block | None, int]:
-        """Memory for a slice: flat, its block if others can read it, and where in the block it begins."""
+    def memory_for(self, part: DenseSlice, memory: SharedValues | None) -> tuple[Array, Block | None, int]:
+        """Return memory for a slice: a flat array, its shared block if any, and its offset in the block."""
         if not self.whole:
             array, block = allocate(part.size, self.dtype, memory)
             return array, block, 0
@@ -63,17 +63,17 @@ class DenseKey:
 
 
 class DenseSlice(SliceValue):
-    """Elements `start` to `stop` of a key."""
+    """Elements `start` to `stop` of a key: a value, the state of its updates, and their copies."""
 
     __slots__ = ("_copied", "_copy", "_had_state", "_kept", "id", "of", "start", "state", "stop")
 
     def __init__(self, id: int, of: DenseKey, start: int, stop: int) -> None:
         self.id, self.of, self.start, self.stop = id, of, start, stop
-        self.state = State()
-        #: What a value that is updated was after a round, should the next one not come to be whole elsewhere.
+        self.state = OptimizerState()
+        #: Copy of the value before the last round, for reads after another server has lost that round.
         self._copy: Array | None = None
         self._copied = -1
-        #: What the arrays of the state were then, and whether there was one.
+        #: Copies of the state's arrays before that round, and whether there was a state.
         self._kept: tuple[Array, ...] | None = None
         self._had_state = False
 
@@ -84,40 +84,40 @@ class DenseSlice(SliceValue):
 
     @property
     def key(self) -> Key:
-        """The name of the key that it is a part of."""
+        """The key of this slice."""
         return self.of.key
 
-    def state_for(self, settings: OptimizerVersion) -> State:
-        """Return the state that updates use: the slice's, or that of the whole key."""
+    def state_for(self, settings: OptimizerVersion) -> OptimizerState:
+        """Return the state for updates: the slice's, or that of the whole key."""
         return self.of.state if needs_whole_keys(settings.optimizer) else self.state
 
     def live(self) -> Array:
-        """Return the value; KeyNotFoundError: it has none yet."""
+        """Return the value; KeyNotFoundError: there is none yet."""
         value: Array | None = self.value
         if value is None:
             raise KeyNotFoundError(f"slice {self.id} of key {self.of.key!r} has no value yet")
         return value
 
-    def ensure(self, memory: Values | None) -> Array:
-        """Return memory for the value."""
+    def ensure(self, memory: SharedValues | None) -> Array:
+        """Return memory for the value, which is allocated if there is none."""
         if self.value is None:
-            self._furnish(0, memory, *self.of.room(self, memory))
+            self._set_memory(0, memory, *self.of.memory_for(self, memory))
         return self.live()
 
-    def _furnish(
-        self, number: int, memory: Values | None, array: Array, block: Block | None, start: int
+    def _set_memory(
+        self, number: int, memory: SharedValues | None, array: Array, block: Block | None, start: int
     ) -> None:
-        """Give a room its memory, which begins so many bytes after its block."""
+        """Give a value buffer its memory, which begins `start` bytes after its block."""
         dtype = cpu.dtype_number(array.dtype)
         if block is None or memory is None:
-            self.furnish(number, array, dtype)
+            self.set_memory(number, array, dtype)
             return
         place = block.segment, block.offset + start
         lock = memory.seqlock_of(*place) if array.nbytes >= SHARED_BYTES else None
-        self.furnish(number, array, dtype, block, *place, lock)
+        self.set_memory(number, array, dtype, block, *place, lock)
 
     def keep(self, round: int) -> None:
-        """Keep the value as it is before this round; without memory for it there is none."""
+        """Copy the value before this round; without memory for it there is no copy."""
         value = self.live()
         try:
             self._copy = pages.empty((self.size,), value.dtype) if self._copy is None else self._copy
@@ -126,60 +126,60 @@ class DenseSlice(SliceValue):
         np.copyto(self._copy, value)
         self._copied = round - 1
 
-    def other(self, memory: Values | None) -> tuple[Array, tuple[int, int] | None] | None:
-        """Return memory for a sum that leaves the value as it is, and its place; None: there is none."""
+    def memory_for_sum(self, memory: SharedValues | None) -> tuple[Array, tuple[int, int] | None] | None:
+        """Return memory for a sum that leaves the value unchanged, and its place; None: there is none."""
         number = 1 - self.current
-        if self.room(number).array is None:
+        if self.buffer(number).array is None:
             try:
-                self._furnish(number, memory, *allocate(self.size, self.of.dtype, memory), 0)
+                self._set_memory(number, memory, *allocate(self.size, self.of.dtype, memory), 0)
             except MemoryError:
                 return None
-        room = self.room(number)
-        return room.array, room.place
+        buffer = self.buffer(number)
+        return buffer.array, buffer.place
 
-    def move_back(self, memory: Values | None) -> None:
-        """Bring the value back to where the slice began, beside the others of its key."""
-        home = self.room(0)  # also where the value is there, packed: then it is summed now
+    def move_back(self, memory: SharedValues | None) -> None:
+        """Move the value back to the memory that it shares with the other slices of its key."""
+        home = self.buffer(0)  # this access computes a value that is packed
         if self.current == 0:
             return
         with writing(memory, [home.place]):
             np.copyto(home.array, self.live())
-        self.settle()
+        self.use_first_buffer()
 
-    def let_go(self, memory: Values | None) -> None:
-        """Give all memory back, but what the key's other slices are in as well."""
+    def free(self, memory: SharedValues | None) -> None:
+        """Release all memory, except memory that the key's other slices use."""
         home, away = self.blocks
         self.clear()
         if memory is None:
             return
         if away is not None:
-            memory.give(away)
+            memory.free(away)
         if home is not None and not (self.of.whole and self.of.slices):
-            memory.give(home)
+            memory.free(home)
 
     def past(self, round: int) -> Array:
-        """Return the value as it was after a round; KVStoreError: that is not kept."""
+        """Return the value after a round; KVStoreError: it is not stored."""
         if self.before == round:
-            before: Array = self.room(1 - self.current).array
+            before: Array = self.buffer(1 - self.current).array
             return before
         if self._copy is None or self._copied != round:
             raise not_kept(self.of.key, round)
         return self._copy
 
     def plan(self, settings: OptimizerVersion, clock: int) -> tuple[Any, ...]:
-        """Plan one update: rule, parameters, master, states as `Updater.plan`, and the counts after it."""
+        """Prepare one update: rule, parameters, master, states as `Updater.plan`, and the counts after it."""
         key, weight = self.of.key, self.live()
         kind, params, master, states = self.state.begin(settings, key, clock).plan(key, weight)
-        if isinstance(settings.optimizer, SGLD):  # its noise belongs to places in the whole tensor
+        if isinstance(settings.optimizer, SGLD):  # its noise depends on the position in the whole tensor
             params = (*params, self.start)
         return kind, params, master, states, self.state.counted(key)
 
     def updated(
         self, settings: OptimizerVersion, version: int, plan: tuple[Any, ...], kept_after: int = -1
     ) -> None:
-        """Count an update that was planned; where the next ones are like it, they need no Python.
+        """Count an update that `plan` prepared; if the next ones have equal parameters, plan them for C.
 
-        `kept_after`: the round before it, if the state was kept as it was then.
+        `kept_after`: the round before it, if its states were copied.
         """
         rule, params, master, states, counts = plan
         optimizer = settings.optimizer
@@ -187,16 +187,16 @@ class DenseSlice(SliceValue):
         self.state.keep(counts)
         repeated = isinstance(optimizer, Elementwise) and optimizer.is_repeated()
         if repeated and master is None and counts[0] > 0:
-            kept = self.room_for_states(states) if settings.keeps_states else None
+            kept = self.memory_for_states(states) if settings.keeps_states else None
             self.plan_updates(rule, params, states, self.state, version, settings.epoch, kept)
 
     def has_state(self, settings: OptimizerVersion) -> bool:
-        """Whether there is a state of this generation; `room_for_states` is of such, or of none."""
+        """Return whether there is a state of this generation."""
         updater = self.state_for(settings).current(settings)
         return updater is not None and self.key in updater.states
 
-    def room_for_states(self, states: tuple[Array, ...]) -> tuple[Array, ...] | None:
-        """Return memory for what arrays of a state are before a round; None: there is none."""
+    def memory_for_states(self, states: tuple[Array, ...]) -> tuple[Array, ...] | None:
+        """Return memory for copies of a state's arrays; None: there is none."""
         kept = self._kept
         if kept is None or [(a.size, a.dtype) for a in kept] != [(a.size, a.dtype) for a in states]:
             try:
@@ -207,26 +207,26 @@ class DenseSlice(SliceValue):
         return kept
 
     def note_state(self, known: bool) -> None:
-        """Say whether there was a state before the round of which `room_for_states` gets one."""
+        """Record whether there was a state before the round that `memory_for_states` is for."""
         self._had_state = known
 
     def keep_states(self, settings: OptimizerVersion, round: int) -> None:
-        """Keep the state as it is before this round; without memory for it there is none."""
+        """Copy the state before this round; without memory for it there is no copy."""
         state, known = self.state_for(settings), self.has_state(settings)
         updater = state.follow(settings)
-        arrays = arrays_of(updater.states[self.key]) if known and self._begins(state) else ()
-        kept = self.room_for_states(arrays)
-        for array, room in zip(arrays, kept or (), strict=kept is not None):
-            np.copyto(room, array.reshape(-1))
+        arrays = arrays_of(updater.states[self.key]) if known and self._stores_state(state) else ()
+        kept = self.memory_for_states(arrays)
+        for array, memory in zip(arrays, kept or (), strict=kept is not None):
+            np.copyto(memory, array.reshape(-1))
         self._had_state = known
         self.note_kept(-1 if kept is None else round - 1, state)
 
-    def _begins(self, state: State) -> bool:
-        """Whether a state goes with this slice: that of a whole key is with the slice that begins it."""
+    def _stores_state(self, state: OptimizerState) -> bool:
+        """Return whether this slice stores a state: the first slice of a key stores that of a whole key."""
         return state is self.state or self.start == 0
 
     def past_state(self, settings: OptimizerVersion, round: int) -> PartState:
-        """Return the state as it was after a round; KVStoreError: that is not kept."""
+        """Return the state after a round; KVStoreError: it is not stored."""
         state = self.state_for(settings)
         updater = state.current(settings)
         if updater is None:
@@ -234,7 +234,7 @@ class DenseSlice(SliceValue):
         if self.kept_after != round or self._kept is None:
             raise not_kept(self.key, round)
         updates, num_update = self.kept_counts
-        known = (self._had_state or updates > 0) and self._begins(state) and self.key in updater.states
+        known = (self._had_state or updates > 0) and self._stores_state(state) and self.key in updater.states
         if not known:
             return NOTHING._replace(updates=updates, num_update=num_update)
         arrays = iter(self._kept)
@@ -242,34 +242,34 @@ class DenseSlice(SliceValue):
         return PartState(True, tree, None, None, updates, num_update)
 
     def follow(self, settings: OptimizerVersion) -> None:
-        """Bring the float32 copy of a 16-bit value in line with a value that was set from outside."""
+        """Set the float32 copy of a 16-bit value to a value that was assigned."""
         state = self.state_for(settings)
         if state.updater is not None:
             state.updater.follow(self.key, self._weight(state))
 
-    def _weight(self, state: State) -> Array:
-        """Return what a state is the state of."""
+    def _weight(self, state: OptimizerState) -> Array:
+        """Return the weight that a state belongs to."""
         value = self.live()
         return value if state is self.state else self.of.value()
 
     def part_state(self, settings: OptimizerVersion) -> PartState:
-        """Return the state of this generation; that of a whole key is with the slice that begins it."""
+        """Return the state of this generation; the first slice of a key returns that of a whole key."""
         state = self.state_for(settings)
         updater = state.current(settings)
         if updater is None:
             return NOTHING
-        known = self.key in updater.states and self._begins(state)
+        known = self.key in updater.states and self._stores_state(state)
         tree = updater.states[self.key] if known else None
         return PartState(known, tree, None, None, state.updates, state.num_update)
 
     def put_state(self, given: PartState, settings: OptimizerVersion) -> None:
-        """Take over the state of a generation."""
+        """Replace the state by a given one of these settings' generation."""
         self.withdraw_plan()
         self.note_kept(-1, self.state)
         state, optimizer = self.state_for(settings), settings.optimizer
         assert optimizer is not None
         if state is not self.state and self.start:
-            return  # it came with the slice that begins the key
+            return  # the first slice of the key has set it
         updater = Updater(optimizer)
         if given.known:
             fresh = optimizer.create_state_multi_precision(self.key, self._weight(state))
@@ -286,18 +286,18 @@ class DenseSlice(SliceValue):
         return self.live().reshape(self.size // line, line), self.start // line
 
 
-def allocate(size: int, dtype: np.dtype[Any], memory: Values | None) -> tuple[Array, Block | None]:
-    """Memory for so many elements, where others can read it if that can be."""
-    block = memory.take(size * dtype.itemsize) if memory is not None and size else None
+def allocate(size: int, dtype: np.dtype[Any], memory: SharedValues | None) -> tuple[Array, Block | None]:
+    """Return memory for `size` elements, which other processes can read if possible."""
+    block = memory.allocate(size * dtype.itemsize) if memory is not None and size else None
     if block is None:
         return pages.empty((size,), dtype), None
     return block.array.view(dtype), block
 
 
-class Batch:
-    """Jobs of dense slices that one call of the kernels does, each slice once, in memory that others read."""
+class DenseUpdates:
+    """Jobs of dense slices for one call of the kernels, each slice once."""
 
-    def __init__(self, memory: Values | None) -> None:
+    def __init__(self, memory: SharedValues | None) -> None:
         self._memory = memory
         self._sums: list[cpu.ReduceItem] = []
         self._updates: list[cpu.UpdateItem] = []
@@ -308,18 +308,18 @@ class Batch:
     def add(
         self, part: DenseSlice, job: SliceUpdate, settings: OptimizerVersion, keeps: bool = False
     ) -> bool:
-        """Take in a job; if that raises, nothing has happened. False: its outs will not be written.
+        """Add a job; an exception leaves everything unchanged. False: the job's outs will not be written.
 
-        With `keeps` the value before it is kept.
+        With `keeps` the value before the round is stored.
         """
         weight, place = part.live(), part.place
-        sources = self._sources(part, job, settings, keeps)
+        sources = self._sources_of(part, job, settings, keeps)
         if sources is None:
             return False
         outs = [np.frombuffer(out, np.uint8).view(weight.dtype) for out in job.outs]
         known = settings.keeps_states and part.has_state(settings)
         plan = None if settings.optimizer is None else part.plan(settings, job.clock)
-        before, other = weight, part.other(self._memory) if keeps else None
+        before, other = weight, part.memory_for_sum(self._memory) if keeps else None
         if other is not None:
             weight, place = other
             self._swapped.append((part, job.round))
@@ -330,7 +330,7 @@ class Batch:
             new = weight if other is None else (weight, before)
             kept = None
             if keeps and settings.keeps_states:
-                kept = part.room_for_states(states if master is None else (master, *states))
+                kept = part.memory_for_states(states if master is None else (master, *states))
                 part.note_state(known)
             self._updates.append((rule, params, sources, new, master, states, outs, kept or ()))
             after = -1 if kept is None else job.round - 1
@@ -339,10 +339,10 @@ class Batch:
             self._places.append(place)
         return True
 
-    def _sources(
+    def _sources_of(
         self, part: DenseSlice, job: SliceUpdate, settings: OptimizerVersion, keeps: bool
     ) -> list[Array] | cpu.Coded | None:
-        """Return what is to be summed; None where a few rows were pushed, which are done here."""
+        """Return the sources of a sum; None where rows were pushed, and this method has updated them."""
         if (usual := usual_summands(job.parts, part.of.dtype, part.size)) is not None:
             return usual
         if all(payload.rows < 0 for _, payload in job.parts):
@@ -363,32 +363,32 @@ class Batch:
         if keeps:
             part.keep(job.round)
         with writing(self._memory, [part.place]):
-            shaped = tuple(_like(state, shape) for state in states)
-            cpu.update_rows(kind, params, datas, maps, rows, table, _like(master, shape), shaped)
+            shaped = tuple(_reshaped(state, shape) for state in states)
+            cpu.update_rows(kind, params, datas, maps, rows, table, _reshaped(master, shape), shaped)
         part.state.keep(counts)
         return None
 
     def run(self) -> None:
-        """Do all of it."""
+        """Run the kernels for all jobs."""
         with writing(self._memory, self._places):
             if self._sums:
                 cpu.reduce(self._sums)
             if self._updates:
                 cpu.update(self._updates)
         for part, round in self._swapped:
-            part.turn(round)
+            part.swap_buffers(round)
         for part, settings, version, plan, after in self._planned:
             part.updated(settings, version, plan, after)
 
 
 def update_whole(
-    parts: list[tuple[DenseSlice, SliceUpdate]], settings: OptimizerVersion, memory: Values | None
+    parts: list[tuple[DenseSlice, SliceUpdate]], settings: OptimizerVersion, memory: SharedValues | None
 ) -> None:
-    """Let a rule in Python update a whole key with the rounds of its slices; no round counts as zeros."""
+    """Have a rule in Python update a whole key with the rounds of its slices; a missing round is zeros."""
     key = parts[0][0].of
     if not key.whole:
         refuse_parts(settings.optimizer, key.key)
-    gradient = _gradient(key, parts)
+    gradient = _key_gradient(key, parts)
     weight, clock = key.value(), max(job.clock for _, job in parts)
     updater = key.state.follow(settings)
     changes = [weight, *arrays_of(updater.states.get(key.key))]
@@ -397,8 +397,8 @@ def update_whole(
         updater(key.key, gradient, weight)
 
 
-def _gradient(key: DenseKey, parts: list[tuple[DenseSlice, SliceUpdate]]) -> Array | RowSparseArray:
-    """Sum of what was pushed into all slices; row-sparse where that is what everybody pushed."""
+def _key_gradient(key: DenseKey, parts: list[tuple[DenseSlice, SliceUpdate]]) -> Array | RowSparseArray:
+    """Sum the parts of all slices; row-sparse where all workers pushed rows."""
     if (rows := _pushed_rows(key, parts)) is not None:
         return merged(rows)
     total = pages.empty((key.size,), key.dtype)
@@ -417,7 +417,7 @@ def _gradient(key: DenseKey, parts: list[tuple[DenseSlice, SliceUpdate]]) -> Arr
 
 
 def _pushed_rows(key: DenseKey, parts: list[tuple[DenseSlice, SliceUpdate]]) -> list[RowSparseArray] | None:
-    """Return what each worker has pushed, if that is rows, with lines in all slices; else None."""
+    """Return each worker's rows, if all pushed rows, with lines in all slices; else None."""
     by_rank: dict[int, list[RowSparseArray]] = {}
     for part, job in sorted(parts, key=lambda one: one[0].start):
         for rank, payload in job.parts:
@@ -433,35 +433,35 @@ def _pushed_rows(key: DenseKey, parts: list[tuple[DenseSlice, SliceUpdate]]) -> 
 
 
 def _rows_of(key: DenseKey, lines: list[RowSparseArray]) -> RowSparseArray:
-    """Put the lines of rows, from all slices, together."""
+    """Join the lines of rows from all slices."""
     ids = np.concatenate([part.indices for part in lines])
     data = np.concatenate([part.data for part in lines])
     count = math.prod(key.shape[1:]) // key.line
     return trusted_rows(data.reshape(-1, *key.shape[1:]), ids[::count] // count, key.shape)
 
 
-def _whole_part(payload: Payload, dtype: np.dtype[Any], first: int, shape: tuple[int, ...]) -> Array:
+def _whole_part(payload: SlicePayload, dtype: np.dtype[Any], first: int, shape: tuple[int, ...]) -> Array:
     if payload.rows >= 0:
         return some_rows(payload, dtype, first, shape).todense().reshape(-1)
     return plain(payload, dtype, math.prod(shape))
 
 
-def _like(array: Any, shape: tuple[int, ...]) -> Any:
+def _reshaped(array: Any, shape: tuple[int, ...]) -> Any:
     return None if array is None else array.reshape(shape)
 
 
 class ValueCopies:
-    """Values that are set from outside, by one call of the kernels, in memory that others read."""
+    """Values that are assigned, by one call of the kernels, in memory that other processes read."""
 
-    def __init__(self, memory: Values | None) -> None:
+    def __init__(self, memory: SharedValues | None) -> None:
         self._memory = memory
         self._copies: list[cpu.ReduceItem] = []
         self._places: list[tuple[int, int] | None] = []
         #: Numbers of the slices.
         self.slices: set[int] = set()
 
-    def add(self, part: DenseSlice, payload: Payload) -> None:
-        """Take one in; DTypeError or ShapeError: it is none for this slice."""
+    def add(self, part: DenseSlice, payload: SlicePayload) -> None:
+        """Add a value; DTypeError or ShapeError: it does not fit the slice."""
         if payload.rows >= 0:
             raise DTypeError(f"key {part.of.key!r} is dense; its value cannot be set by rows")
         value = plain(payload, part.of.dtype, part.size)
@@ -470,12 +470,12 @@ class ValueCopies:
         self.slices.add(part.id)
 
     def carry_out(self) -> None:
-        """Copy all."""
+        """Copy all values."""
         with writing(self._memory, self._places):
             cpu.reduce(self._copies)
 
 
-def writing(memory: Values | None, places: Iterable[tuple[int, int] | None]) -> Any:
-    """Return a context in which readers on this machine see that values change."""
+def writing(memory: SharedValues | None, places: Iterable[tuple[int, int] | None]) -> Any:
+    """Return a context in which readers of shared memory see that these values change."""
     shared = [place for place in places if place is not None]
     return nullcontext() if memory is None or not shared else memory.writing(shared)

@@ -1,4 +1,4 @@
-"""The slices that a server has: names for who looks on, and their sizes."""
+"""The slices of a server for counters and timelines: their names and sizes."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from ..protocol.messages import KeyEntry
 
 
 class HeldSlices:
-    """The slices of one server, by the number that events have: the store in the upper 32 bits."""
+    """The slices of one server, by the number that events use: the store in the upper 32 bits."""
 
     def __init__(self) -> None:
-        self._names: dict[int, str] = {}  # also of those that are gone: their events are not
+        self._names: dict[int, str] = {}  # also of dropped slices, because their events remain
         self._slices: dict[int, tuple[int, int]] = {}  # number of the key, bytes
         self._keys: Counter[tuple[int, int]] = Counter()  # how many slices of a key, by store and number
-        #: Bytes of the values; of a table, with all its rows.
+        #: Bytes of the values; a table counts with all its rows.
         self.nbytes = 0
 
     @property
     def keys(self) -> int:
-        """Number of keys of which there are slices."""
+        """Number of keys with slices here."""
         return len(self._keys)
 
     def define(self, server: int, store: int, keys: Iterable[KeyEntry]) -> None:
-        """Take in the slices of keys that this server has."""
+        """Add the slices of keys that this server holds."""
         for key in keys:
             row = math.prod(key.spec.shape[1:]) if key.spec.sparse else 1
             element = dtype_named(key.spec.dtype).itemsize * row
@@ -56,5 +56,5 @@ class HeldSlices:
             del self._keys[number >> 32, key]
 
     def names(self) -> dict[int, str]:
-        """Return a name for each slice that there has been."""
+        """Return a name for each slice, also for dropped ones."""
         return dict(self._names)

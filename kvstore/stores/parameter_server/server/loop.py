@@ -1,7 +1,7 @@
-"""A server: its sockets, and what its machine wants done, in one thread.
+"""A server's event loop: its sockets, and the execution of the machine's actions, in one thread.
 
-Arithmetic runs on the kernels' helper threads, outside of the interpreter's lock; while it does, messages
-pile up in ZeroMQ's queues. What the values are, and where they lie, is `storage`'s business.
+Arithmetic runs on the kernels' helper threads, without the interpreter's lock; at that time messages wait
+in ZeroMQ's queues. `storage` has the values and their memory.
 """
 
 from __future__ import annotations
@@ -36,31 +36,31 @@ from ..protocol.failures import raised
 from ..protocol.messages import Batch, Failure, Kind, PayloadLocation, Record
 from ..protocol.view_log import tell_message
 from ..transport.clock_comparison import ClockComparison
-from ..transport.frames import Limits
-from ..transport.heartbeats import HeartbeatResponder
+from ..transport.frames import MessageLimits
+from ..transport.heartbeat_echoes import HeartbeatResponder
 from ..transport.sockets import SCHEDULER, ServerSockets
 from .held_slices import HeldSlices
-from .machine import Server, ServerOptions
+from .machine import ServerMachine, ServerOptions
 from .storage import ServerStorage
 
 log = logging.getLogger("kvstore.ps")
 
-_COMPLAINT = 60.0  # seconds until the same trouble is logged again
-_TICK = 0.1  # seconds between two looks at the clock
+_COMPLAINT = 60.0  # seconds until the same error is logged again
+_TICK = 0.1  # seconds between two ticks
 _COMPARISONS = 10  # of clocks, one in each tick; then one in a hundred ticks
-_FRAME_BYTES = Limits().frame
-_REPLY_BYTES = 1 << 20  # a reply with more is sent in several messages
+_FRAME_BYTES = MessageLimits().frame
+_REPLY_BYTES = 1 << 20  # a larger reply is sent in several messages
 
 
 class ServerLoop:
-    """One server, from its start to its end; from its last snapshot on, where it is started again."""
+    """One server, from its start, or its restart from a snapshot, to its end."""
 
     def __init__(self, roles: Roles, config: PsConfig) -> None:
         self._config = config
         introduce(f"server {roles.rank}" if roles.rank >= 0 else "server")
         self._storage = storage = ServerStorage(roles.rank, config)
         self._members = MembershipLog(log)
-        if not roles.restart:  # one that comes back has its last snapshot, also if it can write no other
+        if not roles.restart:  # a restarted server has its last snapshot, even if it can write no other
             storage.check_snapshots()
         state = storage.restore(roles.job) if roles.restart and config.snapshot else None
         if state is not None:
@@ -78,7 +78,7 @@ class ServerLoop:
             start=config.timeout,
             where=roles.scheduler,
         )
-        self._machine = Server(hello, options, state)
+        self._machine = ServerMachine(hello, options, state)
         self._held = HeldSlices()
         self.counters = self._members.counters = Counters("server", roles.job, roles.rank, roles.num_servers)
         self._sockets.observe(self.counters, self._machine.observe(self.counters))
@@ -91,34 +91,34 @@ class ServerLoop:
         self._stragglers = StragglerLog(log, self._machine.take_late, self.names, self._started)
         self._clocks = ClockComparison()
         self._ticks = 0
-        self._due = False  # a snapshot
+        self._due = False  # a snapshot is
         self._writing: threading.Thread | None = None
-        self._unwritten: Failure | None = None  # why
+        self._unwritten: Failure | None = None  # the failure of the last snapshot
         self._complained = -math.inf
-        #: What workers of this machine are told of our memory, by store and rank.
+        #: By store and rank, the handle of the values for a worker of this machine.
         self._memory: dict[tuple[int, int], str] = {}
         self._attaching: dict[Hashable, tuple[int, int]] = {}
         self._ended: events.End | None = None
         self._handlers: dict[type, Callable[[Any], events.Event | None]] = {
             events.Reply: self._reply,
             events.Apply: self._apply,
-            events.Abort: storage.abort,
-            events.Withdraw: storage.withdraw,
+            events.AbortJobs: storage.abort,
+            events.WithdrawJobs: storage.withdraw,
             events.Send: self._send,
-            events.Write: storage.write,
+            events.WriteSlices: storage.write,
             m.Install: self._configure,
-            events.Define: self._define,
-            events.Forget: self._forget,
+            events.DefineSlices: self._define,
+            events.ForgetSlices: self._forget,
             events.Attachment: self._attach,
-            m.Met: self._met,
+            m.Met: self._meet_scheduler,
             m.Welcome: self._welcomed,
-            events.Save: self._wants_snapshot,
+            events.SaveSnapshot: self._wants_snapshot,
             events.End: self._end,
             events.Failed: self._end,
         }
 
     def run(self) -> None:
-        """Serve until the job is over; KVStoreError: it did not end well, or this server was refused."""
+        """Serve until the end of the job; KVStoreError: it ended with an error, or refused this server."""
         watch(self, ServerLoop.whereabouts)
         recording.follow(self, ServerLoop.record)
         log.info(
@@ -152,7 +152,7 @@ class ServerLoop:
         return f"server {self._machine.rank} serves stores {stores}"
 
     def record(self) -> StoreRecord:
-        """Describe the server for a timeline."""
+        """Return the server's description for a timeline."""
         about = self.counters.read()
         return StoreRecord(
             self.counters.number, "server", about["job"], about["rank"], about["size"], self.names()
@@ -161,12 +161,12 @@ class ServerLoop:
     def _serve_once(self) -> None:
         for peer, message in self._sockets.receive(_TICK):
             tell_message(self._members, message)
-            self._clocks.hear(message)
+            self._clocks.read(message)
             if type(message) is m.Attach:
                 self._attaching[peer] = message.store, message.rank
                 log.debug("worker %d attaches to store %d", message.rank, message.store)
             if isinstance(message, Batch):
-                self._take(peer, *self._storage.reach(message))
+                self._handle_batch(peer, *self._storage.reach(message))
             else:
                 self._step(events.Received(peer, message))
         now = time.monotonic()
@@ -177,13 +177,13 @@ class ServerLoop:
             self._stragglers.look(now)
         self._look_after_snapshots(now)
 
-    def _take(self, peer: Hashable, batch: Batch, segments: Mapping[int, Any]) -> None:
-        """Handle requests of a worker, whose shared memory has these segments."""
+    def _handle_batch(self, peer: Hashable, batch: Batch, segments: Mapping[int, Any]) -> None:
+        """Handle requests of a worker, with the segments of its shared memory."""
         self._step(events.Received(peer, batch))
-        self._link(peer, batch, segments)
+        self._link_stream(peer, batch, segments)
 
     def _compare_clocks(self) -> None:
-        """Ask the scheduler for its time, if a timeline is recorded."""
+        """Request the scheduler's time, if a timeline is recorded."""
         if not self._clocks.wanted or self._heartbeats is None:
             return
         if self._ticks < _COMPARISONS or self._ticks % 100 == 0:
@@ -191,7 +191,7 @@ class ServerLoop:
         self._ticks += 1
 
     def _look_after_snapshots(self, now: float) -> None:
-        """Write one when it is time, in a thread of its own; say so when it is on disk."""
+        """Start a snapshot when it is due, in its own thread; report when it is on disk."""
         if self._writing is not None:
             if not self._writing.is_alive():
                 self._writing = None
@@ -206,7 +206,7 @@ class ServerLoop:
                 thread.start()
                 self._writing = thread
             except RuntimeError as error:
-                log.warning("no thread can be started (%s): this server stands still for its snapshot", error)
+                log.warning("no thread can be started (%s): this server pauses for its snapshot", error)
                 self._write(write)
                 self._end_snapshot()
 
@@ -215,14 +215,14 @@ class ServerLoop:
         if self._unwritten is None:
             took = time.monotonic() - self._saved
             log.info("snapshot written to %s in %.1f s", self._config.snapshot, took)
-        self._step(events.Saved(self._unwritten))
+        self._step(events.SnapshotSaved(self._unwritten))
 
     def _write(self, write: Callable[[], None]) -> None:
         self._unwritten = None
         try:
             write()
         except Exception as error:
-            told = str(error) or type(error).__name__  # a MemoryError may say nothing
+            told = str(error) or type(error).__name__  # a MemoryError may have no text
             self._unwritten = Failure(
                 "StateFileError",
                 f"server {self._machine.rank} has no snapshot: {told}. Correct it, then init the key again",
@@ -243,8 +243,8 @@ class ServerLoop:
         handler = self._handlers.get(type(action))
         return None if handler is None else handler(action)
 
-    def _link(self, peer: Hashable, batch: Batch, segments: Mapping[int, Any]) -> None:
-        """Have the next requests of a worker's stream handled without Python, as far as that goes."""
+    def _link_stream(self, peer: Hashable, batch: Batch, segments: Mapping[int, Any]) -> None:
+        """Have C handle the next requests of a worker's stream as far as possible."""
         link = self._sockets.link_of(peer)
         if link is None or link.session.gone:
             if not self._sockets.has_stream(peer):
@@ -258,19 +258,19 @@ class ServerLoop:
             link.map(number, memory)
 
     def names(self) -> dict[int, str]:
-        """Name the key of each slice, by the number that its events have."""
+        """Return a name for the key of each slice, by the number that its events use."""
         return self._held.names()
 
-    def _define(self, action: events.Define) -> None:
+    def _define(self, action: events.DefineSlices) -> None:
         self._storage.define(action)
         self._held.define(self._machine.rank, action.store, action.keys)
         self._count_held()
 
     def _count_held(self) -> None:
-        """Bring the counters to the keys held; tables count with all their rows, so the sum may be huge."""
+        """Update the counters of held keys; tables count with all their rows, so the sum may be huge."""
         self.counters.hold(self._held.keys, min(self._held.nbytes, 2**64 - 1))
 
-    def _apply(self, action: events.Apply) -> events.Applied | None:
+    def _apply(self, action: events.Apply) -> events.JobsApplied | None:
         phase = UPDATING if any(job.version for job in action.jobs) else SUMMING
         with self.counters.during(phase):
             applied = self._storage.apply(action)
@@ -280,13 +280,13 @@ class ServerLoop:
                 self._machine.hold(action.store, job.slice, value)
         return applied
 
-    def _configure(self, install: m.Install) -> events.Configured:
-        return events.Configured(install.store, install.version, self._storage.configure(install))
+    def _configure(self, install: m.Install) -> events.InstallDone:
+        return events.InstallDone(install.store, install.version, self._storage.configure(install))
 
     def _attach(self, action: events.Attachment) -> None:
         self._memory[action.store, action.rank] = self._storage.attach(action)
 
-    def _forget(self, action: events.Forget) -> None:
+    def _forget(self, action: events.ForgetSlices) -> None:
         self._storage.forget(action)
         self._held.forget(action.store, action.slices)
         self._count_held()
@@ -296,12 +296,12 @@ class ServerLoop:
                 self._forget_names(worker)
 
     def _forget_names(self, worker: tuple[int, int], but: Hashable = None) -> None:
-        """Forget by which names the sockets knew a worker, but for the one that it has now."""
+        """Forget the socket identities of a worker, except its present one."""
         for peer in [one for one, known in self._attaching.items() if known == worker and one != but]:
             del self._attaching[peer]
             self._sockets.forget(peer)
 
-    def _met(self, met: m.Met) -> None:
+    def _meet_scheduler(self, met: m.Met) -> None:
         self._heartbeats = HeartbeatResponder(met.pulse, self._process, self._roles.keys, self._roles.job)
         self._sockets.meet(met.echo)
 
@@ -312,7 +312,7 @@ class ServerLoop:
         self.counters.describe("server", self._roles.job, welcome.rank, self._roles.num_servers)
         introduce(f"server {welcome.rank}")
 
-    def _wants_snapshot(self, action: events.Save) -> None:
+    def _wants_snapshot(self, action: events.SaveSnapshot) -> None:
         self._due = True
 
     def _end(self, action: events.End | events.Failed) -> None:
@@ -328,7 +328,7 @@ class ServerLoop:
         self._sockets.send(action.peer, message)
 
     def _reply(self, action: events.Reply) -> None:
-        """Answer one worker; what is large goes in several messages."""
+        """Answer one worker; a large reply is sent in several messages."""
         with self.counters.during(MOVING, NO_SLICE, 0, 0, action.batch.rank):
             self._send_answers(action)
 
@@ -338,9 +338,9 @@ class ServerLoop:
         size = 0
         store, rank = action.batch.store, action.batch.rank
         for kind, request, round, detail in action.answers:
-            record, buffers = self._answer(store, rank, kind, request, round, detail)
+            record, buffers = self._read_answer(store, rank, kind, request, round, detail)
             if size and size + record.nbytes > _REPLY_BYTES and buffers:
-                self._flush(action, records, frames)
+                self._send_reply(action, records, frames)
                 records, frames, size = [], [], 0
             if buffers:
                 record = record._replace(frame=len(frames))
@@ -348,17 +348,17 @@ class ServerLoop:
                 size += record.nbytes
             records.append(record)
         if records or not action.answers:
-            self._flush(action, records, frames)
+            self._send_reply(action, records, frames)
 
-    def _flush(self, action: events.Reply, records: list[Record], frames: list[Any]) -> None:
+    def _send_reply(self, action: events.Reply, records: list[Record], frames: list[Any]) -> None:
         self._sockets.send(action.peer, action.batch._replace(records=records, frames=tuple(frames)))
 
-    def _answer(
+    def _read_answer(
         self, store: int, rank: int, kind: Kind, request: Record, round: int, detail: Any
     ) -> tuple[Record, Sequence[Any]]:
         record = Record(kind, request.slice, request.sequence, round)
         if kind == Kind.FAILED:
-            return _failed(record, detail)
+            return _failure_record(record, detail)
         if kind != Kind.VALUE:
             return record, ()
         try:
@@ -370,11 +370,11 @@ class ServerLoop:
             if found.flags == m.IN_PLACE and found.place == PayloadLocation.NONE:
                 self.counters.move(SHARED, request.nbytes, 0)
         except KVStoreError as error:
-            return _failed(record, Failure(type(error).__name__, str(error)))
+            return _failure_record(record, Failure(type(error).__name__, str(error)))
         return found._replace(kind=kind, slice=request.slice, sequence=request.sequence, round=round), buffers
 
     def _check_size(self, store: int, found: Record, slice: int, buffers: Sequence[Any]) -> None:
-        """Raise CapabilityError if an answer is too large for a message: the codec would end this server."""
+        """Raise CapabilityError if a reply is too large for a message: the codec would end this server."""
         if found.nbytes <= _FRAME_BYTES:
             return
         if all(len(one) <= _FRAME_BYTES for one in buffers):
@@ -387,6 +387,6 @@ class ServerLoop:
         )
 
 
-def _failed(record: Record, failure: Failure) -> tuple[Record, list[bytes]]:
+def _failure_record(record: Record, failure: Failure) -> tuple[Record, list[bytes]]:
     text = msgspec.msgpack.encode(failure)
     return record._replace(kind=Kind.FAILED, place=PayloadLocation.FRAME, nbytes=len(text)), [text]

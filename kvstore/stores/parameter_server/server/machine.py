@@ -1,4 +1,4 @@
-"""The server's state machine: stores that the scheduler speaks of, workers, and their requests."""
+"""The server's state machine: the scheduler, the stores, their workers and requests."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from ..protocol.losses import lost, stopped, unmet
 from ..protocol.messages import Batch, Failure, Kind, Record, ReliableMessage
 from ..protocol.reliable_link import ReliableLink
 from ..protocol.silence import SilenceDetector
-from .sessions import StepEffects, WorkerSession
 from .store_machine import StoreMachine
+from .worker_sessions import StepEffects, WorkerSession
 
 SCHEDULER = "scheduler"
 
-_AHEAD = 1024  # batches of an epoch that is not known yet; what is not kept is sent again
-_EARLY = 4096  # attachments that are kept for stores of which the scheduler has not spoken yet
+_AHEAD = 1024  # stored batches of an unknown epoch; workers repeat the others
+_EARLY = 4096  # stored attachments to stores that the scheduler has not announced yet
 
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """How a server goes about it."""
+    """The options of a server's machine."""
 
-    #: Seconds after which what goes to the scheduler is sent again.
+    #: Seconds after which messages to the scheduler are repeated.
     resend_after: float = 1.0
-    #: After twice as many seconds without a word of the scheduler it is lost, and the server ends.
+    #: After twice as many seconds without a message of the scheduler it is lost, and the server ends.
     dead_after: float = DEFAULTS["dead_after"]
-    #: Bytes of requests after which a worker is told that they have come, if no answer tells it; it may want
-    #: to be told earlier.
+    #: Bytes of requests after which the server acknowledges their arrival, if no reply does; a worker may
+    #: request a lower number.
     report: int = 1 << 20
-    #: Whether snapshots are kept: the first value of a key is then answered once it is in one, and no sum is
-    #: written over what was pushed, which comes again if this server is started again.
+    #: Whether there are snapshots: the first value of a key is then answered once it is in a snapshot, and no
+    #: sum overwrites a pushed array, which is pushed again if this server restarts.
     saves: bool = False
-    #: Seconds that it may take until the scheduler's first word; 0: as long.
+    #: Seconds until the scheduler's first message; 0: as `dead_after`.
     start: float = 0.0
-    #: Address at which the scheduler is looked for.
+    #: The scheduler's address, for errors.
     where: str = "its address"
 
 
-class Server:
-    """One server process; `step` is all there is to drive it."""
+class ServerMachine:
+    """One server process; all events enter by `step`."""
 
     def __init__(
         self, hello: m.Hello, options: ServerOptions | None = None, snapshot: dict[str, Any] | None = None
@@ -61,11 +61,11 @@ class Server:
         self._stores: dict[int, StoreMachine] = {}
         self._early: dict[Hashable, m.Attach] = {}
         self._sums = Sums(self.options.saves)
-        self._saving: list[tuple[WorkerSession, Record]] = []  # in the snapshot that is being written
+        self._saving: list[tuple[WorkerSession, Record]] = []  # answered when the current snapshot is written
         self._silence = SilenceDetector(self.options.dead_after)
-        self._met = False  # the scheduler has ever said a word
-        self._absence = 0.0  # seconds that it may be away, as it has said
-        self._echoes = False  # it has said where its echo is
+        self._met = False  # a message of the scheduler has arrived
+        self._absence = 0.0  # seconds that the scheduler may be absent, as in its `Met`
+        self._echoes = False  # the address of its echo is known
         self._handlers: dict[type, Callable[[Any, float], None]] = {
             m.Met: self._has_met,
             m.Welcome: self._welcomed,
@@ -81,7 +81,7 @@ class Server:
             self._store(state["store"]).restore(state)
 
     def step(self, event: events.Event, now: float) -> list[Action]:
-        """Take one event; return what is to be done."""
+        """Handle one event; return the actions."""
         kind = type(event)
         self._effects.gather()
         self._silence.step(now)
@@ -89,64 +89,64 @@ class Server:
             return []
         if kind is events.Received:
             self._received(event.peer, event.message, now)  # type: ignore[union-attr]
-        elif kind is events.Applied:
+        elif kind is events.JobsApplied:
             self._applied(event)  # type: ignore[arg-type]
         elif kind is events.Tick:
             self._tick(now)
-        elif kind is events.Configured:
+        elif kind is events.InstallDone:
             self._configured(event, now)  # type: ignore[arg-type]
-        elif kind is events.Saved:
+        elif kind is events.SnapshotSaved:
             self._saved(event)  # type: ignore[arg-type]
         elif kind is events.Start:
-            self._silence.hear(now)
+            self._silence.note_heartbeat(now)
             self._write(self.hello, now)
         return self._effects.end()
 
     def quiet(self) -> bool:
-        """Whether no `Apply` or `Write` is under way, so that values and `snapshot` belong together."""
+        """Return whether no `Apply` or `WriteSlices` is in progress, so that values and `snapshot` agree."""
         return all(store.quiet() for store in self._stores.values())
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what to keep beside the values, fit for JSON; only while it is `quiet`."""
+        """Return the state to store with the values, as JSON types; only while it is `quiet`."""
         if self._effects.unsaved:
             self._saving += self._effects.unsaved
             self._effects.unsaved.clear()
         return {"stores": [store.snapshot() for store in self._stores.values()]}
 
     def waits_for(self, store: int, rank: int) -> bool:
-        """Whether no round goes on without this worker: what it is sent cannot change before it has it."""
+        """Return whether all rounds wait for this worker: a value cannot change before the worker has it."""
         found = self._stores.get(store)
-        if found is None or found.members.seats:  # there its host may go on without it
+        if found is None or found.members.seats:  # another worker of its host may push in its place
             return False
         return found.members.sync and rank in found.members.needed
 
     def link(self, store: int, rank: int, job: int) -> Link | None:
-        """Make what handles a worker's requests where nothing is special; None: it has not attached."""
+        """Return a link that handles a worker's usual requests in C; None: the worker has not attached."""
         found = self._stores.get(store)
         return None if found is None else found.link(rank, self._sums, job)
 
     def observe(self, counters: Counters) -> Any:
-        """Count in `counters` from now on; return a capsule that says whom this server waits for."""
+        """Count in `counters` from now on; return a capsule that names the workers this server waits for."""
         self._effects.observe(counters)
         self._sums.observe(counters)
         return self._effects.waits
 
     def watch_arrivals(self) -> None:
-        """Take the times at which parts of rounds arrive, from now on."""
+        """Record the arrival times of parts of rounds from now on."""
         self._effects.watch_arrivals()
 
     def take_late(self) -> tuple[int, list[tuple[int, int, int, int, int, int]]]:
-        """Return how many rounds were complete since the last call, and those that waited for one worker."""
+        """Return how many rounds were complete since the last call, and which waited for one worker."""
         return self._effects.take_late()
 
     def hold(self, store: int, slice_: int, value: SliceValue | TableRows) -> None:
-        """Know where a slice has its value, so that its rounds can be summed outside of this class."""
+        """Set the value of a slice, so that C can sum its rounds."""
         found = self._stores.get(store)
         if found is not None:
             found.requests.hold(slice_, value)
 
     def stores(self) -> list[int]:
-        """Numbers of the stores that it holds."""
+        """Return the numbers of the stores."""
         return list(self._stores)
 
     # ------------------------------------------------------------------------------------------------ workers
@@ -156,7 +156,7 @@ class Server:
         if kind is Batch:
             self._requests(peer, message)
         elif peer == ECHO:
-            self._silence.hear(now)
+            self._silence.note_heartbeat(now)
         elif kind is ReliableMessage:
             if peer == SCHEDULER:
                 self._read(message, now)
@@ -170,17 +170,17 @@ class Server:
     def _requests(self, peer: Hashable, batch: Batch) -> None:
         store = self._stores.get(batch.store)
         if store is None:
-            return  # not attached yet; it will be sent again
+            return  # not attached yet; the worker repeats it
         session = store.sessions.by_rank.get(batch.rank)
         if batch.epoch > store.members.epoch:
-            # Made after somebody came, of whom the scheduler's word is still on its way: it may have to wait.
+            # The worker knows a view that has not arrived here: the batch waits for it.
             if len(store.ahead) < _AHEAD:
                 store.ahead.append((peer, batch))
             return
         if session is not None and session.incarnation == batch.incarnation:
             if store.members.returning is None:
                 session.peer = peer
-                store.take(session, batch)
+                store.handle_requests(session, batch)
         elif store.members.incarnations.get(batch.rank) != batch.incarnation:
             self._effects.actions.append(Send(peer, store.fence(batch.rank)))
 
@@ -195,14 +195,14 @@ class Server:
         elif len(self._early) < _EARLY:
             self._early[peer] = attach
 
-    def _applied(self, event: events.Applied) -> None:
+    def _applied(self, event: events.JobsApplied) -> None:
         store = self._stores.get(event.store)
         if store is not None:
             store.requests.applied(event.results)
             store.requests.given_up(event.given_up)
 
-    def _saved(self, event: events.Saved) -> None:
-        """Answer what waited for a snapshot."""
+    def _saved(self, event: events.SnapshotSaved) -> None:
+        """Answer the requests that waited for a snapshot."""
         for session, record in self._saving:
             if event.error is None:
                 store = self._stores.get(session.store)
@@ -218,7 +218,7 @@ class Server:
     def _read(self, message: ReliableMessage, now: float) -> None:
         if not self._link.follows(message):
             return
-        self._silence.hear(now)
+        self._silence.note_heartbeat(now)
         self._met = True
         for body in self._link.read(message, now):
             handler = self._handlers.get(type(body))
@@ -258,7 +258,7 @@ class Server:
                 store.attach(peer, attach)
 
     def _define(self, message: m.Slices, now: float) -> None:
-        self._effects.actions.append(events.Define(message.store, message.keys))
+        self._effects.actions.append(events.DefineSlices(message.store, message.keys))
         mine = [one.id for entry in message.keys for one in entry.slices if one.server == self.rank]
         self._store(message.store).define(mine)
 
@@ -278,9 +278,9 @@ class Server:
             del self._stores[message.store]
             for waiting in (self._effects.unsaved or [], self._saving):
                 waiting[:] = [one for one in waiting if one[0].store != message.store]
-            self._effects.work.append(events.Forget(message.store, None))
+            self._effects.work.append(events.ForgetSlices(message.store, None))
 
-    def _configured(self, event: events.Configured, now: float) -> None:
+    def _configured(self, event: events.InstallDone, now: float) -> None:
         store = self._stores.get(event.store)
         if store is not None:
             store.version = max(store.version, event.version)
@@ -308,20 +308,20 @@ class Server:
     def _tick(self, now: float) -> None:
         self._effects.actions.extend(Send(SCHEDULER, message) for message in self._link.again(now))
         if self._effects.unsaved:
-            self._effects.work.append(events.Save())
+            self._effects.work.append(events.SaveSnapshot())
         silent, patience = self._silence.silent(now), self.options.dead_after
-        # Until it has said how long it may be away, it may be as long as until its first word.
+        # Until the scheduler has sent its absence, the limit is that of its first message.
         told = self._met and self._echoes
         limit = 2 * patience if told else self.options.start or 2 * patience
-        if self._silence.lost(now, max(self._absence, limit)):
-            # Before this process was started again it had met one.
+        if self._silence.is_lost(now, max(self._absence, limit)):
+            # A restarted server had met a scheduler before.
             met = self._met or self.hello.restarted
             failure = lost((m.Loss("scheduler", 0, silent),)) if met else unmet(self.options.where, silent)
             if met and self._silence.stopped > patience:
                 failure = stopped(f"server {self.rank}", self._silence.stopped, patience, failure)
             self._end(failure)
-        elif self._silence.asks(now):
+        elif self._silence.should_ask(now):
             if self._echoes:
                 self._effects.actions.append(Send(ECHO, m.Ping(0)))
-            if not self._echoes or self._silence.is_long(now):  # another may be at its address
+            if not self._echoes or self._silence.is_long(now):  # another process may be at the echo's address
                 self._effects.actions.append(Send(SCHEDULER, self._link.send_unreliable(m.Ping(0))))

@@ -1,8 +1,7 @@
-"""The settings of a store on a server, version by version, and the optimizer's state of a part of a key.
+"""The settings of a store on a server, by version, and the optimizer's state of a slice or key.
 
-A round is updated with the settings that its workers had agreed to when they pushed, even if newer ones are
-there already; so every version has an optimizer object of its own. Objects of one generation share their
-states.
+A round uses the settings that its workers agreed on when they pushed, even if newer ones have arrived; so
+every version has its own optimizer object. Objects of one generation share their states.
 """
 
 from __future__ import annotations
@@ -24,62 +23,62 @@ from ....optimizer.settings_log import SettingsAt
 from ....optimizer.update_clock import time_at
 from ..native._native import UpdateCounts
 
-_KEPT = 1024  # rounds of a slice that wait are three; whoever changes settings more often between them is odd
+_KEPT = 1024  # at most three rounds of a slice wait, and few programs change settings so often between them
 
 
 class OptimizerVersion(NamedTuple):
-    """What holds from a version on."""
+    """The settings from a version on."""
 
     version: int
-    #: Counts the optimizers that were set, None included; states belong to one of them.
+    #: The number of optimizers that were set, None included; each has its own states.
     generation: int
     optimizer: Optimizer | None
     #: The optimizer's description.
     text: str
     #: Number of the record that has set the update counts; see `UpdateClock`.
     epoch: int
-    #: Whether states are kept for one more round, as values are: a step can be taken back.
+    #: Whether states are stored for one more round, as values are: a step can be withdrawn.
     keeps_states: bool = False
 
 
 class OptimizerVersions:
-    """All versions of the settings."""
+    """All versions of the settings of a store."""
 
     def __init__(self) -> None:
         self._versions = [OptimizerVersion(0, 0, None, "", 0)]
 
     def newest(self) -> OptimizerVersion:
-        """Return what holds for what comes now."""
+        """Return the newest settings."""
         return self._versions[-1]
 
     def at(self, version: int) -> OptimizerVersion:
-        """Return what holds for a version."""
+        """Return the settings of a version."""
         if version >= self._versions[-1].version:
             return self._versions[-1]
         place = bisect.bisect_right(self._versions, version, key=lambda settings: settings.version)
         return self._versions[max(0, place - 1)]
 
     def made(self, version: int, settings: SettingsAt) -> OptimizerVersion:
-        """Return what will hold from a version on; ConfigError: there can be no such optimizer here."""
+        """Return new settings, which `put` installs; ConfigError: this server cannot create the optimizer."""
         ordinal, text, epoch, keeps_states = settings
         like = (one.optimizer for one in self._versions if (one.generation, one.text) == (ordinal, text))
-        optimizer = next(like, None) or _built(text)
+        optimizer = next(like, None) or _optimizer_of(text)
         return OptimizerVersion(version, ordinal, optimizer, text, epoch, keeps_states)
 
     def put(self, settings: OptimizerVersion) -> None:
-        """Let settings hold from their version on, in place of those that did."""
+        """Install settings from their version on, in place of settings of the same version."""
         place = bisect.bisect_left(self._versions, settings.version, key=lambda one: one.version)
         found = self._versions[place : place + 1]
         end = place + 1 if found and found[0].version == settings.version else place
         self._versions[place:end] = [settings]
-        del self._versions[1 : 1 - _KEPT]  # the first is that of side keys
+        del self._versions[1 : 1 - _KEPT]  # the first version is that of side keys
 
     def all(self) -> list[OptimizerVersion]:
         """Return all versions, oldest first."""
         return list(self._versions)
 
     def described(self) -> list[dict[str, Any]]:
-        """Return all versions, fit for JSON."""
+        """Return all versions as JSON types."""
         return [
             {
                 "version": one.version,
@@ -93,13 +92,13 @@ class OptimizerVersions:
 
     @classmethod
     def from_description(cls, described: list[dict[str, Any]]) -> OptimizerVersions:
-        """Make again what `described` told of."""
+        """Return the versions that `described` has written."""
         versions = cls()
         versions._versions = [
             OptimizerVersion(
                 int(one["version"]),
                 int(one["era"]),
-                _built(one["text"]),
+                _optimizer_of(one["text"]),
                 one["text"],
                 int(one["epoch"]),
                 bool(one.get("keeps")),
@@ -109,7 +108,7 @@ class OptimizerVersions:
         return versions
 
 
-def _built(text: str) -> Optimizer | None:
+def _optimizer_of(text: str) -> Optimizer | None:
     if not text:
         return None
     try:
@@ -124,7 +123,7 @@ def _built(text: str) -> Optimizer | None:
         )
     try:
         return Optimizer.from_config(name, config)
-    except Exception as error:  # the worker has made it, so the classes here are not those of the worker
+    except Exception as error:  # the worker could create it, so the classes here differ from the worker's
         raise ConfigError(
             f"{str(error) or type(error).__name__}. A server makes the optimizer and its schedule from its "
             "own modules: move the class into a module, and name it with --import (`kvstore run -s 1 "
@@ -132,14 +131,14 @@ def _built(text: str) -> Optimizer | None:
         ) from error
 
 
-def _name(optimizer: Optimizer | None) -> str:
+def _rule_name(optimizer: Optimizer | None) -> str:
     return "no optimizer" if optimizer is None else type(optimizer).__name__
 
 
-class State(UpdateCounts):
-    """An optimizer's state of a slice, or of a whole key.
+class OptimizerState(UpdateCounts):
+    """The optimizer's state of a slice, or of a whole key.
 
-    `updates`: how many there were in this generation; `num_update`: the schedule's time of the last of them.
+    `updates`: their number in this generation; `num_update`: the schedule's time of the last of them.
     """
 
     __slots__ = ("generation", "updater")
@@ -149,7 +148,7 @@ class State(UpdateCounts):
         self.updater: Updater | None = None
 
     def follow(self, settings: OptimizerVersion) -> Updater:
-        """Return the updater, with these settings; states of another generation are fresh."""
+        """Return the updater, with these settings; another generation begins with fresh states."""
         assert settings.optimizer is not None
         if self.updater is None or self.generation != settings.generation:
             self.updater, self.generation = Updater(settings.optimizer), settings.generation
@@ -158,7 +157,7 @@ class State(UpdateCounts):
         return self.updater
 
     def current(self, settings: OptimizerVersion) -> Updater | None:
-        """Return the updater if it belongs to their generation."""
+        """Return the updater if it belongs to the settings' generation."""
         return self.updater if self.generation == settings.generation else None
 
     def begin(self, settings: OptimizerVersion, key: Key, stamp: int) -> Updater:
@@ -176,19 +175,19 @@ class State(UpdateCounts):
         return optimizer._index_update_count.get(key, self.updates), optimizer.num_update
 
     def keep(self, counts: tuple[int, int]) -> None:
-        """Say that the update is done."""
+        """Set the counts, after an update."""
         self.updates, self.num_update = counts
 
     @contextmanager
     def counting(self, settings: OptimizerVersion, key: Key, stamp: int) -> Iterator[Updater]:
-        """Lend the updater for one update, which counts if the body succeeds."""
+        """Yield the updater for one update, which counts if the body succeeds."""
         updater = self.begin(settings, key, stamp)
         yield updater
         self.keep(self.counted(key))
 
 
 def check_form(key: Key, tree: Tree, fresh: Tree, rows: int | None = None) -> None:
-    """Raise StateFileError unless a state is like a fresh one; with `rows` that of one row is given."""
+    """Raise StateFileError unless a state has the form of a fresh one; with `rows`, `fresh` is of one row."""
     theirs = [(array.dtype.name, array.shape) for array in arrays_of(tree)]
     ours = [
         (array.dtype.name, array.shape if rows is None else (rows, *array.shape[1:]))
@@ -199,10 +198,10 @@ def check_form(key: Key, tree: Tree, fresh: Tree, rows: int | None = None) -> No
 
 
 def refuse_parts(optimizer: Optimizer | None, key: Key) -> NoReturn:
-    """Raise ConfigError for a rule that needs a whole key of which only a part is here."""
+    """Raise ConfigError for a rule that needs a whole key of which this server has only a part."""
     raise ConfigError(
-        f"{_name(optimizer)} needs whole tensors, and key {key!r} is spread over several servers; set the "
-        "optimizer on every worker (the lowest rank moves such keys to one server), or start one server"
+        f"{_rule_name(optimizer)} needs whole tensors, and key {key!r} is spread over several servers; set "
+        "the optimizer on every worker (the lowest rank moves such keys to one server), or start one server"
     )
 
 
@@ -210,17 +209,17 @@ def check_dtype(settings: OptimizerVersion, key: Key, dtype: np.dtype[Any]) -> N
     """Raise DTypeError for an optimizer on integers, which have no gradient."""
     if settings.optimizer is not None and dtype.kind in "iu":
         raise DTypeError(
-            f"key {key!r} holds {dtype}; {_name(settings.optimizer)} updates floating-point weights only"
+            f"key {key!r} holds {dtype}; {_rule_name(settings.optimizer)} updates floating-point weights only"
         )
 
 
 def explained(error: Exception, settings: OptimizerVersion, key: Key, server: int) -> Exception:
-    """Return what to tell workers of an error in an update."""
+    """Return the exception that workers receive for an error in an update."""
     if isinstance(error, (KVStoreError, MemoryError)):
         return error
     kind = type(error).__name__
     told = UpdaterError(
-        f"{_name(settings.optimizer)} raised {kind} on key {key!r} (server {server}): {error}"
+        f"{_rule_name(settings.optimizer)} raised {kind} on key {key!r} (server {server}): {error}"
     )
     told.__cause__ = error
     return told

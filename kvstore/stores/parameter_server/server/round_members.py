@@ -1,4 +1,4 @@
-"""Who takes part in the rounds of one store, as the scheduler's last view tells."""
+"""The members of the rounds of one store, as the scheduler's last view lists them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from .slice_rounds import SliceRounds
 
 
 class RoundMembers:
-    """The members of one store: for whom rounds wait, who rejoins, and from which round on each takes part.
+    """The members of one store: which ones rounds wait for or not, and from which round each pushes.
 
     Where hosts push and not workers, rounds wait for seats: the lowest ranks of the hosts that have members.
 
-    `restarted`: this server has taken the place of one that ended, and members have to attach again.
+    `restarted`: this server has replaced one that ended, and all members have to attach again.
     """
 
     def __init__(self, restarted: bool) -> None:
@@ -23,21 +23,21 @@ class RoundMembers:
         self.sync = True
         self.incarnations: dict[int, int] = {}  # by rank
         self.seats: dict[int, int] = {}  # by rank, where hosts push; else empty
-        self.needed: frozenset[int] = frozenset()  # members, or seats, for whose pushes rounds wait
-        self.rejoining: frozenset[int] = frozenset()  # members that came back, and no round waits for
-        self.collecting_join_point = False  # for one of them: `View.begin`
+        self.needed: frozenset[int] = frozenset()  # members, or seats, that rounds wait for
+        self.rejoining: frozenset[int] = frozenset()  # restarted members that no round waits for
+        self.collecting_join_point = False  # of one of them: `View.begin`
         self.broken: Failure | None = None
-        #: Of a server that has come back: what the members said of themselves, until all have.
+        #: Of a restarted server: the attachments of members, until all have attached.
         self.returning: dict[int, Attach] | None = {} if restarted else None
         #: The ranks that rounds wait for, as `native/rounds.h` reads them; `_note` keeps it up to date.
         self.of_rounds = Members()
-        #: Of workers that came back: (slice, round), the last rounds that go on without them.
+        #: Of restarted workers: (slice, round), the last rounds without them.
         self._join_points: dict[int, tuple[tuple[int, int], ...]] = {}
-        #: Who has left without having joined: the last round of each slice that it was in.
+        #: Of workers that have left without having joined: the last round of each slice with their part.
         self.left: dict[int, dict[int, int]] = {}
 
     def update(self, view: View, slices: Iterable[SliceRounds]) -> set[int]:
-        """Take a newer view; return ranks whose parts of rounds that are not complete are lost."""
+        """Apply a newer view; return the ranks of lost parts of incomplete rounds."""
         self.epoch, self.sync, self.seats = view.epoch, view.mode == "sync", dict(view.seats)
         members = {member.rank: member.incarnation for member in view.members}
         dead = {loss.rank for loss in view.losses if loss.role == "worker"} & self.incarnations.keys()
@@ -54,55 +54,55 @@ class RoundMembers:
         return self.without_members(dead | replaced, replaced) - set(view.whole)
 
     def without_members(self, gone: set[int], replaced: Iterable[int] = ()) -> set[int]:
-        """Return the seats that are left with nobody but who was replaced and begins anew."""
+        """Return the seats of these ranks that no member is left to push for, unless it was `replaced`."""
         return set(map(self.seat, gone)) - set(map(self.seat, self.incarnations.keys() - set(replaced)))
 
     def seat(self, rank: int) -> int:
-        """Return for whom a worker pushes: for itself, or for its host."""
+        """Return the rank that a worker pushes for: itself, or the seat of its host."""
         return self.seats.get(rank, rank)
 
     def _note(self) -> None:
-        """Tell `native/rounds.h` whom rounds wait for; after each change of what this is made of."""
+        """Set the ranks that `native/rounds.h` waits for; to be called after each change of their sources."""
         waits = self.returning is not None or self.collecting_join_point or bool(self.left)
         usual = self.broken is None and not waits
         self.of_rounds.set(self.needed, self.sync and usual, self.epoch, not self.sync and usual)
 
     def break_off(self, failure: Failure) -> None:
-        """Complete no round any more."""
+        """Complete no more rounds."""
         self.broken = failure
         self._note()
 
     def await_all(self) -> None:
-        """Take up the place of a server that has ended: all members have to attach again."""
+        """Replace a server that has ended: all members have to attach again."""
         self.returning = {}
         self._note()
 
     def missing(self, rounds: SliceRounds | None, number: int) -> list[int]:
-        """Ranks for which a round of a slice waits."""
+        """Return the ranks that a round of a slice waits for."""
         if self.returning is not None:
             return sorted(self.incarnations.keys() - self.returning.keys())
         return rounds.missing(number, self.needed) if rounds is not None and number > rounds.round else []
 
-    # ------------------------------------------------------------------------------------ those who came back
+    # ------------------------------------------------------------------------------------ restarted workers
 
     def join_point(self, rank: int) -> tuple[tuple[int, int], ...]:
-        """Return (slice, round): the last rounds that go on without this worker, if it came back."""
+        """Return (slice, round): the last rounds without this worker, if it was restarted."""
         return self._join_points.get(rank, ())
 
     def set_join_point(self, rank: int, after: Mapping[int, int], slices: Iterable[SliceRounds]) -> None:
-        """Let a worker that came back take part after these rounds; in those before nobody waits for it."""
+        """Let a restarted worker take part after these rounds; rounds up to them do not wait for it."""
         point: dict[int, int] = {}
         for rounds in slices:
             last = point[rounds.id] = max(after.get(rounds.id, 0), rounds.base())
-            rounds.lose({rank}, last)  # what the one before it had pushed, ahead of all others
+            rounds.lose({rank}, last)  # parts that its predecessor had pushed ahead of all others
             if last > rounds.round:
                 rounds.pass_over(rank, last)
         self._join_points[rank] = tuple((slice_, last) for slice_, last in point.items() if last)
 
     def all_returned(self, slices: Mapping[int, SliceRounds]) -> bool:
-        """Whether, since the last call, all members have attached to a server that has come back.
+        """Return whether, since the last call, all members have attached to a restarted server.
 
-        What they had pushed, and it has not, is lost: rounds pass over it.
+        Parts that they had pushed, and this server does not have, are lost: rounds proceed without them.
         """
         if self.returning is None or not self.incarnations.keys() <= self.returning.keys():
             return False
@@ -120,10 +120,10 @@ class RoundMembers:
                     rounds.pass_over(seat, max(round_, rounds.skip.get(seat, 0)))
         return True
 
-    # ----------------------------------------------------------------------------------------- those who left
+    # ----------------------------------------------------------------------------------- workers that left
 
     def _note_left(self, others: Iterable[int], slices: Iterable[SliceRounds]) -> None:
-        """Note who of those that rounds have waited for is gone, without a word: it is none of these."""
+        """Record the members that rounds have waited for and that have left without joining: not `others`."""
         for rank in self.needed.difference(others):
             after = dict(self.join_point(rank))
             last = ((rounds.id, rounds.last(rank)) for rounds in slices)
@@ -132,7 +132,7 @@ class RoundMembers:
                 self.left[rank] = was_in
 
     def left_out(self, slice_: int, round_: int) -> list[tuple[int, int]]:
-        """Return, once, who was in rounds of this slice and is not in this one: rank, and its last round."""
+        """Return, once, the (rank, last round) of workers that rounds of this slice now proceed without."""
         gone = [(rank, rounds[slice_]) for rank, rounds in self.left.items() if slice_ in rounds]
         gone = [(rank, last) for rank, last in gone if last < round_]
         for rank, _ in gone:

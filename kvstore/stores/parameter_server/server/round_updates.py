@@ -1,4 +1,4 @@
-"""Complete rounds of a store's slices: parts are summed, and update or replace the values."""
+"""Complete rounds of a store's slices: parts are summed, and the sums update or replace the values."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from ....arrays.sparse import RowSparseArray
 from ....settings.definitions import is_side
 from ...entry import Array
 from ..protocol.optimizer_states import needs_whole_keys
-from .dense import Batch, DenseKey, DenseSlice, update_whole
+from .dense import DenseKey, DenseSlice, DenseUpdates, update_whole
 from .optimizer import OptimizerVersion, OptimizerVersions, check_dtype, explained
 from .payload import SliceUpdate, plain, some_rows
 from .shard_slices import ShardSlices
-from .sparse import Table
+from .sparse import TableSlice
 from .whole_keys import WholeKeys
 
 
 class RoundUpdates:
-    """Applies the rounds of one store's slices, each with the settings that its workers had agreed to."""
+    """Applies the rounds of one store's slices, each with the settings that its workers agreed on."""
 
     def __init__(self, slices: ShardSlices, optimizers: OptimizerVersions) -> None:
         self._slices = slices
         self._optimizers = optimizers
-        #: By slice, the newest version of the settings that a round of it has had.
+        #: By slice, the newest version of the settings that a round has used.
         self.versions: dict[int, int] = {}
-        #: Slices whose last `apply` has written its outs.
+        #: Slices with outs that the last `apply` has written.
         self.written: set[int] = set()
         self._whole_keys = WholeKeys()
 
     def gather(self, jobs: Sequence[SliceUpdate]) -> list[SliceUpdate]:
         """Return the jobs that can be applied now.
 
-        Most come back at once. A rule that needs whole tensors gets all slices of a key together: jobs of
-        such keys are kept until all of their round are there. Payloads must stay good meanwhile.
+        Most are returned at once. A rule that needs whole tensors updates all slices of a key together: jobs
+        of such keys are stored until all of their round are there. Their payloads must stay valid until then.
         """
         now: list[SliceUpdate] = []
         for job in jobs:
@@ -46,15 +46,15 @@ class RoundUpdates:
         return now
 
     def abort(self) -> list[int]:
-        """Drop the jobs that `gather` has kept; return their slices."""
+        """Drop the jobs that `gather` has stored; return their slices."""
         return self._whole_keys.abort()
 
     def withdraw(self, rank: int) -> tuple[list[int], list[SliceUpdate]]:
-        """Drop kept jobs of a worker that is gone; return their slices, and jobs that can be applied now."""
+        """Drop stored jobs of a lost worker; return their slices, and jobs that can be applied now."""
         return self._whole_keys.withdraw(rank)
 
     def forget(self, slices: Iterable[int]) -> None:
-        """Drop what is kept of slices, while they are still there."""
+        """Drop the stored jobs of slices, while the slices still exist."""
         for slice in slices:
             held = self._slices.held.get(slice)
             if isinstance(held, DenseSlice):
@@ -64,22 +64,22 @@ class RoundUpdates:
     def _waits_for_others(self, part: DenseSlice, job: SliceUpdate) -> bool:
         if not part.of.whole or len(part.of.slices) == 1 or is_side(part.key):
             return False
-        # A job without parts does not tell of what version the other slices' are.
+        # A job without parts does not show the version of the other slices' jobs.
         settings = [self._settings(job)] if job.parts else self._optimizers.all()
         return part.of in self._whole_keys or any(needs_whole_keys(one.optimizer) for one in settings)
 
     def apply(self, jobs: Sequence[SliceUpdate]) -> list[Exception | None]:
         """Sum the parts of each job, and update or replace the slice's value.
 
-        Many small slices take one call of the kernels. Numbers are those of the `local` store, bit by bit,
-        for one push with the parts as the list of values, however the key is cut. Returns for each job None,
-        or what went wrong (UpdaterError, ShapeError, DTypeError ...): its slice is as it was then, and the
-        others are through.
+        Many small slices use one call of the kernels. Results are those of the `local` store, bit by bit, for
+        one push with the parts as the list of values, however the key is divided. Returns for each job None,
+        or its error (UpdaterError, ShapeError, DTypeError ...): its slice is unchanged then, and the other
+        jobs are done.
         """
         results: list[Exception | None] = [None] * len(jobs)
         self.written.clear()
         memory = self._slices.memory
-        batch = Batch(memory)
+        batch = DenseUpdates(memory)
         together: dict[int, tuple[int, OptimizerVersion, Any]] = {}
         whole: dict[tuple[DenseKey, int], list[int]] = {}
         for number, job in enumerate(jobs):
@@ -87,14 +87,14 @@ class RoundUpdates:
                 settings, held = self._settings(job), self._slices.find(job.slice)
                 if not job.parts:
                     continue
-                if isinstance(held, Table):
+                if isinstance(held, TableSlice):
                     _apply_table(held, job._replace(version=self.versions[job.slice]), settings)
                 elif needs_whole_keys(settings.optimizer):
                     whole.setdefault((held.of, job.round), []).append(number)
                 else:
                     if job.slice in together:  # its next round
                         self._run(batch, together, results)
-                        batch, together = Batch(memory), {}
+                        batch, together = DenseUpdates(memory), {}
                     check_dtype(settings, held.of.key, held.of.dtype)
                     job = job._replace(version=self.versions[job.slice])
                     if batch.add(held, job, settings, _may_be_undone(job)) and job.outs:
@@ -108,10 +108,10 @@ class RoundUpdates:
         self._slices.changed.update(job.slice for job in jobs)
         return results
 
-    def _run(self, batch: Batch, together: dict[int, Any], results: list[Exception | None]) -> None:
+    def _run(self, batch: DenseUpdates, together: dict[int, Any], results: list[Exception | None]) -> None:
         try:
             batch.run()
-        except Exception as error:  # no memory for the call itself; nothing was written
+        except Exception as error:  # no memory for the call itself; nothing is written
             for number, settings, key in together.values():
                 results[number] = explained(error, settings, key, self._slices.server)
 
@@ -125,7 +125,7 @@ class RoundUpdates:
             key = dense[0][0].of
             check_dtype(settings, key.key, key.dtype)
             undone = any(map(_may_be_undone, jobs))
-            for part in key.slices:  # also those that have no job
+            for part in key.slices:  # also slices without a job
                 self._slices.changed.add(part.id)
                 if undone:
                     part.keep(jobs[0].round)
@@ -137,16 +137,16 @@ class RoundUpdates:
                 results[number] = self._explained(error, job)
 
     def _settings(self, job: SliceUpdate) -> OptimizerVersion:
-        """Return the settings for a job; those of a slice never go back."""
+        """Return the settings for a job; the version of a slice never decreases."""
         held = self._slices.held.get(job.slice)
         version = max(job.version, self.versions.get(job.slice, 0))
         if held is not None and is_side(held.key):
-            version = 0  # also where a worker that has joined knew of an optimizer
+            version = 0  # also where a worker that has joined knew an optimizer
         self.versions[job.slice] = version
         if held is not None:
             held.withdraw_plan()
         if isinstance(held, DenseSlice):
-            held.sums = not version  # `native/sums.h` knows no settings but those of a plan
+            held.sums = not version  # `native/sums.h` has no settings except those of a plan
         return self._optimizers.at(version)
 
     def _explained(self, error: Exception, job: SliceUpdate) -> Exception:
@@ -156,7 +156,7 @@ class RoundUpdates:
         return explained(error, self._settings(job), held.key, self._slices.server)
 
 
-def _apply_table(table: Table, job: SliceUpdate, settings: OptimizerVersion) -> None:
+def _apply_table(table: TableSlice, job: SliceUpdate, settings: OptimizerVersion) -> None:
     check_dtype(settings, table.key, table.dtype)
     sources: list[RowSparseArray | Array] = [
         some_rows(payload, table.dtype, table.start, table.shape)
@@ -169,5 +169,5 @@ def _apply_table(table: Table, job: SliceUpdate, settings: OptimizerVersion) -> 
 
 
 def _may_be_undone(job: SliceUpdate) -> bool:
-    """Whether a worker may be lost of which other slices never get their part."""
+    """Return whether the round may be undone: a worker may be lost between its parts of two slices."""
     return len(job.parts) > 1

@@ -1,4 +1,4 @@
-"""The slices of one store on one server: what was defined, what has a value, and what has changed."""
+"""The slices of one store on one server: which are defined, have a value, and have changed."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from collections.abc import Iterable, Sequence
 from ....arrays.element_types import dtype_named
 from ....errors import KeyNotFoundError
 from ..protocol.messages import Key, KeyEntry, Slice
-from ..transport.shared_buffers import Values
+from ..transport.shared_buffers import SharedValues
 from .dense import DenseKey, DenseSlice
-from .sparse import Table
+from .sparse import TableSlice
 
 
 class ShardSlices:
     """Slices by their numbers.
 
-    `memory` is where dense values are put, so that workers of this machine can read them.
+    `memory` is for dense values, so that workers of this machine can read them.
     """
 
-    def __init__(self, store: int, server: int, memory: Values | None) -> None:
+    def __init__(self, store: int, server: int, memory: SharedValues | None) -> None:
         self.store, self.server, self.memory = store, server, memory
         self.entries: dict[int, KeyEntry] = {}  # by the number of the key's first slice
-        self._newest: dict[Key, int] = {}  # the first slice of each key, where the key is now
-        self.held: dict[int, DenseSlice | Table] = {}
+        self._newest: dict[Key, int] = {}  # the first slice of each key in its present placement
+        self.held: dict[int, DenseSlice | TableSlice] = {}
         self.ready: set[int] = set()
-        #: Slices that are not as in the last snapshot.
+        #: Slices that differ from the last snapshot.
         self.changed: set[int] = set()
 
     def define(self, entries: Sequence[KeyEntry]) -> None:
-        """Take note of slices that will come; known ones stay."""
+        """Add slices that workers will use; known slices stay."""
         for entry in entries:
             key, first = entry.spec.key, entry.slices[0].id
             self._newest[key] = max(first, self._newest.get(key, first))
@@ -39,7 +39,7 @@ class ShardSlices:
                 make(entry, mine)
 
     def current(self) -> list[KeyEntry]:
-        """Return the keys that have slices here; without the places that keys have moved from."""
+        """Return the keys that have slices here, in their present placement."""
         return [
             entry for entry in self.entries.values() if entry.slices[0].id == self._newest[entry.spec.key]
         ]
@@ -56,10 +56,10 @@ class ShardSlices:
         dtype = dtype_named(spec.dtype)
         for piece in mine:
             shape = (piece.stop - piece.start, *spec.shape[1:])
-            self.held[piece.id] = Table(spec.key, piece.start, shape, dtype, len(entry.slices) == 1)
+            self.held[piece.id] = TableSlice(spec.key, piece.start, shape, dtype, len(entry.slices) == 1)
 
-    def find(self, slice: int) -> DenseSlice | Table:
-        """Return a slice; KeyNotFoundError: there is none with that number here."""
+    def find(self, slice: int) -> DenseSlice | TableSlice:
+        """Return a slice; KeyNotFoundError: this server has none with that number."""
         try:
             return self.held[slice]
         except KeyError:
@@ -68,17 +68,17 @@ class ShardSlices:
             ) from None
 
     def set_ready(self, slice: int) -> None:
-        """Note that a slice has a value that was set from outside."""
+        """Record that a slice has a value, which was assigned."""
         self.ready.add(slice)
         self.changed.add(slice)
 
     def withdraw_plans(self) -> None:
-        """Have the next round of each slice look at the settings again."""
+        """Have the next round of each slice read the settings again."""
         for held in self.held.values():
             held.withdraw_plan()
 
     def note_changed(self) -> None:
-        """Note the slices that rounds have changed without this class."""
+        """Record the slices that rounds in C have changed."""
         self.changed.update(slice for slice, held in self.held.items() if held.take_changed())
 
     def forget(self, slices: Iterable[int]) -> None:
@@ -93,4 +93,4 @@ class ShardSlices:
 
     def _give_back(self, part: DenseSlice) -> None:
         part.of.slices.remove(part)
-        part.let_go(self.memory)
+        part.free(self.memory)

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 import msgspec
 
 from ..native._native import SliceTable, SliceValue, TableRows, applied_usual
-from ..protocol.events import Abort, Forget, SliceRound, SliceWrite, Withdraw
+from ..protocol.events import AbortJobs, ForgetSlices, SliceRound, SliceWrite, WithdrawJobs
 from ..protocol.messages import FLAGS, KIND, PROBE, ROUND, SEQUENCE, SLICE, Failure, Kind, LeftOut, Record
 from .round_members import RoundMembers
-from .sessions import StepEffects, StoreSessions, WorkerSession
 from .slice_rounds import OPEN, WRITES, Frames, SliceActivity, SliceRounds
+from .worker_sessions import StepEffects, StoreSessions, WorkerSession
 
 _PUSH, _PULL, _PUSHPULL, _INIT = Kind.PUSH, Kind.PULL, Kind.PUSHPULL, Kind.INIT
 _DONE, _VALUE, _UNKNOWN, _LAST_ROUND = Kind.DONE, Kind.VALUE, Kind.UNKNOWN, Kind.LAST_ROUND
@@ -310,7 +310,7 @@ class SliceRequests:
         for rounds in self.slices.values():
             rounds.leave(session)
         if not self._members.sync:
-            self._effects.work.append(Withdraw(self._store, session.rank))
+            self._effects.work.append(WithdrawJobs(self._store, session.rank))
 
     def fail_waiting(self, failure: Failure) -> None:
         """Let nobody wait for a round any more, since the store is broken.
@@ -321,7 +321,7 @@ class SliceRequests:
             for session, record in rounds.abandon():
                 self._effects.fail(session, record, rounds.round, failure)
             self._settle(rounds)
-        self._effects.work.append(Abort(self._store))
+        self._effects.work.append(AbortJobs(self._store))
 
     def define(self, slices: Iterable[int]) -> None:
         """Slices of this server that will come, or have come back from a snapshot."""
@@ -348,7 +348,7 @@ class SliceRequests:
             for session, record in [*waiting, *rounds.take_push_waiters()]:
                 self._effects.fail(session, record, 0, self._no_value(slice_))
         if dropped:
-            self._effects.work.append(Forget(self._store, tuple(dropped)))
+            self._effects.work.append(ForgetSlices(self._store, tuple(dropped)))
 
     # ---------------------------------------------------------------------------------------------- refusals
 

@@ -10,7 +10,7 @@ from typing import Any
 from ..native._native import SliceState
 from ..protocol.events import SliceRound
 from ..protocol.messages import Failure, Kind, Record
-from .sessions import WorkerSession
+from .worker_sessions import WorkerSession
 
 #: Rounds after the complete one whose parts are accepted; a push into a later one waits.
 OPEN = 2

@@ -1,8 +1,8 @@
-"""Snapshots of what a server holds: a folder of safetensors files, and a manifest that says which count.
+"""Snapshots of a server's store: a folder of safetensors files, and a manifest that names the valid ones.
 
-A snapshot writes what has changed to a new file, then the manifest in one step, then removes files that
-no manifest names. A kill in between leaves the snapshot before. The manifest has a checksum of its text, and
-those of the files that it names.
+A snapshot writes the changed slices to a new file, then replaces the manifest atomically, then removes files
+that the manifest does not name. A kill leaves the previous snapshot. The manifest has a checksum of its text,
+and of the files that it names.
 """
 
 from __future__ import annotations
@@ -27,60 +27,60 @@ from ....optimizer.optimizer import State as Tree
 from ...entry import Array
 from ..protocol.messages import KeyEntry
 from ..protocol.optimizer_states import PartState
-from ..transport.shared_buffers import Values
+from ..transport.shared_buffers import SharedValues
 from .dense import DenseSlice
-from .optimizer import OptimizerVersion, State
-from .sparse import Table
+from .optimizer import OptimizerState, OptimizerVersion
+from .sparse import TableSlice
 
 FORMAT = "kvstore.server"
 VERSION = 2
 _MANIFEST = "manifest.json"
 
-Held = DenseSlice | Table
+Held = DenseSlice | TableSlice
 Tensors = dict[str, Array]
 
 
-class Manifest(msgspec.Struct):
-    """What a snapshot consists of."""
+class SnapshotManifest(msgspec.Struct):
+    """The content of a snapshot."""
 
     format: str
     version: int
     store: int
     server: int
-    #: Counts snapshots; part of the files' names.
+    #: The number of the snapshot; part of the files' names.
     number: int
     entries: list[KeyEntry]
     rules: list[dict[str, Any]]
-    #: By slice the file that it is in, and what is said of it there.
+    #: By slice the name of its file, and its description in that file.
     slices: dict[int, tuple[str, dict[str, Any]]]
-    #: By name of a file its checksum.
+    #: Checksums by the names of the files.
     files: dict[str, str]
     versions: dict[int, int]
     rounds: dict[str, Any]
 
 
-class Folder:
-    """Where the snapshots of one shard are."""
+class SnapshotFolder:
+    """The folder of the snapshots of one store shard."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._last: Manifest | None = None
+        self._last: SnapshotManifest | None = None
 
     def is_there(self) -> bool:
-        """Whether there is a snapshot: the first one begins with a folder, and ends with the manifest."""
+        """Return whether there is a snapshot: a first one is complete when there is a manifest."""
         return (self.path / _MANIFEST).exists()
 
     def remove(self) -> None:
-        """Remove all, as far as the system lets us; whoever is killed meanwhile leaves no snapshot."""
+        """Remove all files, as far as possible; the manifest first, so that a kill leaves no snapshot."""
         with contextlib.suppress(OSError):
             (self.path / _MANIFEST).unlink()
         shutil.rmtree(self.path, ignore_errors=True)
 
-    def read(self) -> Manifest:
-        """Return the manifest of the last snapshot; StateFileError: damaged or foreign, or there is none."""
+    def read(self) -> SnapshotManifest:
+        """Return the manifest of the last snapshot; StateFileError: damaged, foreign, or missing."""
         path = self.path / _MANIFEST
         try:
-            manifest = msgspec.json.decode(read_sealed(path), type=Manifest)
+            manifest = msgspec.json.decode(read_sealed(path), type=SnapshotManifest)
         except FileNotFoundError:
             raise StateFileError(f"{path} is missing, so there is no snapshot in this folder") from None
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -91,8 +91,8 @@ class Folder:
             )
         return manifest
 
-    def tensors(self, manifest: Manifest) -> dict[int, Tensors]:
-        """Return the arrays of each slice; StateFileError: a file is damaged, or is not there."""
+    def tensors(self, manifest: SnapshotManifest) -> dict[int, Tensors]:
+        """Return the arrays of each slice; StateFileError: a file is damaged or missing."""
         content = {name: self._tensors(name, checksum) for name, checksum in manifest.files.items()}
         return {slice: content[name][slice] for slice, (name, _) in manifest.slices.items()}
 
@@ -111,10 +111,10 @@ class Folder:
         except FileNotFoundError as error:
             raise StateFileError(f"{self.path / name} is gone, a part of the last snapshot") from error
 
-    def write(self, manifest: Manifest, changed: dict[int, tuple[dict[str, Any], Tensors]]) -> None:
-        """Write a snapshot; number, slices and files of the manifest are filled in.
+    def write(self, manifest: SnapshotManifest, changed: dict[int, tuple[dict[str, Any], Tensors]]) -> None:
+        """Write a snapshot; this sets number, slices and files of the manifest.
 
-        `changed`: by slice what is said of it, and its arrays; other slices stay as they were.
+        `changed`: by slice its description and its arrays; other slices are as in the previous snapshot.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         if self._last is None:
@@ -135,14 +135,14 @@ class Folder:
         try:
             write_sealed(self.path / _MANIFEST, msgspec.json.encode(manifest))
         except StateFileError as error:
-            if is_replaced(error):  # the next one must not write over the files that this one names
+            if is_replaced(error):  # the next snapshot must not overwrite the files of this snapshot
                 self._last = manifest
             raise
         self._last = manifest
-        self._tidy(manifest)
+        self._remove_unused(manifest)
 
-    def _tidy(self, manifest: Manifest) -> None:
-        """Remove files of which nothing counts any more, and what a killed process left half written."""
+    def _remove_unused(self, manifest: SnapshotManifest) -> None:
+        """Remove files that the manifest does not name, and incomplete files of a killed process."""
         needed = {_MANIFEST, *manifest.files}
         for path in self.path.iterdir():
             if path.name not in needed and (path.suffix == ".safetensors" or path.suffix == ".tmp"):
@@ -153,63 +153,69 @@ class Folder:
 
 
 def described(held: Held) -> tuple[dict[str, Any], Tensors]:
-    """Return what a file says of a slice, and copies of its arrays."""
+    """Return a slice's description for a file, and copies of its arrays."""
     tensors: Tensors = {}
-    said = _described(held, tensors)
+    said = _describe(held, tensors)
     return said, {name: array.copy() for name, array in tensors.items()}
 
 
-def _described(held: Held, tensors: Tensors) -> dict[str, Any]:
+def _describe(held: Held, tensors: Tensors) -> dict[str, Any]:
     if isinstance(held, DenseSlice):
         tensors["value"] = held.live()
-        said: dict[str, Any] = {"state": _state(held.state, held.of.key, "state", tensors)}
+        said: dict[str, Any] = {"state": _describe_state(held.state, held.of.key, "state", tensors)}
         if held.start == 0 and held.of.whole:
-            said["whole"] = _state(held.of.state, held.of.key, "whole", tensors)
+            said["whole"] = _describe_state(held.of.state, held.of.key, "whole", tensors)
         return said
     tensors["rows"], tensors["blank"] = held.held, held.blank
     if held.index is not None:
         tensors["ids"] = held.ids_as_they_lie()
-    said = {"state": _state(held.state, held.key, "state", tensors)}
+    said = {"state": _describe_state(held.state, held.key, "state", tensors)}
     if held.has_blank_tree():
-        said["blank"] = _outline(held.blank_tree, "blank-state", tensors)
+        said["blank"] = _describe_tree(held.blank_tree, "blank-state", tensors)
     if held.given is not None:
-        said["given"] = _given(*held.given, tensors)
+        said["given"] = _describe_given(*held.given, tensors)
     return said
 
 
-def _given(settings: OptimizerVersion, given: PartState, tensors: Tensors) -> dict[str, Any]:
-    """Describe a loaded state that is not the table's before its next update."""
+def _describe_given(settings: OptimizerVersion, given: PartState, tensors: Tensors) -> dict[str, Any]:
+    """Describe a loaded state that becomes the table's with its next update."""
     if given.ids is not None:
         tensors["given-ids"] = given.ids
     counts = {"era": settings.generation, "updates": given.updates, "num_update": given.num_update}
-    outline, blank = _outline(given.tree, "given", tensors), _outline(given.blank, "given-blank", tensors)
+    outline, blank = (
+        _describe_tree(given.tree, "given", tensors),
+        _describe_tree(given.blank, "given-blank", tensors),
+    )
     return {**counts, "known": given.known, "outline": outline, "blank": blank}
 
 
 def _take_given(
-    held: Table, said: dict[str, Any], tensors: Tensors, versions: dict[int, OptimizerVersion]
+    held: TableSlice, said: dict[str, Any], tensors: Tensors, versions: dict[int, OptimizerVersion]
 ) -> None:
     settings = versions.get(said["era"])
     if settings is None or settings.optimizer is None:
         return  # as in `_take_state`
-    tree, blank = _rebuilt(said["outline"], "given", tensors), _rebuilt(said["blank"], "given-blank", tensors)
+    tree, blank = (
+        _restored_tree(said["outline"], "given", tensors),
+        _restored_tree(said["blank"], "given-blank", tensors),
+    )
     counts = said["updates"], said["num_update"]
     held.given = settings, PartState(said["known"], tree, tensors.get("given-ids"), blank, *counts)
 
 
-def _state(state: State, key: Any, name: str, tensors: Tensors) -> dict[str, Any] | None:
+def _describe_state(state: OptimizerState, key: Any, name: str, tensors: Tensors) -> dict[str, Any] | None:
     if state.updater is None:
         return None
     known = key in state.updater.states
-    outline = _outline(state.updater.states[key], name, tensors) if known else None
+    outline = _describe_tree(state.updater.states[key], name, tensors) if known else None
     counts = {"era": state.generation, "updates": state.updates, "num_update": state.num_update}
     return {**counts, "known": known, "outline": outline}
 
 
-def _outline(tree: Tree, name: str, tensors: Tensors) -> Any:
+def _describe_tree(tree: Tree, name: str, tensors: Tensors) -> Any:
     """Return None, the name of an array's type, or a list of these; put the arrays into `tensors`."""
     if isinstance(tree, tuple):
-        return [_outline(part, f"{name}.{i}", tensors) for i, part in enumerate(tree)]
+        return [_describe_tree(part, f"{name}.{i}", tensors) for i, part in enumerate(tree)]
     if tree is None:
         return None
     tensors[name] = tree
@@ -221,32 +227,32 @@ def taken_back(
     said: dict[str, Any],
     tensors: Tensors,
     versions: Iterable[OptimizerVersion],
-    memory: Values | None,
+    memory: SharedValues | None,
 ) -> None:
-    """Give a slice what `described` told of it; `memory` is where dense values are put."""
+    """Restore a slice from what `described` returned; `memory` is for dense values."""
     by_generation = {settings.generation: settings for settings in versions}
     if isinstance(held, DenseSlice):
-        _take_value(held, _typed(tensors["value"], held.of.dtype), memory)
+        _take_value(held, _typed_tensor(tensors["value"], held.of.dtype), memory)
         _take_state(held.state, held.of.key, said["state"], "state", tensors, by_generation)
         if "whole" in said:
             _take_state(held.of.state, held.of.key, said["whole"], "whole", tensors, by_generation)
         return
     _take_state(held.state, held.key, said["state"], "state", tensors, by_generation)
-    blank = _rebuilt(said["blank"], "blank-state", tensors) if "blank" in said else None
-    rows = _typed(tensors["rows"], held.dtype)
-    held.take_back(tensors.get("ids"), rows, _typed(tensors["blank"], held.dtype), blank)
+    blank = _restored_tree(said["blank"], "blank-state", tensors) if "blank" in said else None
+    rows = _typed_tensor(tensors["rows"], held.dtype)
+    held.take_back(tensors.get("ids"), rows, _typed_tensor(tensors["blank"], held.dtype), blank)
     if "given" in said:
         _take_given(held, said["given"], tensors, by_generation)
 
 
-def _take_value(held: DenseSlice, value: Array, memory: Values | None) -> None:
+def _take_value(held: DenseSlice, value: Array, memory: SharedValues | None) -> None:
     if value.shape != (held.size,):
         raise StateFileError(f"slice {held.id} of a snapshot has {value.size} elements, not {held.size}")
     np.copyto(held.ensure(memory), value)
 
 
 def _take_state(
-    state: State,
+    state: OptimizerState,
     key: Any,
     said: dict[str, Any] | None,
     name: str,
@@ -255,21 +261,21 @@ def _take_state(
 ) -> None:
     settings = None if said is None else versions.get(said["era"])
     if said is None or settings is None or settings.optimizer is None:
-        return  # of settings that no round will ask for again
+        return  # of settings that no round will use again
     state.updater, state.generation = Updater(settings.optimizer), settings.generation
     state.keep((said["updates"], said["num_update"]))
     if said["known"]:
-        state.updater.states[key] = _rebuilt(said["outline"], name, tensors)
+        state.updater.states[key] = _restored_tree(said["outline"], name, tensors)
 
 
-def _rebuilt(outline: Any, name: str, tensors: Tensors) -> Tree:
+def _restored_tree(outline: Any, name: str, tensors: Tensors) -> Tree:
     if isinstance(outline, list):
-        return tuple(_rebuilt(part, f"{name}.{i}", tensors) for i, part in enumerate(outline))
-    return None if outline is None else _typed(tensors[name], dtype_named(outline)).copy()
+        return tuple(_restored_tree(part, f"{name}.{i}", tensors) for i, part in enumerate(outline))
+    return None if outline is None else _typed_tensor(tensors[name], dtype_named(outline)).copy()
 
 
-def _typed(array: Array, dtype: np.dtype[Any]) -> Array:
-    """View stored bits as what they are."""
+def _typed_tensor(array: Array, dtype: np.dtype[Any]) -> Array:
+    """View stored bits as the type that was written."""
     same = array.view(dtype) if dtype.name == "bfloat16" else array
     if same.dtype != dtype:
         raise StateFileError(f"a tensor of {array.dtype} where {dtype} was written")

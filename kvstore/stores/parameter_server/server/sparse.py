@@ -1,6 +1,6 @@
 """Rows of a row-sparse key on a server: a `RowTable` with the settings and states of rounds.
 
-What a table was before a round is kept for reads of the past, and usual rounds are done without Python.
+The rows before the last round are stored for reads of the past, and usual rounds are done in C.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from ...row_table import RowTable, is_lazy, needs_all_rows
 from ...rows import Ids, merge, merged
 from ..native._native import TableRows
 from ..protocol.optimizer_states import NOTHING, PartState
-from ..protocol.payloads import as_bytes
+from ..protocol.payload_bytes import as_bytes
 from ..transport.native._streams import GatheredRows
-from .optimizer import OptimizerVersion, State, check_form, refuse_parts
+from .optimizer import OptimizerState, OptimizerVersion, check_form, refuse_parts
 from .payload import not_kept
 
-_ROOM = 1.25  # memory for so many times the rows that an update changes
+_SPARE = 1.25  # allocated rows, as a multiple of the rows that an update changes
 
 
 class _Kept(NamedTuple):
-    """What a table was after a round: all, with the blank row, or the rows that the next one changed."""
+    """The rows after a round: all, with the blank row, or only the rows that the next round changed."""
 
     round: int
     ids: Ids
@@ -45,26 +45,26 @@ class _Kept(NamedTuple):
 _NOTHING_KEPT = _Kept(-1, np.empty(0, np.int64), np.empty(0), None)
 
 
-class Table(RowTable, TableRows):
-    """A slice of a row-sparse key; `whole`: it is all of the key."""
+class TableSlice(RowTable, TableRows):
+    """A slice of a row-sparse key; `whole`: it is the only one."""
 
     def __init__(
         self, key: Key, start: int, shape: tuple[int, ...], dtype: np.dtype[Any], whole: bool
     ) -> None:
-        self.state = State()
+        self.state = OptimizerState()
         super().__init__(key, shape, dtype, start)
         self.whole = whole
-        self._keeps = -1  # round before the one that is being done, if what it left is to be kept
+        self._keeps = -1  # the previous round, if its rows are to be stored
         self._before = _NOTHING_KEPT
-        self._kept_room: Array = self._block  # for the rows that an update changes, as they were
-        self._ids_room: Ids = np.empty(0, np.int64)  # for their ids, where `row_rounds.h` does the round,
-        self._maps_room: Ids = np.empty((0, 0), np.int64)  # and where they are in each part
-        #: A loaded state that is the table's from the next update on, and the settings that it belongs to.
+        self._kept_memory: Array = self._block  # for copies of the rows that an update changes
+        self._ids_memory: Ids = np.empty(0, np.int64)  # for their ids, where `row_rounds.h` does the round,
+        self._maps_memory: Ids = np.empty((0, 0), np.int64)  # and for their positions in each part
+        #: A loaded state that becomes the table's with the next update, and its settings.
         self.given: tuple[OptimizerVersion, PartState] | None = None
 
     @property
     def updater(self) -> Updater | None:
-        """Has the optimizer's state of the rows held."""
+        """The updater with the state of the rows held."""
         return self.state.updater
 
     @updater.setter
@@ -74,18 +74,18 @@ class Table(RowTable, TableRows):
     # --------------------------------------------------------------------------------------------- values
 
     def gathered(self, ids: Ids) -> GatheredRows | None:
-        """Return rows, of which ids ascend, to be sent before they change; None: they have to be read."""
+        """Return rows with ascending ids, to be sent before they change; None: use `read`."""
         if self.blank.view(np.uint8).any() or not self.blank.nbytes or not self.count:
             return None
         return GatheredRows(as_bytes(self.held), self.blank.nbytes, self._positions(ids))
 
     def past(self, round: int, ids: Ids | None) -> tuple[Ids, Array]:
-        """Do the same as `read` with the table as it was after a round; KVStoreError: that is not kept."""
+        """Return what `read` returned after a round; KVStoreError: it is not stored."""
         self._note_rounds()
         kept = self._before
         if kept.round != round or self._keeps != round:
             raise not_kept(self.key, round)
-        if kept.blank is None:  # only some rows have changed since then
+        if kept.blank is None:  # only these rows have changed since that round
             ids, rows = self.read(ids)
         elif ids is None:
             return kept.ids, kept.rows
@@ -96,41 +96,41 @@ class Table(RowTable, TableRows):
         return ids, rows
 
     def absent(self, round: int | None = None) -> Array | None:
-        """Return what absent rows are, after a round or now; None: zeros, or all rows are held."""
+        """Return the value of absent rows, after a round or now; None: zeros, or no row is absent."""
         blank = self.blank if round is None or self._before.blank is None else self._before.blank
         return None if self.index is None or not blank.view(np.uint8).any() else blank
 
     def hide(self) -> None:
-        """Leave reads and updates to this class."""
+        """Leave reads and updates to this class, and not to C."""
         self._note_rounds()
         TableRows.hide(self)
 
     def _note_rounds(self) -> None:
-        """Know what rounds have kept that were done without Python."""
+        """Read which rows rounds in C have stored."""
         found = self.take_kept()
         if found is None:
             return
         self._keeps, n = found
         self._before = _NOTHING_KEPT
         if self._keeps >= 0:
-            self._before = _Kept(self._keeps, self._ids_room[:n], self._kept_room[:n], None)
+            self._before = _Kept(self._keeps, self._ids_memory[:n], self._kept_memory[:n], None)
 
     def _keep(self, ids: Ids | None) -> None:
-        """Keep these rows as they are before a round, or all; without memory for them there is nothing."""
+        """Copy these rows before a round, or all; without memory for it there is no copy."""
         if self._keeps >= 0:
             self._before = _NOTHING_KEPT
             with suppress(MemoryError):
                 self._before = _Kept(self._keeps, *self.read(ids), self.blank.copy() if ids is None else None)
 
-    def _room_to_keep(self, n: int) -> Array | None:
-        """Memory for `n` rows as they are before an update; None: they are not kept, or there is none."""
+    def _memory_for_copies(self, n: int) -> Array | None:
+        """Return memory for copies of `n` rows; None: they are not to be stored, or no memory."""
         if self._keeps < 0:
             return None
         self._before = _NOTHING_KEPT
-        if len(self._kept_room) < n:
+        if len(self._kept_memory) < n:
             with suppress(MemoryError):
-                self._kept_room = pages.empty((int(_ROOM * n), *self.shape[1:]), self.dtype)
-        return self._kept_room[:n] if len(self._kept_room) >= n else None
+                self._kept_memory = pages.empty((int(_SPARE * n), *self.shape[1:]), self.dtype)
+        return self._kept_memory[:n] if len(self._kept_memory) >= n else None
 
     # --------------------------------------------------------------------------------------------- states
 
@@ -148,7 +148,7 @@ class Table(RowTable, TableRows):
         return PartState(True, tree, self.ids_as_they_lie(), self.blank_tree, *counts)
 
     def put_state(self, given: PartState, settings: OptimizerVersion) -> None:
-        """Take over the state of a generation, from the next update on: it holds every row of the state."""
+        """Replace the state of a generation, from the next update on: it has every row of the state."""
         self.hide()
         optimizer = settings.optimizer
         assert optimizer is not None
@@ -159,7 +159,7 @@ class Table(RowTable, TableRows):
         self.given = settings, given
 
     def follow(self) -> None:
-        """Bring float32 copies of 16-bit rows, also loaded ones, in line with rows that were set."""
+        """Set float32 copies of 16-bit rows, also loaded ones, to rows that were assigned."""
         if self.given is not None:
             self._take_given(self.given[0])
         super().follow()
@@ -172,7 +172,7 @@ class Table(RowTable, TableRows):
             self.updater = self._blank_of = self.blank_tree = None
 
     def _take_given(self, settings: OptimizerVersion) -> None:
-        """Become what `put_state` was given, before an update of that generation."""
+        """Set the state that `put_state` was given, before an update of that generation."""
         found, self.given = self.given, None
         if found is None or found[0].generation != settings.generation:
             return
@@ -180,7 +180,7 @@ class Table(RowTable, TableRows):
         assert settings.optimizer is not None
         state.updater, state.generation = Updater(settings.optimizer), settings.generation
         state.keep((given.updates, given.num_update))
-        self._blank_of = None  # what absent rows had is over, too
+        self._blank_of = None  # the state of absent rows is replaced, too
         if not given.known:
             return
         if given.ids is None:
@@ -203,11 +203,11 @@ class Table(RowTable, TableRows):
             check_form(self.key, given.blank, one, 1)
 
     def has_blank_tree(self) -> bool:
-        """Whether absent rows have a state of the present generation."""
+        """Return whether absent rows have a state of the present generation."""
         return self.index is not None and self.tree() is not None and self._blank_of is self.updater
 
     def take_back(self, ids: Ids | None, rows: Array, blank: Array, blank_tree: Tree) -> None:
-        """Become what a snapshot told of; `ids` are those of `rows`, as they lie."""
+        """Restore the table from a snapshot; `ids` are those of `rows`, in the order of storage."""
         self.hide()
         self._block, self.count = pages.copy(rows), len(rows)
         np.copyto(self.blank, blank)
@@ -231,10 +231,10 @@ class Table(RowTable, TableRows):
         keeps: int = -1,
         version: int = 0,
     ) -> None:
-        """Replace by the sum of sources, or update with it; if that fails the table is as before.
+        """Replace rows by the sum of sources, or update them; a failure leaves the table unchanged.
 
-        `keeps` is the round before this one, if what it left is to be kept for `past`. `version` of the
-        settings is the newest that a round of the slice has had.
+        `keeps` is the previous round, if its rows are to be stored for `past`. `version` of the settings is
+        the newest that a round of the slice has used.
         """
         self.hide()
         self._take_given(settings)
@@ -264,16 +264,16 @@ class Table(RowTable, TableRows):
             return
         parts = merge(sources)
         ids, were_all_held = parts[0], self.index is None
-        before = self._room_to_keep(sum(len(source.indices) for source in sources))
+        before = self._memory_for_copies(sum(len(source.indices) for source in sources))
         before = None if before is None else before[: len(ids)]
         try:
             kind, params, master, states = self.update(parts, lent, before)
         except BaseException:
-            self._keep(ids)  # nothing has changed
+            self._keep(ids)  # before any change
             raise
         if before is not None:
             self._before = _Kept(self._keeps, ids.copy(), before, None)
-        if master is None and were_all_held:  # else the update has moved the states: the plan names old ones
+        if master is None and were_all_held:  # else the update has moved the states, and the plan is invalid
             self._show(sources, settings, version, (kind, params, states))
 
     def _show(
@@ -283,23 +283,23 @@ class Table(RowTable, TableRows):
         version: int,
         plan: tuple[int, tuple[float, ...], tuple[Array, ...]],
     ) -> None:
-        """Have rounds like this one done without Python, where all rows are held."""
+        """Have C do such rounds, where all rows are held."""
         optimizer = settings.optimizer
         if self.index is not None or self.state.updates < 1:
             return
         if not isinstance(optimizer, Elementwise) or not optimizer.is_repeated():
             return
         n = sum(len(source.indices) for source in sources)
-        if len(self._ids_room) < n or len(self._maps_room) < len(sources):
+        if len(self._ids_memory) < n or len(self._maps_memory) < len(sources):
             with suppress(MemoryError):
-                room = max(len(self._ids_room), int(_ROOM * n))
-                self._maps_room = np.empty((len(sources), room), np.int64)
-                self._ids_room = np.empty(room, np.int64)
-        kept = self._kept_room if len(self._kept_room) else None
+                count = max(len(self._ids_memory), int(_SPARE * n))
+                self._maps_memory = np.empty((len(sources), count), np.int64)
+                self._ids_memory = np.empty(count, np.int64)
+        kept = self._kept_memory if len(self._kept_memory) else None
         number = cpu.dtype_number(self.dtype)
         self.show(
             self.held, number, self.start, *plan, self.state, version, settings.epoch,
-            self._ids_room, self._maps_room, kept,
+            self._ids_memory, self._maps_memory, kept,
         )  # fmt: skip
 
     def _apply_dense(self, sources: list[Array], settings: OptimizerVersion, clock: int) -> None:
@@ -314,7 +314,7 @@ class Table(RowTable, TableRows):
             self._call(total, settings, clock)
 
     def _call(self, gradient: Array | RowSparseArray, settings: OptimizerVersion, clock: int) -> None:
-        """Let a rule in Python work on the whole table, or, where it needs no more, on the rows held."""
+        """Have a rule in Python update the whole table, or the rows held where it needs no others."""
         assert settings.optimizer is not None
         if needs_all_rows(settings.optimizer):
             if not self.whole:

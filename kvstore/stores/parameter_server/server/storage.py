@@ -1,4 +1,4 @@
-"""What a server holds for all stores, as its loop carries out what the machine wants."""
+"""The values, optimizer states and settings of all stores of a server, with their snapshots."""
 
 from __future__ import annotations
 
@@ -32,58 +32,58 @@ from ..protocol.messages import (
     PayloadLocation,
     Record,
 )
-from ..protocol.payloads import ABSENT, SHARED_BYTES, as_bytes
-from ..transport.shared_buffers import PeerBuffers, Values
-from .payload import Payload, SliceUpdate, SliceValueWrite, opaque
-from .snapshot import Folder
+from ..protocol.payload_bytes import ABSENT, SHARED_BYTES, as_bytes
+from ..transport.shared_buffers import PeerBuffers, SharedValues
+from .payload import SlicePayload, SliceUpdate, SliceValueWrite, opaque
+from .snapshot import SnapshotFolder
 from .store_shard import StoreShard
 
 log = logging.getLogger("kvstore.server")
 
 _READ = Record(Kind.VALUE, 0, 0)
-_JOB = "job"  # file that says whose the snapshots are
+_JOB = "job"  # file that identifies the job of the snapshots
 
 
 class ServerStorage:
-    """Values, states and settings of all stores; every method is called by the one thread of the loop."""
+    """The data of a server; every method is called by the loop's thread."""
 
     def __init__(self, server: int, config: PsConfig) -> None:
         self._server, self._config = server, config
         self._shards: dict[int, StoreShard] = {}
-        self._values: dict[int, Values] = {}
+        self._values: dict[int, SharedValues] = {}
         self._worker_buffers: dict[tuple[int, int], PeerBuffers] = {}
-        #: By store and slice, whose requests (rank and sequence) the last round has answered in their memory.
+        #: By store and slice, the requests (rank, sequence) whose memory the last round has written.
         self._in_place: dict[tuple[int, int], set[tuple[int, int]]] = {}
-        #: Else a server that is started again gets what was pushed again: it has to be as it was.
+        #: With snapshots, a restarted server receives pushes again: pushed arrays must not change.
         self._writes_over_parts = not config.snapshot
         self._saving = False
-        #: Folders of stores that were closed while a snapshot was being written.
-        self._to_remove: list[Folder] = []
+        #: Folders of stores that were closed while a snapshot is written.
+        self._to_remove: list[SnapshotFolder] = []
         if config.threads:
             cpu.set_threads(config.threads)
 
     def shard(self, store: int) -> StoreShard:
-        """Return the shard of a store, made when first needed."""
+        """Return the shard of a store, a new one if there is none."""
         found = self._shards.get(store)
         if found is None:
-            memory = self._values[store] = Values()
+            memory = self._values[store] = SharedValues()
             found = self._shards[store] = StoreShard(store, self._server, memory)
         return found
 
     # ------------------------------------------------------------------------------------------- rounds
 
-    def apply(self, action: events.Apply) -> events.Applied | None:
+    def apply(self, action: events.Apply) -> events.JobsApplied | None:
         """Sum and update; None where all rounds wait for others."""
         shard = self.shard(action.store)
-        ready = shard.rounds.gather([self._job(action.store, job, shard) for job in action.jobs])
+        ready = shard.rounds.gather([self._slice_update(action.store, job, shard) for job in action.jobs])
         done = self._apply(action.store, ready, shard)
-        return events.Applied(action.store, done) if done else None
+        return events.JobsApplied(action.store, done) if done else None
 
-    def withdraw(self, action: events.Withdraw) -> events.Applied:
-        """Give up what waits for slices that a worker which is gone does not push; do what waited for it."""
+    def withdraw(self, action: events.WithdrawJobs) -> events.JobsApplied:
+        """Cancel jobs that wait for slices of a lost worker; execute the jobs that waited for those."""
         shard = self.shard(action.store)
         given_up, ready = shard.rounds.withdraw(action.rank)
-        return events.Applied(action.store, self._apply(action.store, ready, shard), given_up)
+        return events.JobsApplied(action.store, self._apply(action.store, ready, shard), given_up)
 
     def _apply(
         self, store: int, jobs: Sequence[SliceUpdate], shard: StoreShard
@@ -97,12 +97,12 @@ class ServerStorage:
             for job, error in zip(jobs, errors, strict=True)
         ]
 
-    def abort(self, action: events.Abort) -> events.Applied:
-        """Give up rounds of whole keys, some slices of which have none."""
-        return events.Applied(action.store, [], self.shard(action.store).rounds.abort())
+    def abort(self, action: events.AbortJobs) -> events.JobsApplied:
+        """Cancel rounds of whole keys for which some slices have no job."""
+        return events.JobsApplied(action.store, [], self.shard(action.store).rounds.abort())
 
-    def _job(self, store: int, job: events.SliceRound, shard: StoreShard) -> SliceUpdate:
-        parts = [(rank, _payload(record, frames)) for rank, record, frames in job.parts]
+    def _slice_update(self, store: int, job: events.SliceRound, shard: StoreShard) -> SliceUpdate:
+        parts = [(rank, _payload_of(record, frames)) for rank, record, frames in job.parts]
         outs: list[Any] = []
         written = set()
         for (rank, payload), (_, record, _) in zip(parts, job.parts, strict=True):
@@ -113,10 +113,10 @@ class ServerStorage:
         return SliceUpdate(job.slice, job.round, parts, job.version, job.clock, tuple(outs))
 
     def reach(self, batch: Batch) -> tuple[Batch, Mapping[int, Any]]:
-        """Put what lies in shared memory beside the frames; return the segments by number, too.
+        """Add payloads in shared memory to the frames; return the segments by number, too.
 
-        Their worker may die before they are read. Requests of one that is gone already are left out, as what
-        has not come.
+        Their worker may end before they are read. Requests of a worker that has ended are omitted, as if they
+        had not arrived.
         """
         if not any(record.place == PayloadLocation.SHARED for record in batch.records):
             return batch, {}
@@ -124,7 +124,7 @@ class ServerStorage:
         records, frames = [], list(batch.frames)
         for record in batch.records:
             if record.place == PayloadLocation.SHARED:
-                memory = self._shared(buffers, batch.rank, record)
+                memory = self._shared_view(buffers, batch.rank, record)
                 if memory is None:
                     continue
                 frames.append(memory)
@@ -133,10 +133,10 @@ class ServerStorage:
         there = {} if buffers is None else buffers.segments
         return batch._replace(records=records, frames=tuple(frames)), there
 
-    def _shared(self, buffers: PeerBuffers | None, rank: int, record: Record) -> Any:
-        """View a payload; an error in its place fails whoever looks at it. None: its worker is gone."""
+    def _shared_view(self, buffers: PeerBuffers | None, rank: int, record: Record) -> Any:
+        """View a payload; or return an error, which fails its job. None: its worker has ended."""
         if buffers is None:
-            return ProtocolError(f"worker {rank} speaks of memory that server {self._server} cannot read")
+            return ProtocolError(f"worker {rank} refers to memory that server {self._server} cannot read")
         try:
             return buffers.view(record.frame, record.offset, record.nbytes)
         except ProtocolError as error:
@@ -145,21 +145,21 @@ class ServerStorage:
             return ProtocolError(f"server {self._server}, memory of worker {rank}: {error}")
 
     def reads_here(self, store: int, rank: int) -> bool:
-        """Whether a worker reads this process's memory."""
+        """Return whether a worker maps this process's memory."""
         return (store, rank) in self._worker_buffers
 
     def held(self, store: int, slice: int) -> SliceValue | TableRows | None:
-        """Return the value of a slice; None: it is not here."""
+        """Return the value of a slice; None: this server does not have it."""
         return self.shard(store).held(slice)
 
     # ------------------------------------------------------------------------------------------- values
 
-    def write(self, action: events.Write) -> events.Applied:
-        """Set values, or states."""
+    def write(self, action: events.WriteSlices) -> events.JobsApplied:
+        """Assign values, or states."""
         shard = self.shard(action.store)
         values, results = [], []
         for slice, record, frames in action.writes:
-            payload = _payload(record, frames)
+            payload = _payload_of(record, frames)
             if record.kind == Kind.PUT_STATE:
                 results.append((slice, self._put_state(shard, slice, payload, record.version)))
             else:
@@ -167,9 +167,11 @@ class ServerStorage:
         errors = shard.write(values)
         for (slice, _, _), error in zip(values, errors, strict=True):
             results.append((slice, None if error is None else self._failure(error)))
-        return events.Applied(action.store, results)
+        return events.JobsApplied(action.store, results)
 
-    def _put_state(self, shard: StoreShard, slice: int, payload: Payload, ordinal: int) -> Failure | None:
+    def _put_state(
+        self, shard: StoreShard, slice: int, payload: SlicePayload, ordinal: int
+    ) -> Failure | None:
         try:
             shard.put_state(slice, opaque(payload), ordinal)
         except (KVStoreError, MemoryError) as error:
@@ -179,21 +181,21 @@ class ServerStorage:
     def read(
         self, store: int, rank: int, request: Record, frames: Sequence[Any], steady: bool, past: bool = False
     ) -> tuple[Record, list[Any]]:
-        """Find what is asked for: place, rows, nbytes, and buffers where place is FRAME.
+        """Return the place, rows and nbytes of a reply, and its buffers where place is FRAME.
 
-        Live memory only where `steady`: the value stays as it is until the worker has it. `past`: as it was
-        after round `request.round`, which is not the last.
+        Live memory only where `steady`: the value does not change before the worker has it. `past`: read the
+        value after round `request.round`, which is not the last.
         """
         shard = self.shard(store)
         written = request.flags == IN_PLACE and self._was_written(store, rank, request)
         if written or request.flags == WRITTEN:
             return _READ._replace(flags=IN_PLACE), []
         if past:
-            return self._past(shard, request, frames)
+            return self._read_past(shard, request, frames)
         if request.kind == Kind.FETCH_STATE:
             return _state_found(shard.fetch_state(request.slice))
         if request.kind == Kind.PULL_ROWS or shard.is_table(request.slice):
-            return self._rows(shard, request, frames)
+            return self._read_rows(shard, request, frames)
         if request.flags not in (BY_FRAME, OF_ROUND) and (store, rank) in self._worker_buffers:
             place = shard.place(request.slice)
             if place is not None and place.nbytes >= SHARED_BYTES:
@@ -205,24 +207,28 @@ class ServerStorage:
         return _READ._replace(place=PayloadLocation.FRAME, nbytes=value.nbytes), [as_bytes(value)]
 
     def _was_written(self, store: int, rank: int, request: Record) -> bool:
-        """Whether the round has written its value over what was pushed; that counts for one answer."""
+        """Return whether the round has written its value over a pushed array; True only for one reply."""
         written = self._in_place.get((store, request.slice), set())
         there = (rank, request.sequence) in written
         written.discard((rank, request.sequence))
         return there
 
-    def _past(self, shard: StoreShard, request: Record, frames: Sequence[Any]) -> tuple[Record, list[Any]]:
-        """Find what was there after a round that is not the last."""
+    def _read_past(
+        self, shard: StoreShard, request: Record, frames: Sequence[Any]
+    ) -> tuple[Record, list[Any]]:
+        """Read the value after a round that is not the last."""
         if request.kind == Kind.FETCH_STATE:
             return _state_found(shard.past_state(request.slice, request.round))
-        found = shard.past(request.slice, request.round, _ids(request, frames))
+        found = shard.past(request.slice, request.round, _requested_ids(request, frames))
         if isinstance(found, tuple):
             absent = shard.absent(request.slice, request.round) if request.kind == Kind.PULL else None
             return _rows_found(*found, absent)
         return _READ._replace(place=PayloadLocation.FRAME, nbytes=found.nbytes), [as_bytes(found)]
 
-    def _rows(self, shard: StoreShard, request: Record, frames: Sequence[Any]) -> tuple[Record, list[Any]]:
-        ids = _ids(request, frames)
+    def _read_rows(
+        self, shard: StoreShard, request: Record, frames: Sequence[Any]
+    ) -> tuple[Record, list[Any]]:
+        ids = _requested_ids(request, frames)
         if ids is not None and (found := shard.gathered(request.slice, ids)) is not None:
             record = _READ._replace(
                 place=PayloadLocation.FRAME, rows=len(ids), nbytes=ids.nbytes + found.nbytes
@@ -232,7 +238,7 @@ class ServerStorage:
         return _rows_found(there, rows, shard.absent(request.slice) if ids is None else None)
 
     def _failure(self, error: Exception) -> Failure:
-        """Say what workers are told of an error."""
+        """Return the failure that workers receive for an error."""
         if isinstance(error, MemoryError):
             text = f"server {self._server} has too little memory: {str(error) or type(error).__name__}"
             return Failure("KVStoreError", f"{text}; start more servers (-s), or raise its limit (ulimit -v)")
@@ -242,14 +248,14 @@ class ServerStorage:
     # --------------------------------------------------------------------------------------------- rest
 
     def set_rank(self, rank: int) -> None:
-        """Learn which server this is."""
+        """Set the rank of this server."""
         self._server = rank
 
-    def define(self, action: events.Define) -> None:
-        """Expect slices."""
+    def define(self, action: events.DefineSlices) -> None:
+        """Add slices that workers will use."""
         self.shard(action.store).define(action.keys)
 
-    def forget(self, action: events.Forget) -> None:
+    def forget(self, action: events.ForgetSlices) -> None:
         """Drop slices, or a store."""
         if action.slices is not None:
             self.shard(action.store).forget(action.slices)
@@ -266,14 +272,14 @@ class ServerStorage:
         for store, rank in [key for key in self._worker_buffers if key[0] == action.store]:
             self._worker_buffers.pop((store, rank)).close()
         if self._config.snapshot:
-            folder = Folder(self._folder(action.store))
+            folder = SnapshotFolder(self._folder(action.store))
             if self._saving:
                 self._to_remove.append(folder)
             else:
                 folder.remove()
 
     def configure(self, install: Install) -> Failure | None:
-        """Install settings, or log a command; return a failure that names this server."""
+        """Install settings, or log a command; a failure names this server."""
         if install.kind == "command":
             log.info("command %d: %s", install.head, install.text)
             return None
@@ -301,7 +307,7 @@ class ServerStorage:
         return self._values[action.store].handle()
 
     def check_snapshots(self) -> None:
-        """Raise StateFileError if snapshots are wanted, and nothing can be written to their folder."""
+        """Raise StateFileError if there should be snapshots, and their folder cannot be written."""
         if not self._config.snapshot:
             return
         folder = self._root if self._server >= 0 else Path(self._config.snapshot)
@@ -317,21 +323,21 @@ class ServerStorage:
             ) from error
 
     def save(self, machine: dict[str, Any]) -> Callable[[], None]:
-        """Note each shard as it is, with what the machine knows of the store; return what writes it all.
+        """Capture each shard, with the machine's state of the store; return a function that writes them all.
 
-        That writes what can be written, and raises the first error, also that there was no memory to note a
-        shard. `end_snapshot` has to follow.
+        It writes as much as possible, and raises the first error, also that a shard could not be captured for
+        lack of memory. `end_snapshot` has to follow.
         """
         writes: list[Callable[[], None]] = []
         errors: list[Exception] = []
         for state in machine["stores"]:
-            with _noting(errors, MemoryError):
+            with _collecting(errors, MemoryError):
                 writes.append(self.shard(state["store"]).capture(self._folder(state["store"]), state))
         self._saving = True
 
         def write() -> None:
             for one in writes:
-                with _noting(errors, Exception):
+                with _collecting(errors, Exception):
                     one()
             if errors:
                 raise errors.pop(0)
@@ -339,40 +345,40 @@ class ServerStorage:
         return write
 
     def end_snapshot(self) -> None:
-        """Know that nothing is written any more: remove the folders of stores that were closed meanwhile."""
+        """End a snapshot: remove the folders of stores that were closed while it was written."""
         self._saving = False
         while self._to_remove:
             self._to_remove.pop().remove()
 
     def begin_snapshots(self, job: str) -> None:
-        """Make the folder this job's: snapshots of an earlier one count no more."""
-        (self._root / _JOB).unlink(missing_ok=True)  # first, in case of a kill: both jobs may have one name
+        """Prepare the folder for this job: snapshots of an earlier job are removed."""
+        (self._root / _JOB).unlink(missing_ok=True)  # first: after a kill, both jobs may have the same name
         for old in self._root.glob("store-*"):
             log.info("%s is of an earlier job, and is removed", old)
-            Folder(old).remove()
+            SnapshotFolder(old).remove()
         self._root.mkdir(parents=True, exist_ok=True)
         write_sealed(self._root / _JOB, _fingerprint(job))
 
     def restore(self, job: str) -> dict[str, Any]:
-        """Take up this job's last snapshots, and return what the machine wants to find again.
+        """Read this job's last snapshots, and return the machine's state.
 
-        Raises StateFileError for one that is damaged. A store has none whose first one is not complete, or
-        whose last one was being removed.
+        Raises StateFileError for a damaged snapshot. A store has none if its first one is not complete, or
+        its last one was being removed.
         """
         states: list[dict[str, Any]] = []
         whose = self._root / _JOB
         if not whose.exists() or read_sealed(whose) != _fingerprint(job):
             log.warning(
-                "server %d comes back without a snapshot: this job has none in %s", self._server, self._root
+                "server %d restarts without a snapshot: this job has none in %s", self._server, self._root
             )
             return {"stores": states}
         for path in sorted(self._root.glob("store-*")):
-            folder = Folder(path)
+            folder = SnapshotFolder(path)
             if not folder.is_there():
                 log.warning("%s has no complete snapshot, and is removed", path)
                 folder.remove()
                 continue
-            memory = Values()
+            memory = SharedValues()
             shard, state = StoreShard.restore(path, memory)
             store = int(state["store"])
             self._values[store], self._shards[store] = memory, shard
@@ -387,7 +393,7 @@ class ServerStorage:
         return self._root / f"store-{store}"
 
     def close(self) -> None:
-        """Let everything go; no snapshot is being written."""
+        """Release all memory; no snapshot is being written."""
         self.end_snapshot()
         for shard in self._shards.values():
             shard.close()
@@ -401,8 +407,8 @@ class ServerStorage:
 
 
 @contextmanager
-def _noting(errors: list[Exception], kind: type[Exception]) -> Iterator[None]:
-    """Add to `errors` what the body raises, without the frames, which hold copies of values."""
+def _collecting(errors: list[Exception], kind: type[Exception]) -> Iterator[None]:
+    """Add the body's exception to `errors`, without its frames, which hold copies of values."""
     try:
         yield
     except kind as error:
@@ -410,18 +416,20 @@ def _noting(errors: list[Exception], kind: type[Exception]) -> Iterator[None]:
 
 
 def _fingerprint(job: str) -> bytes:
-    """Return what tells jobs apart, as JSON, and not the name, with which others could take part."""
+    """Return a text that identifies a job, as JSON, but not its name, with which others could take part."""
     return f'"{hashlib.sha256(job.encode()).hexdigest()}"'.encode()
 
 
-def _ids(request: Record, frames: Sequence[Any]) -> Any:
-    """Ids of the rows that are asked for; None: all. ProtocolError: they have not come with the request."""
+def _requested_ids(request: Record, frames: Sequence[Any]) -> Any:
+    """Return the requested row ids; None: all. ProtocolError: they are not in the request."""
     if request.kind != Kind.PULL_ROWS:
         return None
-    ids = _one(request, frames)[: request.rows * 8] if request.place == PayloadLocation.FRAME else b""
+    ids = (
+        _payload_view(request, frames)[: request.rows * 8] if request.place == PayloadLocation.FRAME else b""
+    )
     if request.rows < 0 or len(ids) != request.rows * 8:
         raise ProtocolError(
-            f"{request.rows} rows of slice {request.slice} are asked for by {len(ids)} bytes of ids; "
+            f"{request.rows} rows of slice {request.slice} are requested by {len(ids)} bytes of ids; "
             "the request was not carried out"
         )
     return np.frombuffer(ids, np.int64).copy()
@@ -439,13 +447,13 @@ def _rows_found(ids: Any, rows: Any, absent: Any = None) -> tuple[Record, list[A
     return record, [as_bytes(ids), as_bytes(rows)]
 
 
-def _one(record: Record, frames: Sequence[Any]) -> memoryview:
+def _payload_view(record: Record, frames: Sequence[Any]) -> memoryview:
     view = memoryview(frames[record.frame]).cast("B")
     return view[record.offset : record.offset + record.nbytes]
 
 
-def _payload(record: Record, frames: Sequence[Any]) -> Payload:
-    """Find a payload; an error in its place fails whoever looks at it."""
+def _payload_of(record: Record, frames: Sequence[Any]) -> SlicePayload:
+    """Return a payload; an error in its place fails the job."""
     data: Any = b""
     if record.place == PayloadLocation.SHARED:
         memory = frames[record.frame]
@@ -453,7 +461,7 @@ def _payload(record: Record, frames: Sequence[Any]) -> Payload:
         data = memory if wrong else memory[record.offset : record.offset + record.nbytes]
     elif record.place == PayloadLocation.FRAME:
         data = _of_frames(record, frames)
-    return Payload(data, record.coding, record.threshold, record.rows)
+    return SlicePayload(data, record.coding, record.threshold, record.rows)
 
 
 def _of_frames(record: Record, frames: Sequence[Any]) -> Any:

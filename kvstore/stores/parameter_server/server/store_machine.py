@@ -1,4 +1,4 @@
-"""One store on one server: who attaches to it, which view holds, and what is kept for a server's return."""
+"""One store on one server: attachment and fencing of workers, views, and the state of a restart."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from ..protocol.events import Send
 from ..protocol.losses import lost
 from ..protocol.messages import FLAGS, NBYTES, PLACE, PROBE, SEQUENCE, Batch, Kind, PayloadLocation, Record
 from .round_members import RoundMembers
-from .sessions import StepEffects, StoreSessions, WorkerSession
 from .slice_requests import SliceRequests
 from .slice_rounds import Frames, SliceRounds
+from .worker_sessions import StepEffects, StoreSessions, WorkerSession
 
 _FRAME = PayloadLocation.FRAME
-_EARLY = 64  # requests of one worker that have overtaken others
+_EARLY = 64  # stored requests of one worker that wait for earlier ones
 
 
 class StoreMachine:
-    """What the machine of a server knows of one store.
+    """The state of one store in a server's machine.
 
-    After `report` bytes of requests, or fewer if it says so, a worker is told that they have come, if no
-    answer tells it.
+    The arrival of `report` bytes of requests, or fewer if the worker asks for it, is acknowledged if no reply
+    does.
     """
 
     def __init__(self, number: int, hello: m.Hello, report: int, effects: StepEffects) -> None:
         self.number = number
-        self.version = 0  # of what the scheduler has told of settings
+        self.version = 0  # of the scheduler's last `Install`
         self.settled: dict[int, int] = {}  # as in `View.settled`
         self.members = RoundMembers(hello.restarted)
         self.sessions = StoreSessions(number, hello.incarnation, effects)
         self.requests = SliceRequests(number, self.members, self.sessions, effects)
-        self.ahead: list[tuple[Hashable, Batch]] = []  # of an epoch that is not known yet
+        self.ahead: list[tuple[Hashable, Batch]] = []  # batches of an epoch that is not known yet
         self._effects, self._report = effects, report
         self._early: dict[int, tuple[Hashable, m.Attach]] = {}
 
     # --------------------------------------------------------------------------------------------- membership
 
     def attach(self, peer: Hashable, attach: m.Attach) -> None:
-        """Let a worker in, if it is a member."""
+        """Open a worker's session, if it is a member; else fence it."""
         members, rank = self.members, attach.rank
         if attach.epoch > members.epoch:
             self._early[rank] = (peer, attach)
@@ -53,17 +53,17 @@ class StoreMachine:
             self.sessions.welcome(session, members.join_point(rank))
         elif not attach.late or rank in members.rejoining:
             members.returning[rank] = attach
-            self._resume()
+            self._resume_when_attached()
 
     def fence(self, rank: int) -> m.Fenced:
-        """Say that somebody is no member."""
+        """Return the message for a process that is no member."""
         text = (
             f"worker {rank} is no longer a member of store {self.number}: it was lost, replaced or has left"
         )
         return m.Fenced(self.members.epoch, text)
 
     def view(self, view: m.View) -> None:
-        """Take a newer view."""
+        """Apply a newer view."""
         members, slices = self.members, self.requests.slices
         if view.epoch <= members.epoch:
             return
@@ -77,7 +77,7 @@ class StoreMachine:
         for rank, version in view.settled:
             if self.settled.get(rank) != version:
                 self.settled[rank] = version
-                self._settle({rank: version}, slices)
+                self._settle_versions({rank: version}, slices)
         for rounds in slices.values():
             rounds.lose(lost_parts)
             rounds.forget(members.without_members(gone))
@@ -87,24 +87,24 @@ class StoreMachine:
             self.requests.fail_waiting(failure)
         if view.begun >= 0:
             members.set_join_point(view.begun, dict(view.bases), slices.values())
-        self._resume()
+        self._resume_when_attached()
         self.requests.advance_all()
         for peer, attach in [self._early.pop(rank) for rank in list(self._early)]:
             self.attach(peer, attach)
 
     def define(self, slices: Iterable[int]) -> None:
-        """Take note of slices of this server."""
+        """Add slices of this server."""
         slices = list(slices)
         self.requests.define(slices)
-        self._settle(self.settled, slices)
+        self._settle_versions(self.settled, slices)
 
-    def _settle(self, settled: Mapping[int, int], slices: Iterable[int]) -> None:
+    def _settle_versions(self, settled: Mapping[int, int], slices: Iterable[int]) -> None:
         for rank, version in settled.items():
             for slice_ in slices:
                 self.requests.slices[slice_].settle(self.members.seat(rank), version)
 
-    def _resume(self) -> None:
-        """Go on, once all members have attached to a server that has come back."""
+    def _resume_when_attached(self) -> None:
+        """Continue, once all members have attached to a restarted server."""
         if not self.members.all_returned(self.requests.slices):
             return
         for rank, session in self.sessions.by_rank.items():
@@ -112,25 +112,25 @@ class StoreMachine:
         self.requests.advance_all()
 
     def missing(self, slice_: int, round_: int) -> m.Missing:
-        """Whom a round of a slice waits for."""
+        """Return the ranks that a round of a slice waits for."""
         ranks = self.members.missing(self.requests.slices.get(slice_), round_)
         return m.Missing(self.number, slice_, round_, tuple(ranks))
 
     # ----------------------------------------------------------------------------------------------- requests
 
-    def take(self, session: WorkerSession, batch: Batch) -> None:
+    def handle_requests(self, session: WorkerSession, batch: Batch) -> None:
         """Handle the requests of one message."""
         session.epoch = max(session.epoch, batch.epoch)
         members, slices = self.members.of_rounds, self.requests.slices
         for record in take_usual(self._effects, members, session, slices, batch):
-            self._take(session, record, batch.frames)
+            self._handle_request(session, record, batch.frames)
         if session.early:
             self._take_early(session)
         if session.received - session.reported >= min(self._report, session.report_after):
             self._effects.report(session)
 
-    def _take(self, session: WorkerSession, record: Record, frames: Frames) -> None:
-        """Handle a request that may have come before."""
+    def _handle_request(self, session: WorkerSession, record: Record, frames: Frames) -> None:
+        """Handle a request that may be a repetition."""
         sequence = record[SEQUENCE]
         nbytes = record[NBYTES] if record[PLACE] == _FRAME else 0
         if session.has_come(sequence):
@@ -139,35 +139,35 @@ class StoreMachine:
             self.requests.repeat(session, record, frames)
         elif record[FLAGS] == PROBE:
             self._effects.answer(session, Kind.UNKNOWN, record, 0)
-        elif self._overtakes(session, sequence):
-            if len(session.early) < _EARLY:  # else it comes again
+        elif self._must_wait(session, sequence):
+            if len(session.early) < _EARLY:  # else the worker repeats it
                 session.early[sequence] = record, frames
                 session.overtaken = True
         elif session.take(sequence):
             session.received += nbytes
             self.requests.handle(session, record, frames)
 
-    def _overtakes(self, session: WorkerSession, sequence: int) -> bool:
-        """Whether a request has to wait, since one before it has not come.
+    def _must_wait(self, session: WorkerSession, sequence: int) -> bool:
+        """Return whether a request has to wait for an earlier one that has not arrived.
 
-        Without rounds only their order tells which of two pushes is the later one, and a message that is
-        lost, or goes another way than the next, comes after it. A server that was started again may wait in
-        vain: of what it had answered since its snapshot nothing comes.
+        Without rounds the order of two pushes is that of their numbers only, and a message that is lost, or
+        sent by another connection than the next one, arrives after it. A restarted server must not wait: the
+        requests that it had answered since its snapshot are never repeated.
         """
         members = self.members
         return not (members.sync or members.restarted) and sequence > session.low + 1
 
     def _take_early(self, session: WorkerSession) -> None:
-        """Handle what had overtaken others, as far as those have come."""
+        """Handle the stored requests for which all earlier ones have arrived."""
         while session.early:
             sequence = min(session.early)
             if sequence > session.low + 1:
                 return
-            self._take(session, *session.early.pop(sequence))
+            self._handle_request(session, *session.early.pop(sequence))
         session.overtaken = False
 
     def link(self, rank: int, sums: Sums, job: int) -> Link | None:
-        """Make what handles a worker's requests where nothing is special; None: it has not attached."""
+        """Return a link that handles a worker's usual requests in C; None: the worker has not attached."""
         session = self.sessions.by_rank.get(rank)
         if session is None:
             return None
@@ -178,20 +178,20 @@ class StoreMachine:
     # ---------------------------------------------------------------------------------------------- snapshots
 
     def quiet(self) -> bool:
-        """Whether nothing is being done to any slice."""
+        """Return whether no slice has a job in progress."""
         return not any(rounds.busy for rounds in self.requests.slices.values())
 
     def mark_kept(self, slice_: int) -> None:
-        """Note that a slice, if it is still there, has been in a snapshot."""
+        """Record that a slice, if it still exists, is in a snapshot."""
         rounds = self.requests.slices.get(slice_)
         if rounds is not None:
             rounds.kept = True
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what a server that comes back needs besides the values; only while it is `quiet`.
+        """Return the state that a restarted server needs besides the values; only while it is `quiet`.
 
-        Which requests have come is of use where pushes are applied at once. In rounds the round tells, and
-        parts of rounds that are not complete are lost with the server: they have to come again.
+        The numbers of arrived requests are needed where pushes are applied at once. With rounds the last
+        round is enough: parts of incomplete rounds are lost with the server, and have to be sent again.
         """
         sessions = () if self.members.sync else self.sessions.by_rank.values()
         windows = [[one.rank, one.incarnation, *one.answered()] for one in sessions]
@@ -199,7 +199,7 @@ class StoreMachine:
         return {"store": self.number, "version": self.version, "rounds": rounds, "windows": windows}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take what `snapshot` returned."""
+        """Set the state that `snapshot` returned."""
         self.version = state["version"]
         self.members.await_all()
         for slice_, round_ in state["rounds"]:

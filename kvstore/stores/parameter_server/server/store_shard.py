@@ -1,6 +1,6 @@
-"""What a server of parameters holds for one store: values, optimizer states, settings.
+"""One store on one server: values, optimizer states, settings.
 
-No socket and no round: the server's loop hands over what is complete, and reads what is asked for.
+It has no socket and no rounds: the server's loop passes complete rounds, and reads requested values.
 """
 
 from __future__ import annotations
@@ -23,61 +23,61 @@ from ...rows import Ids
 from ..protocol.messages import KeyEntry
 from ..protocol.optimizer_states import needs_whole_keys, pack_part, unpack_part
 from ..transport.native._streams import GatheredRows
-from ..transport.shared_buffers import Values
+from ..transport.shared_buffers import SharedValues
 from .dense import DenseSlice, ValueCopies
 from .optimizer import OptimizerVersions, refuse_parts
-from .payload import Payload, SharedLocation, SliceValueWrite, not_kept, plain, some_rows
+from .payload import SharedLocation, SlicePayload, SliceValueWrite, not_kept, plain, some_rows
 from .round_updates import RoundUpdates
 from .shard_slices import ShardSlices
-from .snapshot import FORMAT, VERSION, Folder, Manifest, described, taken_back
-from .sparse import Table
+from .snapshot import FORMAT, VERSION, SnapshotFolder, SnapshotManifest, described, taken_back
+from .sparse import TableSlice
 
 
 class StoreShard:
-    """What a server holds for one store: of the keys that are defined, the slices with its number.
+    """The data of a server for one store: the slices of its keys that have this server's number.
 
     Dense values are put in `memory`, so that workers of this machine can read them; None: private memory.
-    `optimizers` are the settings of a shard that comes back; else there is no optimizer yet.
+    `optimizers` are the settings of a restored shard; else there is no optimizer yet.
 
-    Every method is called by the one thread of the server's loop. What a payload, a settings text or a state
-    gets wrong is one of `kvstore.errors`; after it everything is as before.
+    Every method is called by the thread of the server's loop. An invalid payload, settings text or state
+    raises one of `kvstore.errors`, and changes nothing.
     """
 
     def __init__(
         self,
         store: int,
         server: int,
-        memory: Values | None = None,
+        memory: SharedValues | None = None,
         optimizers: OptimizerVersions | None = None,
     ) -> None:
         self.store, self.server = store, server
         self._memory = memory
         self._optimizers = OptimizerVersions() if optimizers is None else optimizers
         self._slices = ShardSlices(store, server, memory)
-        #: Does what rounds come to.
+        #: Applies complete rounds.
         self.rounds = RoundUpdates(self._slices, self._optimizers)
-        self._folder: Folder | None = None
+        self._folder: SnapshotFolder | None = None
 
     def define(self, entries: Sequence[KeyEntry]) -> None:
-        """Take note of slices that will come; known ones stay."""
+        """Add slices that workers will use; known slices stay."""
         self._slices.define(entries)
 
     def forget(self, slices: Sequence[int]) -> None:
-        """Drop slices and all that belongs to them; unknown ones are no error."""
+        """Drop slices and all that belongs to them; unknown ones are ignored."""
         self.rounds.forget(slices)
         self._slices.forget(slices)
 
     def close(self) -> None:
-        """Let all memory go."""
+        """Release all memory."""
         self.forget(list(self._slices.held))
 
     # --------------------------------------------------------------------------------------------- values
 
     def write(self, values: Sequence[SliceValueWrite]) -> list[KVStoreError | MemoryError | None]:
-        """Set the values of slices, each there once; return for each why it was not.
+        """Assign the values of slices, each at most once; return for each its error or None.
 
-        KeyNotFoundError: there is no such slice; ShapeError, DTypeError, RowIndexError: the payload is not
-        one for it. Float32 copies of 16-bit weights follow.
+        KeyNotFoundError: there is no such slice; ShapeError, DTypeError, RowIndexError: the payload does not
+        fit it. Float32 copies of 16-bit weights are set too.
         """
         copies = ValueCopies(self._memory)
         errors = [_error_of(self._begin_write, one, copies) for one in values]
@@ -91,7 +91,7 @@ class StoreShard:
         held = self._slices.find(write.slice)
         if self._has_come(write):
             return
-        if isinstance(held, Table):
+        if isinstance(held, TableSlice):
             held.drop_old_states(self._optimizers.newest())
             _write_table(held, write.payload)
         else:
@@ -111,24 +111,24 @@ class StoreShard:
     def read(self, slice: int) -> Array:
         """Return the live, flat value of a dense slice."""
         held = self._slices.find(slice)
-        if isinstance(held, Table):
+        if isinstance(held, TableSlice):
             raise DTypeError(f"key {held.key!r} is row-sparse; it is read by rows")
         return held.live()
 
-    def held(self, slice: int) -> DenseSlice | Table | None:
-        """Return a slice; None: it is not here."""
+    def held(self, slice: int) -> DenseSlice | TableSlice | None:
+        """Return a slice; None: this server does not have it."""
         return self._slices.held.get(slice)
 
     def past(self, slice: int, round: int, ids: Ids | None = None) -> Array | tuple[Ids, Array]:
-        """Return what `read` or `rows` gave after a round; KVStoreError: that is not kept."""
+        """Return what `read` or `rows` returned after a round; KVStoreError: it is not stored."""
         held = self._slices.find(slice)
         if isinstance(held, DenseSlice):
             return held.past(round)
         found, rows = held.past(round, None if ids is None else self._within(held, ids))
         return found + held.start, rows.reshape(len(found), math.prod(rows.shape[1:]))
 
-    def writes_to(self, slice: int, payload: Payload) -> bool:
-        """Whether a round of the slice can write its value over a payload, too: `SliceUpdate.outs`."""
+    def writes_to(self, slice: int, payload: SlicePayload) -> bool:
+        """Return whether a round of the slice can write its value to a payload, too: `SliceUpdate.outs`."""
         held = self._slices.held.get(slice)
         return (
             isinstance(held, DenseSlice)
@@ -141,22 +141,22 @@ class StoreShard:
         )
 
     def key(self, slice: int) -> Key:
-        """Return the key that a slice is a part of."""
+        """Return the key of a slice."""
         return self._slices.find(slice).key
 
     def is_table(self, slice: int) -> bool:
-        """Whether a slice is one of a row-sparse key."""
-        return isinstance(self._slices.find(slice), Table)
+        """Return whether a slice belongs to a row-sparse key."""
+        return isinstance(self._slices.find(slice), TableSlice)
 
     def rows(self, slice: int, ids: Ids | None = None) -> tuple[Ids, Array]:
         """Return ids and rows of a table's slice, as new arrays.
 
-        `ids` are ascending ids of the whole table, within the slice. None: all that are held; with an
-        optimizer those that anybody has pushed or initialised. What is not held comes as what it stands for,
-        mostly zeros.
+        `ids` are ascending ids of the whole table, within the slice. None: all rows that are held; with an
+        optimizer the rows that any worker has pushed or initialised. Absent rows have the value of the blank
+        row, mostly zeros.
         """
         held = self._slices.find(slice)
-        if not isinstance(held, Table):
+        if not isinstance(held, TableSlice):
             raise DTypeError(f"key {held.of.key!r} is dense; it has no rows to read")
         if ids is None:
             held.show_all()
@@ -164,17 +164,17 @@ class StoreShard:
         return found + held.start, rows.reshape(len(found), math.prod(rows.shape[1:]))
 
     def absent(self, slice: int, round: int | None = None) -> Array | None:
-        """Return what the rows of a table are that `rows` leaves out, or `past`; None: zeros."""
+        """Return the value of the rows that `rows`, or `past`, leaves out; None: zeros."""
         held = self._slices.find(slice)
-        return held.absent(round) if isinstance(held, Table) else None
+        return held.absent(round) if isinstance(held, TableSlice) else None
 
     def gathered(self, slice: int, ids: Ids) -> GatheredRows | None:
-        """Return the rows that `rows` does, to be sent before they change; None: they have to be read."""
+        """Return the rows of `rows`, to be sent before they change; None: use `rows`."""
         held = self._slices.find(slice)
-        return held.gathered(self._within(held, ids)) if isinstance(held, Table) else None
+        return held.gathered(self._within(held, ids)) if isinstance(held, TableSlice) else None
 
-    def _within(self, table: Table, ids: Ids) -> Ids:
-        """Count row ids from the slice's first row."""
+    def _within(self, table: TableSlice, ids: Ids) -> Ids:
+        """Return row ids relative to the slice's first row."""
         ids = np.ascontiguousarray(ids, np.int64)
         ids = ids - table.start if table.start else ids
         if not cpu.ascending_ids(ids, table.shape[0]):
@@ -183,16 +183,16 @@ class StoreShard:
         return ids
 
     def place(self, slice: int) -> SharedLocation | None:
-        """Say where workers of this machine find the value of a dense slice; None: they do not."""
+        """Return the place of a dense slice's value in shared memory; None: it is not there."""
         held = self._slices.find(slice)
-        if isinstance(held, Table) or held.place is None or self._memory is None:
+        if isinstance(held, TableSlice) or held.place is None or self._memory is None:
             return None
         return SharedLocation(*held.place, held.live().nbytes, self._memory.seqlock(*held.place))
 
     def placement(self) -> dict[int, int]:
-        """Bytes of value that each slice takes."""
+        """Return the bytes of value of each slice."""
         return {
-            slice: held.nbytes if isinstance(held, Table) else held.live().nbytes
+            slice: held.nbytes if isinstance(held, TableSlice) else held.live().nbytes
             for slice, held in self._slices.held.items()
             if slice in self._slices.ready
         }
@@ -203,8 +203,8 @@ class StoreShard:
         """Use settings for jobs of this version or a later one, up to the next version.
 
         They replace those of the same version. States are fresh with another ordinal. Raises ConfigError for
-        an optimizer that is not known here, and for a rule that needs whole tensors where a key has slices on
-        several servers.
+        an optimizer that this server does not know, and for a rule that needs whole tensors where a key has
+        slices on several servers.
         """
         settings = self._optimizers.made(version, described)
         for entry in self._slices.current():
@@ -220,46 +220,50 @@ class StoreShard:
         settings, held = self._optimizers.newest(), self._slices.find(slice)
         if settings.optimizer is None:
             return b""
-        return pack_part(held.key, held.part_state(settings), isinstance(held, Table), settings.optimizer)
+        return pack_part(
+            held.key, held.part_state(settings), isinstance(held, TableSlice), settings.optimizer
+        )
 
     def past_state(self, slice: int, round: int) -> bytes:
-        """Return what `fetch_state` gave after a round; KVStoreError: that is not kept."""
+        """Return what `fetch_state` returned after a round; KVStoreError: it is not stored."""
         settings, held = self._optimizers.newest(), self._slices.find(slice)
         if settings.optimizer is None:
             return b""
-        if isinstance(held, Table):
+        if isinstance(held, TableSlice):
             raise not_kept(held.key, round)
         return pack_part(held.key, held.past_state(settings, round), False, settings.optimizer)
 
     def put_state(self, slice: int, data: bytes, ordinal: int | None = None) -> None:
-        """Take over a state that `optimizer_states.split_states` made.
+        """Set a state that `optimizer_states.split_states` made.
 
-        `ordinal` is that of its optimizer: if another worker has replaced that, the state counts no more.
-        Raises StateFileError where the state is damaged, of another optimizer, or not for this slice.
+        `ordinal` is that of its optimizer: if another worker has replaced that, the state is ignored. Raises
+        StateFileError where the state is damaged, of another optimizer, or not for this slice.
         """
         settings, held = self._optimizers.newest(), self._slices.find(slice)
         if ordinal is not None and ordinal < settings.generation:
             return
         if settings.optimizer is None:
             raise StateFileError("a state of an optimizer, and the store has none; set the optimizer first")
-        held.put_state(unpack_part(held.key, data, isinstance(held, Table), settings.optimizer), settings)
+        held.put_state(
+            unpack_part(held.key, data, isinstance(held, TableSlice), settings.optimizer), settings
+        )
         self._slices.changed.add(slice)
 
     # ------------------------------------------------------------------------------------------ snapshots
 
     def capture(self, folder: str | os.PathLike[str], rounds: dict[str, Any]) -> Callable[[], None]:
-        """Copy what a snapshot consists of; what is returned writes it to a folder of this shard's own.
+        """Copy the content of a snapshot; the returned function writes it to a folder of this shard's own.
 
-        It may do so in another thread, and raises OSError where that cannot be; the snapshot before is still
-        there. What has not changed stays as it is. One at a time: the next capture comes when the one before
-        is written, or has failed. `rounds` is what the server's machine wants to find again, fit for JSON.
+        The function may run in another thread, and raises OSError on failure; the previous snapshot then
+        remains. Unchanged slices are not written again. One at a time: the next capture begins when the
+        previous one is written, or has failed. `rounds` is the machine's state, as JSON types.
         """
         path = Path(folder)
         if self._folder is None or self._folder.path != path:
-            self._folder, self._slices.changed = Folder(path), set(self._slices.ready)
+            self._folder, self._slices.changed = SnapshotFolder(path), set(self._slices.ready)
         self._slices.note_changed()
         place, changed = self._folder, self._slices.changed & self._slices.ready
-        manifest = Manifest(
+        manifest = SnapshotManifest(
             FORMAT, VERSION, self.store, self.server, 0, list(self._slices.entries.values()),
             self._optimizers.described(), {}, {}, dict(self.rounds.versions), rounds,
         )  # fmt: skip
@@ -277,10 +281,10 @@ class StoreShard:
 
     @classmethod
     def restore(
-        cls, folder: str | os.PathLike[str], memory: Values | None = None
+        cls, folder: str | os.PathLike[str], memory: SharedValues | None = None
     ) -> tuple[StoreShard, dict[str, Any]]:
-        """Return shard and rounds that `capture` had written; StateFileError: damaged, foreign, or none."""
-        place = Folder(folder)
+        """Return shard and rounds that `capture` has written; StateFileError: damaged, foreign, missing."""
+        place = SnapshotFolder(folder)
         manifest = place.read()
         try:
             shard = cls._from(manifest, place.tensors(manifest), memory)
@@ -293,7 +297,7 @@ class StoreShard:
 
     @classmethod
     def _from(
-        cls, manifest: Manifest, tensors: dict[int, dict[str, Array]], memory: Values | None
+        cls, manifest: SnapshotManifest, tensors: dict[int, dict[str, Array]], memory: SharedValues | None
     ) -> StoreShard:
         optimizers = OptimizerVersions.from_description(manifest.rules)
         shard = cls(manifest.store, manifest.server, memory, optimizers)
@@ -307,7 +311,7 @@ class StoreShard:
 
 
 def _error_of(call: Callable[..., None], *arguments: Any) -> KVStoreError | MemoryError | None:
-    """Return what a call raises of what can go wrong with a payload."""
+    """Call; return its error if it is one that a payload can cause."""
     try:
         call(*arguments)
     except (KVStoreError, MemoryError) as error:
@@ -315,7 +319,7 @@ def _error_of(call: Callable[..., None], *arguments: Any) -> KVStoreError | Memo
     return None
 
 
-def _write_table(table: Table, payload: Payload) -> None:
+def _write_table(table: TableSlice, payload: SlicePayload) -> None:
     if payload.rows >= 0:
         table.assign(some_rows(payload, table.dtype, table.start, table.shape))
     else:

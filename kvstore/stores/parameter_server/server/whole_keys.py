@@ -1,4 +1,4 @@
-"""Jobs of keys whose rule needs whole tensors: those of all slices of a key wait for each other."""
+"""Jobs of keys whose rule needs whole tensors: the jobs of all slices of a key wait for each other."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from .payload import SliceUpdate
 
 
 class WholeKeys:
-    """Jobs that wait until all slices of their key have one: then one update takes them together.
+    """Jobs that wait until all slices of their key have one; then they become one update.
 
-    A job without parts is of a round that was lost with a server's memory, and stands for all up to it.
+    A job without parts is of a round that was lost with a server's memory; it stands for all rounds up to it.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[DenseKey, dict[int, SliceUpdate]] = {}  # by slice
-        #: By rank, how many parts of a worker each slice has had.
+        #: By rank, the number of a worker's parts for each slice.
         self._parts: dict[DenseKey, dict[int, Counter[int]]] = {}
-        #: By slice, how many jobs fewer than others it will have: workers were lost in the midst of a push.
+        #: By slice, the jobs that it will lack: workers were lost between the parts of a push.
         self._fewer: dict[DenseKey, Counter[int]] = {}
 
     def __contains__(self, key: DenseKey) -> bool:
@@ -26,7 +26,7 @@ class WholeKeys:
         return key in self._waiting
 
     def add(self, key: DenseKey, job: SliceUpdate) -> list[SliceUpdate]:
-        """Keep a job; return those of the key that are one update now, with the same round."""
+        """Store a job; return the jobs of the key that are one update now, with the same round."""
         self._waiting.setdefault(key, {})[job.slice] = job
         parts = self._parts.setdefault(key, {})
         for rank, _ in job.parts:
@@ -34,9 +34,9 @@ class WholeKeys:
         return self._take(key)
 
     def withdraw(self, rank: int) -> tuple[list[int], list[SliceUpdate]]:
-        """Drop jobs of a worker that is gone; its other slices do not come.
+        """Drop jobs of a lost worker, whose parts for other slices will not arrive.
 
-        Returns the slices of what was dropped, and the jobs that had waited for those, and are updates now.
+        Returns the slices of the dropped jobs, and the jobs that had waited for those and are updates now.
         """
         dropped: list[int] = []
         ready: list[SliceUpdate] = []
@@ -60,7 +60,7 @@ class WholeKeys:
         return slices
 
     def forget(self, key: DenseKey) -> None:
-        """Drop what is kept of a key."""
+        """Drop everything that is stored of a key."""
         for kept in (self._waiting, self._parts, self._fewer):
             kept.pop(key, None)
 
@@ -80,7 +80,7 @@ class WholeKeys:
         return [job._replace(round=first) for job in taken]
 
     def _note_fewer(self, key: DenseKey, parts: Counter[int]) -> None:
-        """Note that of these parts, of one worker, slices with fewer get no more."""
+        """Record that slices with fewer of these parts, all of one worker, receive no more."""
         slices, fewer = [part.id for part in key.slices], self._fewer.setdefault(key, Counter())
         most = max(parts[slice] for slice in slices)
         lacks = {slice: fewer[slice] + most - parts[slice] for slice in slices}

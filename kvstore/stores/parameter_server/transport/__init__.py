@@ -1,1 +1,1 @@
-"""How it travels: ZeroMQ, authentication, heartbeats, and payloads in shared memory."""
+"""The transport of messages: ZeroMQ, streams, authentication, heartbeats, and shared memory."""

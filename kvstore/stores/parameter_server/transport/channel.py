@@ -1,7 +1,7 @@
-"""The two kinds of socket that processes talk over, and waiting for several of them.
+"""The two kinds of ZeroMQ sockets, and a poller for several of them.
 
-No call here waits unless it is given a time to. A channel belongs to one thread at a time; whoever hands it
-on does so under a lock. Only `Poller.wake` may be called by others meanwhile.
+No call blocks unless it has a timeout. A channel belongs to one thread at a time; to pass it on, a thread
+needs a lock. Only `ChannelPoller.wake` may be called by other threads concurrently.
 """
 
 from __future__ import annotations
@@ -24,25 +24,27 @@ from kvstore.errors import AuthError, ConfigError, KVStoreError
 from kvstore.settings import addresses
 from kvstore.settings.ports import bound_in_range
 
-from .auth import HandshakeMonitor, use_keys, use_password
 from .context import Context
-from .frames import Buffer, Limits
+from .frames import Buffer, MessageLimits
 from .options import BORROWED, set_options, watch_closely
+from .zmq_auth import HandshakeMonitor, use_keys, use_password
 
 _MORE = zmq.SNDMORE | zmq.DONTWAIT
-_LOOK = 0.05  # seconds between two looks at a handshake that is not done
-_SOON = 1.0  # seconds in which another thread has its turn
-_PORTS, _TRIES = range(10_000, 20_000), 20  # below those that Linux gives to connections
+_LOOK = 0.05  # seconds between two checks of a handshake that is not done
+_SOON = 1.0  # seconds to wait for another thread
+_PORTS, _TRIES = range(10_000, 20_000), 20  # below the ports that Linux assigns to connections
 
 
 class NotSentError(KVStoreError):
-    """The peer is not connected, or its queue is full. Nothing of the message has left; try again."""
+    """The peer is not connected, or its queue is full. No part of the message was sent; try again."""
 
 
-class Channel:
-    """What both kinds have in common."""
+class ZmqChannel:
+    """A ZeroMQ socket with the options of kvstore."""
 
-    def __init__(self, context: Context, kind: int, address: str, limits: Limits | None = None) -> None:
+    def __init__(
+        self, context: Context, kind: int, address: str, limits: MessageLimits | None = None
+    ) -> None:
         self._context = context
         self.address = address
         self.socket = context.socket(kind)
@@ -55,9 +57,9 @@ class Channel:
             raise
 
     def close(self, linger: float = 0.0) -> None:
-        """Close it; unsent messages are tried for `linger` seconds more, without waiting.
+        """Close it; ZeroMQ sends what is queued for `linger` more seconds, without blocking the caller.
 
-        Its `Poller` has to be told before.
+        It must be removed from its `ChannelPoller` first.
         """
         self._context.drop(self.socket, linger)
 
@@ -73,7 +75,7 @@ class Channel:
         try:
             frame = receive(zmq.DONTWAIT, copy=False)
         except zmq.Again:
-            if timeout <= 0 or not self._poller.poll(_milliseconds(timeout)):
+            if timeout <= 0 or not self._poller.poll(_to_milliseconds(timeout)):
                 return None
             try:
                 frame = receive(zmq.DONTWAIT, copy=False)
@@ -86,15 +88,15 @@ class Channel:
         return frames
 
 
-class Dealer(Channel):
-    """A connection to one router. It connects by itself, and again whenever the connection breaks.
+class Dealer(ZmqChannel):
+    """A connection to one router, which is made anew whenever it breaks.
 
-    Messages that were under way when it broke are lost, without a word. The router knows this end by its
-    identity, which no other process may have: 1 to 255 bytes, the first not 0. `role` and `rank` say who the
-    router is: for its key, where the context has keys, and for messages. `insists`: the router is known to be
-    of this job, so that a refusal before the first handshake is done is of another process at its address; it
-    is tried again, and silence tells of a loss. `watched`: a connection that is dead is noticed soon. Raises
-    ConfigError for what cannot be an address, AuthError where there are keys, but none of this peer.
+    Messages in flight are lost silently when it breaks. The router knows this end by its identity, which no
+    other process may have: 1 to 255 bytes, the first not 0. `role` and `rank` are the router's: they select
+    its key, where the context has keys, and stand in messages. `insists`: the router is known to belong to
+    this job, so a refusal before the first handshake is another process's at that address; the connection is
+    tried again, and the router's silence shows a loss. `watched`: a dead connection is detected soon. Raises
+    ConfigError for an invalid address, AuthError where there are keys, but none of this peer.
     """
 
     def __init__(
@@ -121,19 +123,19 @@ class Dealer(Channel):
             raise
 
     def send(self, frames: Sequence[Buffer]) -> None:
-        """Send a message, without waiting. Before the connection stands it is queued.
+        """Send a message, without blocking. Before the connection is made it is queued.
 
-        ZeroMQ reads large frames until it has sent them: they must stay as they are until the peer answers.
-        Raises NotSentError if the queue is full, since the router has not read for long, and AuthError if it
-        has refused this process.
+        ZeroMQ reads large frames until it has sent them: they must not change until the peer answers. Raises
+        NotSentError if the queue is full, because the router has not read for long, and AuthError if it has
+        refused this process.
         """
         self._context.check()
         if self._watch is not None:
-            self._watching()
+            self._check_handshake()
         try:
             self._send(frames)
         except zmq.Again:
-            if self.role == "scheduler":  # which comes back at its address
+            if self.role == "scheduler":  # a restarted scheduler has the same address
                 self._connect_again()
             raise NotSentError(f"{self.peer} has not read for long: its queue is full") from None
 
@@ -146,7 +148,7 @@ class Dealer(Channel):
             return self._receive(timeout)
         self._context.check()
         end = time.monotonic() + timeout
-        while self._watching():
+        while self._check_handshake():
             left = end - time.monotonic()
             found = self._receive(max(0.0, min(left, _LOOK)))
             if found is not None or left <= 0:
@@ -155,17 +157,17 @@ class Dealer(Channel):
 
     @property
     def peer(self) -> str:
-        """Who the router is and where, for messages."""
+        """The router's role, rank and address, for messages."""
         return f"{self.role}{f' {self.rank}' if self.role == 'server' else ''} at {self.address}"
 
     @property
     def watch(self) -> HandshakeMonitor | None:
-        """Of the first handshake; None when that is done."""
+        """The monitor of the first handshake; None when that is done."""
         return self._watch
 
     def close(self, linger: float = 0.0) -> None:
-        """Close it; unsent messages are tried for `linger` seconds more, without waiting."""
-        self._unwatch()
+        """Close it; ZeroMQ sends what is queued for `linger` more seconds, without blocking the caller."""
+        self._stop_watching()
         super().close(linger)
 
     def _connect(self) -> None:
@@ -181,9 +183,9 @@ class Dealer(Channel):
         self._watch = HandshakeMonitor(
             self.socket, pair, self._context.drop, self.peer, keys is not None, self._insists
         )
-        self._knock()
+        self._connect_socket()
 
-    def _knock(self) -> None:
+    def _connect_socket(self) -> None:
         try:
             self.socket.connect(self.address)
         except zmq.ZMQError as error:
@@ -191,8 +193,8 @@ class Dealer(Channel):
                 f"cannot connect to {self.address!r}: {error.strerror}; check the address"
             ) from None
 
-    def _watching(self) -> bool:
-        """Look at the first handshake; whether it is still to come."""
+    def _check_handshake(self) -> bool:
+        """Check the first handshake; return whether it is still in progress."""
         if self._watch is None:
             return False
         self._watch.read()
@@ -206,44 +208,44 @@ class Dealer(Channel):
         return self._watch is not None
 
     def _connect_again(self) -> None:
-        """Begin anew: ZeroMQ does not come back to where it has once met something else than its peer."""
-        with contextlib.suppress(zmq.ZMQError):  # it has forgotten the address, too
+        """Connect again: ZeroMQ does not return to an address at which another process answered once."""
+        with contextlib.suppress(zmq.ZMQError):  # ZeroMQ may have forgotten the address, too
             self.socket.disconnect(self.address)
-        self._knock()
+        self._connect_socket()
 
-    def _unwatch(self) -> None:
+    def _stop_watching(self) -> None:
         if self._watch is not None and os.getpid() == self._context.pid:
             self._watch.close()
         self._watch = None
 
 
-class Router(Channel):
-    """An address at which any number of dealers connect; each message says whose it is.
+class Router(ZmqChannel):
+    """An address at which any number of dealers connect; each message has its sender's identity.
 
-    ``"tcp://127.0.0.1:0"`` takes a free port, which is in `address` then; ``"ipc://@name"`` is a unix socket
-    without a file, for processes of this machine and user. With keys, only their owners are let in. Raises
-    ConfigError where the port is taken, or the address is not this machine's.
+    ``"tcp://127.0.0.1:0"`` uses a free port, which `address` then shows; ``"ipc://@name"`` is a unix socket
+    without a file, for processes of this machine and user. With keys, only their owners are admitted. Raises
+    ConfigError where the port is in use, or the address is not this machine's.
     """
 
-    def __init__(self, context: Context, address: str, limits: Limits | None = None) -> None:
+    def __init__(self, context: Context, address: str, limits: MessageLimits | None = None) -> None:
         addresses.check("the address to listen at", address)
         super().__init__(context, zmq.ROUTER, address, limits)
         try:
             if context.keys is not None:
                 use_keys(self.socket, context.keys)
-            limited = context.watch_door(self.socket, address)
+            limited = context.watch_clients(self.socket, address)
             self._bind(address)
             limited.wait(_SOON)
         except zmq.ZMQError as error:
             self.close()
-            raise ConfigError(_unbound(address, error)) from None
+            raise ConfigError(_bind_error(address, error)) from None
         self.address = cast(bytes, self.socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
 
     def _bind(self, address: str) -> None:
-        """Bind; where any port will do, to none of those that the system gives to connections.
+        """Bind; where any port is allowed, to a port that the system does not assign to connections.
 
-        A scheduler may come back to its port, and meanwhile the system must not give it to others, nor to
-        those who try to connect to it: they would be connected with themselves.
+        A scheduler may restart at its port. Until then the system must not assign the port to another
+        process, nor to a socket that tries to connect to it, which would be connected to itself.
         """
         host, port = addresses.split(address)
         if host and not port:
@@ -257,7 +259,7 @@ class Router(Channel):
         self.socket.bind(re.sub(r"^(tcp://.*):0$", r"\1:*", address))
 
     def send(self, peer: bytes, frames: Sequence[Buffer]) -> None:
-        """Send a message to a dealer, without waiting; else as `Dealer.send`.
+        """Send a message to a dealer, without blocking; otherwise as `Dealer.send`.
 
         Raises NotSentError where no such dealer is connected, or it has not read for long.
         """
@@ -277,7 +279,7 @@ class Router(Channel):
         return None if frames is None else (frames[0].bytes, frames[1:])
 
 
-class Poller:
+class ChannelPoller:
     """Waits for messages of several channels.
 
     Closing it closes none of them.
@@ -285,20 +287,20 @@ class Poller:
 
     def __init__(self) -> None:
         self._poller = zmq.Poller()
-        self._channels: dict[Any, Any] = {}  # by ZeroMQ's socket, or descriptor
+        self._channels: dict[Any, Any] = {}  # by ZeroMQ socket, or descriptor
         self._watched: dict[zmq.Socket[bytes], Dealer] = {}
         self._all = select.epoll()
         self._descriptors: dict[Any, int] = {}
-        self._packed: bytes | None = None  # the values of those
+        self._packed: bytes | None = None  # the values of `_descriptors`
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._register(self._wake)
 
     @property
     def descriptors(self) -> bytes:
-        """As ints: what is readable when something has happened to the channels and items; or is woken.
+        """The descriptors, as C ints, that are readable after an event of a channel or item, or a wake.
 
-        Those of ZeroMQ's sockets tell of it once, and only if `wait` has found nothing before. Empty where a
-        handshake is being watched.
+        The descriptor of a ZeroMQ socket shows an event once, and only if `wait` has found nothing before.
+        Empty while a handshake is watched.
         """
         if self._watched:
             return b""
@@ -307,7 +309,7 @@ class Poller:
         return self._packed
 
     def fileno(self) -> int:
-        """Return a descriptor which is readable when something has come since a `wait` that found nothing."""
+        """Return a descriptor that is readable after an event since a `wait` that found nothing."""
         return self._all.fileno()
 
     def _register(self, item: zmq.Socket[bytes] | int) -> None:
@@ -320,23 +322,23 @@ class Poller:
     def _unregister(self, item: zmq.Socket[bytes] | int) -> None:
         self._poller.unregister(item)
         self._packed = None
-        with contextlib.suppress(OSError):  # closed by now
+        with contextlib.suppress(OSError):  # already closed
             self._all.unregister(self._descriptors.pop(item))
 
-    def add(self, channel: Channel) -> None:
-        """Wait for this one too."""
+    def add(self, channel: ZmqChannel) -> None:
+        """Wait for messages of a channel, too."""
         self._channels[channel.socket] = channel
         self._register(channel.socket)
         if isinstance(channel, Dealer) and channel.watch is not None and channel.watch.socket is not None:
             self._watched[channel.watch.socket] = channel
             self._register(channel.watch.socket)
 
-    def remove(self, channel: Channel) -> None:
-        """Wait for it no longer; before it is closed."""
+    def remove(self, channel: ZmqChannel) -> None:
+        """Stop waiting for a channel; must be called before it is closed."""
         if self._channels.pop(channel.socket, None) is not None:
             self._unregister(channel.socket)
         for socket in [socket for socket, dealer in self._watched.items() if dealer is channel]:
-            self._forget(socket)
+            self._drop_watched(socket)
 
     def watch(self, descriptor: int, item: object) -> None:
         """Return `item` from `wait` when a descriptor is readable."""
@@ -344,21 +346,21 @@ class Poller:
         self._register(descriptor)
 
     def unwatch(self, descriptor: int) -> None:
-        """Wait for a descriptor no longer; before it is closed."""
+        """Stop waiting for a descriptor; must be called before it is closed."""
         if self._channels.pop(descriptor, None) is not None:
             self._unregister(descriptor)
 
     def wake(self) -> None:
-        """End the `wait` of another thread, or the next one."""
+        """End the `wait` of another thread, or the next `wait`."""
         os.eventfd_write(self._wake, 1)
 
     def forget_wake(self) -> None:
-        """Let no wake so far end the next `wait`."""
+        """Discard earlier wakes: they do not end the next `wait`."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
 
     def wait(self, timeout: float) -> list[Any]:
-        """Wait until messages are there, at most `timeout` seconds (infinity: for ever).
+        """Wait until there are messages, at most `timeout` seconds (infinity: without limit).
 
         Returns channels with messages, items of `watch` that are readable, and dealers that were refused:
         their `receive` raises. Empty after `timeout` and after `wake`.
@@ -368,13 +370,13 @@ class Poller:
         end = time.monotonic() + timeout
         while True:
             for socket in [socket for socket in self._watched if socket.closed]:
-                self._forget(socket)
+                self._drop_watched(socket)
             ready, woken = self._ready(max(0.0, end - time.monotonic()))
             if ready or woken or time.monotonic() >= end:
                 return ready
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptors of the poller."""
         if self._wake >= 0:
             os.close(self._wake)
             self._wake = -1
@@ -383,44 +385,44 @@ class Poller:
     def _ready(self, timeout: float) -> tuple[list[Any], bool]:
         ready: list[Any] = []
         woken = False
-        for socket, _ in self._poller.poll(_milliseconds(timeout)):
+        for socket, _ in self._poller.poll(_to_milliseconds(timeout)):
             if socket == self._wake:
                 os.eventfd_read(self._wake)
                 woken = True
             elif socket in self._watched:
-                ready += self._looked(socket)
+                ready += self._check_watched(socket)
             else:
                 ready.append(self._channels[socket])
         return ready, woken
 
-    def _looked(self, socket: zmq.Socket[bytes]) -> list[Channel]:
+    def _check_watched(self, socket: zmq.Socket[bytes]) -> list[ZmqChannel]:
         dealer = self._watched[socket]
         watch = dealer.watch
         if watch is None:
-            self._forget(socket)
+            self._drop_watched(socket)
             return []
         watch.read()
         if watch.socket is None:
-            self._forget(socket)
+            self._drop_watched(socket)
         return [dealer] if watch.error is not None else []
 
-    def _forget(self, socket: zmq.Socket[bytes]) -> None:
+    def _drop_watched(self, socket: zmq.Socket[bytes]) -> None:
         del self._watched[socket]
         self._unregister(socket)
 
 
-def _milliseconds(timeout: float) -> int:
-    """Convert for ZeroMQ, where -1 is for ever; up, for a wait of less than a millisecond is none."""
+def _to_milliseconds(timeout: float) -> int:
+    """Convert for ZeroMQ, where -1 is no limit; rounded up, because ZeroMQ truncates a fraction to 0."""
     return -1 if timeout == math.inf else max(0, math.ceil(timeout * 1000))
 
 
-def _unbound(address: str, error: zmq.ZMQError) -> str:
-    """Say why an address cannot be had, and what to do."""
+def _bind_error(address: str, error: zmq.ZMQError) -> str:
+    """Return why an address cannot be bound, and the cure."""
     if error.errno == errno.EADDRINUSE:
         return (
-            f"{address} is taken by another process: end that one, or choose another port, with --port or a "
-            "variable (KVSTORE_PORT for a server, KVSTORE_SCHEDULER or DMLC_PS_ROOT_PORT for a scheduler); 0 "
-            "takes a free one"
+            f"{address} is taken by another process: end that process, or choose another port, with --port "
+            "or a variable (KVSTORE_PORT for a server, KVSTORE_SCHEDULER or DMLC_PS_ROOT_PORT for a "
+            "scheduler); 0 selects a free port"
         )
     if error.errno in (errno.EADDRNOTAVAIL, errno.ENODEV):
         return (

@@ -1,10 +1,10 @@
-"""The ciphers of streams, and the handshake that gives each connection keys of its own.
+"""The ciphers of streams, and the handshake that gives each connection its own keys.
 
-The ciphers are libsodium's: of the library that encrypts ZeroMQ's connections too, and is therefore in the
-process already. Where ZeroMQ has another one, there are no ciphers.
+The ciphers are those of libsodium, the library that also encrypts ZeroMQ's connections and is therefore in
+the process already. Where ZeroMQ uses another library, there are no ciphers.
 
-A worker and a server share a secret. Each connection begins with random bytes of both, so its keys are new
-whoever repeats what was once said. Both prove that they have the secret before anything else is said.
+A worker and a server share a secret. The keys of a connection are derived from random bytes of both, so they
+are new even if an attacker repeats recorded bytes. Both prove that they have the secret before any data.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from .native._streams import Cipher
 SECRET_BYTES = SALT_BYTES = PROOF_BYTES = 32
 
 _LIBRARY = re.compile(r" (/\S*/libsodium[^/\s]*\.so[^/\s]*)$", re.MULTILINE)
-#: By their numbers in the handshake, the best first; each has keys of 32 bytes.
+#: By their numbers in the handshake, in order of preference; each has keys of 32 bytes.
 _NAMES = {3: "aegis256", 1: "aes256gcm", 2: "chacha20poly1305_ietf"}
 _PERSON = b"kvstore streams"
 
 
 class Aead(NamedTuple):
-    """Addresses of a cipher's functions, and sizes of what they take."""
+    """Addresses of a cipher's functions, and sizes of their arguments."""
 
     encrypt: int
     decrypt: int
@@ -38,18 +38,18 @@ class Aead(NamedTuple):
 
 @functools.cache
 def available() -> tuple[int, ...]:
-    """Return the numbers of the ciphers that this process has, the best first."""
+    """Return the numbers of the ciphers that this process has, in order of preference."""
     return tuple(_aeads())
 
 
 def choose(offered: Sequence[int]) -> int | None:
-    """Choose among ciphers that the other side has; None: this process has none of them."""
+    """Choose among the ciphers of the other side; None: this process has none of them."""
     return next((one for one in available() if one in offered), None)
 
 
 @functools.cache
 def _aeads() -> dict[int, Aead]:
-    """Find the functions of each cipher; importing zmq has loaded them."""
+    """Find the functions of each cipher, in the library that zmq has loaded."""
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
             paths = sorted(set(_LIBRARY.findall(maps.read())))
@@ -61,13 +61,13 @@ def _aeads() -> dict[int, Aead]:
             if library.sodium_init() < 0:
                 continue
             return {number: _aead(library, name) for number, name in _NAMES.items() if _has(library, name)}
-        except (OSError, AttributeError):  # one without these functions
+        except (OSError, AttributeError):  # a library without these functions
             continue
     return {}
 
 
 def _has(library: ctypes.CDLL, name: str) -> bool:
-    """Whether the library has it; without the processor's AES, ciphers of AES are slow and leak by time."""
+    """Return whether a cipher is available; without AES instructions, AES is slow and leaks by its timing."""
     if not hasattr(library, f"crypto_aead_{name}_encrypt_detached"):
         return False
     return not name.startswith("ae") or library.crypto_aead_aes256gcm_is_available() == 1
@@ -86,32 +86,32 @@ def _aead(library: ctypes.CDLL, name: str) -> Aead:
     return Aead(first, second, third, nonce_bytes, tag_bytes)
 
 
-class Handshake:
+class StreamHandshake:
     """Keys and proofs of one connection.
 
     Parameters
     ----------
     secret : bytes
-        What only the worker and the server know.
+        The secret that only the worker and the server know.
     hello : bytes
-        All that the worker has sent: which secret, which cipher, and its salt.
+        All bytes that the worker has sent: the token of the secret, the cipher, and its salt.
     salt : bytes
-        The server's.
+        The server's salt.
     cipher : int
-        Its number, which `hello` has told.
+        The number of the cipher in `hello`.
     """
 
     def __init__(self, secret: bytes, hello: bytes, salt: bytes, cipher: int) -> None:
         self._cipher = cipher
-        # Both salts have a fixed length, so each pair of them is another text.
+        # Both salts have a fixed length, so different pairs of them give different texts.
         self._key = hashlib.blake2b(hello + salt, key=secret, digest_size=32, person=_PERSON).digest()
 
     def server_proof(self) -> bytes:
-        """Return what shows the worker that the server has the secret."""
+        """Return the proof for the worker that the server has the secret."""
         return self._derive(b"proof of the server")
 
     def worker_proof(self) -> bytes:
-        """Return what shows the server that the worker has it."""
+        """Return the proof for the server that the worker has the secret."""
         return self._derive(b"proof of the worker")
 
     def server_cipher(self) -> Cipher:

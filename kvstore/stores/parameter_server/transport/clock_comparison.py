@@ -1,7 +1,7 @@
-"""Comparisons of the clock of a worker or a server with the scheduler's, for a timeline.
+"""Comparison of the clock of a worker or a server with the scheduler's, for a timeline.
 
-A question is a `Ping` with the time of this process, and the scheduler puts its own into the `Pong`. The
-loops do this: state machines see a ping and a pong as usual.
+A question is a `Ping` with the time of this process, and the scheduler puts its own time into the `Pong`. The
+loops do this: for the state machines these are an ordinary ping and pong.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..protocol.messages import Ping, Pong, ReliableMessage
 
 
 class ClockComparison:
-    """Of one process, or of one store of it; does nothing where no timeline is recorded."""
+    """The comparison of one process or store; it does nothing where no timeline is recorded."""
 
     def __init__(self) -> None:
         self._clock = clock()
@@ -27,11 +27,11 @@ class ClockComparison:
         return self._clock is not None
 
     def question(self) -> ReliableMessage:
-        """Make what is to be sent to the scheduler now."""
+        """Return the message that asks the scheduler for its time."""
         return ReliableMessage(0, 0, Ping(now()))
 
-    def hear(self, message: Any) -> None:
-        """Look whether a message that has just come is an answer."""
+    def read(self, message: Any) -> None:
+        """Read a message that has just arrived, if it is an answer."""
         if self._clock is None or type(message) is not ReliableMessage or type(message.body) is not Pong:
             return
         if message.body.number and message.body.time:

@@ -1,4 +1,4 @@
-"""What the sockets of one process have in common: ZeroMQ's threads, keys, limits, and the doorkeeper."""
+"""The common part of the sockets of one process: ZeroMQ's threads, keys, limits, and the ZAP handler."""
 
 from __future__ import annotations
 
@@ -13,49 +13,54 @@ import zmq
 from kvstore.errors import ClosedError, KVStoreError
 
 from ....settings.keys import Keys
-from .auth import Doorkeeper, deafen
-from .frames import Limits
+from .frames import MessageLimits
+from .zmq_auth import ZapHandler, stop_events
 
 _OPEN: weakref.WeakSet[Context] = weakref.WeakSet()
 
 
 class Context:
-    """A process's part of the wire. Every socket belongs to one, and goes with it.
+    """The ZeroMQ context of a process. Every socket belongs to one, and is closed with it.
 
-    With keys every connection is encrypted, and only the processes they list are let in. Without, nothing is
-    encrypted, and who knows the job's name is let in. ZeroMQ has `io_threads`: about one for each GB/s.
+    With keys every connection is encrypted, and only processes with a listed key are admitted. Without keys
+    nothing is encrypted, and processes that know the job's name are admitted. ZeroMQ has `io_threads`
+    threads: about one for each GB/s is enough.
     """
 
     def __init__(
-        self, keys: Keys | None = None, limits: Limits | None = None, io_threads: int = 1, job: str = ""
+        self,
+        keys: Keys | None = None,
+        limits: MessageLimits | None = None,
+        io_threads: int = 1,
+        job: str = "",
     ) -> None:
         self.keys = keys
         self._job = job
-        self.limits = limits or Limits()
+        self.limits = limits or MessageLimits()
         self.pid = os.getpid()
         self._context = zmq.Context(io_threads)
         self._context.set(zmq.MAX_SOCKETS, 8192)
         self._sockets: set[zmq.Socket[bytes]] = set()
-        self._known: weakref.WeakSet[zmq.Socket[bytes]] = weakref.WeakSet()  # also of other threads
+        self._known: weakref.WeakSet[zmq.Socket[bytes]] = weakref.WeakSet()  # also sockets of other threads
         self._making = False
-        self._doorkeeper: Doorkeeper | None = None
+        self._zap_handler: ZapHandler | None = None
         self._lock = threading.Lock()
         self.closed = False
         _OPEN.add(self)
 
     @property
     def job(self) -> str:
-        """Name of the job; a scheduler may learn it only when it has its port."""
+        """Name of the job; a scheduler may learn it only after it has bound its port."""
         return self._job
 
     @job.setter
     def job(self, job: str) -> None:
         self._job = job
-        if self._doorkeeper is not None:
-            self._doorkeeper.job = job
+        if self._zap_handler is not None:
+            self._zap_handler.job = job
 
     def check(self) -> None:
-        """Raise an error in a fork of the process, where nothing would ever arrive, and when it is closed."""
+        """Raise an error in a fork of the process, where no message would ever arrive, or after `close`."""
         if os.getpid() != self.pid:
             raise KVStoreError(
                 f"this process is a fork of process {self.pid}, whose connections it cannot use: "
@@ -75,40 +80,40 @@ class Context:
         return made
 
     def drop(self, socket: zmq.Socket[bytes], linger: float = 0.0) -> None:
-        """Close a socket; what it has not sent is tried for `linger` seconds more, in the background."""
+        """Close a socket; ZeroMQ sends what is queued for `linger` more seconds, in the background."""
         self._sockets.discard(socket)
         if os.getpid() == self.pid:
-            deafen(socket)
+            stop_events(socket)
             socket.close(int(linger * 1000))
 
-    def give(self, socket: zmq.Socket[bytes]) -> None:
-        """Leave a socket to a thread of its own, which closes it when `close` ends what it waits for."""
+    def leave_to_thread(self, socket: zmq.Socket[bytes]) -> None:
+        """Leave a socket to its own thread, which closes it when `close` ends the thread's wait."""
         self._sockets.discard(socket)
 
-    def watch_door(self, socket: zmq.Socket[bytes], address: str) -> threading.Event:
-        """Have a socket's clients checked, and refusals logged; before it is bound. As `Doorkeeper.watch`."""
+    def watch_clients(self, socket: zmq.Socket[bytes], address: str) -> threading.Event:
+        """Check a socket's clients, and log refusals; call it before the binding. As `ZapHandler.watch`."""
         with self._lock:
-            if self._doorkeeper is None:
-                self._doorkeeper = Doorkeeper(self._context, self.keys, self._job)
-        return self._doorkeeper.watch(socket, address)
+            if self._zap_handler is None:
+                self._zap_handler = ZapHandler(self._context, self.keys, self._job)
+        return self._zap_handler.watch(socket, address)
 
     def close(self, linger: float = 0.0) -> None:
-        """Close all sockets; blocks up to `linger` seconds for what is unsent. A second call does nothing."""
+        """Close all sockets; blocks up to `linger` seconds to send messages. A second call does nothing."""
         if self.closed or os.getpid() != self.pid:
             return
         self.closed = True
         for socket in self._sockets:
-            deafen(socket)
+            stop_events(socket)
         for socket in list(self._sockets):
             self.drop(socket, linger)
-        if self._doorkeeper is not None:
-            self._doorkeeper.close()
+        if self._zap_handler is not None:
+            self._zap_handler.close()
         if self._making:
             self._close_unknown()
         self._context.term()
 
     def _close_unknown(self) -> None:
-        """Close a socket that Ctrl-C left as it was made: the error may keep it, and `term` waits for it."""
+        """Close a socket after an interrupt in its creation: an error may hold it, and `term` waits."""
         for one in gc.get_objects():
             if isinstance(one, zmq.Socket) and one.context is self._context and one not in self._known:
                 one.close(0)
@@ -116,6 +121,6 @@ class Context:
 
 @atexit.register
 def _close_all() -> None:
-    """Close what is open while the doorkeeper can still let go of its sockets."""
+    """Close all open contexts while the ZAP handler can still close its sockets."""
     for context in list(_OPEN):
         context.close()

@@ -1,4 +1,4 @@
-"""Control messages as bytes: what goes to many, in a letter of its own to each, is encoded once."""
+"""Control messages as bytes: a body that is sent to many processes is encoded once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..protocol.messages import Answer, ReliableMessage, Slices, View
 
 
 class FanOut:
-    """Encodes the messages of one process, and remembers the last one that may go to others, too."""
+    """Encodes the messages of one process, and stores the last body that may be sent to other processes."""
 
     def __init__(self) -> None:
         self._encoder = msgspec.msgpack.Encoder()
@@ -18,28 +18,28 @@ class FanOut:
         self._written: msgspec.Raw | None = None
 
     def encode(self, message: Any) -> tuple[bytes, bool]:
-        """Return a message as bytes, and whether it has anything to check that the remembered one has not."""
+        """Return a message as bytes, and whether it has content to check that the stored body has not."""
         shared = _shared(message)
         if shared is None or shared is not self._shared:
             return self._encoder.encode(message), True
         if self._written is None:
             self._written = msgspec.Raw(self._encoder.encode(shared))
-        return self._encoder.encode(_with(message, self._written)), False
+        return self._encoder.encode(_with_encoded(message, self._written)), False
 
     def remember(self, message: Any) -> None:
-        """Take a message for good; others may follow that have the same to say."""
+        """Store the body of a message that was accepted; messages with the same body may follow."""
         self._shared, self._written = _shared(message), None
 
 
 def _shared(message: Any) -> Any:
-    """Return the part of a letter that others may get as it is; None: there is none."""
+    """Return the part of a message that may be sent to several processes; None: there is none."""
     body = message.body if type(message) is ReliableMessage else None
     if type(body) is Answer:
         return body.entries or None
     return body if type(body) in (View, Slices) else None
 
 
-def _with(message: ReliableMessage, written: Any) -> ReliableMessage:
+def _with_encoded(message: ReliableMessage, written: Any) -> ReliableMessage:
     body = message.body
     answer = msgspec.structs.replace(body, entries=written) if type(body) is Answer else written
     return ReliableMessage(message.number, message.seen, answer, message.term)

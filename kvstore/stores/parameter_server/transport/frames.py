@@ -1,16 +1,16 @@
-"""How messages look on the wire, and the checks that a message from outside has to pass.
+"""The bytes of messages on the wire, and the checks of a received message.
 
 A message is one or more frames. The first begins with a head of fixed size::
 
     magic "KVST" | version | kind | flags | job | store | rank | incarnation | epoch | received | records
 
-and goes on with MessagePack (a control message) or with the records of a batch, each of fixed size, and
-where a flag says so with the first payload. The other frames are payloads, as they are. All numbers are
-little-endian. `job` is a hash of the job's name, so that processes of an old job, which may still know the
-port, are told apart before anything of theirs is looked at.
+and continues with MessagePack (a control message), or with the records of a batch, each of fixed size, and,
+where a flag is set, with the first payload. Each further frame is a payload. All numbers are little-endian.
+`job` is a hash of the job's name, so that messages of an old job's processes, which may still know the port,
+are rejected before anything else of them is read.
 
-Only `Hello` and `Refused` pass whatever job or version the head has, for one asks and the other tells which
-are right; their form never changes.
+Only `Hello` and `Refused` are accepted with any job and version, because the first asks and the second says
+which are right; their format never changes.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ _PLACES = [
 _ALIGNED = 64
 _PADDING = bytes(_ALIGNED)
 
-# A first payload up to this size stands behind the records: a frame less to send, and to receive.
+# A first payload up to this size is put behind the records: one frame less to send and to receive.
 _INLINE, _INLINE_BYTES = 1, 32 * 1024
 
-#: Payloads up to this size travel together in one frame: a frame costs microseconds, a copy of them less.
+#: Payloads up to this size share one frame: a frame costs microseconds, a copy of such a payload less.
 SMALL = m.COPIED
 
 
 @dataclass(frozen=True)
-class Limits:
-    """The most that a message may have. Larger ones are not sent, and refused where they come in."""
+class MessageLimits:
+    """The largest sizes of a message. Larger messages are not sent, and are refused when they arrive."""
 
     #: Bytes of one frame.
     frame: int = 256 << 20
@@ -67,15 +67,15 @@ class Limits:
     records: int = 65535
 
 
-class Codec:
-    """Writes and reads the messages of one job; only those that were written with its name are read.
+class MessageCodec:
+    """Writes and reads the messages of one job; only messages with the job's name are read.
 
-    `marks`: a record that is not in the protocol is read as one of kind BAD, so that its sender can be told,
-    where else the whole message is refused.
+    `marks`: a record that is not in the protocol is read as a record of kind BAD, so that its sender can be
+    informed; otherwise the whole message is refused.
     """
 
-    def __init__(self, job: str, limits: Limits | None = None, marks: bool = False) -> None:
-        self.limits = limits or Limits()
+    def __init__(self, job: str, limits: MessageLimits | None = None, marks: bool = False) -> None:
+        self.limits = limits or MessageLimits()
         self._marks = marks
         #: Hash of the job's name, which is in the head of each message.
         self.job = int.from_bytes(hashlib.blake2b(job.encode(), digest_size=8).digest(), "little")
@@ -85,7 +85,7 @@ class Codec:
     def encode(self, message: Control | Batch) -> list[Buffer]:
         """Write a message as frames. Payloads are not copied: they are the buffers of `message.frames`.
 
-        Raises ProtocolError for one that is larger than the limits, or has numbers that do not fit: the peer
+        Raises ProtocolError for a message that exceeds the limits, or has numbers that do not fit: the peer
         would refuse it.
         """
         if isinstance(message, Batch):
@@ -105,13 +105,13 @@ class Codec:
     def decode(self, frames: Sequence[zmq.Frame | bytes | memoryview]) -> Control | Batch:
         """Read the frames of one message, without the identity of its sender.
 
-        The payloads of a batch are memoryviews of the frames, and keep these alive. Their addresses are as
-        they come: whoever wants typed elements has to look at the alignment. Raises ProtocolError, and
-        nothing else, for frames that are no message of this job and this version.
+        The payloads of a batch are memoryviews of the frames, and hold references to them. They need not be
+        aligned: a caller that needs typed elements has to check. Raises ProtocolError, and nothing else, for
+        frames that are no message of this job and this version.
         """
         if not frames or len(frames[0]) < _HEAD.size:
             raise ProtocolError("a message is too short for its head")
-        first = _view(frames[0])
+        first = _view_frame(frames[0])
         magic, version, kind, flags, job, *numbers, count = _HEAD.unpack_from(first)
         if magic != _MAGIC:
             raise ProtocolError("a message begins with an invalid header")
@@ -127,7 +127,7 @@ class Codec:
         if len(frames) - 1 > self._most_frames(count):
             raise ProtocolError(f"a batch of {count} records has {len(frames)} frames")
         payloads = [first[end:]] if inline else []
-        payloads += [_view(frame) for frame in frames[1:]]
+        payloads += [_view_frame(frame) for frame in frames[1:]]
         return self._decode_batch(first[:end], payloads, numbers)
 
     # ------------------------------------------------------------------------------------------- inside
@@ -135,7 +135,7 @@ class Codec:
     def _check_origin(self, version: int, job: int) -> None:
         if version != PROTOCOL:
             raise ProtocolError(
-                f"a message is of version {version} of the protocol, this process speaks {PROTOCOL}: "
+                f"a message is of version {version} of the protocol, this process has {PROTOCOL}: "
                 "install the same release of kvstore for all processes of the job"
             )
         if job != self.job:
@@ -156,7 +156,7 @@ class Codec:
         except (msgspec.MsgspecError, RecursionError, ValueError) as error:
             self._check_origin(version, job)
             raise ProtocolError(f"a control message cannot be read: {error}") from None
-        if not _tells_who(message):
+        if not _is_introduction(message):
             self._check_origin(version, job)
         return message
 
@@ -164,7 +164,7 @@ class Codec:
         store, rank, incarnation, epoch, records, frames, received = batch
         if len(records) > self.limits.records or len(frames) > self._most_frames(len(records)):
             raise ProtocolError(f"a batch of {len(records)} records and {len(frames)} frames is too large")
-        payloads = [_flat(frame) for frame in frames]
+        payloads = [_flat_bytes(frame) for frame in frames]
         for payload in payloads:
             if len(payload) > self.limits.frame:
                 raise ProtocolError(
@@ -185,7 +185,7 @@ class Codec:
         if max(sizes, default=0) > self.limits.frame:
             raise ProtocolError(f"a payload of {max(sizes)} bytes: at most {self.limits.frame} are read")
         store, rank, incarnation, epoch, received = numbers
-        records = _records(first[_HEAD.size :], sizes, self._marks)
+        records = _read_records(first[_HEAD.size :], sizes, self._marks)
         return Batch(store, rank, incarnation, epoch, records, tuple(payloads), received)
 
     @staticmethod
@@ -193,7 +193,7 @@ class Codec:
         return 2 * records + 1
 
 
-def _records(body: memoryview, sizes: list[int], marks: bool) -> list[Record]:
+def _read_records(body: memoryview, sizes: list[int], marks: bool) -> list[Record]:
     """Read records; `sizes` are those of the payload frames."""
     kinds, places, new, records = _KINDS, _PLACES, tuple.__new__, []
     for number in _RECORD.iter_unpack(body):
@@ -218,7 +218,7 @@ def _records(body: memoryview, sizes: list[int], marks: bool) -> list[Record]:
 
 
 def _check_two_frames(sizes: list[int], frame: int, offset: int, nbytes: int) -> None:
-    """Let a payload go on in the frame after its first, as ids and rows do; no further."""
+    """Allow a payload to continue in the frame after its first, as ids and rows do; no further."""
     there = sum(sizes[frame : frame + 2])
     if frame >= len(sizes) or offset > sizes[frame] or offset + nbytes > there:
         raise ProtocolError(
@@ -227,17 +227,17 @@ def _check_two_frames(sizes: list[int], frame: int, offset: int, nbytes: int) ->
         )
 
 
-def _tells_who(message: Control) -> bool:
+def _is_introduction(message: Control) -> bool:
     body = message.body if isinstance(message, m.ReliableMessage) else message
     return isinstance(body, m.Hello | m.Refused)
 
 
-def _view(frame: zmq.Frame | bytes | memoryview) -> memoryview:
+def _view_frame(frame: zmq.Frame | bytes | memoryview) -> memoryview:
     return frame.buffer if isinstance(frame, zmq.Frame) else memoryview(frame)
 
 
-def _flat(buffer: Buffer) -> memoryview | GatheredRows:
-    """View a buffer's bytes. NumPy knows dtypes that the buffer protocol does not."""
+def _flat_bytes(buffer: Buffer) -> memoryview | GatheredRows:
+    """View a buffer's bytes. NumPy has dtypes that the buffer protocol does not know."""
     if isinstance(buffer, GatheredRows):
         return buffer
     if isinstance(buffer, np.ndarray):
@@ -251,11 +251,11 @@ def _flat(buffer: Buffer) -> memoryview | GatheredRows:
 def pack(
     payloads: Sequence[Buffer | tuple[Buffer, ...]], small: int = SMALL
 ) -> tuple[list[Buffer], list[tuple[int, int, int]]]:
-    """Put payloads of at most `small` bytes into one frame, each at a multiple of 64 bytes; others stay.
+    """Join payloads of at most `small` bytes in one frame, each at a multiple of 64 bytes.
 
-    A payload is a buffer, or a tuple of buffers that belong one behind the other (ids and rows). Returns
-    frames for `Batch.frames`, where a large tuple has one for each of its buffers, and for each payload's
-    record where it is: (frame, offset, nbytes).
+    A payload is a buffer, or a tuple of buffers that follow each other (ids and rows). Returns the frames for
+    `Batch.frames`, where a large tuple has one frame for each of its buffers, and the location of each
+    payload: (frame, offset, nbytes).
     """
     frames: list[Buffer] = [b""]
     places = []
@@ -263,7 +263,7 @@ def pack(
     end = 0
     for payload in payloads:
         parts = payload if isinstance(payload, tuple) else (payload,)
-        size = sum([_size(part) for part in parts])
+        size = sum([_byte_size(part) for part in parts])
         if size > small:
             places.append((len(frames), 0, size))
             frames += parts
@@ -274,18 +274,18 @@ def pack(
                 pieces.append(_PADDING[size % _ALIGNED :])
             end += size + -size % _ALIGNED
     if len(places) > sum([frame > 0 for frame, _, _ in places]):
-        frames[0] = _joined(pieces)
+        frames[0] = _join_buffers(pieces)
         return frames, places
     return frames[1:], [(frame - 1, offset, size) for frame, offset, size in places]
 
 
-def _size(buffer: Buffer) -> int:
+def _byte_size(buffer: Buffer) -> int:
     known = isinstance(buffer, np.ndarray | memoryview | GatheredRows)
     return buffer.nbytes if known else memoryview(buffer).nbytes
 
 
-def _joined(pieces: list[Buffer]) -> bytes:
+def _join_buffers(pieces: list[Buffer]) -> bytes:
     try:
         return b"".join(pieces)
-    except (BufferError, TypeError, ValueError):  # with gaps, or of a dtype that is NumPy's secret
-        return b"".join([_flat(piece) for piece in pieces])
+    except (BufferError, TypeError, ValueError):  # not contiguous, or of a dtype that only NumPy knows
+        return b"".join([_flat_bytes(piece) for piece in pieces])

@@ -1,8 +1,8 @@
-"""Whether the limits of this process leave enough for its part in a job.
+"""Checks whether the limits of this process are sufficient for its role in a job.
 
 Without descriptors a server would refuse workers, which would wait until their deadline; without threads
-ZeroMQ would abort the process. So whoever needs them looks first, and says what is missing. Later strangers
-could take them: `DescriptorReserve` tells when they do.
+ZeroMQ would abort the process. So a role checks first, and reports the limit. Later, strangers could use up
+descriptors: `DescriptorReserve` shows when they do.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ....errors import ConfigError
 from ....settings import addresses
 from ....settings.roles import Roles
 
-# Counted on Linux with libzmq 4.3: what a role needs for itself, and for each of the others.
+# Counted on Linux with libzmq 4.3: descriptors of a role for itself, and for each process of the other roles.
 _OWN = {"scheduler": 21, "server": 32, "worker": 20}
 _EACH = {"scheduler": 3, "server": 2, "worker": 3}
-_SHARED = 2  # and for the memory of each of them on this machine: its first page, and one segment
+_SHARED = 2  # and for the shared memory of each of them on this machine: its first page, and one segment
 _USUAL = 1024
 _SPACE = "addresses (ulimit -v), or that of the container (memory), where it is started"
 _UNMAPPED = ("failed to map segment", "cannot allocate memory", "Cannot allocate memory")
-_COUNTED_FOR = 0.1  # seconds: to count descriptors takes a millisecond where there are thousands
+_COUNTED_FOR = 0.1  # seconds that a count is used: where there are thousands, a count needs a millisecond
 
 
 def check_open_files(roles: Roles) -> None:
@@ -36,48 +36,48 @@ def check_open_files(roles: Roles) -> None:
     if limit == resource.RLIM_INFINITY or there + wanted <= limit:
         return
     raise ConfigError(
-        f"{_name(roles)} may have {limit} open files and has {there}; it needs at least {wanted} more, for "
-        f"{_others(roles)}. Raise the limit where the job is started: ulimit -n "
+        f"{_role_name(roles)} may have {limit} open files and has {there}; it needs at least {wanted} more, "
+        f"for {_peer_text(roles)}. Raise the limit where the job is started: ulimit -n "
         f"{max(_USUAL, 2 * (there + wanted))} (the hard limit is {most} here)"
     )
 
 
 def _wanted_files(roles: Roles) -> int:
-    """Count the descriptors that a role certainly needs."""
+    """Return the number of descriptors that a role needs at least."""
     each = _EACH[roles.role]
     if roles.role != "scheduler" and (roles.ipc or addresses.is_loopback(roles.host)):
         each += _SHARED
-    return _OWN[roles.role] + each * sum(_counts(roles).values())
+    return _OWN[roles.role] + each * sum(_peer_counts(roles).values())
 
 
-def _counts(roles: Roles) -> dict[str, int]:
-    """Count the processes that this one is connected to; one of a role, where nobody has said how many."""
+def _peer_counts(roles: Roles) -> dict[str, int]:
+    """Count the processes that this process connects to; 1 of a role, where the number is unknown."""
     found = {"worker": max(1, roles.num_workers), "server": max(1, roles.num_servers)}
     return {role: count for role, count in found.items() if role != roles.role}
 
 
-def _others(roles: Roles) -> str:
-    return " and ".join(f"{count} {role}{'s'[: count != 1]}" for role, count in _counts(roles).items())
+def _peer_text(roles: Roles) -> str:
+    return " and ".join(f"{count} {role}{'s'[: count != 1]}" for role, count in _peer_counts(roles).items())
 
 
-def _name(roles: Roles) -> str:
+def _role_name(roles: Roles) -> str:
     known = roles.rank >= 0 and roles.role != "scheduler"
     return f"{roles.role} {roles.rank}" if known else f"the {roles.role}"
 
 
 def _open_files() -> int:
     try:
-        return len(os.listdir("/proc/self/fd")) - 1  # but for the one that lists them
-    except FileNotFoundError:  # there is no /proc: nothing is known, and nothing is refused for it
+        return len(os.listdir("/proc/self/fd")) - 1  # without the descriptor of the list itself
+    except FileNotFoundError:  # no /proc: the number is unknown, so nothing is refused
         return 0
-    except OSError:  # there is not one left
+    except OSError:  # no descriptor is left
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def shortage(error: BaseException | None) -> str | None:
-    """Return what this process has too little of, as an error or its cause shows; None: nothing is known.
+    """Return the resource that this process lacks, as an error or its cause shows; None: unknown.
 
-    The system's own words for it end a process with a traceback, and name no limit.
+    The system's own messages name no limit.
     """
     while error is not None:
         number, text = getattr(error, "errno", None), str(error)
@@ -93,22 +93,22 @@ def shortage(error: BaseException | None) -> str | None:
 
 
 class DescriptorReserve:
-    """An eighth of this process's descriptors, which it needs for itself: strangers are to leave it free.
+    """An eighth of this process's descriptors, which it needs for itself: strangers must leave it free.
 
-    It counts now and then, since that takes long where there are thousands; `take` says what was taken since.
+    Counting is slow where there are thousands, so it is done rarely; `count` adjusts the number in between.
     """
 
     def __init__(self) -> None:
         self._size = self._free = self._taken = 0
         self._counted = -math.inf
 
-    def take(self, count: int) -> None:
-        """Note that so many descriptors were taken, or given back."""
+    def count(self, count: int) -> None:
+        """Record that `count` descriptors were opened, or closed if it is negative."""
         self._taken += count
 
     @property
     def missing(self) -> int:
-        """How many descriptors have to be given back until all of it is free."""
+        """The number of descriptors to close until the whole reserve is free."""
         now = time.monotonic()
         if now - self._counted > _COUNTED_FOR or self._taken > self._size // 2:
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -119,7 +119,7 @@ class DescriptorReserve:
 
 
 def check_threads(wanted: int) -> None:
-    """Raise ConfigError where this process cannot start so many more threads."""
+    """Raise ConfigError where this process cannot start `wanted` more threads."""
     done = threading.Event()
     started: list[threading.Thread] = []
     try:

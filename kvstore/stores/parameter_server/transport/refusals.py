@@ -1,4 +1,4 @@
-"""One line in the log for each peer that is refused, and minute, however often it tries."""
+"""The log lines of refused peers: at most one a minute for each peer."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _MINUTE = 60.0
 _MOST = 1024  # peers remembered
 
 
-class Refusals:
-    """Counts what was refused, and says so now and then; `clock` gives seconds that grow."""
+class RefusalLog:
+    """Counts refusals, and logs some of them; `clock` gives monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -21,7 +21,7 @@ class Refusals:
         self.count = 0
 
     def note(self, peer: str, why: str) -> None:
-        """Count one; log it, unless the same peer has had a line within the last minute."""
+        """Count a refusal; log it, unless the same peer was logged within the last minute."""
         self.count += 1
         now = self._clock()
         said, since = self._last.pop(peer, (None, 0))
@@ -29,6 +29,6 @@ class Refusals:
             self._last[peer] = (said, since + 1)
             return
         self._last[peer] = (now, 0)
-        if len(self._last) > _MOST:  # the one that was quiet for longest
+        if len(self._last) > _MOST:  # remove the peer that was refused the longest time ago
             del self._last[next(iter(self._last))]
         log.warning("refused %s: %s%s", peer, why, f" ({since} more since the last line)" if since else "")

@@ -13,7 +13,7 @@ from typing import Any
 from ....observe.native._observe import Counters
 from ....settings.roles import Roles
 from ..native._native import Link
-from .channel import Poller
+from .channel import ChannelPoller
 from .frames import Buffer
 from .native._streams import Frame, Sender, Stream, StreamSet
 from .stream_listener import StreamListener
@@ -21,67 +21,67 @@ from .streams import note_altered, open_stream
 
 log = logging.getLogger("kvstore.ps")
 
-_REST = 0.1  # seconds in which a listener that is stuck is left alone
+_REST = 0.1  # seconds without polling a listener that has no descriptor for connections
 
-#: A message: who sent it, how many of its records have been handled, and its frames.
+#: A message: its sender, the number of its records that are already handled, and its frames.
 Received = tuple[Hashable, int, list[Frame]]
 
 
 class ServerStreams:
-    """Takes in streams, by the name that ZeroMQ has for their worker; sends and receives over them.
+    """The streams of a server, by the ZeroMQ identity of their worker; sends and receives messages over them.
 
-    `poller` waits for all that is no stream.
+    `poller` waits for all other sockets.
     """
 
-    def __init__(self, roles: Roles, poller: Poller) -> None:
+    def __init__(self, roles: Roles, poller: ChannelPoller) -> None:
         self._poller = poller
         self._sender = Sender()
         self._listener = StreamListener(roles)
         self._streams: dict[Hashable, Stream] = {}
         self._peers: dict[Stream, Hashable] = {}
         self._links: dict[Hashable, Link] = {}
-        self._all = StreamSet(two=len(os.sched_getaffinity(0)) > 1)
+        self._all = StreamSet(two_threads=len(os.sched_getaffinity(0)) > 1)
         self._counters: Counters | None = None
-        self._rests_until = math.inf  # the listener; else it is watched
+        self._rests_until = math.inf  # while it is finite, the listener is not polled
         poller.watch(self._listener.fileno(), self._listener)
         self._all.watch(poller.fileno())
 
     def observe(self, counters: Counters, waits: Any) -> None:
-        """Take times in `counters`; `waits` is a capsule that says whom this server waits for."""
+        """Record times in `counters`; `waits` is a capsule that names the workers this server waits for."""
         self._counters = counters
         self._all.observe(counters, waits)
 
     def offer(self, peer: Hashable) -> str:
-        """Return what a worker has to know to open a stream."""
+        """Return the offer that a worker needs to open a stream."""
         return self._listener.offer(peer)
 
     def forget(self, peer: Hashable) -> None:
-        """Close a worker's stream, and let it open none again."""
+        """Close a worker's stream, and refuse new ones from it."""
         self._listener.withdraw(peer)
-        self._drop(peer)
+        self._close_stream(peer)
 
     def send(self, peer: Hashable, frames: list[Buffer]) -> bool:
-        """Send a message; False: the worker has no stream. Who has not read for long has to ask again."""
+        """Send a message; False: no stream. If the stream is full, the message is dropped, to be repeated."""
         stream = self._streams.get(peer)
         return stream is not None and (stream.send(frames) or stream.is_full)
 
     def has(self, peer: Hashable) -> bool:
-        """Whether a worker has a stream now."""
+        """Return whether a worker has a stream now."""
         return peer in self._streams
 
     def link_of(self, peer: Hashable) -> Link | None:
-        """Return what handles a worker's messages before they are received here, if anything does."""
+        """Return the link that handles a worker's messages in C, if there is one."""
         return self._links.get(peer)
 
     def set_link(self, peer: Hashable, link: Link) -> None:
-        """Have a worker's messages handled by a link as far as it can."""
+        """Set the link that handles a worker's messages in C as far as it can."""
         stream = self._streams[peer]
-        stream.hand_to(link)
+        stream.set_link(link)
         self._links[peer] = link
         link.near = stream.is_near
 
     def attend(self, item: Any) -> None:
-        """Look after an item that the poller has returned, and that is no channel."""
+        """Handle an item that the poller has returned and that is no channel."""
         if item is self._listener:
             for connection in self._listener.accept():
                 self._poller.watch(connection.fileno(), connection)
@@ -89,44 +89,44 @@ class ServerStreams:
                 self._poller.unwatch(self._listener.fileno())
                 self._rests_until = time.monotonic() + _REST
         elif isinstance(item, socket.socket):
-            self._greet(item)
+            self._continue_handshake(item)
 
     def receive(self, timeout: float) -> Iterator[Received]:
-        """Serve the streams for so many seconds, or until there are messages, or the poller has something."""
+        """Serve the streams until there are messages or poller events, at most `timeout` seconds."""
         for stream in self._all.serve(timeout):
             peer = self._peers[stream]
             try:
-                for handled, frames in stream.left():
+                for handled, frames in stream.take_messages():
                     yield peer, handled, frames
             except ConnectionError as error:
                 note_altered(error)
-                self._drop(peer)
+                self._close_stream(peer)
 
     def close_late(self) -> None:
-        """Close connections that have not said who they are for too long."""
+        """Close connections with an overdue handshake."""
         for connection in self._listener.late():
-            self._end(connection)
+            self._close_connection(connection)
         if time.monotonic() >= self._rests_until:
             self._rests_until = math.inf
             self._poller.watch(self._listener.fileno(), self._listener)
 
-    def _greet(self, connection: socket.socket) -> None:
+    def _continue_handshake(self, connection: socket.socket) -> None:
         done, peer, cipher = self._listener.greet(connection)
         if not done:
             return
         if peer is None:
-            self._end(connection)
+            self._close_connection(connection)
             return
         self._poller.unwatch(connection.fileno())
-        self._drop(peer)
+        self._close_stream(peer)
         stream = None
         try:
             stream = open_stream(connection, self._sender, cipher, self._counters)
             self._all.add(stream)
-        except (OSError, MemoryError) as error:  # the worker tries again, and data goes over ZeroMQ meanwhile
+        except (OSError, MemoryError) as error:  # the worker tries again; until then it uses ZeroMQ
             log.warning(
-                "no stream for a worker (%r): its data goes over ZeroMQ until it connects again; see whether "
-                "this server has memory, and fs.epoll.max_user_watches",
+                "no stream for a worker (%r): its data is sent over ZeroMQ until it connects again; check "
+                "the memory of this server, and fs.epoll.max_user_watches",
                 error,
             )
             if stream is not None:
@@ -135,7 +135,7 @@ class ServerStreams:
             return
         self._streams[peer], self._peers[stream] = stream, peer
 
-    def _drop(self, peer: Hashable) -> None:
+    def _close_stream(self, peer: Hashable) -> None:
         stream = self._streams.pop(peer, None)
         if stream is not None:
             del self._peers[stream]
@@ -143,17 +143,17 @@ class ServerStreams:
             self._all.remove(stream.fileno())
             stream.close()
 
-    def _end(self, connection: socket.socket) -> None:
+    def _close_connection(self, connection: socket.socket) -> None:
         self._poller.unwatch(connection.fileno())
         connection.close()
 
     def close(self, linger: float) -> None:
-        """Close all; messages that the kernel has not taken are tried for `linger` seconds more."""
+        """Close all; waits up to `linger` seconds until all messages are passed to the kernel."""
         end = time.monotonic() + linger
         while time.monotonic() < end and not all(stream.sent for stream in self._peers):
             time.sleep(0.001)
         for peer in list(self._streams):
-            self._drop(peer)
+            self._close_stream(peer)
         self._poller.unwatch(self._listener.fileno())
         self._listener.close()
         self._all.close()

@@ -1,7 +1,7 @@
-"""A memfd that grows by segments, with a first page that says where they are; and how a peer opens it.
+"""A memfd that grows by segments, with a first page that lists them, and how a peer opens it.
 
-The first page, as words of 64 bits: a magic number, whether there are seqlocks, two of a token that
-only a handle tells, how many segments there are, and from the eighth on, begin and length of each.
+The first page, as words of 64 bits: a magic number, whether there are seqlocks, two words of a token that
+only a handle has, the number of segments, and from the eighth word on the start and length of each.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _MAGIC = int.from_bytes(b"kvstore1", "little")
 _HAS_SEQLOCKS, _TOKEN, _COUNT, _FIRST = 1, 2, 4, 8
 _MOST_SEGMENTS = (PAGE // 8 - _FIRST) // 2
 _MOST_HANDLE = 4096
-# In fcntl and mmap since some Python, on some builds, only.
+# In Python's fcntl and mmap only from some version on, and not in all builds.
 _F_ADD_SEALS, _F_GET_SEALS, _F_SEAL_SEAL, _F_SEAL_SHRINK = 1033, 1034, 1, 2
 _MAP_POPULATE, _MADV_POPULATE_WRITE = 0x8000, 23
 
 
 class SharedFile:
-    """The memory of one process, which others may read.
+    """The shared memory of one process, which others may read.
 
     Raises OSError where the system has no memfd, no descriptor, or not a page of memory.
     """
@@ -50,7 +50,7 @@ class SharedFile:
         self._end = PAGE
         self._token = secrets.token_bytes(16)
         try:
-            fcntl.fcntl(self._fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_SEAL)  # nobody pulls it away
+            fcntl.fcntl(self._fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_SEAL)  # no process can truncate it
             self._head = self._reserved(0, PAGE).view(np.uint64)
         except BaseException:
             self.close()
@@ -62,11 +62,11 @@ class SharedFile:
     def grow(self, nbytes: int) -> Bytes | None:
         """Return a new segment of zeros, whole pages; None where there is no memory for it."""
         count = int(self._head[_COUNT])
-        if count == _MOST_SEGMENTS or nbytes > left():
+        if count == _MOST_SEGMENTS or nbytes > free_memory():
             return None
         try:
             segment = self._reserved(self._end, nbytes)
-        except (OSError, ValueError, MemoryError):  # what the system says to a limit on files or addresses
+        except (OSError, ValueError, MemoryError):  # a limit on file size or address space
             return None
         self._head[_FIRST + 2 * count : _FIRST + 2 * count + 2] = self._end, nbytes
         self._head[_COUNT] = count + 1
@@ -74,21 +74,21 @@ class SharedFile:
         return segment
 
     def _reserved(self, start: int, nbytes: int) -> Bytes:
-        """Map a piece and make sure of its memory; what fails leaves a longer file that takes no memory."""
+        """Map a piece and allocate its pages; a failure leaves a longer file that uses no memory."""
         if os.fstat(self._fd).st_size < start + nbytes:
             os.ftruncate(self._fd, start + nbytes)
         memory = mmap.mmap(self._fd, nbytes, offset=start)
         os.posix_fallocate(self._fd, start, nbytes)
-        with contextlib.suppress(OSError):  # an older kernel finds the pages one by one
+        with contextlib.suppress(OSError):  # on an older kernel pages are mapped one by one
             memory.madvise(_MADV_POPULATE_WRITE)
         return np.frombuffer(memory, np.uint8)
 
     def handle(self) -> str:
-        """Say where this memory is."""
+        """Return the handle with which a peer opens this memory."""
         return json.dumps({**_here(), "pid": os.getpid(), "fd": self._fd, "token": self._token.hex()})
 
     def close(self) -> None:
-        """Give the descriptor back; memory that is in use stays."""
+        """Close the descriptor; mapped memory stays valid."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -99,9 +99,9 @@ class SharedFile:
 
 
 class PeerFile:
-    """Another process's memory.
+    """The shared memory of another process.
 
-    Raises OSError or ValueError where it cannot be reached, or is not what the handle says.
+    Raises OSError or ValueError where it cannot be opened, or does not match the handle.
     """
 
     def __init__(self, handle: str, writes: bool = False) -> None:
@@ -140,7 +140,7 @@ class PeerFile:
             os.close(fd)
 
     def _open(self) -> int:
-        """Open the memory again: a descriptor for each process would be too many to keep."""
+        """Open the memory again for each call: one open descriptor for each process would be too many."""
         if not stat.S_ISREG(self._path.stat().st_mode):
             raise ValueError("that is no memory")
         access = os.O_RDWR if self._writes else os.O_RDONLY
@@ -172,15 +172,15 @@ def _number(value: Any) -> int:
 
 @cache
 def _here() -> dict[str, str]:
-    """Return what two processes that share memory have in common: the running kernel, and whom they see."""
+    """Return what processes that share memory have in common: the kernel's boot id and the PID namespace."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return {"boot": boot, "processes": os.readlink("/proc/self/ns/pid")}
 
 
-def left() -> int:
-    """Memory that the machine and this process's cgroup have left, in bytes.
+def free_memory() -> int:
+    """Return the memory that the machine and this process's cgroup have left, in bytes.
 
-    To take more would wake the kernel's killer, where a file's reservation should fail.
+    A larger allocation would start the kernel's OOM killer, where a reservation in a file should fail.
     """
     available = 0
     for line in Path("/proc/meminfo").read_text().splitlines():

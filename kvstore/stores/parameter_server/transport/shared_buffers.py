@@ -1,8 +1,8 @@
-"""Memory that one process fills and others of the same machine read: payloads and values without a wire.
+"""Memory that one process writes and others of the same machine read: payloads and values without a copy.
 
 The memory is a memfd without a name, which grows by segments, is reserved before it is touched and sealed
-against shrinking, so that a full machine is an answer and never a signal. Its owner says in a handle where it
-is; who reads opens it by /proc, which lets in the same user on the same machine and nobody else.
+against shrinking, so that a full machine gives an error and never a signal. Its owner passes a handle; a
+reader opens it by /proc, which admits only the same user on the same machine.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from .shared_buffer_file import PAGE, Bytes, PeerFile, SharedFile, Words
 
 _LINE = 64
 _FIRST_BYTES = 4 * 1024 * 1024
-_GROWTH = 4  # a new segment has at least a fourth of what there is
-# A seqlock says what it says only where reads and writes are seen in their order.
+_GROWTH = 4  # a new segment has at least a fourth of the memory so far
+# A seqlock is valid only where the processor keeps the order of reads and of writes.
 _ORDERED = platform.machine() in ("x86_64", "AMD64", "i686")
 _CURES = {
     errno.EMFILE: "; raise the limit of open files (ulimit -n)",
@@ -43,9 +43,9 @@ class Block(NamedTuple):
 
 
 class SharedBufferPool:
-    """A process's memory for what it sends. Not for several threads at once.
+    """A process's memory for the payloads that it sends. Not thread-safe.
 
-    It grows to at most `limit` bytes; None: to what the machine has left.
+    It grows to at most `limit` bytes; None: to the memory that the machine has left.
     """
 
     _has_seqlocks = False
@@ -64,10 +64,10 @@ class SharedBufferPool:
         """Memory reserved, in bytes."""
         return sum(segment.nbytes for segment in self._segments)
 
-    def take(self, nbytes: int) -> Block | None:
+    def allocate(self, nbytes: int) -> Block | None:
         """Return `nbytes` of memory, of any content, aligned to a cache line.
 
-        None where there is none, for nothing, in the child of a fork, and when closed.
+        None where there is no memory, for 0 bytes, in the child of a fork, and after `close`.
         """
         if nbytes <= 0 or not self._usable():
             return None
@@ -79,15 +79,15 @@ class SharedBufferPool:
         segment, offset = place
         return Block(self._segments[segment][offset : offset + nbytes], segment, offset)
 
-    def give(self, block: Block) -> None:
-        """Take memory back; nobody reads it any more."""
+    def free(self, block: Block) -> None:
+        """Return a block that no process reads any more."""
         if self._usable():
             self._free[_rounded(block.array.nbytes)].append((block.segment, block.offset))
 
     def handle(self) -> str:
-        """Say where the memory is, for `PeerBuffers.open` in another process; "" where there is none.
+        """Return the handle for `PeerBuffers.open` in another process; "" where there is no memory.
 
-        Stays true as long as the process lives, however much it grows.
+        It is valid as long as the process lives, also after the memory grows.
         """
         if not self._usable() or (self._has_seqlocks and not _ORDERED):
             return ""
@@ -97,7 +97,7 @@ class SharedBufferPool:
             return ""
 
     def close(self) -> None:
-        """Let the memory go, as soon as no block is in use."""
+        """Release the memory, once no block is in use."""
         self._closed = True
         if self._file is not None:
             self._file.close()
@@ -114,7 +114,7 @@ class SharedBufferPool:
         return self._file
 
     def _new(self, size: int) -> tuple[int, int] | None:
-        """Cut a place off a segment that has room, or off a new one."""
+        """Allocate a block of a segment with enough space, or of a new one."""
         for segment in reversed(range(len(self._segments))):
             offset = _place(self._used[segment], size)
             if offset + size <= self._segments[segment].nbytes:
@@ -123,8 +123,8 @@ class SharedBufferPool:
         return self._new(size) if self._grow(size) else None
 
     def _grow(self, size: int) -> bool:
-        """Add a segment in which `size` bytes have room; a generous one, or else one that just does."""
-        size += PAGE if size >= PAGE else 0  # for where in its first page it begins
+        """Add a segment that has `size` bytes of space: a larger one, or else one of just that size."""
+        size += PAGE if size >= PAGE else 0  # for the offset in its first page
         need = _up(size + self._table_bytes(size + size // 256 + 2 * PAGE), PAGE)
         room = None if self._limit is None else self._limit - self.nbytes
         for nbytes in (_up(max(need, self.nbytes // _GROWTH, _FIRST_BYTES), PAGE), need):
@@ -141,32 +141,32 @@ class SharedBufferPool:
         return False
 
     def _table_bytes(self, nbytes: int) -> int:
-        """Bytes at the beginning of a segment of `nbytes` that are not lent."""
+        """Bytes at the beginning of a segment of `nbytes` that are not for blocks."""
         return 0
 
 
-class Values(SharedBufferPool):
-    """A server's memory for values: beside each stands a seqlock, odd while the value is written.
+class SharedValues(SharedBufferPool):
+    """A server's memory for values, with seqlocks: a seqlock is odd while its value is written.
 
-    There is one seqlock for each page, at the beginning of the segment; that of the page in which a value
-    begins is the value's. Small values of one page share it.
+    There is one seqlock for each page, at the beginning of the segment; a value uses the seqlock of the page
+    in which it begins. Small values in one page share it.
     """
 
     _has_seqlocks = True
 
     def seqlock(self, segment: int, offset: int) -> int:
-        """Return the seqlock of what begins at `offset`."""
+        """Return the seqlock of the value that begins at `offset`."""
         return int(self.seqlock_of(segment, offset)[0])
 
     def seqlock_of(self, segment: int, offset: int) -> Words:
-        """View the seqlock of what begins at `offset`, a word in the same memory."""
+        """View the seqlock of the value that begins at `offset`, a word in the same memory."""
         page = offset // PAGE
         return _seqlocks(self._segments[segment])[page : page + 1]
 
     @contextmanager
     def writing(self, places: Iterable[tuple[int, int]]) -> Iterator[None]:
-        """Mark what begins at these (segment, offset) as being written."""
-        # Large sums write past the cache, and so past these words, were it not that they give up the
+        """Mark the values that begin at these (segment, offset) as being written."""
+        # Large sums use stores that bypass the cache, and could pass these words; but they release the
         # interpreter's lock first, which is a barrier.
         pages = {(segment, offset // PAGE) for segment, offset in places}
         words = [_seqlocks(self._segments[segment])[page : page + 1] for segment, page in pages]
@@ -183,7 +183,7 @@ class Values(SharedBufferPool):
 
 
 class PeerBuffers:
-    """Another process's memory."""
+    """The shared memory of another process, in mapped segments."""
 
     def __init__(self, file: PeerFile) -> None:
         self._file: PeerFile | None = file
@@ -193,7 +193,7 @@ class PeerBuffers:
     def open(cls, handle: str, writes: bool = False) -> PeerBuffers | None:
         """Open the memory of a handle, to read it, or to write as well.
 
-        None where it is out of reach: another machine, user, container ...
+        None where it cannot be opened: another machine, user or container.
         """
         try:
             return cls(PeerFile(handle, writes))
@@ -201,7 +201,7 @@ class PeerBuffers:
             return None
 
     def view(self, segment: int, offset: int, nbytes: int) -> Bytes:
-        """Look at a block of a `SharedBufferPool`; ProtocolError: no such place, or its process is gone."""
+        """View a block of a `SharedBufferPool`; ProtocolError: no such place, or its process has ended."""
         memory = self.segment(segment)
         if offset < 0 or nbytes < 0 or offset + nbytes > memory.nbytes:
             raise ProtocolError(
@@ -211,11 +211,11 @@ class PeerBuffers:
 
     @property
     def segments(self) -> Mapping[int, Bytes]:
-        """The segments that have been looked at."""
+        """The segments that are mapped."""
         return self._segments
 
     def segment(self, number: int) -> Bytes:
-        """Look at a whole segment; ProtocolError: there is none, or its process is gone."""
+        """View a whole segment; ProtocolError: there is none, or its process has ended."""
         memory = self._segments.get(number)
         if memory is not None:
             return memory
@@ -229,9 +229,10 @@ class PeerBuffers:
         return memory
 
     def copy(self, segment: int, offset: int, nbytes: int, seqlock: int, out: npt.NDArray[Any]) -> bool:
-        """Copy a block of `Values` to a contiguous array of as many bytes; ProtocolError: no such place.
+        """Copy a block of `SharedValues` to a contiguous array of that size; ProtocolError: no such place.
 
-        False if the value was written since its seqlock was this: what is in `out` means nothing then.
+        False if the value was written since its seqlock had this number: the content of `out` is then
+        invalid.
         """
         source = self.view(segment, offset, nbytes)
         if self._file is None or not self._file.has_seqlocks:
@@ -244,13 +245,13 @@ class PeerBuffers:
         return int(words[page]) == seqlock
 
     def close(self) -> None:
-        """Let the memory go, as soon as nobody looks at it."""
+        """Release the memory, once no view of it is in use."""
         self._segments.clear()
         self._file = None
 
 
 def _place(used: int, size: int) -> int:
-    """Where the next block begins: large ones at the places in a page that suit sums best."""
+    """Return where the next block begins: large ones at the offset in a page that suits sums best."""
     return _up(used, PAGE) + next_page_offset() if size >= PAGE else _up(used, _LINE)
 
 
@@ -263,7 +264,7 @@ def _up(nbytes: int, step: int) -> int:
 
 
 def _rounded(nbytes: int) -> int:
-    """Round up to one of a few sizes, eight from a number to its double, so that places fit again."""
+    """Round up to one of eight sizes between a number and its double, so that freed blocks fit again."""
     if nbytes < PAGE:
         return _up(nbytes, _LINE)
     return _up(nbytes, max(PAGE, 1 << (nbytes.bit_length() - 4)))

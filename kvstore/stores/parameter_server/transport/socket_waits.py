@@ -1,6 +1,6 @@
-"""Which of several threads that wait is at a store's sockets: the one that has waited longest.
+"""Which of several waiting threads polls a store's sockets: the thread that has waited longest.
 
-It tells the others what they wait for. Two that took turns would wake each other all the time.
+It wakes the others when their results arrive. Two threads that alternated would wake each other all the time.
 """
 
 from __future__ import annotations
@@ -9,43 +9,43 @@ import itertools
 import threading
 import time
 
-_LATE = 0.2  # seconds away from the sockets after which a wait leads no other: two of its longest turns
+_LATE = 0.2  # seconds without polling after which a wait leads no other: two of its longest turns
 
 
 class WakeSignal:
-    """Ends one wait, or the next; Ctrl-C leaves nothing half done, as it can in `threading.Event`."""
+    """Ends one wait, or the next; Ctrl-C cannot leave it half done, as it can `threading.Event`."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # taken until somebody sends
+        self._lock = threading.Lock()  # held until `send`
         self._lock.acquire()
 
     def send(self) -> None:
         """End the wait."""
-        try:  # noqa: SIM105 - a context manager is a step of its own
+        try:  # noqa: SIM105 - Ctrl-C could interrupt a context manager in between
             self._lock.release()
         except RuntimeError:
             pass
 
     def wait(self, seconds: float) -> None:
-        """Wait for so many seconds at most."""
+        """Wait at most `seconds`."""
         self._lock.acquire(timeout=seconds)
 
 
 class SocketWait:
-    """A wait of one thread for what comes over the sockets."""
+    """One thread's wait for messages."""
 
     __slots__ = ("at_sockets", "changed", "thread")
 
     def __init__(self) -> None:
-        #: Sent when what it is for may be there, or when it may be its turn.
+        #: Sent when the awaited result may be there, or when this thread may poll the sockets.
         self.changed = WakeSignal()
         self.thread = threading.get_ident()
-        #: When it was at the sockets last.
+        #: The time of its last poll of the sockets.
         self.at_sockets = time.monotonic()
 
 
 class SocketWaits:
-    """The waits that go on, in the order of their beginning."""
+    """The current waits, oldest first."""
 
     def __init__(self) -> None:
         self._all: list[SocketWait] = []
@@ -57,25 +57,25 @@ class SocketWaits:
         return wait
 
     def end(self, wait: SocketWait) -> None:
-        """End it; another goes to the sockets then."""
+        """End a wait; another thread polls the sockets then."""
         self._all.remove(wait)
-        self.tell()
+        self.wake_all()
 
-    def tell(self) -> None:
-        """Have all look whether what they wait for is there."""
+    def wake_all(self) -> None:
+        """Wake all waiting threads, to check their results."""
         for wait in self._all[:]:
             wait.changed.send()
 
     def are_several(self) -> bool:
-        """Whether there is anybody to tell."""
+        """Return whether there are other waits to wake."""
         return len(self._all) > 1
 
     def are_served(self) -> bool:
-        """Whether a wait is at the sockets, or was a moment ago."""
+        """Return whether a wait polls the sockets, or did so a moment ago."""
         return any(map(_is_there, self._all[:]))
 
     def is_led(self, wait: SocketWait) -> bool:
-        """Whether an older wait, of another thread, is at the sockets."""
+        """Return whether an older wait, of another thread, polls the sockets."""
         older = itertools.takewhile(lambda one: one is not wait, self._all[:])
         return any(one.thread != wait.thread and _is_there(one) for one in older)
 

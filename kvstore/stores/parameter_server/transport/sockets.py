@@ -1,6 +1,6 @@
-"""The sockets of each role: messages of the machines go in and come out.
+"""The sockets of each role: they send and receive the messages of the state machines.
 
-What cannot be sent now is lost, as it would be on a broken connection: the machines send it again.
+A message that cannot be sent now is lost, as on a broken connection: the machines repeat it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ....settings.roles import Roles
 from ..native._native import Link, count_values
 from ..protocol.events import ECHO
 from ..protocol.messages import PROTOCOL, Batch, Control, Hello, PayloadLocation
-from .channel import Channel, Dealer, NotSentError, Poller, Router
+from .channel import ChannelPoller, Dealer, NotSentError, Router, ZmqChannel
 from .ciphers import available
 from .context import Context
-from .frames import Codec, pack
-from .heartbeats import Echo, HeartbeatMonitor
+from .frames import MessageCodec, pack
+from .heartbeat_echoes import HeartbeatMonitor, SchedulerEcho
 from .native._streams import Exchange, ExpectedRows, Sender, Stream, await_replies
 from .process_limits import check_open_files, check_threads
-from .refusals import Refusals
+from .refusals import RefusalLog
 from .server_streams import ServerStreams
 from .stream_client import StreamClient
 
@@ -35,28 +35,28 @@ log = logging.getLogger("kvstore.ps")
 SCHEDULER = "scheduler"
 
 _FRAME = PayloadLocation.FRAME
-_AT_ONCE = 64  # messages of one channel before the others have their turn
-_LINGER = 0.5  # seconds for the last words of a process
+_AT_ONCE = 64  # messages of one channel before other channels are read
+_LINGER = 0.5  # seconds to send the last messages of a process
 _SERVER_CORES = 2  # of a server: two threads serve its streams
-_FEW_WORKERS = 4  # may each have two large parts on the way to one server, where there are cores
-_THREADS = 4  # ZeroMQ's two, the doorkeeper's, and that of the scheduler's echo
+_FEW_WORKERS = 4  # that may each have two large parts in flight to one server, where there are cores
+_THREADS = 4  # ZeroMQ's two, the ZAP handler's, and the echo's of the scheduler
 
 Message = Control | Batch
 
 
 class _Sockets:
-    """What the sockets of all roles have in common."""
+    """The sockets of one process; base class of all roles."""
 
     def __init__(self, roles: Roles, job: str) -> None:
         check_open_files(roles)
         check_threads(_THREADS)
         self._context = Context(roles.keys, job=job)
-        self._poller = Poller()
+        self._poller = ChannelPoller()
         self._counters = Counters("", "", 0, 0, shown=False)
         self.closed = False
 
-    def _received(self, found: Message | None, way: int, begin: int) -> None:
-        """Count the values of a message, which was received since `begin`, and end a wait for it."""
+    def _count_received(self, found: Message | None, way: int, begin: int) -> None:
+        """Count the values of a message that was received since `begin`, and end a wait for it."""
         if type(found) is Batch:
             nbytes = count_values(self._counters, way, found.records, False)
             if begin:
@@ -72,11 +72,11 @@ class _Sockets:
             self._poller.close()
 
     def close_streams(self) -> None:
-        """Close what there is beside ZeroMQ's sockets, once all messages are with the kernel."""
+        """Close the streams, once all messages are passed to the kernel."""
 
 
-def _take_turns(roles: Roles) -> bool:
-    """Whether workers have too few cores, or are too many for a server, if the whole job is on this host."""
+def _should_limit_in_flight(roles: Roles) -> bool:
+    """Return whether workers should send in turn: too few cores, or many workers, if all are on one host."""
     wanted = roles.num_workers + _SERVER_CORES * roles.num_servers
     return roles.num_workers > 1 and (
         roles.num_workers > _FEW_WORKERS or len(os.sched_getaffinity(0)) < wanted
@@ -84,22 +84,22 @@ def _take_turns(roles: Roles) -> bool:
 
 
 class WorkerSockets(_Sockets):
-    """A worker's: one to the scheduler, one to its echo, and one to each server."""
+    """A worker's sockets: one to the scheduler, one to its echo, and one to each server."""
 
     def __init__(self, roles: Roles, hello: Hello, echo: str = "") -> None:
         super().__init__(roles, roles.job)
-        self._codec = Codec(roles.job)
+        self._codec = MessageCodec(roles.job)
         self._name = f"{roles.job}/{hello.group}.{hello.ordinal}/worker{roles.rank}/{hello.incarnation:x}"
         self._servers: dict[int, Dealer] = {}
         self._streams: dict[int, StreamClient] = {}
-        self._encrypted, self._takes_turns = roles.keys is not None, _take_turns(roles)
+        self._encrypted, self._limits_in_flight = roles.keys is not None, _should_limit_in_flight(roles)
         self._sender: Sender | None = None
         self._peers: dict[Any, Hashable] = {}
         self._echo: Dealer | None = None
         try:
-            met = bool(echo)  # another store of this process has
-            self._scheduler = Dealer(self._context, roles.scheduler, _identity(self._name), insists=met)
-            self._add(self._scheduler, SCHEDULER)
+            met = bool(echo)  # another store of this process has met the scheduler
+            self._scheduler = Dealer(self._context, roles.scheduler, _zmq_identity(self._name), insists=met)
+            self._add_dealer(self._scheduler, SCHEDULER)
             if echo:
                 self.connect_echo(echo)
         except BaseException:
@@ -109,7 +109,7 @@ class WorkerSockets(_Sockets):
     def observe(self, counters: Counters) -> None:
         """Count in `counters` from now on."""
         self._counters = counters
-        for stream in list(self._streams.values()):  # another store's thread may open one now
+        for stream in list(self._streams.values()):  # another store's thread may open a stream concurrently
             stream.observe(counters)
 
     @property
@@ -118,7 +118,7 @@ class WorkerSockets(_Sockets):
         return self._codec.limits.frame
 
     def check(self, message: Control, what: str) -> None:
-        """Raise `ArgumentError` if a message cannot be sent: it would be tried again and again."""
+        """Raise `ArgumentError` if a message cannot be sent: it would be repeated for ever."""
         try:
             self._codec.encode(message)
         except (ProtocolError, ValueError, OverflowError, TypeError) as error:
@@ -128,28 +128,28 @@ class WorkerSockets(_Sockets):
         """Open the connection to the scheduler's echo."""
         if self._echo is None:
             self._echo = _echo(self._context, address, self._name)
-            self._add(self._echo, ECHO)
+            self._add_dealer(self._echo, ECHO)
 
     def connect(self, server: int, address: str) -> None:
-        """Open a connection to a server, in the place of an old one."""
+        """Open a connection to a server; it replaces an earlier one."""
         self._drop(server)
         name = f"{self._name}/{server}/{secrets.token_hex(4)}"
-        dealer = Dealer(self._context, address, _identity(name), "server", server, insists=True)
+        dealer = Dealer(self._context, address, _zmq_identity(name), "server", server, insists=True)
         self._servers[server] = dealer
-        self._add(dealer, server)
+        self._add_dealer(dealer, server)
 
-    def _add(self, dealer: Dealer, peer: Hashable) -> None:
+    def _add_dealer(self, dealer: Dealer, peer: Hashable) -> None:
         self._peers[dealer] = peer
         self._poller.add(dealer)
 
     def open_stream(self, server: int, offer: str) -> None:
-        """Send batches over a stream to a server from now on, where it has offered one."""
+        """Send batches over a stream to a server from now on, where it offers one."""
         stream = self._streams.get(server)
         if not offer or (stream is not None and stream.offer == offer):
             return
         self._drop_stream(server)
         stream = self._streams[server] = StreamClient(
-            offer, self._start_sender, self._poller, self._encrypted, self._takes_turns
+            offer, self._start_sender, self._poller, self._encrypted, self._limits_in_flight
         )
         self._peers[stream] = server
         stream.observe(self._counters)
@@ -167,7 +167,7 @@ class WorkerSockets(_Sockets):
             stream.close()
 
     def close_streams(self) -> None:
-        """Close the streams to servers, once all messages are with the kernel."""
+        """Close the streams to servers, once all messages are passed to the kernel."""
         for stream in self._streams.values():
             stream.finish(_LINGER)
         for server in list(self._streams):
@@ -202,10 +202,10 @@ class WorkerSockets(_Sockets):
 
     def _send_batch(self, server: int, dealer: Dealer, batch: Batch) -> None:
         stream, counters = self._streams.get(server), self._counters
-        if batch.frames:  # questions for an answer that is late do not end a wait
+        if batch.frames:  # a probe of a late reply does not end a wait
             counters.enter(MOVING, NO_SLICE, 0, 0, -1 - server)
         try:
-            frames = self._codec.encode(_packed(batch))
+            frames = self._codec.encode(_with_packed_payloads(batch))
             by_stream = stream is not None and stream.send(frames)
             if not by_stream:
                 dealer.send(frames)
@@ -215,16 +215,16 @@ class WorkerSockets(_Sockets):
                 counters.leave()
 
     def receive(self, timeout: float) -> Iterator[tuple[Hashable, Message]]:
-        """Wait for messages, at most so many seconds; yield those that are there."""
+        """Wait for messages, at most `timeout` seconds; yield them."""
         for channel in self._poller.wait(timeout):
             peer = self._peers.get(channel)
             if peer is None:
-                continue  # what came before was that this one is to be closed
+                continue  # an earlier message has closed this channel
             if isinstance(channel, StreamClient):
                 begin = self._counters.begin()
                 for frames in channel.receive() if not self.closed else ():
-                    message = _read(self._codec, frames, f"server {peer}")
-                    self._received(message, STREAM, begin)
+                    message = _decoded(self._codec, frames, f"server {peer}")
+                    self._count_received(message, STREAM, begin)
                     begin = 0
                     if message is not None:
                         yield peer, message
@@ -234,8 +234,8 @@ class WorkerSockets(_Sockets):
                 found = channel.receive() if not self.closed and channel in self._peers else None
                 if found is None:
                     break
-                message = _read(self._codec, found, channel.peer)
-                self._received(message, FRAME, begin)
+                message = _decoded(self._codec, found, channel.peer)
+                self._count_received(message, FRAME, begin)
                 if message is not None:
                     yield peer, message
 
@@ -249,12 +249,12 @@ class WorkerSockets(_Sockets):
         report: int,
         kind: int,
     ) -> Exchange:
-        """Make what exchanges arrays with a server over a stream; `who`: store, rank and incarnation."""
+        """Return an `Exchange` of arrays with a server over a stream; `who`: store, rank and incarnation."""
         head = (PROTOCOL, self._codec.job, *who)
         return Exchange(head, parts, sizes, batch_bytes, self._codec.limits.frame, credit, report, kind)
 
     def stream(self, server: int) -> Stream | None:
-        """Return the stream to a server, if there is one, and nothing unusual is under way."""
+        """Return the stream to a server; None where there is none, or a handshake is in progress."""
         client = self._streams.get(server)
         return None if client is None or not self._poller.descriptors else client.stream
 
@@ -266,7 +266,7 @@ class WorkerSockets(_Sockets):
         return lost
 
     def expect(self, server: int, rows: ExpectedRows) -> Stream | None:
-        """Receive rows where they belong; return the stream that does. None: they are to be copied."""
+        """Receive rows at their destination; return the stream that does so. None: they are to be copied."""
         client = self._streams.get(server)
         stream = None if client is None else client.stream
         return stream if stream is not None and stream.expect(rows) else None
@@ -277,16 +277,16 @@ class WorkerSockets(_Sockets):
         end: float,
         untils: list[Exchange | None] | None = None,
     ) -> list[tuple[int, Message]]:
-        """Wait for the replies to exchanges, or until something else comes; `untils` as there.
+        """Wait for the replies to exchanges, or for another event; `untils` as in `await_replies` of C.
 
-        Returns other messages, each with the number of its way.
+        Returns other messages, each with the index of its exchange.
         """
         found = await_replies(ways, self._poller.descriptors, end, untils)
         if not found:
             return []
-        messages = [(number, _read(self._codec, frames, "a server")) for number, frames in found]
+        messages = [(number, _decoded(self._codec, frames, "a server")) for number, frames in found]
         for _, message in messages:
-            self._received(message, STREAM, 0)
+            self._count_received(message, STREAM, 0)
         return [(number, message) for number, message in messages if message is not None]
 
     def wake(self) -> None:
@@ -295,42 +295,42 @@ class WorkerSockets(_Sockets):
             self._poller.wake()
 
     def forget_wake(self) -> None:
-        """Let no wake so far end the next `receive`."""
+        """Discard earlier wakes: they do not end the next `receive`."""
         if not self.closed:
             self._poller.forget_wake()
 
 
 class ServerSockets(_Sockets):
-    """A server's: one to the scheduler, one to its echo, one for all workers, and their streams."""
+    """A server's sockets: one to the scheduler, one to its echo, one for all workers, and their streams."""
 
     def __init__(self, roles: Roles, incarnation: int, streams: bool) -> None:
         super().__init__(roles, roles.job)
         self._streams: ServerStreams | None = None
-        self._codec = Codec(roles.job, marks=True)
+        self._codec = MessageCodec(roles.job, marks=True)
         self._echo: Dealer | None = None
         self._name = name = f"{roles.job}/server{roles.rank}/{incarnation:x}"
         try:
-            self._workers = Router(self._context, _address(roles, name))
-            self._scheduler = Dealer(self._context, roles.scheduler, _identity(name))
+            self._workers = Router(self._context, _server_address(roles, name))
+            self._scheduler = Dealer(self._context, roles.scheduler, _zmq_identity(name))
             self._poller.add(self._scheduler)
             if streams and (roles.keys is None or available()):
                 self._streams = ServerStreams(roles, self._poller)
         except BaseException:
             self.close()
             raise
-        #: Where workers find this server.
+        #: The address at which workers connect.
         self.address = self._workers.address
 
     def observe(self, counters: Counters, waits: Any) -> None:
-        """Count in `counters` from now on; `waits` is a capsule that says whom this server waits for."""
+        """Count in `counters`; `waits` is a capsule that names the workers this server waits for."""
         self._counters = counters
         if self._streams is not None:
             self._streams.observe(counters, waits)
 
     def send(self, peer: Hashable, message: Message) -> None:
-        """Send."""
+        """Send a message to ``"scheduler"``, `ECHO` or a worker's identity."""
         try:
-            frames = self._codec.encode(_packed(message))
+            frames = self._codec.encode(_with_packed_payloads(message))
             if peer == SCHEDULER:
                 self._scheduler.send(frames)
             elif type(message) is Batch:
@@ -349,9 +349,9 @@ class ServerSockets(_Sockets):
         count_values(self._counters, STREAM if by_stream else FRAME, batch.records, True)
 
     def meet(self, echo: str) -> None:
-        """Connect to the scheduler's echo, and hear workers from now on.
+        """Connect to the scheduler's echo, and receive from workers from now on.
 
-        What they want may take long: till then, nobody hears signs of life of this server.
+        Not earlier: their requests may keep this process busy, and it would send no heartbeats before.
         """
         if self._echo is None:
             self._echo = _echo(self._context, echo, self._name)
@@ -359,149 +359,149 @@ class ServerSockets(_Sockets):
             self._poller.add(self._workers)
 
     def offer_stream(self, peer: Hashable) -> str:
-        """Return what a worker has to know to open a stream; empty where there are none."""
+        """Return the offer that a worker needs to open a stream; empty where there are no streams."""
         return "" if self._streams is None else self._streams.offer(peer)
 
     @property
     def job(self) -> int:
-        """Hash of the job's name, as messages have it."""
+        """Hash of the job's name, as in messages."""
         return self._codec.job
 
     def has_stream(self, peer: Hashable) -> bool:
-        """Whether a worker has a stream now."""
+        """Return whether a worker has a stream now."""
         return self._streams is not None and self._streams.has(peer)
 
     def link_of(self, peer: Hashable) -> Link | None:
-        """Return what handles the messages of a worker's stream before they come here, if anything does."""
+        """Return the link that handles the messages of a worker's stream in C, if there is one."""
         return None if self._streams is None else self._streams.link_of(peer)
 
     def set_link(self, peer: Hashable, link: Link) -> None:
-        """Have a link handle what a worker sends over its stream, as far as it can, before it comes here."""
+        """Set the link that handles the messages of a worker's stream in C as far as it can."""
         if self._streams is not None:
             self._streams.set_link(peer, link)
 
     def forget(self, peer: Hashable) -> None:
-        """Close a worker's stream, and let it open none again."""
+        """Close a worker's stream, and refuse new ones from it."""
         if self._streams is not None:
             self._streams.forget(peer)
 
     def close_streams(self) -> None:
-        """Close the streams of workers, once all messages are with the kernel."""
+        """Close the streams of workers, once all messages are passed to the kernel."""
         if self._streams is not None:
             self._streams.close(_LINGER)
             self._streams = None
 
     def receive(self, timeout: float) -> Iterator[tuple[Hashable, Message]]:
-        """Wait for messages, at most so many seconds; yield those that are there."""
+        """Wait for messages, at most `timeout` seconds; yield them."""
         streams = self._streams
         if streams is None and timeout:
             self._counters.enter(WAITING)
         ready = self._poller.wait(timeout if streams is None else 0.0)
         for channel in ready:
-            if isinstance(channel, Channel):
-                yield from self._messages(channel)
+            if isinstance(channel, ZmqChannel):
+                yield from self._messages_of(channel)
             elif streams is not None:
                 streams.attend(channel)
         if streams is not None:
             streams.close_late()
             for peer, handled, frames in streams.receive(0.0 if ready else timeout):
-                message = _read(self._codec, frames, repr(peer))
+                message = _decoded(self._codec, frames, repr(peer))
                 if isinstance(message, Batch):
                     message = message._replace(records=message.records[handled:])
                     count_values(self._counters, STREAM, message.records, False)
                     yield peer, message
 
-    def _messages(self, channel: Channel) -> Iterator[tuple[Hashable, Message]]:
+    def _messages_of(self, channel: ZmqChannel) -> Iterator[tuple[Hashable, Message]]:
         for _ in range(_AT_ONCE):
             begin = self._counters.begin()
-            found = self._next(channel)
+            found = self._next_message(channel)
             if found is None:
                 return
             peer, message = found
-            self._received(message, FRAME, begin)
+            self._count_received(message, FRAME, begin)
             if message is not None:
                 yield peer, message
 
-    def _next(self, channel: Any) -> tuple[Hashable, Message | None] | None:
+    def _next_message(self, channel: Any) -> tuple[Hashable, Message | None] | None:
         if channel is not self._workers:
             frames = channel.receive()
             name = SCHEDULER if channel is self._scheduler else ECHO
-            return None if frames is None else (name, _read(self._codec, frames, "the scheduler"))
+            return None if frames is None else (name, _decoded(self._codec, frames, "the scheduler"))
         found = self._workers.receive()
         if found is None:
             return None
         peer, frames = found
-        return peer, _read(self._codec, frames, repr(peer))
+        return peer, _decoded(self._codec, frames, repr(peer))
 
 
 class SchedulerSockets(_Sockets):
-    """The scheduler's: one for everybody, `heartbeats` for signs of life of others, one for its own."""
+    """The scheduler's sockets: one for all processes, `heartbeats` for their echoes, and its own echo."""
 
     def __init__(self, roles: Roles, before: Sequence[str] = ("", "")) -> None:
-        # A scheduler without a name for its job has one when it has its port; till then nobody knows it.
+        # A scheduler without a name for its job gets one with its port; until then no process knows it.
         super().__init__(roles, roles.job or secrets.token_hex(16))
         try:
-            self._all = Router(self._context, _bound(roles))
-            # Those of the scheduler before it, if it had one: others look for it there, without being told.
+            self._all = Router(self._context, _bind_address(roles))
+            # The addresses of the previous scheduler, if there was one: processes use them without a message.
             pulse, echo = before
-            pulse = pulse or _address(roles, roles.scheduler + "/pulse/")
+            pulse = pulse or _server_address(roles, roles.scheduler + "/pulse/")
             self.heartbeats = HeartbeatMonitor(self._context, pulse)
-            echo = echo or _address(roles, roles.scheduler + "/echo/")
-            self.echo = Echo(self._context, echo).address
+            echo = echo or _server_address(roles, roles.scheduler + "/echo/")
+            self.echo = SchedulerEcho(self._context, echo).address
             self._poller.add(self._all)
             self._poller.add(self.heartbeats.router)
         except BaseException:
             self.close()
             raise
-        #: Where others find the scheduler; `echo` is where it gives signs of life.
+        #: The address of the scheduler; `echo` is the address of its echo.
         self.address = self._all.address
         #: Its port; 0 of a unix socket.
         self.port = 0 if roles.ipc else int(self.address.rpartition(":")[2])
         self._context.job = roles.bound(self.port).job
-        self._codec = Codec(self._context.job)
+        self._codec = MessageCodec(self._context.job)
 
     def send(self, peer: Hashable, message: Message) -> None:
-        """Send."""
+        """Send a message to a process."""
         try:
             self._all.send(peer, self._codec.encode(message))  # type: ignore[arg-type]
         except NotSentError as error:
             log.debug("not sent, and sent again later: %s", error)
 
     def receive(self, timeout: float) -> Iterator[tuple[Hashable, Message]]:
-        """Wait for messages, at most so many seconds; yield those that are there."""
+        """Wait for messages, at most `timeout` seconds; yield them."""
         self._poller.wait(timeout)
         for _ in range(_AT_ONCE):
             found = self._all.receive()
             if found is None:
                 return
-            message = _read(self._codec, found[1], repr(found[0]))
+            message = _decoded(self._codec, found[1], repr(found[0]))
             if message is not None:
                 yield found[0], message
 
 
-def _bound(roles: Roles) -> str:
-    """Where the scheduler binds: at its own address, with the numbers of a name."""
+def _bind_address(roles: Roles) -> str:
+    """Return the address at which the scheduler binds: its own, with a numeric host."""
     return roles.scheduler if roles.ipc else addresses.tcp(roles.host, roles.port)
 
 
-def _address(roles: Roles, name: str) -> str:
-    """Where a server binds."""
+def _server_address(roles: Roles, name: str) -> str:
+    """Return the address at which a server binds."""
     if roles.ipc:
         return f"ipc://@kvstore/{secrets.token_hex(16)}/{name.rpartition('/')[0][-40:]}"
     return addresses.tcp(roles.host, roles.port if roles.role == "server" else 0)
 
 
 def _echo(context: Context, address: str, name: str) -> Dealer:
-    """Connect to the scheduler's echo. While it is away another process may have its port, and refuse."""
-    return Dealer(context, address, _identity(f"{name}/echo"), insists=True, watched=True)
+    """Connect to the scheduler's echo. While it is absent, another process at its port may refuse."""
+    return Dealer(context, address, _zmq_identity(f"{name}/echo"), insists=True, watched=True)
 
 
-def _identity(name: str) -> bytes:
-    """Cut a name to what ZeroMQ takes: 255 bytes, the end of which is what differs."""
+def _zmq_identity(name: str) -> bytes:
+    """Shorten a name to the 255 bytes of a ZeroMQ identity; names differ at their end."""
     return b"k" + name.encode(errors="replace")[-254:]
 
 
-def _packed(message: Message) -> Message:
+def _with_packed_payloads(message: Message) -> Message:
     """Put small payloads of a batch into one frame."""
     if type(message) is not Batch or not message.frames:
         return message
@@ -515,14 +515,14 @@ def _packed(message: Message) -> Message:
     return message._replace(records=records, frames=tuple(frames))
 
 
-def _read(codec: Codec, frames: list[Any], peer: str) -> Message | None:
-    """Read a message; what is none of this job is forgotten, with a line in the log."""
+def _decoded(codec: MessageCodec, frames: list[Any], peer: str) -> Message | None:
+    """Read a message; a message of another job is dropped, with a line in the log."""
     try:
         return codec.decode(frames)
     except ProtocolError as error:
-        _strangers.note("a message", f"{error}; it came from {peer[:120]}")
+        _strangers.note("a message", f"{error}; its sender is {peer[:120]}")
         return None
 
 
-#: One line a minute for all of them: names of strangers are theirs to choose.
-_strangers = Refusals()
+#: One line a minute for all senders together, because strangers choose their own names.
+_strangers = RefusalLog()

@@ -13,8 +13,8 @@ from typing import Any
 
 from ....observe.native._observe import Counters
 from ....settings import addresses
-from .channel import Poller
-from .ciphers import SALT_BYTES, Handshake, choose
+from .channel import ChannelPoller
+from .ciphers import SALT_BYTES, StreamHandshake, choose
 from .frames import Buffer
 from .native._streams import Frame, Sender, Stream
 from .streams import (
@@ -22,7 +22,7 @@ from .streams import (
     ENCRYPTED_MAGIC,
     HANDSHAKE,
     MAGIC,
-    Offer,
+    StreamOffer,
     note_altered,
     open_stream,
     tune,
@@ -31,53 +31,53 @@ from .streams import (
 log = logging.getLogger("kvstore.ps")
 
 _AGAIN, _AGAIN_MOST = 0.05, 1.0  # seconds between two attempts to connect
-# And after an encrypted stream that lasted no longer: somebody may alter what goes over it. What an altered
-# stream loses has to be asked for, and sent again, so each attempt that ends so doubles the pause.
+# And after an encrypted stream that ended sooner: the network may alter its bytes. Messages that are lost
+# with a stream have to be requested and sent again, so each such attempt doubles the pause.
 _MISTRUST, _MISTRUST_MOST = 30.0, 3600.0
 
 
 class StreamClient:
     """A worker's stream to one server, opened again whenever it breaks.
 
-    `offer` is what the server has told; the poller returns this object when there is something to receive.
-    Where the stream has to be `encrypted`, and the offer is none of such a stream, there is never one.
-    A worker that `takes_turns` with others has less on the way to a server of its host.
+    `offer` is the server's text; the poller returns this object when there are bytes to receive. Where the
+    stream has to be `encrypted`, and the offer has no cipher, no stream is opened. A worker that
+    `limits_in_flight` with others has fewer bytes in flight to a server of its host.
     """
 
     def __init__(
         self,
         offer: str,
         sender: Callable[[], Sender],
-        poller: Poller,
+        poller: ChannelPoller,
         encrypted: bool = False,
-        takes_turns: bool = False,
+        limits_in_flight: bool = False,
     ) -> None:
-        self.offer, self._takes_turns = offer, takes_turns
-        self._offer = Offer.read(offer, encrypted)
+        self.offer, self._limits_in_flight = offer, limits_in_flight
+        self._offer = StreamOffer.read(offer, encrypted)
         self._cipher = choose(self._offer.ciphers) if self._offer is not None and encrypted else None
         if encrypted and self._cipher is None:
             self._offer = None
         self._hello = self._answer = b""
-        self._answers = False  # the hello has gone, and the server's answer has not come
+        self._answers = False  # the hello was sent, and the server's answer has not arrived
         self._opened = -math.inf
         self._sender, self._poller = sender, poller
         self._connecting: socket.socket | None = None
         self._attempted, self._pause = -math.inf, _AGAIN
-        self._mistrusts = 0  # streams one after the other that did not last
+        self._mistrusts = 0  # successive streams that ended soon
         self._stream: Stream | None = None
         self._counters: Counters | None = None
         #: Whether a stream has ended since this was set to False.
         self.has_lost = False
 
     def observe(self, counters: Counters) -> None:
-        """Take times in `counters` from now on."""
+        """Record times in `counters` from now on."""
         self._counters = counters
         if self._stream is not None:
             self._stream.observe(counters)
 
     @property
     def stream(self) -> Stream | None:
-        """The stream, if there is one now."""
+        """The stream, if there is one."""
         return self._stream
 
     def send(self, frames: list[Buffer]) -> bool:
@@ -88,11 +88,11 @@ class StreamClient:
             return False
         if self._stream.send(frames):
             return True
-        self._drop()
+        self._close_stream()
         return False
 
     def receive(self) -> list[list[Frame]]:
-        """Return messages that have come; none when the stream is at its end."""
+        """Return messages that have arrived; none when the stream has ended."""
         if self._stream is None:
             if self._answers:
                 self._read_answer()
@@ -101,24 +101,24 @@ class StreamClient:
             found: list[list[Frame]] = self._stream.receive()
         except ConnectionError as error:
             note_altered(error)
-            self._drop()
+            self._close_stream()
             return []
         if self._cipher is None:
             self._pause = _AGAIN
         return found
 
     def finish(self, seconds: float) -> None:
-        """Wait until all messages are with the kernel, which sends them whatever becomes of this process."""
+        """Wait until all messages are passed to the kernel, which sends them even if this process ends."""
         end = time.monotonic() + seconds
         while self._stream is not None and not self._stream.sent and time.monotonic() < end:
             time.sleep(0.001)
 
     def close(self) -> None:
         """Close it. A second call does nothing."""
-        self._drop()
-        self._give_up()
+        self._close_stream()
+        self._close_connecting()
 
-    def _drop(self) -> None:
+    def _close_stream(self) -> None:
         if self._stream is not None:
             self._poller.unwatch(self._stream.fileno())
             self._stream.close()
@@ -128,7 +128,7 @@ class StreamClient:
                 self._choose_pause(time.monotonic())
 
     def _choose_pause(self, now: float) -> None:
-        """Choose how long an encrypted stream that has ended is not tried again."""
+        """Set the pause before the next attempt after an encrypted stream has ended."""
         self._attempted = now
         if now - self._opened > _MISTRUST:
             self._pause, self._mistrusts = _AGAIN, 0
@@ -136,8 +136,8 @@ class StreamClient:
             self._pause = min(2**self._mistrusts * _MISTRUST, _MISTRUST_MOST)
             self._mistrusts += 1
 
-    def _give_up(self) -> None:
-        """Close the connection that is no stream yet."""
+    def _close_connecting(self) -> None:
+        """Close the connection that is not a stream yet."""
         if self._connecting is not None:
             if self._answers:
                 self._poller.unwatch(self._connecting.fileno())
@@ -145,7 +145,7 @@ class StreamClient:
             self._connecting, self._answers = None, False
 
     def open(self) -> None:
-        """Take one step towards a stream, without waiting: connect, or greet once that is done."""
+        """Do the next step to open a stream, without blocking: connect, or send the hello once connected."""
         if self._offer is None:
             return
         if self._answers:
@@ -162,62 +162,64 @@ class StreamClient:
             return
         try:
             sender = self._sender()
-            self._connecting.send(self._hello)  # so few bytes go at once or not at all
+            self._connecting.send(self._hello)  # so few bytes are sent completely or not at all
         except BlockingIOError:
             if time.monotonic() - self._attempted >= HANDSHAKE:
-                self._give_up()
-        except OSError:  # no descriptors either: data goes over ZeroMQ meanwhile
-            self._give_up()
+                self._close_connecting()
+        except OSError:  # also without a descriptor: data is sent over ZeroMQ until there is a stream
+            self._close_connecting()
         else:
             self._poller.watch(self._connecting.fileno(), self)
             if self._cipher is None:
-                self._stream = open_stream(self._connecting, sender, None, self._counters, self._takes_turns)
+                self._stream = open_stream(
+                    self._connecting, sender, None, self._counters, self._limits_in_flight
+                )
                 self._connecting = None
                 log.debug("stream opened to %s", self._offer.address)
             else:
                 self._answers, self._answer = True, b""
 
-    def _new_hello(self, offer: Offer) -> bytes:
+    def _new_hello(self, offer: StreamOffer) -> bytes:
         if self._cipher is None:
             return MAGIC + offer.token
         return ENCRYPTED_MAGIC + offer.token + bytes([self._cipher]) + secrets.token_bytes(SALT_BYTES)
 
     def _read_answer(self) -> None:
-        """Read the server's salt and proof; when both are there and right, there is a stream."""
+        """Read the server's salt and proof; when both are complete and right, open the stream."""
         if self._connecting is None or self._offer is None or self._cipher is None:
             return
-        # The server closes what is no stream after HANDSHAKE: a stream opened so late would lose messages.
+        # The server closes a connection without a proof after HANDSHAKE: a late stream would lose messages.
         late = time.monotonic() - self._attempted > HANDSHAKE / 2
         try:
             got = self._connecting.recv(ANSWER_BYTES - len(self._answer))
             self._answer += got
             if late or not got:
-                self._give_up()
+                self._close_connecting()
             elif len(self._answer) == ANSWER_BYTES:
                 self._finish_handshake(self._connecting, self._offer.secret, self._cipher)
         except BlockingIOError:
             if late:
-                self._give_up()
+                self._close_connecting()
         except OSError:
-            self._give_up()
+            self._close_connecting()
 
     def _finish_handshake(self, connection: socket.socket, secret: bytes, cipher: int) -> None:
         salt, proof = self._answer[:SALT_BYTES], self._answer[SALT_BYTES:]
-        handshake = Handshake(secret, self._hello, salt, cipher)
+        handshake = StreamHandshake(secret, self._hello, salt, cipher)
         if not hmac.compare_digest(proof, handshake.server_proof()):
-            self._give_up()
+            self._close_connecting()
             return
         sender = self._sender()
-        connection.send(handshake.worker_proof())  # so few bytes go at once or not at all
+        connection.send(handshake.worker_proof())  # so few bytes are sent completely or not at all
         self._connecting, self._answers, self._opened = None, False, time.monotonic()
         self._stream = open_stream(
-            connection, sender, handshake.worker_cipher(), self._counters, self._takes_turns
+            connection, sender, handshake.worker_cipher(), self._counters, self._limits_in_flight
         )
         log.debug("encrypted stream opened")
 
 
 def _connect(address: str) -> socket.socket | None:
-    """Begin to connect; None: that failed at once."""
+    """Begin to connect; None: it failed at once."""
     try:
         family, where = _target(address)
         made = socket.socket(family)
@@ -226,7 +228,7 @@ def _connect(address: str) -> socket.socket | None:
     try:
         tune(made, str(where[0]))
         made.connect(where)
-    except BlockingIOError:  # it is being made
+    except BlockingIOError:  # in progress
         return made
     except OSError:
         made.close()
@@ -235,7 +237,7 @@ def _connect(address: str) -> socket.socket | None:
 
 
 def _target(address: str) -> tuple[int, Any]:
-    """Return family and address as sockets take them."""
+    """Return the address family and the address in the form that a socket needs."""
     if address.startswith("ipc://@"):
         return socket.AF_UNIX, "\0" + address.removeprefix("ipc://@")
     host, port = addresses.split(address)

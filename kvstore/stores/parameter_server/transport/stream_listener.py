@@ -1,4 +1,4 @@
-"""The address at which the workers of a server open their streams."""
+"""The address at which the workers of a server open their streams, and the check that they may."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from ....settings import addresses
 from ....settings.ports import bound_in_range
 from ....settings.roles import Roles
-from .ciphers import PROOF_BYTES, SALT_BYTES, SECRET_BYTES, Handshake, available
+from .ciphers import PROOF_BYTES, SALT_BYTES, SECRET_BYTES, StreamHandshake, available
 from .native._streams import Cipher
 from .process_limits import DescriptorReserve
-from .refusals import Refusals
+from .refusals import RefusalLog
 from .streams import (
     ENCRYPTED_HELLO_BYTES,
     ENCRYPTED_MAGIC,
@@ -29,32 +29,32 @@ from .streams import (
     HELLO_BYTES,
     MAGIC,
     TOKEN_BYTES,
-    Offer,
+    StreamOffer,
     stop_pacing,
     tune,
 )
 
-_STRANGERS = 64  # connections that have not sent a token
-_FEW = 8  # where there are few descriptors
-_UNPROVEN = 4  # connections with the same token, whose proof has not come
-_LEFT = 1024  # tokens of workers that have left, whose connections are no strangers'
+_STRANGERS = 64  # connections with an incomplete hello
+_FEW = 8  # the same where there are few descriptors
+_UNPROVEN = 4  # connections with the same token, and without proof so far
+_LEFT = 1024  # tokens of workers that have left; a connection with one is refused without a log line
 _BACKLOG = 4096
 
-_refusals = Refusals()
+_refusals = RefusalLog()
 
 
 @dataclass
 class _Unproven:
-    """A connection that has to prove that it knows the secret of its token."""
+    """A connection that has sent its hello and has to prove that it knows the secret of its token."""
 
     since: float
     token: bytes
-    handshake: Handshake
+    handshake: StreamHandshake
     read: bytes = b""
 
 
 class StreamListener:
-    """Where the workers of a server open their streams; these are encrypted where there are keys.
+    """Accepts the streams of a server's workers; they are encrypted where there are keys.
 
     `address` is ``tcp://host:port`` with a port of its own, or ``ipc://@name`` for jobs on unix sockets.
     """
@@ -83,36 +83,36 @@ class StreamListener:
         self._encrypted = roles.keys is not None
         self._hello_bytes = ENCRYPTED_HELLO_BYTES if self._encrypted else HELLO_BYTES
         self._peers: dict[bytes, Hashable] = {}  # by token
-        self._offers: dict[Hashable, Offer] = {}
+        self._offers: dict[Hashable, StreamOffer] = {}
         self._left: deque[bytes] = deque(maxlen=_LEFT)
         self._strangers: dict[socket.socket, tuple[float, bytes]] = {}
         self._unproven: dict[socket.socket, _Unproven] = {}
 
     def fileno(self) -> int:
-        """Return the descriptor, which is readable when somebody wants to connect."""
+        """Return the descriptor, which is readable when a connection can be accepted."""
         return self._socket.fileno()
 
     def offer(self, peer: Hashable) -> str:
-        """Return what a peer has to know to open its stream; it is to be told over ZeroMQ."""
+        """Return the text that a peer needs to open its stream; it must be sent over ZeroMQ."""
         offer = self._offers.get(peer)
         if offer is None:
             token = secrets.token_bytes(TOKEN_BYTES)
             secret = secrets.token_bytes(SECRET_BYTES) if self._encrypted else b""
-            offer = self._offers[peer] = Offer(
+            offer = self._offers[peer] = StreamOffer(
                 self.address, token, secret, available() if self._encrypted else ()
             )
             self._peers[token] = peer
         return offer.text()
 
     def withdraw(self, peer: Hashable) -> None:
-        """Let a peer open no stream any more."""
+        """Refuse streams of a peer from now on."""
         offer = self._offers.pop(peer, None)
         if offer is not None:
             del self._peers[offer.token]
             self._left.append(offer.token)
 
     def accept(self) -> list[socket.socket]:
-        """Return new connections, of which nobody knows yet whose they are: give them to `greet`."""
+        """Return new connections, of unknown peers; the caller calls `greet` for them."""
         accepted: list[socket.socket] = []
         if self._spare < 0:
             self._spare = _spare()
@@ -126,15 +126,15 @@ class StreamListener:
                     self._refuse_next(error)
                     return accepted
                 continue
-            self._reserve.take(1)
+            self._reserve.count(1)
             most = _FEW if self._reserve.missing else _STRANGERS
             if len(self._strangers) >= most or not _is_own_user(connection):
-                _refusals.note("a connection", "too many have not said who they are, or another user's")
+                _refusals.note("a connection", "too many have not finished the handshake, or another user's")
                 connection.close()
                 continue
             try:
                 tune(connection, str(where[0]) if where else "")
-            except OSError:  # it is broken by now
+            except OSError:  # already broken
                 connection.close()
                 continue
             self._strangers[connection] = time.monotonic(), b""
@@ -142,14 +142,14 @@ class StreamListener:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether nobody can be accepted, nor refused: there is no descriptor for it."""
+        """Whether connections can be neither accepted nor refused, because no descriptor is left."""
         return self._spare < 0
 
     def _refuse_next(self, error: OSError) -> None:
-        """Close a connection that cannot be accepted: its worker uses ZeroMQ then, and does not wait."""
+        """Close a connection that cannot be accepted: its worker then uses ZeroMQ at once."""
         why = f"it could not be accepted: {error.strerror}"
         if error.errno in (errno.EMFILE, errno.ENFILE):
-            why += ". Its worker goes on over ZeroMQ, which is slower; raise the limit (ulimit -n)"
+            why += ". Its worker uses ZeroMQ, which is slower; raise the limit (ulimit -n)"
             if self._spare >= 0:
                 os.close(self._spare)
             with contextlib.suppress(OSError):
@@ -158,9 +158,9 @@ class StreamListener:
         _refusals.note("a connection", why)
 
     def greet(self, connection: socket.socket) -> tuple[bool, Hashable, Cipher | None]:
-        """Read what a new connection says: whether that is all, whose it is (None: nobody's), and its cipher.
+        """Read the handshake of a connection; return whether it has ended, its peer or None, and its cipher.
 
-        When it is all, the connection is the caller's.
+        When it has ended, the connection belongs to the caller.
         """
         since, read = self._strangers.get(connection, (0.0, b""))
         unproven = self._unproven.get(connection)
@@ -186,23 +186,23 @@ class StreamListener:
         del self._strangers[connection]
         if self._encrypted:
             try:
-                if self._answer(connection, since, read):
+                if self._answer_hello(connection, since, read):
                     return False, None, None
-            except OSError:  # a worker that has ended meanwhile
+            except OSError:  # the worker has ended
                 return True, None, None
         peer = self._peers.get(read[len(MAGIC) :]) if read.startswith(MAGIC) and not self._encrypted else None
-        # Who says nothing has ended meanwhile.
+        # A worker that has ended sends nothing.
         if peer is None and read and read[len(MAGIC) :][:TOKEN_BYTES] not in self._left:
             _refusals.note("a connection", "its first bytes are not those of a worker of this job")
         return True, peer, None
 
     def _may_be_hello(self, read: bytes) -> bool:
-        """Whether a hello may begin so."""
+        """Return whether these bytes can be the beginning of a hello."""
         magic = ENCRYPTED_MAGIC if self._encrypted else MAGIC
         return magic.startswith(read[: len(magic)])
 
-    def _answer(self, connection: socket.socket, since: float, hello: bytes) -> bool:
-        """Answer an encrypted stream's hello; False: it is none, or too many are the same.
+    def _answer_hello(self, connection: socket.socket, since: float, hello: bytes) -> bool:
+        """Answer the hello of an encrypted stream; False: it is invalid, or too many have its token.
 
         Raises OSError where the worker has closed the connection.
         """
@@ -215,9 +215,9 @@ class StreamListener:
         if sum(one.token == token for one in self._unproven.values()) >= _UNPROVEN:
             return False
         salt = secrets.token_bytes(SALT_BYTES)
-        handshake = Handshake(self._offers[self._peers[token]].secret, hello, salt, cipher)
+        handshake = StreamHandshake(self._offers[self._peers[token]].secret, hello, salt, cipher)
         answer = salt + handshake.server_proof()
-        if connection.send(answer) < len(answer):  # so few bytes go at once or not at all
+        if connection.send(answer) < len(answer):  # so few bytes are sent completely or not at all
             return False
         self._unproven[connection] = _Unproven(since, token, handshake)
         return True
@@ -226,7 +226,7 @@ class StreamListener:
         self, connection: socket.socket, unproven: _Unproven, proof: bytes
     ) -> tuple[bool, Hashable, Cipher | None]:
         del self._unproven[connection]
-        if len(proof) < PROOF_BYTES:  # it has ended meanwhile
+        if len(proof) < PROOF_BYTES:  # the worker has ended
             return True, None, None
         if not hmac.compare_digest(proof, unproven.handshake.worker_proof()):
             _refusals.note("a connection", "it does not prove that it is a worker of this job")
@@ -234,7 +234,7 @@ class StreamListener:
         return True, self._peers.get(unproven.token), unproven.handshake.server_cipher()
 
     def late(self) -> list[socket.socket]:
-        """Return connections that have not said who they are for too long; they are the caller's."""
+        """Return connections with an overdue handshake; they belong to the caller then."""
         if not self._strangers and not self._unproven:
             return []
         before = time.monotonic() - HANDSHAKE
@@ -246,7 +246,7 @@ class StreamListener:
         return late
 
     def close(self) -> None:
-        """Listen no more. A second call does nothing."""
+        """Close the listener. A second call does nothing."""
         for connection in (*self._strangers, *self._unproven):
             connection.close()
         self._strangers.clear()
@@ -258,7 +258,7 @@ class StreamListener:
 
 
 def _spare() -> int:
-    """Open a descriptor to be closed where there is no other left; -1: there is none."""
+    """Open a spare descriptor, to be closed where no other is left; -1: there is none."""
     try:
         return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -266,7 +266,7 @@ def _spare() -> int:
 
 
 def _is_own_user(connection: socket.socket) -> bool:
-    """Whether a connection may come at all: a unix socket without a file has no permissions."""
+    """Return whether a connection is of this user: a unix socket without a file has no permissions."""
     if connection.family != socket.AF_UNIX:
         return True
     told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))

@@ -1,12 +1,12 @@
-"""Streams: connections beside ZeroMQ's, over which the batches of a worker and a server go.
+"""Streams: connections for the batches of a worker and a server, in addition to ZeroMQ's.
 
-A server listens at a second address. It tells a worker over ZeroMQ where that is, with a token that only the
-two know; the worker connects and sends the token first. A batch goes over the stream while there is one, and
-over ZeroMQ otherwise: what is lost with a stream is asked for again, as after any broken connection.
+A server listens at a second address. It sends the address to a worker over ZeroMQ, with a token that only
+the two know; the worker connects and sends the token first. A batch is sent over the stream if there is one,
+and over ZeroMQ otherwise: messages that are lost with a stream are repeated, as after any broken connection.
 
-Where there are keys, streams are encrypted (`ciphers`). The token then only says which secret is meant: it is
-followed by the cipher and the worker's salt; the server answers with its salt and proof, and the worker's
-proof makes the connection a stream.
+Where there are keys, streams are encrypted (`ciphers`). The token then only names the secret: the worker
+sends it with the cipher and its salt, the server answers with its salt and proof, and the worker's proof
+completes the handshake. `stream_listener` decides which connections become streams.
 """
 
 from __future__ import annotations
@@ -17,30 +17,32 @@ from dataclasses import dataclass, field
 
 from ....observe.native._observe import Counters
 from .ciphers import PROOF_BYTES, SALT_BYTES, SECRET_BYTES
-from .frames import Limits
+from .frames import MessageLimits
 from .native._streams import Cipher, Sender, Stream
-from .refusals import Refusals
+from .refusals import RefusalLog
 
-#: What a worker sends first, before its token.
+#: The first bytes of a worker, before its token.
 MAGIC = b"KVSTREAM"
 ENCRYPTED_MAGIC = b"KVCIPHER"
 TOKEN_BYTES = 16
-#: What each side sends in a handshake: the worker, the server, and the worker again where there are keys.
+#: Bytes of each message of a handshake: the worker's, the server's, and with keys the worker's second.
 HELLO_BYTES = len(MAGIC) + TOKEN_BYTES
 ENCRYPTED_HELLO_BYTES = len(ENCRYPTED_MAGIC) + TOKEN_BYTES + 1 + SALT_BYTES
 ANSWER_BYTES = SALT_BYTES + PROOF_BYTES
 #: Seconds for a connection to be made and the token to be sent.
 HANDSHAKE = 10.0
 
-_DEAD_AFTER = 15_000  # ms without an acknowledgement of what was sent; as ZeroMQ's own connections
-_LARGEST = Limits().frame + 128 * Limits().records  # bytes of a frame: payload, or head and records
+_DEAD_AFTER = 15_000  # ms without an acknowledgement of sent bytes; as ZeroMQ's own connections
+_LARGEST = (
+    MessageLimits().frame + 128 * MessageLimits().records
+)  # bytes of a frame: payload, or head and records
 
-_refusals = Refusals()
+_refusals = RefusalLog()
 
 
 @dataclass(frozen=True)
-class Offer:
-    """What a worker has to know to open a stream; without ciphers it is not encrypted."""
+class StreamOffer:
+    """The data that a worker needs to open a stream; without ciphers the stream is not encrypted."""
 
     address: str
     token: bytes = field(repr=False)
@@ -48,13 +50,13 @@ class Offer:
     ciphers: tuple[int, ...] = ()
 
     def text(self) -> str:
-        """Write it for a message."""
+        """Return the offer as text for a message."""
         secret = f"-{self.secret.hex()}-{'.'.join(map(str, self.ciphers))}" if self.ciphers else ""
         return f"{self.address}/{self.token.hex()}{secret}"
 
     @classmethod
-    def read(cls, text: str, encrypted: bool) -> Offer | None:
-        """Read what `text` wrote; None: it is none, or not of the kind that is wanted."""
+    def read(cls, text: str, encrypted: bool) -> StreamOffer | None:
+        """Read the text of an offer; None: it is invalid, or not encrypted as required."""
         address, _, rest = text.rpartition("/")
         token, *more = rest.split("-")
         try:
@@ -72,25 +74,25 @@ def open_stream(
     sender: Sender,
     cipher: Cipher | None = None,
     counters: Counters | None = None,
-    takes_turns: bool = False,
+    limits_in_flight: bool = False,
 ) -> Stream:
-    """Make a stream of a connection after the handshake; the connection is the stream's then."""
+    """Make a stream of a connection after the handshake; the stream then owns the descriptor."""
     near = is_near(connection)
     made = Stream(sender, connection.detach(), _LARGEST, cipher)
-    made.is_near, made.takes_turns = near, takes_turns
-    if counters is not None and counters.number >= 0:  # else those of its store are yet to come
+    made.is_near, made.limits_in_flight = near, limits_in_flight
+    if counters is not None and counters.number >= 0:  # otherwise the store sets its counters later
         made.observe(counters)
     return made
 
 
 def note_altered(error: ConnectionError) -> None:
-    """Say if a stream has ended because of what came over it."""
+    """Log that a stream has ended because of the bytes that it received."""
     if isinstance(error, ConnectionAbortedError):
         _refusals.note("a stream", str(error))
 
 
 def tune(connection: socket.socket, peer: str = "") -> None:
-    """Set the options of a connection: small messages go at once, and a dead peer is noticed.
+    """Set the options of a connection: small messages are sent at once, and a dead peer is detected.
 
     `peer` is the address of the other end, where there is one.
     """
@@ -125,15 +127,16 @@ def is_near(connection: socket.socket) -> bool:
         return True
     try:
         return is_own_address(connection.family, connection.getpeername()[0])
-    except OSError:  # it is broken by now
+    except OSError:  # already broken
         return False
 
 
 def stop_pacing(connection: socket.socket) -> None:
-    """Have what does not leave this host sent as fast as it is taken.
+    """Have bytes that do not leave this host sent without pacing.
 
-    There is no link that could be congested; a control that paces, as BBR does, halves the speed. Reno is a
-    part of every Linux kernel, and anybody may choose it. What a listener accepts has the listener's control.
+    There is no link that could be congested; a congestion control that paces, as BBR does, halves the speed.
+    Reno is part of every Linux kernel, and needs no privilege. An accepted connection inherits the control of
+    its listener.
     """
     with suppress(OSError):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")

@@ -1,1 +1,1 @@
-"""A worker's end: verbs become requests about slices, and replies become arrays."""
+"""The worker's part of a store on servers: verbs become requests about slices, and replies become arrays."""

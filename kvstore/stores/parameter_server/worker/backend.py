@@ -1,8 +1,8 @@
-"""The store on parameter servers, as a worker has it: verbs become requests about slices.
+"""The stores on parameter servers, in a worker: verbs become requests about slices.
 
-What a round is, and who keeps whom waiting, is said in `server/slice_rounds.py`; how requests travel, in
-`driver.py`. A push returns when the servers have taken it in, which is before the round is
-complete, or when all of it is copied; so no array of the caller is needed after the call.
+`server/slice_rounds.py` defines rounds and their waits, `driver.py` sends requests. A push returns when the
+servers have received it, which is before the round is complete, or when all of it is copied; so the caller
+may change its arrays after the call.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ class DistBackend(Backend):
     can_compress = True
     logger = "kvstore.ps"
     quick_lists = has_quick_push_and_pull = has_quick_row_sparse_pull = True
-    #: Whether pushes count in rounds, or each as it comes.
+    #: Whether pushes count in rounds, or each by itself as it arrives.
     synchronous = True
-    #: Whether asynchronous calls go out one behind the other.
+    #: Whether asynchronous calls are sent one after the other.
     chains = starts_quick_sums = True
 
     @staticmethod
     def usual_slice_bytes() -> int:
-        """Size of slices where nobody has said one: below, messages cost more; above, page faults do."""
+        """Return the default size of slices: smaller ones cost more messages, larger ones page faults."""
         return USUAL_SLICE_BYTES
 
     def __init__(self, config: StoreConfig) -> None:
@@ -91,7 +91,7 @@ class DistBackend(Backend):
             cpu.set_threads(max(1, len(os.sched_getaffinity(0)) // client.local_size))
 
     def _use(self, keys: KeyDirectory) -> None:
-        """Serve these keys, which no optimizer and no codec has been set for."""
+        """Use these keys, with no optimizer and no codec."""
         client, config = self._client, self.config
         self._keys, self._optimizer = keys, WorkerOptimizer(client)
         self._slices = slices = RequestBuilder(self._memory)
@@ -104,7 +104,7 @@ class DistBackend(Backend):
 
     @property
     def client(self) -> Client:
-        """The way to servers and scheduler."""
+        """The connection to servers and scheduler."""
         return self._client
 
     @property
@@ -114,41 +114,41 @@ class DistBackend(Backend):
 
     @property
     def pushes(self) -> Pushes:
-        """What checks and counts what is pushed."""
+        """Checks, counts and sends pushes."""
         return self._pushes
 
     @property
     def pulls(self) -> Pulls:
-        """What reads."""
+        """Reads values."""
         return self._pulls
 
     def learn(self, newest: m.Answer) -> None:
-        """Note the settings that all workers have come to at a barrier."""
+        """Record the settings that all workers agree on at a barrier."""
         self._optimizer.learn_all(newest)
 
     @property
     def settings_version(self) -> int:
-        """The version of the optimizer's settings that goes with this worker's pushes."""
+        """The version of the optimizer's settings that is sent with this worker's pushes."""
         return self._optimizer.version
 
     def observe(self, counters: Counters) -> None:
-        """Count what goes and comes."""
+        """Count values that are sent and received."""
         self._client.observe(counters)
         self._client.driver.compare_clocks()
         self._quick.counters = counters
 
     def names(self) -> dict[int, str]:
-        """Name the key of each slice, with its part where a key is cut."""
+        """Return a name for the key of each slice, with its part where a key is divided."""
         return self._keys.names()
 
     def describe(self) -> str:
-        """Name servers and scheduler, and what can be read on the way to them."""
+        """Return the addresses of servers and scheduler, and whether connections are encrypted."""
         return self._client.describe()
 
     # ------------------------------------------------------------------------------------------------ verbs
 
     def init(self, groups: list[Group]) -> None:
-        """Take the values of the lowest rank, and wait until all servers have them."""
+        """Use the values of the lowest rank, and wait until all servers have them."""
         self._values.init(groups)
 
     def assign(self, groups: list[Group]) -> None:
@@ -156,22 +156,22 @@ class DistBackend(Backend):
         self._values.assign(groups)
 
     def discard(self, keys: list[Key]) -> None:
-        """Let the keys be initialised again by this process; the others may have them already."""
+        """Let this process initialise the keys again; other workers may already have them."""
         self._keys.initialised.difference_update(keys)
         if self.feedback is not None:
             for key in keys:
                 self.feedback.discard(key)
 
     def push(self, groups: list[Group]) -> None:
-        """Send, and wait until the servers have it."""
+        """Send, and wait until the servers have received it."""
         self._pushes.start_plain(groups)()
 
     def prepare_step(self) -> None:
-        """Have servers keep the optimizer's states of one round more, as they do with values."""
+        """Have servers store the optimizer's states of one more round, as they do with values."""
         self._optimizer.keep_states(self._pushes.place)
 
     def settle_pushes(self) -> None:
-        """Wait until the servers have what was pushed."""
+        """Wait until the servers have received all pushes."""
         self._client.settle()
 
     def pull(self, groups: list[Group], ignore_sparse: bool) -> None:
@@ -179,11 +179,11 @@ class DistBackend(Backend):
         self._pulls.start(groups, ignore_sparse)()
 
     def pushpull(self, groups: list[Group], outs: list[Group] | None, divisor: int = 1) -> None:
-        """Send, and receive what becomes of it."""
+        """Push, and receive the results of the rounds."""
         self._start_pushpull(groups, outs, divisor)()
 
     def can_divide(self, values: Iterable[Any]) -> bool:
-        """Whether servers sum these values divided: plain ones, of the type that kernels divide."""
+        """Return whether servers can divide these values in their sums: plain ones, of float32."""
         return self.feedback is None and all(
             type(value) is np.ndarray and value.dtype == np.float32 for value in values
         )
@@ -193,11 +193,11 @@ class DistBackend(Backend):
         return self._quick.pushpull(key, value, out)
 
     def start_quick_sum(self, keys: list[Any], values: Any, outs: Any, divisor: int) -> Finish | None:
-        """As `quick_pushpull`, behind other calls that were started."""
+        """As `quick_pushpull`, behind earlier calls that are in progress."""
         return self._quick.start_sum(keys, values, outs, divisor)
 
     def quick_push(self, key: Any, value: Any) -> bool | Finish:
-        """As `quick_pushpull`; or rows of a table."""
+        """As `quick_pushpull`; rows of a table are possible, too."""
         rows = sole(value)
         if isinstance(rows, RowSparseArray):
             return self._quick_rows.push(key, rows)
@@ -208,20 +208,20 @@ class DistBackend(Backend):
         return self._quick.pull(key, out)
 
     def give_up_quick(self, error: BaseException) -> None:
-        """Read and write the caller's arrays no more."""
+        """Stop reading and writing the caller's arrays."""
         if (call := self._client.driver.abandoned) is not None:
             self._client.give_up_call(call, error)
 
     def quick_row_sparse_pull(self, key: Any, out: Any, ids: Any) -> bool | Finish:
-        """One table, one out, and its ids in one array of integers."""
+        """Pull rows of one table to one out, with the ids in one array of integers."""
         return self._quick_rows.pull(key, sole(out), sole(ids))
 
     def row_sparse_pull(self, wanted: list[tuple[Key, list[tuple[RowSparseArray, Any]]]]) -> None:
-        """Gather rows."""
+        """Pull rows."""
         self._pulls.start_rows(wanted)()
 
     def begin(self, verb: str, arguments: tuple[Any, ...], priority: int | None) -> Finish:
-        """Send at once; what is left is to wait."""
+        """Send at once; the returned function waits."""
         if verb == "push" and priority is None:
             return self._pushes.start_plain(*arguments)
         if priority is not None and verb in _CHAINED and self.chains:
@@ -240,11 +240,11 @@ class DistBackend(Backend):
     def _start_pushpull(
         self, groups: list[Group], outs: list[Group] | None, divisor: int = 1, priority: int = 0
     ) -> Finish:
-        """Send; what is left to do is to receive."""
+        """Send; the returned function receives."""
         dense, sparse = self._pushes.checked(groups)
         targets = dict(groups if outs is None else outs)
         apart = bool(sparse) or set(targets) != {key for key, values in groups if values}
-        if divisor > 1 and (apart or self.feedback is not None):  # a codec was set meanwhile
+        if divisor > 1 and (apart or self.feedback is not None):  # a codec was set since `can_divide`
             with np.errstate(all="ignore"):
                 quotients = [(key, [value / divisor for value in values]) for key, values in groups]
             return self._start_pushpull(quotients, list(targets.items()), 1, priority)
@@ -273,28 +273,28 @@ class DistBackend(Backend):
         return self._pushes.feedback
 
     def set_updater(self, updater: Any) -> None:
-        """Go back to plain sums; servers run no functions of a worker."""
+        """Return to plain sums; servers run no functions of a worker."""
         if isinstance(updater, Updater):
             self.set_optimizer(updater.optimizer)
         elif updater is None:
             self._optimizer.unset(self._pushes.place)
         else:
             raise CapabilityError(
-                "servers take no functions from workers: set an optimizer; or register a rule of your own by "
+                "servers run no functions of workers: set an optimizer; or register a rule of your own by "
                 "kvstore.optimizer.register, import it on the servers (`kvstore run --import`), and set that"
             )
 
     def set_compression(self, codec: Codec) -> None:
-        """Pack what this worker pushes; each worker says so for itself, and has residuals of its own."""
+        """Pack this worker's pushes; each worker sets its own codec, and has its own residuals."""
         threshold = codec.config().get("threshold", 0.0)
         if isinstance(threshold, float) and not math.isfinite(threshold):
             raise ConfigError(
-                f"the threshold of {codec.name!r} is {threshold} in float32: no server takes it"
+                f"the threshold of {codec.name!r} is {threshold} in float32: no server accepts it"
             )
         self._pushes.feedback = Feedback(codec).follow(self._pushes.feedback)
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
-        """Use an optimizer; the first worker that says so installs it, the others must mean the same."""
+        """Set an optimizer; the first worker's call installs it, and other workers must set the same one."""
         if needs_whole_keys(optimizer):
             self._values.make_whole(optimizer)
         self._optimizer.install(optimizer, self._pushes.place)
@@ -310,14 +310,14 @@ class DistBackend(Backend):
         )
 
     def gather_states(self) -> Updater:
-        """Bring the optimizer's states from the servers."""
+        """Fetch the optimizer's states from the servers."""
         states = CollectStates(self._keys.all())
         requests = [r for key in states.keys for r in read_requests(key, Kind.FETCH_STATE, states)]
         self._pulls.read(requests, "states")()
         return self._optimizer.joined(states)
 
     def adopt_states(self, content: Content) -> None:
-        """Take over the optimizer's states; what one worker adopts holds for all."""
+        """Set the optimizer's states on all servers; one worker's call is valid for all."""
         self._client.check_writing()
         keys = self._keys.all()
         states = self._optimizer.adopt(content, keys, self.key_templates(), self._pushes.place)
@@ -325,47 +325,47 @@ class DistBackend(Backend):
         self._client.perform([r for key in keys for r in state_requests(key, states, ordinal)], "states")
 
     def follow_states(self, content: Content) -> None:
-        """Agree with the servers on the settings and the time that another worker has adopted."""
+        """Read from the servers the settings and the time that another worker has set."""
         self._optimizer.adopt(content, [], {}, self._pushes.place)
 
     # ------------------------------------------------------------------------------------------- inspection
 
     def keys(self) -> list[Key]:
-        """All keys in the order of their init; of a closed store, those that are known here."""
+        """Return all keys in the order of their init; of a closed store, the keys that are known here."""
         return [key.key for key in (self._keys if self._client.closed else self._keys.all())]
 
     def view(self, key: Key) -> Array | RowSparseArray:
-        """Servers have the value."""
+        """Raise: the value is on servers."""
         self._keys.find_or_raise(key)
-        raise NotImplementedError("values are on servers: pull them; only a store in reach has views")
+        raise NotImplementedError("values are on servers: pull them; only stores in this machine have views")
 
     def fetch(self, key: Key) -> Array | RowSparseArray:
         """Pull."""
         return self._pulls.fetch_all([key])[0]
 
     def fetch_all(self, keys: list[Key]) -> list[Array | RowSparseArray]:
-        """Pull all together."""
+        """Pull all in one call."""
         return self._pulls.fetch_all(keys)
 
     def kind(self, key: Key) -> Storage:
-        """As the key was made; not of a job that this worker is out of, as with `keys`."""
+        """Return type and shape of a key; raises after this worker has left the job, as `keys` does."""
         self._client.driver.check_alive()
         found = self._keys.find_or_raise(key)
         return "row-sparse" if found.sparse else "dense", name_of(found.dtype), found.shape
 
     def empty(self, key: Key) -> Array:
-        """Return a new array; in memory that servers on this machine read, if there are any."""
+        """Return a new array; in memory that servers on this machine read, if possible."""
         found = self._keys.find_or_raise(key)
         if found.sparse:
             raise ArrayError(f"key {key!r} is row-sparse; empty makes dense arrays")
         return self._memory.empty(found.shape, found.dtype)
 
     def key_templates(self) -> dict[Key, Array]:
-        """For each key an array of its shape and type that takes no memory."""
+        """Return for each key an array of its shape and type that uses no memory."""
         return {key.key: key.like for key in self._keys}
 
     def placement(self) -> dict[Key, list[tuple[str, int]]]:
-        """Bytes of each key on each server; of a table, with all its rows."""
+        """Return the bytes of each key on each server; of a table, with all its rows."""
         found = {}
         for key in self._keys.all():
             sums: dict[int, int] = {}
@@ -375,13 +375,13 @@ class DistBackend(Backend):
         return found
 
     def num_dead_nodes(self, timeout: float) -> int:
-        """Count the processes that are lost, or that the scheduler has not heard of for so long."""
+        """Count the processes that are lost, or that the scheduler has not heard for `timeout` seconds."""
         return self._client.num_lost(timeout)
 
     # ---------------------------------------------------------------------------------------------- the job
 
     def barrier(self) -> None:
-        """Wait until every member has come here."""
+        """Wait until every member has reached this barrier."""
         self._optimizer.learn_all(self._client.barrier())
 
     def side(self) -> DistBackend:
@@ -392,39 +392,39 @@ class DistBackend(Backend):
         return side
 
     def expects(self, rank: int) -> bool:
-        """Return whether a worker is a member that has not joined: what the scheduler knows now."""
-        self._client.num_lost(math.inf)  # behind its answer no view is missing
+        """Return whether a worker is a member that has not joined, to the scheduler's present knowledge."""
+        self._client.num_lost(math.inf)  # all earlier views have arrived when this is answered
         view = self._client.member.view
         if view is None or view.broken:
             return False
         return rank in {one.rank for one in view.members} - set(view.resting)
 
     def join(self) -> None:
-        """Let rounds and barriers no longer wait for this worker."""
+        """Let rounds and barriers proceed without this worker."""
         self._client.join()
 
     def command(self, head: int, body: str) -> None:
-        """Hand a command to every server, and wait until all have it."""
+        """Send a command to every server, and wait until all have received it."""
         self._client.request(partial(m.Command, head=head, body=body), f"command {head}")
 
     def abandon(self) -> None:
-        """Leave the job as one who is lost."""
+        """Leave the job as a lost worker."""
         self._client.close(lost=True)
 
     def close(self, last: bool = False) -> None:
-        """Leave the job, perhaps as the last of a host."""
+        """Leave the job; `last`: as the last worker of a host."""
         self._client.close(last=last)
         self._memory.close()
         self._gpus.close()
 
 
 class AsyncDistBackend(DistBackend):
-    """The same without rounds: each push counts as it arrives."""
+    """The same without rounds: each push is applied as it arrives."""
 
     synchronous = chains = starts_quick_sums = False
 
     def can_divide(self, values: Iterable[Any]) -> bool:
-        """Not without rounds."""
+        """Return False: there are no rounds."""
         return False
 
     def side(self) -> DistBackend:
@@ -436,28 +436,28 @@ class AsyncDistBackend(DistBackend):
 
 
 class P3Backend(DistBackend):
-    """The same with slices as small as those of MXNet's P3, so that what is urgent overtakes sooner."""
+    """The same with slices as small as those of MXNet's P3, so that urgent ones overtake sooner."""
 
     chains = starts_quick_sums = False
 
     @staticmethod
     def usual_slice_bytes() -> int:
-        """As MXNet's P3 has them, counted in elements of four bytes."""
+        """Return the size of MXNet's P3, in elements of four bytes."""
         return 4 * slice_threshold()
 
 
 def _named(sides: KeyDirectory, name_of: Callable[[int], str], slice_: int) -> str:
-    """Say which key a slice is of, where there are side keys."""
+    """Return the key of a slice, where there are side keys."""
     return sides.name_of(slice_) if slice_ in sides.homes() else name_of(slice_)
 
 
 def _no_steps(config: StoreConfig, synchronous: bool) -> str:
-    """Return why there are no whole steps."""
+    """Return the reason why there are no whole steps, or ""."""
     if not synchronous:
         return "each push takes effect by itself when it arrives; use 'dist_sync'"
     if config.on_peer_loss == "continue":
         return (
-            "with on_peer_loss='continue' servers go on with what has come of a lost worker, which can be "
-            "some keys of its step; use on_peer_loss='raise' and a checkpoint"
+            "with on_peer_loss='continue' servers proceed with the parts that a lost worker has sent, which "
+            "can be some keys of its step; use on_peer_loss='raise' and a checkpoint"
         )
     return ""

@@ -14,7 +14,7 @@ from ....kernels import cpu
 from ...entry import Array
 from ...key_lists import Columns, KeyLists
 from ..protocol.messages import Kind
-from ..protocol.payloads import SHARED_BYTES
+from ..protocol.payload_bytes import SHARED_BYTES
 from ..transport.native._streams import Exchange
 from ..transport.shared_buffers import PeerBuffers
 from .client import Client

@@ -1,4 +1,4 @@
-"""A worker's end of the parameter server: requests to servers and scheduler, and waits for their answers."""
+"""A worker's connection to the parameter server: requests to servers and scheduler, and waits for replies."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kvstore.ps")
 
-_FAREWELL = 5.0  # seconds for the scheduler to hear that this worker leaves
+_FAREWELL = 5.0  # seconds for the scheduler to receive that this worker leaves
 
 
 class Client:
-    """One store of one worker process, for which the scheduler cuts large keys at `slice_bytes`.
+    """One store of one worker process; the scheduler divides large keys at `slice_bytes`.
 
-    `synchronous`: pushes count in rounds. `host`: this worker's, where hosts are to push. Raises ConfigError
-    where no variables say where the servers are, or the scheduler refuses this process, and TimeoutError
-    where the job has not come together within the deadline.
+    `synchronous`: pushes count in rounds. `host`: this worker's host, where hosts push. Raises ConfigError
+    where no variables name the servers, or the scheduler refuses this process, and TimeoutError where not all
+    processes of the job start within the deadline.
     """
 
     def __init__(self, config: StoreConfig, synchronous: bool, slice_bytes: int, host: str = "") -> None:
@@ -55,15 +55,15 @@ class Client:
         self._process = this_process(roles)
         self._operations = OperationTable()
         self._synchronous = synchronous
-        #: Counts what goes and comes, and takes times.
+        #: Counts sent and received values, and records times.
         self.counters = self._operations.counters
         #: Barriers that this worker has passed.
         self.barriers = 0
-        #: Whether it has told all that it has no more batches.
+        #: Whether it has announced that it has no more batches.
         self.joined = False
-        #: Whether the caller has had an error that told of a loss.
+        #: Whether an error has reported a loss to the caller.
         self.told_of_loss = False
-        #: Memory of what is pushed, where servers on this machine may read it.
+        #: Memory for pushed arrays, where servers on this machine may read it.
         self.pool = SharedBufferPool() if config.same_host_shm else None
         self._memory = ServerMemory(config.same_host_shm)
         options = {
@@ -81,7 +81,7 @@ class Client:
             patience,
             self.pool.handle() if self.pool is not None else "",
         )
-        #: What this worker knows of its store.
+        #: The state of this worker as a member of its store.
         self.member = self._machine.member
         self._sockets = WorkerSockets(roles, hello, self._process.echo)
         try:
@@ -98,24 +98,24 @@ class Client:
                 lambda: self.member.welcome is not None, "the other processes of the job to start"
             )
         except BaseException:
-            self.shut()
+            self.close_sockets()
             raise
         welcome = self.member.welcome
         assert welcome is not None
         self.rank, self.size = welcome.rank, welcome.size
         self.local_rank, self.local_size = self._process.place(self.rank, self.size)
-        #: Memory of what this worker pushes for its host; its own pushes have none then.
+        #: Memory for the sums that this worker pushes for its host; its own pushes then have none.
         self.host_pool: SharedBufferPool | None = None
         if self.member.seats:
             self.pool, self.host_pool = None, self.pool
-        #: Run before this worker leaves as one who is lost, and what is under way ends.
+        #: Called before this worker leaves as a lost one, and its operations end.
         self.before_leaving: Callable[[], None] = lambda: None
         self.driver.on_half_step = partial(self._leave_interrupted, "counted its requests")
         self._process.opened(self)
 
     @property
     def host_job(self) -> tuple[str, str, int]:
-        """Name what the workers of this host have in common: the job there, the group, the store's number."""
+        """Identify the workers of this host: the job and host, the group, the store's number."""
         hello, welcome = self._hello, self.member.welcome
         assert welcome is not None
         return f"{hello.job} at {self._process.roles.scheduler} on {hello.host}", hello.group, welcome.store
@@ -132,7 +132,7 @@ class Client:
         self._sockets.observe(counters)
 
     def describe(self) -> str:
-        """Say for the log where the servers are."""
+        """Return the addresses and modes of the store, for the log."""
         welcome, roles = self.member.welcome, self._process.roles
         assert welcome is not None
         secret = "encrypted" if roles.keys is not None else "not encrypted"
@@ -145,10 +145,10 @@ class Client:
     def submit(
         self, requests: Sequence[Request], priority: int = 0, taken: Callable[[], None] | None = None
     ) -> PendingOperation:
-        """Send requests, as far as the credit allows; the rest goes while somebody waits.
+        """Send requests, as far as the credit allows; later waits send the rest.
 
         Payloads belong to the operation until it is finished. Operations on one slice are submitted one after
-        the other. `taken` is run when nothing can keep them from being sent any more.
+        the other. `taken` is called when nothing can prevent their sending any more.
         """
         if self._operations.failed is not None:
             self._raise_failed()
@@ -161,13 +161,13 @@ class Client:
         except BaseException as error:
             if not self.failed and not isinstance(error, KVStoreError):  # it may have been sent
                 self.give_up(operation, "a call", error)
-            for one in self._operations.names(operation):  # nothing that comes is written any more
+            for one in self._operations.names(operation):  # later replies are not written any more
                 del self._operations.open[one]
             raise
         return operation
 
     def _check_sizes(self, requests: Sequence[Request]) -> None:
-        """Raise CapabilityError for a payload that no message holds: it would be tried again and again."""
+        """Raise CapabilityError for a payload that exceeds a message: it would be repeated for ever."""
         most = self.frame_bytes
         for request in requests:
             record = request.record
@@ -182,15 +182,15 @@ class Client:
 
     @property
     def frame_bytes(self) -> int:
-        """Bytes of a payload at most."""
+        """The most bytes of a payload."""
         return self._sockets.frame_bytes
 
     def finish(self, operation: PendingOperation, what: str, resumes: bool = False) -> None:
-        """Wait until all requests of an operation are answered; raise what a server answered.
+        """Wait until all requests of an operation are answered; raise a server's error.
 
-        Raises TimeoutError after the store's deadline. A push that was under way goes on; but an error while
-        the sockets still read the caller's arrays ends the store. With `resumes`, Ctrl-C ends nothing: the
-        sockets keep the arrays, and the caller waits again.
+        Raises TimeoutError after the store's deadline. A push in progress continues; but an error while the
+        sockets still read the caller's arrays ends the store. With `resumes`, Ctrl-C ends nothing: the
+        sockets still have the arrays, and the caller waits again.
         """
         try:
             self.driver.wait(lambda: operation.done, what, operation)
@@ -199,12 +199,12 @@ class Client:
                 self.give_up(operation, what, error)
             raise
         if operation.error is not None:
-            self._hear_of(operation.error)
+            self._await_report(operation.error)
             failed = self.driver.failure if operation.error.error == ClosedError.__name__ else None
             raise raised(failed or operation.error)
 
     def end(self, call: QuickCall, resumes: bool = False) -> None:
-        """Wait for a call that the driver has begun; as `finish`."""
+        """Wait for a call that the driver has begun; otherwise as `finish`."""
         try:
             operation = self.driver.end(call)
         except BaseException as error:
@@ -216,32 +216,32 @@ class Client:
             self.finish(operation, call.what, resumes)
 
     def give_up_call(self, call: QuickCall, error: BaseException) -> None:
-        """Give up a call that has been sent, unless nothing of it is the caller's."""
+        """Cancel a call that has been sent, unless none of its arrays are the caller's."""
         if call.let_go or self.failed:
             return
-        call.awaited = True  # or the driver would leave the job, with less to say
+        call.awaited = True  # else the driver would leave the job, with a less precise error
         operation = self.driver.adopted(call)
         if operation is not None and not operation.done:
             self.give_up(operation, call.what, error)
 
     def _note_told(self, failure: Failure) -> None:
-        """Note whether the caller is told of a loss now."""
+        """Record whether the caller receives the report of a loss now."""
         self.told_of_loss = self.told_of_loss or bool(failure.role)
 
     def hear_of_loss(self) -> None:
-        """Wait for the scheduler's word of a loss that the caller was told of otherwise; then reads work."""
-        self._hear_of(Failure("PeerLostError", "", "worker"))
+        """Wait for the scheduler's report of a loss that the caller knows from elsewhere; then reads work."""
+        self._await_report(Failure("PeerLostError", "", "worker"))
 
-    def _hear_of(self, failure: Failure) -> None:
-        """Wait for the scheduler's word of a loss of which a server has told: then there are reads again."""
+    def _await_report(self, failure: Failure) -> None:
+        """Wait for the scheduler's report of a loss that a server has reported: then reads work again."""
         self._note_told(failure)
         if failure.role in ("worker", "server") and not self.member.broken:
             with contextlib.suppress(KVStoreError), self.listening():
-                self.driver.wait(lambda: self.member.broken or self.failed, "the scheduler's word of a loss")
+                self.driver.wait(lambda: self.member.broken or self.failed, "the report of a loss")
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Miss the scheduler if it is lost, also while nothing of this worker is under way."""
+        """Detect the loss of the scheduler even while this worker has no operation in progress."""
         listener = object()
         self._machine.listeners.add(listener)
         try:
@@ -250,7 +250,7 @@ class Client:
             self._machine.listeners.discard(listener)
 
     def give_up(self, operation: PendingOperation, what: str, error: BaseException) -> None:
-        """Write to none of the caller's arrays any more, and read none."""
+        """Stop reading and writing the caller's arrays; leave the job if they are being sent."""
         what += self.driver.where(operation)
         if not self.driver.forget(operation):
             cause = type(error).__name__ + (f": {error}" if str(error) else "")
@@ -261,7 +261,7 @@ class Client:
             self.leave_as_lost(Failure("KVStoreError", text))
 
     def give_up_half(self, what: str, error: BaseException) -> None:
-        """Leave the job: a call has been begun by half, and no round or answer is to be trusted any more."""
+        """Leave the job: a call was begun only in part, so rounds and replies can not be trusted any more."""
         self._leave_interrupted(f"began {what}", error)
 
     def _leave_interrupted(self, where: str, error: BaseException) -> None:
@@ -273,28 +273,28 @@ class Client:
         self.leave_as_lost(Failure("KVStoreError", text))
 
     def leave_as_lost(self, failure: Failure) -> None:
-        """Be out of the job, and tell the scheduler; every call raises this from now on."""
+        """Leave the job as a lost worker, and inform the scheduler; every later call raises this failure."""
         self.before_leaving()
         failed = self._operations.failed
-        self._say(partial(m.Leave, lost=True))
+        self._send_to_scheduler(partial(m.Leave, lost=True))
         self.driver.fail(failure)
-        self._operations.failed = failed  # pushes that nobody waits for have ended for this reason, too
+        self._operations.failed = failed  # released pushes have ended for this reason, too
 
     def perform(self, requests: Sequence[Request], what: str) -> None:
         """Send requests, and wait until all are answered."""
         self.finish(self.submit(requests), what)
 
-    def let_go(self, operation: PendingOperation) -> None:
-        """Wait no longer for pushes whose payloads nobody changes; what becomes of them is told later.
+    def release(self, operation: PendingOperation) -> None:
+        """Release pushes with payloads that do not change; `settle` waits for all released pushes.
 
-        An error is raised by the next operation. `settle` waits for all of them.
+        The next operation raises their error.
         """
         self._operations.release(operation)
 
     def exchange(
         self, server: int, parts: list[tuple[int, int, int, int]], sizes: list[int], kind: m.Kind
     ) -> Exchange:
-        """Make what exchanges parts of arrays of these sizes with a server; as `Exchange`."""
+        """Return an `Exchange` for parts of arrays of these sizes with a server."""
         member = self.member.welcome
         assert member is not None
         who = member.store, member.rank, self._hello.incarnation
@@ -305,25 +305,25 @@ class Client:
         return made
 
     def settle(self) -> None:
-        """Wait until all operations that were let go are answered; raise what became of them."""
-        self.driver.check_process()  # a fork must not read what comes for its parent
+        """Wait until all released operations are answered; raise their error."""
+        self.driver.check_process()  # a fork must not read messages for its parent
         self.driver.end_released()
         released = self._operations.released
         while released:
-            self.driver.wait(lambda: not released, "pushes to be taken in")
+            self.driver.wait(lambda: not released, "servers to receive pushes")
         self._raise_failed()
 
     def _raise_failed(self) -> None:
-        """Raise what became of an operation that was let go, once; no loss that was told already."""
+        """Raise the error of a released operation, once; not a loss that was already reported."""
         failed, self._operations.failed = self._operations.failed, None
         if failed is not None and not (self.told_of_loss and failed.role == "worker"):
-            self._hear_of(failed)
+            self._await_report(failed)
             raise raised(failed)
 
     # ---------------------------------------------------------------------------- requests to the scheduler
 
     def request(self, make: Callable[..., Control], what: str) -> Answer:
-        """Ask the scheduler for what it always answers; `make` gets `request` and `store`."""
+        """Send a request that the scheduler always answers; `make` gets `request` and `store`."""
         answer = self.request_or_none(make, what)
         assert answer is not None
         return answer
@@ -331,10 +331,10 @@ class Client:
     def request_or_none(
         self, make: Callable[..., Control], what: str, until: Callable[[], bool] | None = None
     ) -> Answer | None:
-        """Ask the scheduler; `make` gets `request` and `store`. None where `until` came true before.
+        """Send a request to the scheduler; `make` gets `request` and `store`. None: `until` was true before.
 
-        Raises TimeoutError, what the scheduler answered, and ArgumentError for a question that cannot be
-        sent; nothing has happened then.
+        Raises TimeoutError, the scheduler's error, and ArgumentError for a message that cannot be sent, which
+        then has no effect.
         """
         message = make(request=0, store=0)
         self._sockets.check(message, what)
@@ -353,7 +353,7 @@ class Client:
         return operation.answer
 
     def barrier(self) -> m.Answer:
-        """Wait until every member that has not joined is here; what they pushed has been taken in by then.
+        """Wait until every member that has not joined is here; servers have received their pushes by then.
 
         Returns the newest settings.
         """
@@ -361,22 +361,22 @@ class Client:
         return self.barrier_of_host(self.barriers + 1)
 
     def barrier_of_host(self, number: int) -> m.Answer:
-        """Wait until all other hosts are here; the workers of this one have met for its barrier `number`."""
+        """Wait until all other hosts are here; the workers of this host have met for its barrier `number`."""
         answer = self.request(partial(m.Barrier, number=number), f"barrier {number}")
         self.barriers += 1
         return answer
 
     def join(self) -> None:
-        """Tell all that this worker has no more batches."""
+        """Inform all that this worker has no more batches."""
         if not self.joined:
             self.settle()
-            self.request(m.JoinRounds, "the others to know that this worker has joined")
+            self.request(m.JoinRounds, "the other processes to know that this worker has joined")
             self.joined = True
 
     def num_lost(self, timeout: float) -> int:
-        """Count the processes that are lost, or of which the scheduler has not heard for so many seconds.
+        """Count the processes that are lost, or that have been silent for `timeout` seconds.
 
-        Without the scheduler: those of which this process knows that they are lost.
+        Without the scheduler: the processes that this process knows to be lost.
         """
         if not self.failed:
             with contextlib.suppress(PeerLostError):
@@ -385,7 +385,7 @@ class Client:
         losses = () if view is None else view.losses
         return len(losses) + (self._machine.failure is not None and not losses)
 
-    # ----------------------------------------------------------------------------------------- what it may do
+    # ------------------------------------------------------------------------------------------------ states
 
     @property
     def closed(self) -> bool:
@@ -394,12 +394,12 @@ class Client:
 
     @property
     def failed(self) -> bool:
-        """Whether this worker is out."""
+        """Whether this worker has left the job after an error."""
         return self.driver.failure is not None
 
     @property
     def in_step(self) -> bool:
-        """Whether its reads come after pushes of its own, in rounds that go on."""
+        """Whether each read follows a push of this worker, in rounds that proceed."""
         return not (self.joined or self.member.broken or self.member.rejoining)
 
     def check_writing(self) -> None:
@@ -411,7 +411,7 @@ class Client:
             raise ConfigError(f"worker {self.rank} has joined: it can read, and push no more")
 
     def lost_peer(self, text: str = "") -> KVStoreError:
-        """Make the error of who meets a loss; `text` in the place of what is said of it."""
+        """Return the error of a call after a loss; `text` replaces its usual text."""
         failure = self.member.loss()
         self._note_told(failure)
         return raised(msgspec.structs.replace(failure, text=text) if text else failure)
@@ -420,7 +420,7 @@ class Client:
 
     @property
     def all_read_here(self) -> bool:
-        """Whether every server reads this process's memory."""
+        """Whether every server maps this process's memory."""
         view = self.member.view
         return view is not None and self._memory.has_all(one.rank for one in view.servers)
 
@@ -429,13 +429,13 @@ class Client:
         return self._memory.get(server)
 
     def round_of(self, part: Slice, round: int) -> int:
-        """Turn a server's round of a slice into this worker's."""
+        """Convert a server's round of a slice to this worker's count."""
         return round - self._machine.base(part.server, part.id)
 
     def complete(self, slices: Iterable[Slice]) -> int:
-        """Count the pushes of this worker whose rounds are known to be complete, in all slices (parts).
+        """Count the pushes of this worker whose rounds are known to be complete, in all these slices.
 
-        Without rounds, the pushes that are answered: there the server's count is of all workers.
+        Without rounds, the pushes that are answered: the server's count is then of all workers.
         """
         count = self._machine.complete if self._synchronous else self._machine.answered
         return min(count(one.server, one.id) for one in slices)
@@ -443,7 +443,7 @@ class Client:
     # ---------------------------------------------------------------------------------------------------- end
 
     def close(self, lost: bool = False, last: bool = False) -> None:
-        """Leave the job, as one who is `lost`, or the last of its host. A second call does nothing."""
+        """Leave the job, as a `lost` worker, or the last of its host. A second call does nothing."""
         if self.closed or os.getpid() != self._process.pid:
             return
         if not self.failed:
@@ -454,31 +454,31 @@ class Client:
                     log.error("worker %d, as its store is closed: %s", self.rank, error)
             with contextlib.suppress(KVStoreError):
                 self.driver.compare_clocks()
-            self._say(partial(m.Leave, lost=lost, last=last))
+            self._send_to_scheduler(partial(m.Leave, lost=lost, last=last))
         self.driver.closed = True
         if not self._process.keeps(self):
-            self.shut()
+            self.close_sockets()
         else:
             self.driver.close_streams()
 
-    def say_bye(self, lost: bool) -> None:
-        """Tell the scheduler that this process ends; for one store, when all are closed."""
+    def send_bye(self, lost: bool) -> None:
+        """Inform the scheduler that this process ends; for one store, when all are closed."""
         self.driver.closed = False
-        self._say(lambda store: m.Bye(self._process.name, lost))
+        self._send_to_scheduler(lambda store: m.Bye(self._process.name, lost))
         self.driver.closed = True
-        self.shut()
+        self.close_sockets()
 
-    def _say(self, make: Callable[..., Control]) -> None:
-        """Tell the scheduler something; not for long, if it does not listen."""
+    def _send_to_scheduler(self, make: Callable[..., Control]) -> None:
+        """Send a message to the scheduler; wait a limited time for its acknowledgement."""
         operation = PendingOperation()
         name = self._operations.add(operation)
         with contextlib.suppress(KVStoreError):
             self.driver.step(events.SchedulerRequest(name, make(store=0)))
-            patience = max(_FAREWELL, self._process.absence)  # without a farewell it would count as lost
+            patience = max(_FAREWELL, self._process.absence)  # without `Leave` the worker would count as lost
             end = time.monotonic() + min(patience, self.driver.timeout)
             self.driver.wait(lambda: operation.done or time.monotonic() > end, "the scheduler")
 
-    def shut(self) -> None:
+    def close_sockets(self) -> None:
         """Close the sockets."""
         self._sockets.close()
         self._memory.close()

@@ -1,7 +1,7 @@
-"""Which round of a key is whole, where its slices may be a round apart.
+"""The last whole round of a key, where its slices may differ by a round.
 
-They are apart after a loss, which ends rounds wherever they are, and for who reads while the rounds of others
-go on. Rounds are counted as the reading worker counts its pushes.
+Slices differ after a loss, which ends rounds at once, and in reads of a worker that does not take part in the
+rounds of others. Rounds are counted as the reading worker counts its pushes.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-_CALLS = 4  # of each key; servers keep values for less long
+_CALLS = 4  # of each key; servers store values for fewer rounds
 
 
 class PushCalls:
-    """The last calls of this worker that pushed into each key."""
+    """The last calls of this worker that have pushed into each key."""
 
     def __init__(self) -> None:
         self._last: dict[Hashable, deque[dict[Any, int]]] = {}
 
     def note(self, pushes: dict[Any, int]) -> None:
-        """Note a call: how often each of its keys has been pushed, with this time."""
+        """Record a call: the number of pushes into each of its keys, its own included."""
         for key in pushes:
             calls = self._last.get(key)
             if calls is None:
@@ -28,25 +28,25 @@ class PushCalls:
             calls.append(pushes)
 
     def together(self, keys: Sequence[Any]) -> list[Any]:
-        """Return these keys, and all that were pushed in one call with one of them."""
+        """Return these keys, and all that were pushed in the same calls."""
         calls = (call for key in keys for call in self._last.get(key, ()))
         return list(dict.fromkeys([*keys, *(key for call in calls for key in call)]))
 
     def whole(self, key: Hashable, rounds: Mapping[Any, Sequence[int]]) -> int:
         """Return the last round of a key that is whole in all keys of its call.
 
-        `rounds` are the last rounds of the slices of all those keys, as far as their servers are there.
+        `rounds` are the last rounds of the slices of all those keys, on servers that are not lost.
         """
         last = min(rounds[key])
         calls: Sequence[dict[Any, int]] = self._last.get(key) or ()
         for call in reversed(calls):
             if all(min(rounds[one]) >= pushes for one, pushes in call.items() if rounds.get(one)):
-                break  # what is later was pushed by others, when this worker had joined
+                break  # later rounds were pushed by others, after this worker had joined
             last = min(last, call[key] - 1)
         return last
 
 
 def behind(rounds: Sequence[int]) -> list[int]:
-    """Return which of the slices of a key are behind the others."""
+    """Return the indexes of slices with a lower round than others."""
     last = max(rounds, default=0)
     return [at for at, round in enumerate(rounds) if round < last]

@@ -55,7 +55,7 @@ _COMPARING = 0.5  # seconds that they may take
 #: What is not done again after an error: the machine repeats the one, and the other is an operation's error.
 _TOLD_ELSEWHERE = (events.Send, events.SliceReceived)
 #: What comes with each slice, so that who sleeps need not look.
-_ENDS_NO_WAIT = (events.Taken, events.RoundsSeen)
+_ENDS_NO_WAIT = (events.ReadsCopied, events.RoundsSeen)
 _SOON = 0.001  # seconds for the answer to a push that nobody waits for, when the next one comes
 
 
@@ -214,12 +214,12 @@ class MachineDriver:
         self._handlers: dict[type, Callable[[Any], None]] = {
             events.Done: operations.end,
             events.Connect: self._connect,
-            events.Taken: self._go_on,
+            events.ReadsCopied: self._go_on,
             m.Met: self._met,
             events.Failed: self._failed,
             m.View: self._viewed,
             m.Welcome: self._viewed,
-            events.Shrunk: self._warn,
+            events.RoundsShrunk: self._warn,
             events.RoundsSeen: lambda action: self._counters.end_rounds(action.rounds),
         }
 
@@ -332,7 +332,7 @@ class MachineDriver:
         if time.monotonic() - self._ticked >= _TICK:
             self._adopt()
             self._tick()
-            self._process.look_after_others(self)
+            self._process.serve_other_stores(self)
             self._handle(0.0)  # what has been sent may have hidden that something has come
             if not self._is_free():
                 return False
@@ -433,7 +433,7 @@ class MachineDriver:
             return
         self.check_alive()
         if self._tick():
-            self._process.look_after_others(self)
+            self._process.serve_other_stores(self)
         self._handle(0.0 if self._waiters else _TICK)  # their wake may have come before this thread was here
 
     def rest(self, ready: Callable[[], bool]) -> None:
@@ -443,7 +443,7 @@ class MachineDriver:
         if not ready():
             self.check_alive()
             self.glance()
-            self._process.look_after_others(self)
+            self._process.serve_other_stores(self)
 
     def wake(self) -> None:
         """Have the thread that serves, or rests, look whether it is ready; quick calls wait no more."""
@@ -569,7 +569,7 @@ class MachineDriver:
     def _drive(self) -> None:
         """Wait a little for messages, and handle them."""
         if self._tick():
-            self._process.look_after_others(self)
+            self._process.serve_other_stores(self)
         if self._counters.timed and (oldest := self._machine.oldest()) is not None:
             server, slice_, round_ = oldest
             self._counters.enter(WAITING, slice_, round_, 0, -1 - server)
@@ -613,7 +613,7 @@ class MachineDriver:
                 came = now if left != before else came
                 if now > latest or now - came >= patience:
                     break
-                self._process.look_after_others(self)
+                self._process.serve_other_stores(self)
             try:
                 done = call.complete(self._machine)
             except BaseException as error:
@@ -655,7 +655,7 @@ class MachineDriver:
                 other = now < end and call.own_left and not self._waiters
                 over = bool(is_late or other or stopped is not None) and bool(call.own_left)
                 if not over:
-                    self._process.look_after_others(self)
+                    self._process.serve_other_stores(self)
             self._quick = self._whole(partial(last.settle, self._machine))
             settled = True
         finally:
@@ -688,7 +688,7 @@ class MachineDriver:
 
     def _handle(self, timeout: float) -> None:
         for peer, message in self._sockets.receive(timeout):
-            self._clocks.hear(message)
+            self._clocks.read(message)
             if type(message) is m.Attached:
                 self._memory.open(peer, message.memory)
                 self._sockets.open_stream(peer, message.stream)  # type: ignore[arg-type]
@@ -736,7 +736,7 @@ class MachineDriver:
         if type(action) is events.Send:
             self._sockets.send(action.peer, action.message)
         elif type(action) is events.SliceReceived:
-            retry = self._operations.take(action)
+            retry = self._operations.write_value(action)
             if retry is not None:
                 self._retry(retry)
         else:
@@ -744,7 +744,7 @@ class MachineDriver:
             if handler is not None:
                 handler(action)
             if self._waits.are_several() and type(action) not in _ENDS_NO_WAIT:
-                self._waits.tell()
+                self._waits.wake_all()
 
     def _retry(self, retry: events.RetrySlice) -> None:
         """Ask for a value once more; the operation is not done yet."""
@@ -754,7 +754,7 @@ class MachineDriver:
         # Before pushes that the answer has let go: the server may write the value anew with them.
         self._actions.extendleft(reversed(self._stepped(retry, time.monotonic())))
 
-    def _go_on(self, taken: events.Taken) -> None:
+    def _go_on(self, taken: events.ReadsCopied) -> None:
         """Send what has waited until values were copied."""
         self._actions.extend(self._stepped(taken, time.monotonic()))
 
@@ -775,7 +775,7 @@ class MachineDriver:
         if action.failure.role == "scheduler":
             self._process.without_scheduler = action.failure
 
-    def _warn(self, action: events.Shrunk) -> None:
+    def _warn(self, action: events.RoundsShrunk) -> None:
         log.warning(
             "worker %d has ended, or closed its store, without join(): sums go on without it. The last round "
             "that it was in was number %d of %s. A worker that has no more batches calls store.join()",

@@ -1,7 +1,7 @@
-"""Arrays on GPUs in a store on servers: summed where they lie, brought to the host to be sent, and back.
+"""Arrays on GPUs in a store on servers: summed on the GPU, copied to the host to be sent, and back.
 
-Work goes to the caller's streams. The host waits for a sum that goes down, since it is sent from there; what
-comes up is copied on the stream that was the caller's at the call.
+Work is queued on the caller's streams. The host waits for a sum that is copied to it, because it sends it;
+received values are copied on the stream that was the caller's at the call.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class GpuTransfer:
         #: A store of this process alone: it sums the values of one push.
         self._sums: DeviceBackend | None = None
 
-    # ---------------------------------------------------------------------------------------------- down
+    # ------------------------------------------------------------------------------------ device to host
 
     def fetched(self, value: Any, what: str) -> Array:
         """Copy one array to the host, and wait until it is there."""
         return fetched(self._driver, value, what)
 
     def total(self, key: DistKey, values: list[Any]) -> Array:
-        """Sum values where they lie, and bring the sum to the host."""
+        """Sum values on their device, and copy the sum to the host."""
         what = f"value of key {key.key!r}"
         arrays.check_all_on_devices(values, key.key)
         if len(values) == 1:
@@ -51,23 +51,23 @@ class GpuTransfer:
         self._sums.push([(key.key, values)])
         return np.array(self._sums.fetch(key.key))
 
-    # ------------------------------------------------------------------------------------------------ up
+    # ------------------------------------------------------------------------------------ host to device
 
     def target(self, key: DistKey, out: Any) -> Callable[[Array], None]:
-        """Check an out; return what copies a host array to it, on the stream that is the caller's now."""
+        """Check an out; return a function that copies a host array to it, on the caller's present stream."""
         return partial(self._send, target(key, out, Streams([out])))
 
     def _send(self, out: Target, value: Array) -> None:
         view, stream, _ = out
         content = value if value.dtype == view.dtype else value.astype(view.dtype)
-        # The host's memory is used again.
+        # `put` must wait, because the host's memory is used again.
         wait = partial(self._driver.synchronize, stream.handle, view.device)
         put(self._driver, content.ctypes.data, out, wait)
 
     # ---------------------------------------------------------------------------------------------- both
 
     def close(self) -> None:
-        """Give the GPUs' memory back."""
+        """Release the memory of the GPUs."""
         sums, self._sums = self._sums, None
         if sums is not None:
             sums.close()

@@ -1,4 +1,4 @@
-"""What brings arrays of GPUs to the host and back: made, and its modules loaded, when the first one comes."""
+"""Creates the transfer of GPU arrays, and loads its modules, when the first such array is used."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class GpuOnDemand:
         self._transfer: GpuTransfer | None = None
 
     def get(self) -> GpuTransfer:
-        """Return it; the first call makes it."""
+        """Return the transfer, which the first call creates."""
         if self._transfer is None:
             from .gpu import GpuTransfer
 
@@ -26,7 +26,7 @@ class GpuOnDemand:
         return self._transfer
 
     def close(self) -> None:
-        """Give the GPUs' memory back."""
+        """Release the memory of the GPUs."""
         transfer, self._transfer = self._transfer, None
         if transfer is not None:
             transfer.close()

@@ -1,4 +1,4 @@
-"""Keys and their first values: brought to the servers by one worker, waited for by the others."""
+"""Keys and their first values: one worker writes them to the servers, the other workers wait for them."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from .request_builder import PushHeader, slice_requests
 
 
 class InitialValues:
-    """Has keys placed on servers, and writes their values there."""
+    """Requests the placement of keys on servers, and writes their values."""
 
     def __init__(self, pushes: Pushes, pulls: Pulls) -> None:
         self._client, self._keys, self._slices = pushes.client, pushes.keys, pushes.slices
         self._optimizer, self._gpus, self._pulls = pushes.optimizer, pushes.gpus, pulls
 
     def init(self, groups: list[Group]) -> None:
-        """Take the values of the lowest rank, and wait until all servers have them."""
+        """Use the values of the lowest rank, and wait until all servers have them."""
         new = [(key, self._first_value(key, values)) for key, values in groups if values]
         self._client.check_writing()
         while missing := [(key, value) for key, value in new if not self._is_here(key, value)]:
             if self._client.member.is_initializer():
-                self._create(missing)
+                self._create_keys(missing)
             else:
                 self._keys.wait_for(tuple(key for key, _ in missing))
         self._keys.initialised.update(key for key, _ in new)
@@ -49,7 +49,9 @@ class InitialValues:
         there = {found.key for found, _ in known}
         self.init([(key, values) for key, values in groups if key not in there])
         self._client.check_writing()
-        self._client.perform([r for key, value in known for r in self._written(key, value)], "new values")
+        self._client.perform(
+            [r for key, value in known for r in self._write_requests(key, value)], "new values"
+        )
         self._keys.initialised.update(there)
 
     def _first_value(self, key: Key, values: list[Any]) -> Array | RowSparseArray:
@@ -60,7 +62,7 @@ class InitialValues:
         return first_value(key, values, taken)
 
     def _is_here(self, key: Key, value: Array | RowSparseArray) -> bool:
-        """Whether a key has its value on the servers; it must be the same kind of key then."""
+        """Return whether a key has its value on the servers; raise if it is another kind of key."""
         known = self._keys.get(key)
         if known is None:
             return False
@@ -70,50 +72,50 @@ class InitialValues:
     def _check_same(self, key: DistKey, value: Array | RowSparseArray) -> None:
         check_same(key, key.sparse, value, "in this job", self._client.rank)
 
-    def _create(self, new: list[tuple[Key, Array | RowSparseArray]]) -> None:
-        """Have keys placed, each on one server if the rule wants that, and bring their values there."""
+    def _create_keys(self, new: list[tuple[Key, Array | RowSparseArray]]) -> None:
+        """Request the placement of keys, each on one server if the rule needs it, and write their values."""
         whole = self._optimizer.wants_whole_keys
         specs = tuple(spec_of(key, value, whole) for key, value in new)
         try:
             entries = self._client.request(partial(m.CreateKeys, keys=specs), "the placement of keys").entries
             made = [DistKey(entry) for entry in entries]
-            self._fill(made, dict(new))
+            self._write_first_values(made, dict(new))
         except (KVStoreError, MemoryError) as error:
             self._tell_others(tuple(key for key, _ in new), error)
             raise
         self._keys.add(made)
 
-    def _fill(self, made: list[DistKey], values: dict[Key, Array | RowSparseArray]) -> None:
+    def _write_first_values(self, made: list[DistKey], values: dict[Key, Array | RowSparseArray]) -> None:
         for key in made:
             self._check_same(key, values[key.key])
-        # ASSIGN: an initializer that died on the way may have left some of the values.
+        # ASSIGN: an initializer that was lost may have written some of the values.
         fresh = [key for key in made if not key.entry.ready]
-        requests = [request for key in fresh for request in self._written(key, values[key.key])]
+        requests = [request for key in fresh for request in self._write_requests(key, values[key.key])]
         self._client.perform(requests, "the first values of keys")
         if fresh:
             keys = tuple(key.key for key in fresh)
             self._client.request(partial(m.Ready, keys=keys), "the first values of keys")
 
     def _tell_others(self, keys: tuple[Key, ...], error: Exception) -> None:
-        """Have workers that wait for first values raise what this one does; of a loss all know anyway."""
+        """Have workers that wait for first values raise this error; a loss they know anyway."""
         name = type(error).__name__ if isinstance(error, KVStoreError) else KVStoreError.__name__
         rank, why = self._client.rank, str(error) or "it has too little memory"
-        text = f"worker {rank} cannot store the first value of {_named(keys)}: {why}"
+        text = f"worker {rank} cannot store the first value of {_key_text(keys)}: {why}"
         with suppress(KVStoreError):
             drop = partial(m.Drop, keys=keys, error=m.Failure(name, text))
             self._client.request(drop, "an init that has failed")
 
-    def _written(self, key: DistKey, value: Array | RowSparseArray) -> Iterable[Request]:
+    def _write_requests(self, key: DistKey, value: Array | RowSparseArray) -> Iterable[Request]:
         head = PushHeader(Kind.ASSIGN)
         if isinstance(value, RowSparseArray):
             return self._slices.rows(key, [value], head)
         return self._slices.dense(key, [value], head, None)
 
     def make_whole(self, optimizer: Optimizer) -> None:
-        """Have each key on one server whose update needs all of it; all workers set this optimizer.
+        """Move each key to one server if its update needs all of it; all workers set this optimizer.
 
-        The lowest rank brings the values there. Workers that have not come to this yet read where the keys
-        were.
+        The lowest rank writes the values there. Workers that have not reached this call yet read the keys in
+        their old slices.
         """
         self._client.settle()
         keys = self._keys.all()
@@ -129,34 +131,36 @@ class InitialValues:
             DistKey(entry) for entry in self._client.request(partial(m.CreateKeys, keys=specs), what).entries
         ]
         if coming := [key for key in made if not key.entry.ready]:
-            self._move(coming)
+            self._move_keys(coming)
         self._keys.add(made)
 
-    def _move(self, keys: list[DistKey]) -> None:
-        """Bring values of keys to their new places, or say to the workers that wait why they stay."""
+    def _move_keys(self, keys: list[DistKey]) -> None:
+        """Write values of keys to their new slices, or report to waiting workers why they stay."""
         names = tuple(key.key for key in keys)
         try:
-            values = self._taken_away(list(names))
-            requests = [r for key, value in zip(keys, values, strict=True) for r in self._written(key, value)]
+            values = self._read_and_seal(list(names))
+            requests = [
+                r for key, value in zip(keys, values, strict=True) for r in self._write_requests(key, value)
+            ]
             self._client.perform(requests, "values of keys that move to one server")
         except KVStoreError as error:
             failure = m.Failure(type(error).__name__, f"worker {self._client.rank} cannot move keys: {error}")
             with suppress(KVStoreError):
-                self._ask_old(names, Kind.UNSEAL)
+                self._request_old_slices(names, Kind.UNSEAL)
                 self._client.request(partial(m.Ready, keys=names, error=failure), "keys to stay")
             raise
         self._client.request(partial(m.Ready, keys=names), "keys to be moved to one server")
 
-    def _taken_away(self, names: list[Key]) -> list[Array | RowSparseArray]:
-        """Read keys after the rounds that this worker has pushed into; then they take no pushes any more."""
-        self._pulls.fetch_all(names)  # the rounds are complete then
-        self._ask_old(names, Kind.SEAL)
+    def _read_and_seal(self, names: list[Key]) -> list[Array | RowSparseArray]:
+        """Read keys after the rounds that this worker has pushed into, and seal them against pushes."""
+        self._pulls.fetch_all(names)  # the rounds are then complete
+        self._request_old_slices(names, Kind.SEAL)
         return self._pulls.fetch_all(names)
 
-    def _ask_old(self, names: Sequence[Key], kind: Kind) -> None:
+    def _request_old_slices(self, names: Sequence[Key], kind: Kind) -> None:
         keys = [self._keys.find_or_raise(name) for name in names]
         self._client.perform([r for key in keys for r in slice_requests(key, kind)], "keys to be moved")
 
 
-def _named(keys: tuple[Key, ...]) -> str:
+def _key_text(keys: tuple[Key, ...]) -> str:
     return f"key {keys[0]!r}" if len(keys) == 1 else f"{len(keys)} keys"

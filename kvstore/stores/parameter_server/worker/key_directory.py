@@ -20,7 +20,7 @@ from .client import Client
 
 
 class DistKey:
-    """A key: what it is, where its slices lie, and how often this worker has pushed into it."""
+    """A key: its type and shape, its slices, and the number of this worker's pushes into it."""
 
     __slots__ = (
         "dtype", "entry", "key", "like", "line", "number", "parts", "pushes", "row_size", "shape", "sparse"
@@ -32,7 +32,7 @@ class DistKey:
         self.number = entry.number
         self.shape, self.dtype, self.sparse = tuple(spec.shape), dtype_named(spec.dtype), spec.sparse
         self.parts = entry.slices
-        #: An array of the key's shape and type that takes no memory.
+        #: An array of the key's shape and type that uses no memory.
         self.like: Array = template(self.shape, self.dtype)
         #: Elements of a row.
         self.row_size = math.prod(self.shape[1:])
@@ -52,12 +52,12 @@ class DistKey:
 
     @property
     def takes_rows(self) -> bool:
-        """Whether rows can be pushed to a dense key."""
+        """Whether rows can be pushed to this dense key."""
         return bool(self.shape) and self.size > 0
 
     @property
     def order(self) -> int:
-        """Place among the keys of a call: int keys ascend, str keys follow the order of their init."""
+        """Position among the keys of a call: int keys ascend, str keys follow the order of their init."""
         return self.key if isinstance(self.key, int) else self.number
 
     @property
@@ -71,7 +71,7 @@ class DistKey:
 
 
 class KeyDirectory:
-    """All keys that this worker has met, or all side keys; it asks the scheduler for others."""
+    """All keys that this worker knows, or all side keys; it asks the scheduler for others."""
 
     def __init__(self, client: Client, sides: bool = False) -> None:
         self._client, self._sides = client, sides
@@ -79,15 +79,15 @@ class KeyDirectory:
         self.known: dict[Key, DistKey] = {}
         #: Keys that this worker has initialised.
         self.initialised: set[Key] = set()
-        #: Counts how often keys have come, gone, or changed their places.
+        #: Counts the changes: keys that are new, dropped, or moved.
         self.changes = 0
 
     def get(self, key: Key) -> DistKey | None:
-        """Return a key that is known here."""
+        """Return a key that this worker knows, or None."""
         return self.known.get(key)
 
     def find(self, key: Key) -> DistKey | None:
-        """Return a key, also one that other workers have made; None if there is none."""
+        """Return a key, also one that another worker has created; None if there is none."""
         known = self.known.get(key)
         if known is None:
             self.check_kind(key)
@@ -97,27 +97,27 @@ class KeyDirectory:
         return known
 
     def find_or_raise(self, key: Key) -> DistKey:
-        """Return a key, also one that other workers have made."""
+        """Return a key, also one that another worker has created; KeyNotFoundError if there is none."""
         found = self.known.get(key) or self.find(key)
         if found is None:
             raise KeyNotFoundError(f"key {key!r} is not initialised; call init or broadcast with it first")
         return found
 
     def in_order(self, groups: list[Group]) -> list[tuple[DistKey, list[Any]]]:
-        """Find keys; int keys ascend, str keys follow the order of their init, as updates do."""
+        """Return keys in order: int keys ascend, str keys follow the order of their init, as updates do."""
         pairs = [(self.find_or_raise(key), arrays) for key, arrays in groups]
         if len(pairs) > 1:
             pairs.sort(key=lambda pair: pair[0].order)
         return pairs
 
     def all(self) -> list[DistKey]:
-        """All keys of the store that are ready, in the order of their init."""
+        """Return all keys of the store that are ready, in the order of their init."""
         answer = self._client.request(partial(m.Lookup, keys=(), wait=False), "the list of keys")
         self.learn(answer.entries)
         return list(self)
 
     def wait_for(self, keys: tuple[Key, ...]) -> None:
-        """Wait until keys are there; in vain, if this worker comes to be the one that makes them."""
+        """Wait until keys are ready, or this worker becomes the initializer."""
         what = f"the init of {keys[0]!r}" if len(keys) == 1 else f"the init of {len(keys)} keys"
         lookup = partial(m.Lookup, keys=keys)
         answer = self._client.request_or_none(lookup, what, until=self._client.member.is_initializer)
@@ -125,20 +125,20 @@ class KeyDirectory:
             self.learn(answer.entries)
 
     def homes(self) -> dict[int, DistKey]:
-        """Key of each slice."""
+        """Return the key of each slice."""
         return {part.id: key for key in self for part in key.parts}
 
     def names(self) -> dict[int, str]:
-        """Name of the key of each slice; of a key that is cut, with the number of the part."""
+        """Return a name for each slice: its key, with the number of the part if the key is divided."""
         return {id_: name for key in self for id_, name in key.entry.names()}
 
     def name_of(self, slice_: int) -> str:
-        """Say for an error which key a slice is of."""
+        """Return the key of a slice, for an error."""
         key = self.homes().get(slice_)
         return "a key" if key is None else f"key {key.key!r}"
 
     def learn(self, entries: Iterable[KeyEntry]) -> None:
-        """Take over keys from the scheduler; known ones stay."""
+        """Add keys from the scheduler; known ones stay."""
         self.add(DistKey(entry) for entry in entries if self._is_new(entry))
 
     def _is_new(self, entry: KeyEntry) -> bool:
@@ -148,13 +148,13 @@ class KeyDirectory:
         return known is None or known.parts != entry.slices
 
     def add(self, keys: Iterable[DistKey]) -> None:
-        """Take over keys that are new, or in other places now."""
+        """Add keys that are new, or have moved."""
         for key in keys:
             self.changes += 1
             self.known[key.key] = key
 
     def check_kind(self, key: Key) -> None:
-        """Raise KeyKindError if a key cannot travel, or the store's keys are of the other kind."""
+        """Raise KeyKindError if a key cannot be sent, or the store's keys are of the other kind."""
         if isinstance(key, str):
             _check_text(key)
         for other in self.known:
@@ -174,7 +174,7 @@ def _check_text(key: str) -> None:
         raise KeyKindError(f"key {key!r} cannot be sent: it has a lone surrogate") from None
     if size > m.KEY_BYTES:
         raise KeyKindError(
-            f"key {key[:40]!r}... has {size} bytes as UTF-8; stores on servers take up to {m.KEY_BYTES}"
+            f"key {key[:40]!r}... has {size} bytes as UTF-8; stores on servers accept up to {m.KEY_BYTES}"
         )
 
 

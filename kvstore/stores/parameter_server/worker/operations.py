@@ -1,4 +1,4 @@
-"""The operations of one store that are under way: what was asked, what came, and what became of each."""
+"""The operations of one store that are in progress: their requests, replies and results."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from ....observe.native._observe import Counters
 from ..protocol.events import Done, RetrySlice, SliceReceived, SliceRequest
 from ..protocol.messages import Answer, Failure, PayloadLocation, Record
 
-#: Takes in the value of one slice: ``take(part, record, frames)``; False asks for it once more, in a frame.
+#: Writes the value of one slice: ``take(part, record, frames)``; False: request it again, in a frame.
 Take = Callable[[Any, Record, Sequence[Any]], bool]
-#: Ends an operation that was begun.
+#: Waits for the end of an operation that was begun.
 Finish = Callable[[], None]
 
 
 class Request(NamedTuple):
-    """What is wanted of one slice."""
+    """A request about one slice."""
 
     server: int
     record: Record
     payload: tuple[Any, ...]
     take: Take | None
-    #: The caller's name for the slice, which `take` gets.
+    #: The caller's name for the slice, which is passed to `take`.
     part: Any
-    #: Bytes of value that the answer may have.
+    #: The most bytes of value in the reply.
     back: int = 0
 
 
 class PendingOperation:
-    """Requests under way."""
+    """Requests in progress."""
 
     __slots__ = ("answer", "done", "error", "requests", "rounds")
 
     def __init__(self, requests: Sequence[Request] = ()) -> None:
         self.requests = requests
-        #: Of the values that came, by request, as the servers count.
+        #: The rounds of received values, by index of the request, as the servers count.
         self.rounds: dict[int, int] = {}
         self.done = False
         self.error: Failure | None = None
@@ -46,38 +46,38 @@ class PendingOperation:
 
 
 class OperationTable:
-    """Operations by the name under which the machine knows them."""
+    """Operations by the names that the machine uses."""
 
     def __init__(self) -> None:
         self.open: dict[Hashable, PendingOperation] = {}
         self._names = itertools.count()
-        #: For these nobody waits.
+        #: Operations that no caller waits for.
         self.released: set[PendingOperation] = set()
-        #: What became of one of them, until somebody is told.
+        #: The failure of one of them, until it is reported to the caller.
         self.failed: Failure | None = None
         self.counters = Counters("", "", 0, 0, shown=False)
 
     def add(self, operation: PendingOperation) -> int:
-        """Give an operation its name."""
+        """Add an operation; return its name."""
         name = next(self._names)
         self.open[name] = operation
         return name
 
     def names(self, operation: PendingOperation | None) -> list[Hashable]:
-        """Return the name of an operation, if it is open."""
+        """Return the name of an operation, as a list; empty if it is not open."""
         return [name for name, one in self.open.items() if one is operation]
 
     def release(self, operation: PendingOperation) -> None:
-        """Wait no longer for an operation; `failed` has its error some time."""
+        """Let no caller wait for an operation; `failed` will have its error."""
         if operation.done:
             self.failed = self.failed or operation.error
         else:
             self.released.add(operation)
 
-    def take(self, action: SliceReceived) -> RetrySlice | None:
-        """Write a value where it belongs; or ask for it once more."""
+    def write_value(self, action: SliceReceived) -> RetrySlice | None:
+        """Write a value to its destination; or return a request to send it again."""
         operation = self.open.get(action.op)
-        if operation is None:  # given up
+        if operation is None:  # cancelled
             return None
         request = operation.requests[action.index]
         operation.rounds[action.index] = action.record.round
@@ -93,9 +93,9 @@ class OperationTable:
                     "ProtocolError", f"server {request.server} sent an invalid value: {error}"
                 )
                 return None
-            good = False  # its memory is gone with it, or there is no room to map it: a frame will do
-        except Exception as error:  # raised to who is at the sockets: it may be another operation's thread
-            text = f"was not taken in: {type(error).__name__}: {error}"
+            good = False  # the server has ended, or its memory cannot be mapped: request a frame
+        except Exception as error:  # raised in the thread at the sockets, which may be another operation's
+            text = f"could not be written: {type(error).__name__}: {error}"
             operation.error = Failure("KVStoreError", f"a value of server {request.server} {text}")
             raise
         finally:
@@ -107,7 +107,7 @@ class OperationTable:
         return RetrySlice(action.op, action.index, part)
 
     def end(self, action: Done) -> None:
-        """Note that an operation is done."""
+        """Record that an operation is done."""
         operation = self.open.pop(action.op, None)
         if operation is not None:
             operation.error = operation.error or action.error

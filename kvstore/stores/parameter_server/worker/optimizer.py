@@ -1,7 +1,7 @@
-"""The optimizer that all workers of a store on servers have in common, as one of them sees it.
+"""The optimizer that all workers of a store on servers share, as one worker sees it.
 
-Servers update. A worker keeps the optimizer's settings, to change them and to write them to files; the time
-of a schedule travels with each push, so that no server has to know what the others have done.
+Servers update. A worker has the optimizer's settings, to change them and to write them to files; the time of
+a schedule is sent with each push, so that no server has to know what other workers have pushed.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ if TYPE_CHECKING:
 class WorkerOptimizer:
     """Optimizer and settings of one worker's store.
 
-    A change has a place: the number of calls, before it, in which all workers take part.
+    A change has a place: the number of earlier calls of all workers together.
     """
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self.updater: Updater | None = None
-        #: The newest settings that this worker knows; it goes with every push.
+        #: The newest settings that this worker knows, sent with every push.
         self.version = 0
-        #: What it has pushed since the optimizer was set.
+        #: The pushes since the optimizer was set.
         self.clock = UpdateClock()
-        #: How many optimizers this worker has set; None counts.
+        #: The number of optimizers that this worker has set, None included.
         self.ordinal = 0
-        self._text = ""  # describes that of `updater`
+        self._text = ""  # the description of `updater`
         self._keeps_states = False
 
     @property
     def wants_whole_keys(self) -> bool:
-        """Whether the rule must see whole tensors."""
+        """Whether the rule needs whole tensors."""
         return self.updater is not None and needs_whole_keys(self.updater.optimizer)
 
     def install(self, optimizer: Optimizer, place: int) -> None:
-        """Have the servers update, with fresh states; the first of equals does, and others change nothing."""
+        """Have the servers update, with fresh states; equal calls of other workers change nothing."""
         answer = self._ask(OPTIMIZER, _described(optimizer), self.ordinal + 1, place)
         self.ordinal += 1
         self._adopt(answer, optimizer)
         self.clock = UpdateClock(optimizer.begin_num_update, epoch=answer.epoch)
 
     def unset(self, place: int) -> None:
-        """Go back to plain sums."""
+        """Return to plain sums."""
         answer = self._ask(NONE, "", self.ordinal + 1, place)
         self.ordinal += 1
         self.learn(answer.version)
@@ -68,7 +68,7 @@ class WorkerOptimizer:
     def change(self, change: Callable[[Optimizer], None], names: Iterable[str], place: int) -> None:
         """Change settings, from this worker's next push of each key on.
 
-        Once there are states, their form cannot change.
+        Once there are states, their structure cannot change.
         """
         own = self._copy()
         change(own)
@@ -81,18 +81,18 @@ class WorkerOptimizer:
         return own
 
     def keep_states(self, place: int) -> None:
-        """Have the servers keep states for one more round, from this worker's next push of each key on."""
+        """Have the servers store states for one more round, from this worker's next push of each key on."""
         if self._keeps_states or self.updater is None:
             return
         self.learn(self._ask(STEPS, "", self.ordinal, place).version)
         self._keeps_states = True
 
     def learn(self, version: int) -> None:
-        """Note that there are settings; they hold from this worker's next push of each key on."""
+        """Record a version of the settings, which holds from this worker's next push of each key on."""
         self.version = max(self.version, version)
 
     def learn_all(self, newest: m.Answer) -> None:
-        """Note the settings that all workers have come to at a barrier."""
+        """Record the settings that all workers agree on at a barrier."""
         self.learn(newest.version)
         if newest.count == self.ordinal and newest.text:
             self._use(newest.text)
@@ -109,7 +109,7 @@ class WorkerOptimizer:
             raise ConfigError(conflict(theirs, rank, text, self._client.rank)) from error
 
     def _adopt(self, answer: m.Answer, optimizer: Optimizer) -> None:
-        """Keep the settings that hold for all: another worker may have changed more than this one has."""
+        """Use the settings that hold for all: another worker may have changed more than this worker."""
         self._use(answer.text or _described(optimizer))
         self.learn(answer.version)
 
@@ -120,7 +120,7 @@ class WorkerOptimizer:
             self._text = text
 
     def joined(self, found: CollectStates) -> Updater:
-        """Put states that have come from the servers together, as a store of one process has them."""
+        """Join the states from the servers, in the form of a store of one process."""
         assert self.updater is not None
         entries = [key.entry for key in found.keys]
         return join_states(entries, found.found, self.updater.optimizer)
@@ -128,7 +128,7 @@ class WorkerOptimizer:
     def adopt(
         self, content: Content, keys: Sequence[DistKey], key_templates: Mapping[Key, Array], place: int
     ) -> dict[int, bytes]:
-        """Agree on settings and update counts of a file with the servers; return the states of all slices."""
+        """Set settings and update counts of a file on the servers; return the states of all slices."""
         assert self.updater is not None
         loaded = Updater(self._copy())
         loaded.adopt(content, key_templates)
@@ -152,6 +152,6 @@ def _described(optimizer: Optimizer) -> str:
         return text_of(optimizer)
     except ConfigError as error:
         raise ConfigError(
-            f"{type(optimizer).__name__} cannot travel to the servers: {error}; register its class with "
+            f"{type(optimizer).__name__} cannot be sent to servers: {error}; register its class with "
             "kvstore.optimizer.register, and import it there (`kvstore run --import MODULE`)"
         ) from error

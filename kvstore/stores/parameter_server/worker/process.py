@@ -1,4 +1,4 @@
-"""What all stores of one worker process have in common: its name, its sign of life, its farewell."""
+"""The common part of all stores of one worker process: its name, its heartbeats, its end."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from ....settings.parameter_server import ps_config
 from ....settings.roles import Roles
 from ....source_tree import package_version
 from ..protocol import messages as m
-from ..transport.heartbeats import HeartbeatResponder
+from ..transport.heartbeat_echoes import HeartbeatResponder
 from .state_machine.options import WorkerOptions
 
 if TYPE_CHECKING:
     from .client import Client
     from .driver import MachineDriver
 
-_MOST_BATCH = 1 << 29  # bytes of payloads: a message of a stream has at most 1 GB, heads and records included
+_MOST_BATCH = 1 << 29  # bytes of payloads: a message of a stream has at most 1 GB, with heads and records
 
 
 class WorkerProcess:
-    """A worker process of one job: this one."""
+    """The worker process of one job."""
 
     def __init__(self, found: Roles) -> None:
         self.roles, self.pid = found, os.getpid()
@@ -39,17 +39,17 @@ class WorkerProcess:
         self._incarnation = secrets.randbits(63)
         self._ordinals: dict[str, itertools.count[int]] = defaultdict(itertools.count)
         self._open: list[Client] = []
-        self._last: Client | None = None  # closed, and kept for the farewell
+        self._last: Client | None = None  # closed, but its sockets are open for `Bye`
         self._heartbeats: HeartbeatResponder | None = None
-        #: Where the scheduler's echo is, as soon as a store knows.
+        #: The address of the scheduler's echo, once a store knows it.
         self.echo = ""
-        #: Seconds that the scheduler may be away, as it has said.
+        #: Seconds that the scheduler may be absent, as in its `Met`.
         self.absence = 0.0
-        #: What the first store says that finds the scheduler lost.
+        #: The failure of the first store that finds the scheduler lost.
         self.without_scheduler: m.Failure | None = None
 
     def hello(self, group: str, options: dict[str, Any], host: str) -> m.Hello:
-        """Introduce the next store of a group; with a host, where hosts are to push."""
+        """Return the hello of the next store of a group; with a host, where hosts push."""
         return m.Hello(
             "worker",
             self.roles.rank,
@@ -65,10 +65,10 @@ class WorkerProcess:
         )
 
     def worker_options(self, credit: int, slice_bytes: int, synchronous: bool) -> WorkerOptions:
-        """Say how patient a worker's machine is to be."""
+        """Return the options of a worker's machine."""
         config = self.config
         control_resend = min(1.0, config.dead_after / 4)
-        # Before this process has met the scheduler only the store's own deadline counts, which comes first.
+        # Before this process has met the scheduler, only the store's own deadline counts, which is shorter.
         start = threading.TIMEOUT_MAX if self._heartbeats is None else config.dead_after
         echoes = bool(self.echo)
         return WorkerOptions(
@@ -77,18 +77,18 @@ class WorkerProcess:
         )  # fmt: skip
 
     def place(self, rank: int, size: int) -> tuple[int, int]:
-        """Rank and size on this machine, as far as the launcher tells."""
+        """Return rank and size on this machine, as far as the launcher gives them."""
         found = launchers.detect({**process_variables(), "KVSTORE_JOB": self.roles.job or "job"})
         return (rank, size) if found.launcher == "none" else (found.local_rank, found.local_size)
 
     def met(self, met: m.Met) -> None:
-        """Give signs of life to the scheduler, which knows this process now."""
+        """Echo heartbeats of the scheduler, which knows this process now."""
         self.echo, self.absence = met.echo, met.absence
         if self._heartbeats is None:
             self._heartbeats = HeartbeatResponder(met.pulse, self.name, self.roles.keys, self.roles.job)
 
     def check_fork(self) -> None:
-        """Raise in a fork of this process, which has this one's rank and so no place in the job."""
+        """Raise in a fork of this process, which has the same rank and so no place in the job."""
         if self._heartbeats is not None and self.roles.rank >= 0:
             raise KVStoreError(
                 f"this process is a fork of worker {self.roles.rank} (process {self.pid}), and a rank is for "
@@ -96,39 +96,39 @@ class WorkerProcess:
             )
 
     def opened(self, client: Client) -> None:
-        """Note a store that has its place in the job."""
+        """Add a store that is a member of the job."""
         self._open.append(client)
 
-    def look_after_others(self, waiting: MachineDriver) -> None:
-        """Handle what has come for all stores but one, whose caller waits."""
+    def serve_other_stores(self, waiting: MachineDriver) -> None:
+        """Handle messages of all stores, except of the store with the waiting caller."""
         for client in list(self._open):
             if client.driver is not waiting:
                 client.driver.glance()
 
     def keeps(self, client: Client) -> bool:
-        """Note a store that is closed; True: its link to the scheduler is kept for the farewell."""
+        """Remove a store that is closed; True: its sockets stay open for `Bye`."""
         if client in self._open:
             self._open.remove(client)
         if client.failed:
             return False
         if self._last is not None:
-            self._last.shut()
+            self._last.close_sockets()
         self._last = client
         return True
 
     def end(self, failed: bool) -> None:
-        """Leave all stores; as one who is lost if the process has failed, so that the others notice."""
+        """Leave all stores; as a lost process if it has failed, so that the other processes notice."""
         for client in list(self._open):
             client.close(lost=failed)
         if self._last is not None:
-            self._last.say_bye(lost=failed)
+            self._last.send_bye(lost=failed)
         heartbeats, self._heartbeats = self._heartbeats, None
         if heartbeats is not None:
             heartbeats.close()
 
 
 def worker_roles() -> Roles:
-    """Find the part of this process; ConfigError unless it is a worker of a job with servers."""
+    """Return the role of this process; ConfigError unless it is a worker of a job with servers."""
     found = roles.find()
     if found is None:
         raise ConfigError(
@@ -141,7 +141,7 @@ def worker_roles() -> Roles:
 
 
 def this_process(found: Roles) -> WorkerProcess:
-    """Return what stands for this process in its job."""
+    """Return the `WorkerProcess` of this process in its job."""
     key = (found.job, found.scheduler)
     known = _processes.get(key)
     if known is not None and known.pid == os.getppid():

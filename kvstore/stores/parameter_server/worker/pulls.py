@@ -1,4 +1,4 @@
-"""What one worker reads: arrays of the caller are checked, filled as slices come in, and delivered to."""
+"""The reads of one worker: its arrays are checked, filled while slices arrive, and converted at the end."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ log = logging.getLogger("kvstore.dist")
 
 
 class Pulls:
-    """Asks for values, and has them written where they belong.
+    """Reads values, and has them written to their destinations.
 
-    `reads` are those of a worker that is not in step with the rounds; None where there are none.
+    `reads` are those of a worker that does not take part in rounds; None where there are no rounds.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Pulls:
         self._warned: set[Key] = set()
 
     def start(self, groups: list[Group], ignore_sparse: bool, priority: int = 0) -> Finish:
-        """Ask for the values after what was pushed so far; what is left to do is to receive."""
+        """Request the values after all earlier pushes; the returned function receives them."""
         later = Later()
         wanted: list[tuple[DistKey, list[Array]]] = []
         requests: list[Request] = []
@@ -72,7 +72,7 @@ class Pulls:
     def start_rows(
         self, wanted: list[tuple[Key, list[tuple[RowSparseArray, Any]]]], priority: int = 0
     ) -> Finish:
-        """Ask for rows; what is left to do is to receive them."""
+        """Request rows; the returned function receives them."""
         asked: list[tuple[DistKey, CollectRows]] = []
         for name, pairs in wanted:
             key = self._keys.find_or_raise(name)
@@ -97,7 +97,7 @@ class Pulls:
     def _read_rows(
         self, requests: list[Request], expected: list[tuple[int, ExpectedRows]], priority: int, later: Later
     ) -> Finish:
-        """Read rows; what is expected and comes over a stream before the call ends is received in place."""
+        """Read rows; expected rows that arrive over a stream are received at their destination."""
         if not expected:
             return self.read(requests, "a row_sparse_pull", priority, later)
         driver = self._client.driver
@@ -117,7 +117,7 @@ class Pulls:
         return finish_placed
 
     def fetch_all(self, keys: list[Key]) -> list[Array | RowSparseArray]:
-        """Pull keys into new arrays, all together."""
+        """Pull keys into new arrays, all in one call."""
         outs = [_empty_like(self._keys.find_or_raise(key)) for key in keys]
         self.start([(key, [out]) for key, out in zip(keys, outs, strict=True)], ignore_sparse=False)()
         return outs
@@ -125,7 +125,7 @@ class Pulls:
     def read(
         self, requests: list[Request], what: str, priority: int = 0, later: Later | None = None
     ) -> Finish:
-        """Start what reads; each key is of one round, where there are rounds."""
+        """Start a read; where there are rounds, each key is of one round."""
         if self._reads is None or self._client.in_step:
             finish: Finish = partial(self._client.finish, self._client.submit(requests, priority), what)
         else:
@@ -146,23 +146,23 @@ class Pulls:
     # ------------------------------------------------------------------------------------------------- outs
 
     def fill(self, key: DistKey, pushed: list[Array], outs: list[Array]) -> FillOuts:
-        """Make what writes the value after a push to outs."""
+        """Return the writer of a pushpull's value to its outs."""
         in_place = len(outs) == len(pushed) == 1 and outs[0] is pushed[0]
         return FillOuts(key, outs, self._memory, in_place)
 
     def targets(self, key: DistKey, outs: list[Any], later: Later) -> list[Array]:
-        """Return a list of arrays that a dense key's value is written to while it comes in."""
+        """Return arrays that a dense key's value is written to while it arrives."""
         if cpu.first_misfit(outs, key.like, True) < 0:
             return list(outs)
         direct, on_gpu = host_outs(key, outs, later)
         for out in on_gpu:
-            later.add(key.key, partial(_send, self._gpus.get().target(key, out), direct))
+            later.add(key.key, partial(_send_filled, self._gpus.get().target(key, out), direct))
         if key.key in later and not direct:
             direct.append(np.empty(key.shape, key.dtype))
         return direct
 
     def check_outs(self, groups: list[Group]) -> None:
-        """Make sure, before a push, that the pull after it will work."""
+        """Check, before a push, that the pull after it will be valid."""
         for name, outs in groups:
             key = self._keys.find_or_raise(name)
             for out in outs:
@@ -180,15 +180,15 @@ def _empty_like(key: DistKey) -> Array | RowSparseArray:
 
 
 def delivering(finish: Finish, later: Later, client: Client) -> Finish:
-    """Return what ends an operation, and then brings what came to arrays of other types and places."""
-    return partial(_deliver, finish, later, client)
+    """Return a function that ends an operation, and then converts values to other types and devices."""
+    return partial(_finish_and_deliver, finish, later, client)
 
 
-def _deliver(finish: Finish, later: Later, client: Client) -> None:
+def _finish_and_deliver(finish: Finish, later: Later, client: Client) -> None:
     finish()
     with client.counters.during(MOVING):
         later.deliver()
 
 
-def _send(send: Callable[[Array], None], filled: list[Array]) -> None:
+def _send_filled(send: Callable[[Array], None], filled: list[Array]) -> None:
     send(filled[0])

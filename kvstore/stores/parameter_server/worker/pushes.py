@@ -1,4 +1,4 @@
-"""What one worker pushes: checked before anything changes, counted, and sent."""
+"""The pushes of one worker: checked before anything changes, counted, and sent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ....observe.counters import CONVERTING, MOVING
 from ...entry import Array, dense_source, row_source, sparse_source
 from ...update import check_floating
 from ..protocol.messages import Kind
-from ..protocol.payloads import SHARED_BYTES
+from ..protocol.payload_bytes import SHARED_BYTES
 from .client import Client
 from .consistent_rounds import PushCalls
 from .gpu_on_demand import GpuOnDemand
@@ -25,16 +25,16 @@ from .optimizer import WorkerOptimizer
 from .replies import FillOuts
 from .request_builder import PushHeader, RequestBuilder
 
-#: A dense key, what is pushed to it, and what its new value is written to, if that is asked for.
+#: A dense key, its pushed values, and the writer of its new value, if that is requested.
 DensePart = tuple[DistKey, list[Array], FillOuts | None]
 DensePushes = list[tuple[DistKey, list[Array]]]
 SparsePushes = list[tuple[DistKey, list[RowSparseArray]]]
 
-_OPEN = 2  # rounds of a key into which a worker may have pushed and which are not complete
+_OPEN = 2  # incomplete rounds of a key into which a worker may push
 
 
 class Pushes:
-    """Checks and sends the pushes of one worker; the optimizer's version goes with every push."""
+    """Checks and sends the pushes of one worker; every push has the optimizer's version."""
 
     def __init__(
         self,
@@ -48,53 +48,53 @@ class Pushes:
         self.optimizer, self.gpus = optimizer, gpus
         #: Codec and residuals, where pushes are packed.
         self.feedback: Feedback | None = None
-        #: How many calls have pushed.
+        #: The number of calls that have pushed.
         self.made = 0
-        #: What was pushed together.
+        #: Which keys were pushed in one call.
         self.calls = PushCalls()
 
     def start(self, groups: list[Group], priority: int = 0) -> Finish:
-        """Send; what is left to do is to see it accepted."""
+        """Send; the returned function waits until it is accepted."""
         dense, sparse = self.checked(groups)
         self.client.check_writing()
         operation = self._send(Kind.PUSH, _without_outs(dense), sparse, priority)
         return partial(self.client.finish, operation, "a push")
 
     def start_plain(self, groups: list[Group]) -> Finish:
-        """Send; small pushes are waited for by nobody, unless it is a third one that has to wait."""
+        """Send; no caller waits for small pushes, unless the third one into a key has to wait."""
         dense, sparse = self.checked(groups)
         self.client.check_writing()
         small = not sparse and sum(key.nbytes for key, _ in dense) < SHARED_BYTES
-        if small:  # nobody waits until it has been sent
+        if small:  # copied, because the caller does not wait until they are sent
             dense = [(key, [value.copy() for value in values]) for key, values in dense]
         operation = self._send(Kind.PUSH, _without_outs(dense), sparse)
         if small and self.are_few_open(key for key, _ in dense):
-            self.client.let_go(operation)
+            self.client.release(operation)
             return _nothing
         return partial(self.client.finish, operation, "a push")
 
     def start_pushpull(
         self, fills: Sequence[DensePart], priority: int = 0, divisor: int = 1
     ) -> PendingOperation:
-        """Send a pushpull of dense keys, which `checked` has passed; values count divided."""
+        """Send a pushpull of dense keys, as `checked` has returned them; values are divided on servers."""
         self.client.check_writing()
         return self._send(Kind.PUSHPULL, fills, [], priority, divisor)
 
     def are_few_open(self, keys: Iterable[DistKey]) -> bool:
-        """Whether servers take these pushes at once, as far as is known."""
+        """Return whether servers accept these pushes at once, as far as this worker knows."""
         return all(key.pushes - self.client.complete(key.parts) <= _OPEN for key in keys)
 
     @property
     def place(self) -> int:
-        """How many calls this worker has made in which all workers take part."""
+        """The number of calls of all workers together that this worker has made."""
         return self.made + self.client.barriers
 
     def stamps(self, keys: Iterable[DistKey]) -> list[int]:
-        """Return the stamp of the next push of each key, if they are pushed together."""
+        """Return the stamp of the next push of each key, if they are pushed in one call."""
         return self.optimizer.clock.stamps(key.key for key in keys)
 
     def stamps_of_call(self, dense: Sequence[DistKey], rows: Sequence[DistKey]) -> list[int]:
-        """Return the stamps of a push of keys, of which some get rows.
+        """Return the stamps of a push of keys, some with rows.
 
         Dense keys precede tables. The order depends on the keys alone, since two workers may push an array
         and rows to the same key.
@@ -107,7 +107,7 @@ class Pushes:
         return [stamps[at] for at in range(len(keys))]
 
     def count(self, keys: Sequence[DistKey]) -> None:
-        """Count a push of keys; once it is sent, or nothing can keep it from that."""
+        """Count a push of keys; when it is sent, or nothing can prevent that any more."""
         if not keys:  # the push was refused
             return
         pushes: dict[Any, int] = {}
@@ -132,7 +132,7 @@ class Pushes:
         priority: int = 0,
         divisor: int = 1,
     ) -> PendingOperation:
-        """Send a call, which counts once nothing can keep it from that; before, nothing is changed."""
+        """Send a call, which counts once nothing can prevent its sending; before, nothing changes."""
         of_arrays, of_rows = [key for key, _, _ in dense], [key for key, _ in sparse]
         version = self.optimizer.version
         heads = iter([PushHeader(kind, version, stamp) for stamp in self.stamps_of_call(of_arrays, of_rows)])
@@ -157,7 +157,7 @@ class Pushes:
     # ----------------------------------------------------------------------------------------------- checks
 
     def checked(self, groups: list[Group]) -> tuple[DensePushes, SparsePushes]:
-        """Check everything that is pushed, before anything changes."""
+        """Check all values of a push, before anything changes."""
         dense: DensePushes = []
         sparse: SparsePushes = []
         for key, values in self.keys.in_order(groups):
@@ -181,10 +181,10 @@ class Pushes:
         return dense, sparse
 
     def _check_rows(self, key: DistKey, values: list[Any], dense: DensePushes, sparse: SparsePushes) -> None:
-        """Check what is pushed to a table, or rows that are pushed to a dense key."""
+        """Check the values of a table, or rows for a dense key."""
         if key.sparse:
             sparse.append((key, [row_source(key, value) for value in values]))
-        elif key.takes_rows and self.feedback is None:  # a lazy rule leaves the other rows alone
+        elif key.takes_rows and self.feedback is None:  # a lazy rule does not change the other rows
             sparse.append((key, [sparse_source(key, value) for value in values]))
         else:
             dense.append((key, [dense_source(key, value) for value in values]))
@@ -195,4 +195,4 @@ def _without_outs(dense: DensePushes) -> list[DensePart]:
 
 
 def _nothing() -> None:
-    """Nothing is left to do."""
+    """Do nothing: the operation was released."""

@@ -25,7 +25,7 @@ from ....observe.counters import CONVERTING
 from ...entry import Array
 from ..protocol.events import Action, SliceRequest
 from ..protocol.messages import Kind
-from ..protocol.payloads import SHARED_BYTES
+from ..protocol.payload_bytes import SHARED_BYTES
 from ..transport.native._streams import Exchange, Stream
 from ..transport.shared_buffers import PeerBuffers
 from ..transport.sockets import Message, WorkerSockets

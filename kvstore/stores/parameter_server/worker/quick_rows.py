@@ -18,8 +18,8 @@ from ....observe.counters import MOVING
 from ...entry import Array
 from ...rows import Ids
 from ..protocol.messages import Kind
-from ..protocol.payloads import as_bytes
-from ..transport.frames import Limits
+from ..protocol.payload_bytes import as_bytes
+from ..transport.frames import MessageLimits
 from .call_plans import CallPlan, CallPlans
 from .client import Client
 from .key_directory import KeyDirectory
@@ -28,7 +28,7 @@ from .quick_calls import QuickCall, QuickCalls, ServerWay
 from .replies import CollectRows
 from .request_builder import PushHeader, row_requests, split_rows
 
-_MOST_BYTES = Limits().frame  # of rows: the usual way refuses more
+_MOST_BYTES = MessageLimits().frame  # of rows: the usual way refuses more
 
 #: By slice: which of a call's ids are of its rows.
 Places = dict[int, tuple[int, int]]

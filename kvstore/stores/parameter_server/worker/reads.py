@@ -1,9 +1,9 @@
-"""Reads of keys on servers, each of one round: also after a loss, and beside rounds of others.
+"""Reads of keys on servers, each of one round: also after a loss, and during rounds of other workers.
 
-Whoever takes part in rounds reads what its own last push came to, which is the same round in all slices.
-After a loss slices stay where they are, and a key is read as of its last round that is whole, in all keys
-that were pushed with it; servers keep values for one round longer for that. Who has joined, or has not begun,
-reads while rounds go on, and asks slices that are behind the others once more.
+A worker that takes part in rounds reads the result of its own last push, which is the same round in all
+slices. After a loss the slices keep their rounds, and a key is read after the last round that is whole in all
+keys of the same push; servers store values for one more round for this purpose. A worker that has joined, or
+has not begun, reads while rounds proceed, and requests slices again whose round is behind that of others.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from .operations import Finish, PendingOperation, Request
 
 
 class ConsistentReads:
-    """Starts and finishes reads of one worker; slices have `timeout` seconds to come to one round.
+    """Starts and finishes reads of one worker; slices have `timeout` seconds to reach one round.
 
-    `calls` are what this worker has pushed together.
+    `calls` are the pushes of this worker, by call.
     """
 
     def __init__(self, client: Client, keys: KeyDirectory, calls: PushCalls, timeout: float) -> None:
         self._client, self._keys, self._timeout = client, keys, timeout
         self._calls = calls
-        #: After a loss: the last round of each slice; it stays.
+        #: After a loss: the last round of each slice, which does not change.
         self._last: dict[int, int] = {}
 
     def start(self, requests: list[Request], what: str, priority: int) -> Finish:
-        """Send; what is left is to wait.
+        """Send; the returned function waits.
 
-        Raises PeerLostError where, after a loss, a key has no whole round that its servers have kept; and, if
-        the caller was not told of the loss, where a push of this worker into a key came to nothing.
+        Raises PeerLostError where, after a loss, a key has no whole round that its servers have stored; and,
+        if no error has reported the loss to the caller, where a push of this worker into a key had no effect.
         """
         broken = self._client.member.broken
         if broken:
@@ -56,20 +56,20 @@ class ConsistentReads:
     def _as_of_whole(self, requests: list[Request]) -> list[Request]:
         homes = self._keys.homes()
         keys = list({homes[one.part.id].key: None for one in requests})
-        self._learn(self._calls.together(keys))
-        rounds = {key.key: self._rounds(key) for key in self._keys}
+        self._learn_rounds(self._calls.together(keys))
+        rounds = {key.key: self._known_rounds(key) for key in self._keys}
         whole = {key: self._calls.whole(key, rounds) for key in keys if rounds[key]}
         if not self._client.told_of_loss and any(self._is_ahead(key, last) for key, last in whole.items()):
             raise self._client.lost_peer()
         return [self._of_round(one, homes[one.part.id], whole) for one in requests]
 
     def _is_ahead(self, name: Key, last: int) -> bool:
-        """Whether this worker has pushed into a later round of a key."""
+        """Return whether this worker has pushed into a later round of a key."""
         key = self._keys.get(name)
         return key is not None and key.pushes > last
 
-    def _learn(self, names: Iterable[Key]) -> None:
-        """Ask for the last rounds of slices, but those on servers that are lost."""
+    def _learn_rounds(self, names: Iterable[Key]) -> None:
+        """Request the last rounds of slices, except on servers that are lost."""
         lost = self._client.member.lost_servers()
         keys = [key for name in names if (key := self._keys.get(name)) is not None]
         new = [p for key in keys for p in key.parts if p.id not in self._last and p.server not in lost]
@@ -77,16 +77,16 @@ class ConsistentReads:
         self._client.perform(ask, "the last rounds of keys")
         self._last.update({part.id: self._client.complete([part]) for part in new})
 
-    def _rounds(self, key: DistKey) -> list[int]:
+    def _known_rounds(self, key: DistKey) -> list[int]:
         return [self._last[part.id] for part in key.parts if part.id in self._last]
 
     def _of_round(self, request: Request, key: DistKey, whole: Mapping[Key, int]) -> Request:
-        """Ask for a slice as it was after the whole round."""
+        """Request a slice as it was after the whole round."""
         last, wanted = self._last.get(request.part.id), whole.get(key.key)
         if last is None or wanted is None or last == wanted:
             return request
         if last != wanted + 1:
-            raise self._apart(key, wanted, request.record.kind)
+            raise self._rounds_differ(key, wanted, request.record.kind)
         return request._replace(record=request.record._replace(round=wanted, flags=OF_ROUND))
 
     def _finish_past(self, requests: list[Request], operation: PendingOperation, what: str) -> None:
@@ -97,21 +97,21 @@ class ConsistentReads:
                 raise
             past = next(one for one in requests if one.record.flags == OF_ROUND)
             key = self._keys.homes()[past.part.id]
-            raise self._apart(key, past.record.round, past.record.kind) from error
+            raise self._rounds_differ(key, past.record.round, past.record.kind) from error
 
-    def _apart(self, key: DistKey, wanted: int, kind: Kind) -> KVStoreError:
+    def _rounds_differ(self, key: DistKey, wanted: int, kind: Kind) -> KVStoreError:
         what = "optimizer states" if kind == Kind.FETCH_STATE else "value"
-        rounds = ", ".join(map(str, sorted(set(self._rounds(key)))))
+        rounds = ", ".join(map(str, sorted(set(self._known_rounds(key)))))
         return self._client.lost_peer(
             f"the {what} of key {key.key!r} cannot be read: its slices are of round {rounds}, the last round "
             f"that is whole is {wanted}, and servers have kept no {what} of that; start the job again from "
             "what was saved last"
         )
 
-    # ------------------------------------------------------------------------------------ beside other rounds
+    # ------------------------------------------------------------------------------- during other rounds
 
     def _finish_together(self, requests: list[Request], operation: PendingOperation, what: str) -> None:
-        """Wait, and ask again for slices that are behind, until the slices of each key are of one round."""
+        """Wait, and repeat requests of slices that are behind, until the slices of each key agree."""
         end = time.monotonic() + self._timeout
         self._client.finish(operation, what)
         homes = self._keys.homes()
@@ -120,7 +120,7 @@ class ConsistentReads:
         while True:
             came = {asked[at].part.id: round for at, round in operation.rounds.items()}
             rounds.update(came)
-            asked = self._behind(requests, rounds, homes)
+            asked = self._requests_behind(requests, rounds, homes)
             if not asked:
                 return
             if time.monotonic() > end:
@@ -131,7 +131,7 @@ class ConsistentReads:
             except TimeoutError as error:
                 raise self._never_together(asked[0], rounds, homes) from error
 
-    def _behind(
+    def _requests_behind(
         self, requests: list[Request], rounds: Mapping[int, int], homes: Mapping[int, DistKey]
     ) -> list[Request]:
         by_key: dict[Key, list[Request]] = {}
@@ -154,6 +154,6 @@ class ConsistentReads:
         there = sorted({rounds[part.id] for part in key.parts if part.id in rounds})
         return TimeoutError(
             f"key {key.key!r} could not be read for {self._timeout:g} s: its slices are of rounds "
-            f"{', '.join(map(str, there))}, and did not come to one while rounds of others went on; read it "
-            "when they are through"
+            f"{', '.join(map(str, there))}, and did not reach the same round while other workers pushed; "
+            "read it when they are done"
         )

@@ -1,4 +1,4 @@
-"""What comes back from parameter servers: values, written where they belong as they come in."""
+"""Writes the values of replies to their destinations while they arrive."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ....kernels import cpu
 from ...entry import Array
 from ...rows import Ids
 from ..protocol.messages import IN_PLACE, PayloadLocation, Record, Slice
-from ..protocol.payloads import ABSENT, SHARED_BYTES, as_bytes
+from ..protocol.payload_bytes import ABSENT, SHARED_BYTES, as_bytes
 from ..transport.native._streams import ExpectedRows
 from .key_directory import DistKey
 
@@ -31,12 +31,12 @@ class FillOuts:
         self, key: DistKey, outs: list[Array], memory: SharedPayloads, in_place: bool = False
     ) -> None:
         self._key, self._memory = key, memory
-        #: Whether the only out is the array that is pushed.
+        #: Whether the only out is the pushed array.
         self.in_place = in_place
         self._flat = [out.reshape(-1) for out in outs]
 
     def __call__(self, part: Slice, record: Record, frames: Frames) -> bool:
-        """Copy one slice; False: it changed meanwhile in the server's memory, and must be asked for again."""
+        """Copy one slice; False: it has changed in the server's memory, and must be requested again."""
         if record.flags == IN_PLACE and record.place == PayloadLocation.NONE:
             self._memory.note_in_place((part.stop - part.start) * self._key.dtype.itemsize)
             return True
@@ -49,7 +49,7 @@ class FillOuts:
         return True
 
     def _sources(self, record: Record, frames: Frames, count: int) -> list[Array] | cpu.Coded:
-        """Return what the value is the sum of: itself, or packed parts."""
+        """Return the sources of the value: itself, or packed parts."""
         if not record.coding:
             return [elements(frames[record.frame], record.offset, self._key.dtype, count)]
         packed = np.frombuffer(frames[record.frame], np.uint8, record.nbytes, record.offset)
@@ -58,24 +58,24 @@ class FillOuts:
 
 
 class CollectRows:
-    """Takes in the rows that were asked for, in the order of their ids."""
+    """Collects the requested rows, in the order of their ids."""
 
     def __init__(self, key: DistKey, out: RowSparseArray, ids: Ids) -> None:
         self._key, self._out, self.ids = key, out, ids
         #: Memory of `out` for the rows.
         self.block = reserve_rows(out, len(ids))
-        #: Where rows are written as they come.
+        #: The memory that rows are written to.
         self.rows = self.block
         self._direct = True
 
     def begin(self, direct: bool) -> None:
-        """Take in rows from now on; `direct`: no other out has a part of the memory of this one."""
+        """Prepare to receive rows; `direct`: no other out uses a part of this out's memory."""
         self._direct = direct and self.block.dtype == self._key.dtype
         if not self._direct:
             self.rows = np.empty(self.block.shape, self._key.dtype)
 
     def __call__(self, part: Slice, record: Record, frames: Frames) -> bool:
-        """Take in the rows of one slice."""
+        """Write the rows of one slice."""
         ids, data = table_of(self._key, record, frames)
         rows = self._part(part, len(ids))
         if rows.ctypes.data != data.ctypes.data:
@@ -83,7 +83,7 @@ class CollectRows:
         return True
 
     def expected(self, part: Slice, n: int) -> ExpectedRows | None:
-        """Return where the rows of one slice belong; None: they are to be copied."""
+        """Return the destination of the rows of one slice; None: they are to be copied."""
         rows = self._part(part, n)
         if not self._direct or rows.nbytes < SHARED_BYTES:
             return None
@@ -95,11 +95,11 @@ class CollectRows:
         return self.rows[low : low + n]
 
     def _first(self, part: Slice) -> int:
-        """Where the rows of a slice begin."""
+        """Return where the rows of a slice begin."""
         return int(np.searchsorted(self.ids, part.start)) if part.start else 0
 
     def deliver(self) -> None:
-        """Hand all rows over."""
+        """Set the rows of the out."""
         if self._direct:
             self._out.data, self._out.indices = self.rows, self.ids.copy()
         else:
@@ -107,15 +107,15 @@ class CollectRows:
 
 
 class CollectTable:
-    """Takes in a whole table, for dense and row-sparse outs."""
+    """Collects a whole table, for dense and row-sparse outs."""
 
     def __init__(self, key: DistKey, dense: list[Array], sparse: list[RowSparseArray]) -> None:
         self._key, self._dense, self._sparse = key, dense, sparse
         self._found: dict[int, tuple[Ids, Array]] = {}
-        self._absent: dict[int, tuple[int, Array]] = {}  # first row of a slice: the end of it, and each row
+        self._absent: dict[int, tuple[int, Array]] = {}  # by first row of a slice: its end, and an absent row
 
     def __call__(self, part: Slice, record: Record, frames: Frames) -> bool:
-        """Keep the rows of one slice; with number `ABSENT`, what those are that do not come."""
+        """Store the rows of one slice; the row with number `ABSENT` is the value of all absent rows."""
         ids, data = table_of(self._key, record, frames)
         first = int(len(ids) > 0 and ids[0] == ABSENT)
         self._found[part.start] = ids[first:].copy(), data[first:].copy()
@@ -124,7 +124,7 @@ class CollectTable:
         return True
 
     def deliver(self) -> None:
-        """Put the slices together in all outs."""
+        """Join the slices in all outs."""
         ids = np.concatenate([self._found[start][0] for start in sorted(self._found)])
         data = np.concatenate([self._found[start][1] for start in sorted(self._found)])
         for out in self._dense:
@@ -138,22 +138,22 @@ class CollectTable:
 
 
 class CollectStates:
-    """Takes in the optimizer's states of all keys, slice by slice."""
+    """Collects the optimizer's states of all keys, slice by slice."""
 
     def __init__(self, keys: Sequence[DistKey]) -> None:
         self.keys = keys
-        #: What the servers have told, by slice.
+        #: The states from the servers, by slice.
         self.found: dict[int, bytes] = {}
 
     def __call__(self, part: Slice, record: Record, frames: Frames) -> bool:
-        """Keep what is told of one slice."""
+        """Store the state of one slice."""
         view = memoryview(frames[record.frame]).cast("B")
         self.found[part.id] = bytes(view[record.offset : record.offset + record.nbytes])
         return True
 
 
 def elements(buffer: Any, offset: int, dtype: np.dtype[Any], count: int) -> Array:
-    """View a payload as aligned elements; a copy where it is not aligned."""
+    """View a payload as aligned elements; a copy if it is not aligned."""
     array = np.frombuffer(buffer, np.uint8, count * dtype.itemsize, offset)
     if array.ctypes.data % dtype.itemsize:
         array = array.copy()
@@ -161,7 +161,7 @@ def elements(buffer: Any, offset: int, dtype: np.dtype[Any], count: int) -> Arra
 
 
 def table_of(key: DistKey, record: Record, frames: Frames) -> tuple[Ids, Array]:
-    """View a payload as ids and rows, which lie one behind the other, or in two frames."""
+    """View a payload as ids and rows, which lie in one frame, or in two."""
     ids = elements(frames[record.frame], record.offset, np.dtype(np.int64), record.rows)
     count = record.rows * key.row_size
     behind = record.offset + record.rows * 8
@@ -172,7 +172,7 @@ def table_of(key: DistKey, record: Record, frames: Frames) -> tuple[Ids, Array]:
 
 
 def hand_over(out: RowSparseArray, rows: Array, ids: Ids) -> None:
-    """Fill a row-sparse out; its element type may be another one."""
+    """Fill a row-sparse out; it may have another element type."""
     block = reserve_rows(out, len(ids))
     with np.errstate(all="ignore"):
         np.copyto(block, rows, casting="unsafe")

@@ -1,4 +1,4 @@
-"""Requests about the slices of one key: reads; and values that are summed, packed if so set, and cut."""
+"""Builds requests about the slices of one key: reads, and pushes of sums, packed or not, cut at slices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ...entry import Array
 from ...rows import merged
 from ...update import summands
 from ..protocol.messages import IN_PLACE, PACKED, Kind, PayloadLocation, Record, Slice
-from ..protocol.payloads import as_bytes
+from ..protocol.payload_bytes import as_bytes
 from .key_directory import DistKey
 from .operations import Request, Take
 from .replies import FillOuts
@@ -25,7 +25,7 @@ from .shared_payloads import SharedPayload, SharedPayloads
 
 
 class PushHeader(NamedTuple):
-    """What all records of one push have in common."""
+    """The common fields of all records of one push."""
 
     kind: Kind
     version: int = 0
@@ -33,7 +33,7 @@ class PushHeader(NamedTuple):
 
 
 class RequestBuilder:
-    """Makes requests of values."""
+    """Builds requests with values."""
 
     def __init__(self, memory: SharedPayloads) -> None:
         self._memory = memory
@@ -41,13 +41,13 @@ class RequestBuilder:
     def dense(
         self, key: DistKey, values: list[Array], head: PushHeader, take: FillOuts | None, divisor: int = 1
     ) -> Iterator[Request]:
-        """Send the sum of values, which counts divided; they stay as they are until all is answered."""
+        """Send the sum of values, which servers divide; values must not change until all is answered."""
         shared = self._memory.put(key, values, head.kind != Kind.ASSIGN)
         value = values[0] if shared is not None else self._summed(key, values)
         yield from self.placed(key, value, head, take, shared, divisor)
 
     def _summed(self, key: DistKey, values: list[Array]) -> Array:
-        """Return the sum of values; a single one itself."""
+        """Return the sum of values; a single value itself."""
         if len(values) == 1:
             return values[0]
         total = pages.empty(key.shape, key.dtype)
@@ -64,7 +64,7 @@ class RequestBuilder:
         shared: SharedPayload | None,
         divisor: int = 1,
     ) -> Iterator[Request]:
-        """Push a value that lies in shared memory, or is sent; it stays as it is until all is answered."""
+        """Push a value, in shared memory or in frames; it must not change until all is answered."""
         data = as_bytes(value) if shared is None else None
         coding = (cpu.DIVIDED, float(divisor)) if divisor > 1 else (0, 0.0)
         return self._cut(key, data, key.dtype.itemsize * 8, head, take, shared, *coding)
@@ -78,9 +78,9 @@ class RequestBuilder:
         feedback: Feedback,
         then: list[Callable[[], None]],
     ) -> Iterator[Request]:
-        """Send the sum of values as the codec packs it; one without kernels packs and unpacks it here.
+        """Send the sum of values as the codec packs it; a codec without kernels packs and unpacks it here.
 
-        What changes residuals is added to `then`, to be run just before the requests are sent.
+        Functions that change residuals are added to `then`, to be called just before the requests are sent.
         """
         compiled = feedback.codec.compiled
         if compiled is None:
@@ -99,7 +99,7 @@ class RequestBuilder:
     def coded(
         self, key: DistKey, words: Array, head: PushHeader, take: FillOuts | None, codec: tuple[int, float]
     ) -> Iterator[Request]:
-        """Push what a compiled codec has packed; it stays as it is until all is answered."""
+        """Push bytes that a compiled codec has packed; they must not change until all is answered."""
         code, threshold = codec
         return self._cut(key, as_bytes(words), cpu.coding_bits(code), head, take, None, code, threshold)
 
@@ -114,7 +114,7 @@ class RequestBuilder:
         coding: int = 0,
         threshold: float = 0.0,
     ) -> Iterator[Request]:
-        """Cut bytes, `bits` bits an element, at the key's slices; they are sent, or lie in shared memory."""
+        """Cut a payload, of `bits` bits an element, at the key's slices, in frames or in shared memory."""
         nbytes = key.nbytes if data is None else len(data)
         last = len(key.parts) - 1
         lease = None if shared is None else shared.lease
@@ -136,7 +136,7 @@ class RequestBuilder:
     def rows(
         self, key: DistKey, values: Sequence[RowSparseArray], head: PushHeader, take: FillOuts | None = None
     ) -> Iterator[Request]:
-        """Send the sum of row-sparse values; every slice hears of it, also of no rows."""
+        """Send the sum of row-sparse values; every slice gets a request, even without rows."""
         with self._memory.counters.during(SUMMING):
             total = values[0] if len(values) == 1 else merged(list(values))
         ids, data = lines_of(key, total)
@@ -151,7 +151,7 @@ class RequestBuilder:
 
 
 def _flag(take: FillOuts | None, shared: SharedPayload | None, coding: int) -> int:
-    """Say what a push lets its answer be."""
+    """Return the flags of a push: the kinds of reply that it allows."""
     if take is None:
         return 0
     if shared is not None:
@@ -168,7 +168,7 @@ def lines_of(key: DistKey, rows: RowSparseArray) -> tuple[Array, Array]:
 
 
 def split_rows(key: DistKey, ids: Array) -> Iterator[tuple[Slice, int, int]]:
-    """For each slice, which of sorted ids of lines are its."""
+    """Yield for each slice the range of its lines among sorted ids."""
     if len(key.parts) == 1:
         yield key.parts[0], 0, len(ids)
         return
@@ -181,7 +181,7 @@ def split_rows(key: DistKey, ids: Array) -> Iterator[tuple[Slice, int, int]]:
 
 
 def read_requests(key: DistKey, kind: Kind, take: Take) -> Iterator[Request]:
-    """Ask every slice of a key for its value or its state, after the rounds that were pushed into."""
+    """Read every slice of a key, its value or its state, after the rounds that were pushed into."""
     flags = PACKED if isinstance(take, FillOuts) else 0
     for part in key.parts:
         back = (part.stop - part.start) * (key.row_size if key.sparse else 1) * key.dtype.itemsize
@@ -189,12 +189,12 @@ def read_requests(key: DistKey, kind: Kind, take: Take) -> Iterator[Request]:
 
 
 def slice_requests(key: DistKey, kind: Kind) -> Iterator[Request]:
-    """Ask every slice of a key for something that has no payload."""
+    """Send every slice of a key a request without payload."""
     return (Request(part.server, Record(kind, part.id, 0), (), None, part) for part in key.parts)
 
 
 def state_requests(key: DistKey, states: Mapping[int, bytes], ordinal: int) -> Iterator[Request]:
-    """Bring states of the optimizer with this ordinal to the slices of a key."""
+    """Write states of the optimizer with this ordinal to the slices of a key."""
     for part in key.parts:
         state = states[part.id]
         sent = Record(Kind.PUT_STATE, part.id, 0, version=ordinal)
@@ -203,7 +203,7 @@ def state_requests(key: DistKey, states: Mapping[int, bytes], ordinal: int) -> I
 
 
 def row_requests(key: DistKey, ids: Array, take: Take) -> Iterator[Request]:
-    """Ask for rows by their sorted ids; slices that have none of them are not asked."""
+    """Read rows by their sorted ids; slices without any of them get no request."""
     for part, low, high in split_rows(key, ids):
         if high > low:
             record = Record(

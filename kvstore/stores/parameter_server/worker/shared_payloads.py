@@ -1,4 +1,4 @@
-"""The memory that a worker shares with servers on its machine: payloads on their way, and values to read."""
+"""The memory that a worker shares with servers on its machine: pushed payloads, and values to read."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ....observe.counters import MOVING, SHARED, SUMMING
 from ....observe.native._observe import Counters
 from ...entry import Array
 from ..protocol.messages import Record
-from ..protocol.payloads import SHARED_BYTES
+from ..protocol.payload_bytes import SHARED_BYTES
 from ..transport.shared_buffers import Block, SharedBufferPool
 from .client import Client
 from .key_directory import DistKey
 
 
 class BlockLease:
-    """A block that goes back with the last reference to this, or to an array that NumPy makes of it."""
+    """A block that is returned with the last reference to this, or to an array that NumPy makes of it."""
 
     __slots__ = ("__weakref__", "_pool", "block")
 
@@ -34,39 +34,39 @@ class BlockLease:
         return self.block.array.__array_interface__
 
     def __del__(self) -> None:
-        self._pool.give(self.block)
+        self._pool.free(self.block)
 
 
 class SharedPayload(NamedTuple):
-    """Where a whole value lies in shared memory."""
+    """The place of a whole value in shared memory."""
 
     segment: int
     offset: int
-    #: Whether it is an array of the caller's, from `empty`.
+    #: Whether it is an array of the caller, from `empty`.
     own: bool = False
-    #: What must live until the push is answered.
+    #: A reference that must live until the push is answered.
     lease: BlockLease | None = None
 
 
 class SharedPayloads:
-    """What one worker's store shares.
+    """The shared memory of one worker's store.
 
-    A sum that is pushed stays where it is until its round is complete: servers read it only then. So each
-    key has a block for every push whose round is not known to be complete, and uses them again. Without
-    rounds a push is answered when it has been read, and so is a value that is no push.
+    A pushed sum must not change until its round is complete, because servers read it only then. So each key
+    has a block for every push whose round is not known to be complete, and uses these blocks again. Without
+    rounds, a push is answered after it was read, as other requests with values are.
     """
 
     def __init__(self, client: Client, synchronous: bool) -> None:
         self._client, self._synchronous = client, synchronous
         self._pool: SharedBufferPool | None = client.pool
         self._lent: dict[int | str, deque[tuple[int, Block]]] = {}
-        #: Memory of the arrays that `empty` made and that are still there, by address.
+        #: Memory of the arrays that `empty` has made and that still exist, by address.
         self._handed_out: WeakValueDictionary[int, BlockLease] = WeakValueDictionary()
-        #: Such arrays that were pushed in rounds which are not known to be complete: they stay, if dropped.
+        #: Such arrays that were pushed in rounds not known to be complete: kept alive even if dropped.
         self._pushed: dict[int | str, deque[tuple[int, BlockLease]]] = {}
 
     def put(self, key: DistKey, values: list[Array], pushed: bool = True) -> SharedPayload | None:
-        """Put the sum of values where all servers can read it; None: send it.
+        """Put the sum of values where all servers can read it; None: send it in frames.
 
         If it is `pushed`, it is the key's next push, which is counted later.
         """
@@ -78,7 +78,7 @@ class SharedPayloads:
         return shared
 
     def carry_out(self, copies: list[cpu.ReduceItem]) -> None:
-        """Copy, or sum, what `place` has found a place for."""
+        """Do the copies, or sums, that `place` has prepared."""
         if copies:
             sums = any(isinstance(values, list) and len(values) > 1 for values, _, _ in copies)
             with self.counters.during(SUMMING if sums else MOVING):
@@ -86,18 +86,18 @@ class SharedPayloads:
 
     @property
     def counters(self) -> Counters:
-        """Where times are taken."""
+        """The counters that record times."""
         return self._client.counters
 
     @property
     def shares(self) -> bool:
-        """Whether large values are put where servers read them, if there is room."""
+        """Whether large values are put where servers read them, if there is memory."""
         return self._pool is not None and self._client.all_read_here
 
     def place(
         self, key: DistKey, values: list[Array], copies: list[cpu.ReduceItem], pushed: bool = True
     ) -> SharedPayload | None:
-        """As `put`, of a large key where memory is shared; what is to be summed is added to `copies`."""
+        """As `put`, of a large key where memory is shared; adds copies or sums to do to `copies`."""
         assert self._pool is not None
         in_round = pushed and self._synchronous
         there = self._handed_out.get(values[0].ctypes.data) if self._handed_out and len(values) == 1 else None
@@ -105,7 +105,7 @@ class SharedPayloads:
             if in_round:
                 self._keep(key, there)
             return SharedPayload(there.block.segment, there.block.offset, own=True, lease=there)
-        block = self._block(key) if in_round else self._pool.take(key.nbytes)
+        block = self._block(key) if in_round else self._pool.allocate(key.nbytes)
         if block is None:
             return None
         target = block.array[: key.nbytes].view(key.dtype).reshape(key.shape)
@@ -121,7 +121,7 @@ class SharedPayloads:
         pushed.append((key.pushes + 1, lease))
 
     def _block(self, key: DistKey) -> Block | None:
-        """Memory for the key's next push: that of one which was not sent, of a complete round, or new."""
+        """Return memory for the key's next push: of a push that was not sent, of a complete round, or new."""
         assert self._pool is not None
         lent = self._lent.setdefault(key.key, deque())
         if lent and lent[-1][0] > key.pushes:
@@ -129,7 +129,7 @@ class SharedPayloads:
         elif lent and lent[0][0] <= self._client.complete(key.parts):
             _, block = lent.popleft()
         else:
-            taken = self._pool.take(key.nbytes)
+            taken = self._pool.allocate(key.nbytes)
             if taken is None:
                 return None
             block = taken
@@ -137,11 +137,11 @@ class SharedPayloads:
         return block
 
     def note_in_place(self, nbytes: int) -> None:
-        """Count a value that a server has written over what was pushed."""
+        """Count a value that a server has written over a pushed array."""
         self.counters.move(SHARED, 0, nbytes)
 
     def copy(self, server: int, record: Record, targets: list[Array]) -> bool:
-        """Copy a value from a server's memory; False: it has changed meanwhile."""
+        """Copy a value from a server's memory; False: it changed during the copy."""
         buffers = self._client.server_memory(server)
         first = targets[0]
         if buffers is None or not buffers.copy(
@@ -153,9 +153,9 @@ class SharedPayloads:
         return True
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Return an array that is pushed without a copy, where servers read this process's memory."""
+        """Return an array that can be pushed without a copy, where servers map this process's memory."""
         nbytes = math.prod(shape) * dtype.itemsize
-        block = self._pool.take(nbytes) if self._pool is not None and nbytes else None
+        block = self._pool.allocate(nbytes) if self._pool is not None and nbytes else None
         if block is None:
             return pages.empty(shape, dtype)
         assert self._pool is not None
@@ -165,7 +165,7 @@ class SharedPayloads:
         return array
 
     def close(self) -> None:
-        """Let the memory go with the last array that lies in it."""
+        """Release the memory, with the last array that uses it."""
         self._lent.clear()
         self._pushed.clear()
         if self._pool is not None:

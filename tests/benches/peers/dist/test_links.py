@@ -41,7 +41,7 @@ _OFFER = """
 import sys
 from kvstore.stores.parameter_server.transport.shared_buffers import SharedBufferPool
 pool = SharedBufferPool()
-pool.take(4096)[0][:] = 7
+pool.allocate(4096)[0][:] = 7
 print(pool.handle(), flush=True)
 sys.stdin.read()
 """

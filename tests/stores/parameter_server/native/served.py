@@ -23,10 +23,10 @@ from kvstore.stores.parameter_server.protocol import messages as m
 from kvstore.stores.parameter_server.protocol.messages import Batch, PayloadLocation, Record
 from kvstore.stores.parameter_server.server import loop as server_loop
 from kvstore.stores.parameter_server.transport import ciphers
-from kvstore.stores.parameter_server.transport.frames import Codec, pack
+from kvstore.stores.parameter_server.transport.frames import MessageCodec, pack
 from kvstore.stores.parameter_server.transport.native._streams import Cipher, Sender, Stream, StreamSet
 from kvstore.stores.parameter_server.transport.shared_buffers import Block, PeerBuffers, SharedBufferPool
-from kvstore.stores.parameter_server.transport.sockets import _packed, _read
+from kvstore.stores.parameter_server.transport.sockets import _decoded, _with_packed_payloads
 
 K, P = m.Kind, PayloadLocation
 LIMIT = 1 << 26
@@ -41,7 +41,7 @@ class Sockets:
     cipher = 0  # the number of that of streams; 0: there is none
 
     def __init__(self, roles: Roles, incarnation: int, streams: bool) -> None:
-        self.codec = Codec(roles.job, marks=True)
+        self.codec = MessageCodec(roles.job, marks=True)
         self.job, self.address = self.codec.job, "tcp://127.0.0.1:1"
         self.sender, self.all = Sender(), StreamSet()
         self.streams: dict[Hashable, Stream] = {}
@@ -69,7 +69,7 @@ class Sockets:
 
     def send(self, peer: Hashable, message: Any) -> None:
         stream = self.streams.get(peer) if isinstance(message, Batch) else None
-        frames = self.codec.encode(_packed(message))
+        frames = self.codec.encode(_with_packed_payloads(message))
         if stream is None or not stream.send(frames):
             self.told.append((peer, self.codec.decode([memoryview(one) for one in frames])))
 
@@ -79,8 +79,8 @@ class Sockets:
         peers = {stream: peer for peer, stream in self.streams.items()}
         for stream in self.all.serve(0):
             try:
-                for handled, frames in stream.left():
-                    message = _read(self.codec, frames, "a test")
+                for handled, frames in stream.take_messages():
+                    message = _decoded(self.codec, frames, "a test")
                     if isinstance(message, Batch):
                         self.seen += len(message.records) - handled
                         yield peers[stream], message._replace(records=message.records[handled:])
@@ -95,7 +95,7 @@ class Sockets:
 
     def set_link(self, peer: Hashable, link: Link) -> None:
         if self.links:
-            self.streams[peer].hand_to(link)
+            self.streams[peer].set_link(link)
             self.known[peer] = link
 
     def forget(self, peer: Hashable) -> None:
@@ -302,7 +302,7 @@ class Server:
             for one in records
         ]
         batch = Batch(0, rank, worker.incarnation, self.epoch, moved, tuple(frames))._replace(**head)
-        self.raw(rank, Codec(JOB).encode(batch))
+        self.raw(rank, MessageCodec(JOB).encode(batch))
 
     def raw(self, rank: int, frames: list[Any]) -> None:
         stream = self.workers[rank].stream

@@ -29,7 +29,7 @@ class Job:
     def __init__(self, patch: pytest.MonkeyPatch, two: bool, cipher: int) -> None:
         self.server = TableServer(patch, True)
         self.server.sockets.all.close()
-        self.server.sockets.all = StreamSet(two=two)
+        self.server.sockets.all = StreamSet(two_threads=two)
         self.server.sockets.cipher = cipher
         self.server.define([(ROWS, 0, (WIDTH,), "float32")])
         self.server.start(3)

@@ -38,7 +38,7 @@ from kvstore.settings.hosts import host_identity
 from kvstore.stores.parameter_server.protocol import messages as m
 from kvstore.stores.parameter_server.protocol.messages import Batch, Record
 from kvstore.stores.parameter_server.server.store_shard import StoreShard
-from kvstore.stores.parameter_server.transport.frames import Codec
+from kvstore.stores.parameter_server.transport.frames import MessageCodec
 from kvstore.stores.parameter_server.transport.native._streams import StreamSet
 
 #: Optimizers that are drawn meet float16 slices.
@@ -157,7 +157,7 @@ class Program:
             )
         if pushes and data.nbytes and self.shares and chance.random() < 0.4:
             worker = self.server.workers[rank]
-            block = worker.pool.take(data.nbytes)
+            block = worker.pool.allocate(data.nbytes)
             assert block is not None
             block.array[:] = data.view(np.uint8)
             worker.blocks[record.sequence] = block
@@ -579,7 +579,7 @@ def large(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """Have a large value, and two threads that serve four workers."""
     server = Server(monkeypatch, True)
     server.sockets.all.close()
-    server.sockets.all = StreamSet(two=True)
+    server.sockets.all = StreamSet(two_threads=True)
     server.define([(NUMBERS, "float32")])
     server.start(4)
     server.send(0, [of_large(1, 0, K.INIT)], [np.zeros(NUMBERS, np.float32)])
@@ -754,7 +754,7 @@ def begun_by_hosts(server: Server, host: str = "") -> None:
 
 def put(server: Server, rank: int, sequence: int, round_: int, value: float) -> Record:
     """Put a part into memory of a worker, and ask for what comes of it."""
-    block = server.workers[rank].pool.take(32)
+    block = server.workers[rank].pool.allocate(32)
     assert block is not None
     block.array[:] = ones(value).view(np.uint8)
     server.workers[rank].blocks[sequence] = block
@@ -1129,7 +1129,7 @@ def test_a_worker_that_is_replaced_is_answered_no_more(server: Server) -> None:
     assert server.workers[1].answers[1] == [Answer(K.VALUE, 2, ones(6).tobytes())]
     batch = Batch(0, 1, old.incarnation, 1, [push(3, 3)], (ones(3),))
     assert old.stream is not None
-    old.stream.send(Codec(JOB).encode(batch))
+    old.stream.send(MessageCodec(JOB).encode(batch))
     server.pump()
     with contextlib.suppress(ConnectionError):
         assert old.stream.receive() == []
@@ -1221,7 +1221,7 @@ def test_a_payload_that_is_none_for_its_request_fails_that_alone(server: Server,
     begun(server)
     server.install('{"name": "sgd", "config": {}}')
     frames = () if UNFIT[name].place == P.NONE else (bytes(40_000), bytes(12), bytes(12))
-    server.raw(0, Codec(JOB).encode(Batch(0, 0, 100, server.epoch, [UNFIT[name]], frames)))
+    server.raw(0, MessageCodec(JOB).encode(Batch(0, 0, 100, server.epoch, [UNFIT[name]], frames)))
     server.pump()
     assert [one.kind for one in server.workers[0].answers[3]] == [K.FAILED]
     server.send(0, [Record(K.PULL, 0, 4, 1)], [])
@@ -1243,7 +1243,7 @@ def hostile(seed: int, links: bool, count: int) -> dict[int, list[Answer]]:
                 wild = [push(session.low + 1, session.low), Record(K.PULL, 0, session.low + 2)]
                 wild += [Record(K.PULL, 1, session.low + 3), push(session.low + 4, 3, 1, K.PUSHPULL)]
                 batch = Batch(0, 2, 102, server.epoch, wild[: chance.randint(1, 4)], (ones(0), bytes(40_000)))
-                server.raw(2, odd([bytes(one) for one in Codec(JOB).encode(batch)], chance))
+                server.raw(2, odd([bytes(one) for one in MessageCodec(JOB).encode(batch)], chance))
                 if server.workers[2].stream is None:
                     server.workers[2].open()
                 if i % 10 == 0:

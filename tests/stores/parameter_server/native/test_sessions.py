@@ -145,11 +145,10 @@ def test_what_is_not_a_record_changes_nothing(record: Record) -> None:
 
 def number_of(name: str) -> int:
     """Value of a name in an enum of the headers; C counts on from the one before."""
-    listed = next(
-        one for one in re.findall(r"enum[^{]*\{([^}]*)\}", SOURCES) if re.search(rf"\b{name}\b", one)
-    )
+    enums = [re.sub(r"/\*.*?\*/", "", one) for one in re.findall(r"enum[^{]*\{([^}]*)\}", SOURCES)]
+    listed = next(one for one in enums if re.search(rf"(^|,)\s*{name}\s*(=|,|$)", one))
     value = -1
-    for entry in re.sub(r"/\*.*?\*/", "", listed).split(","):
+    for entry in listed.split(","):
         left, _, right = entry.partition("=")
         value = int(right) if right.strip() else value + 1
         if left.strip() == name:

@@ -18,7 +18,7 @@ F32 = cpu.dtype_number(np.dtype(np.float32))
 def furnished(n: int = 4) -> tuple[SliceValue, list[np.ndarray]]:
     value, rooms = SliceValue(), [np.full(n, i, np.float32) for i in range(2)]
     for number, array in enumerate(rooms):
-        value.furnish(number, array, F32)
+        value.set_memory(number, array, F32)
     return value, rooms
 
 
@@ -31,18 +31,18 @@ def test_a_value_has_no_memory_at_first() -> None:
     value = SliceValue()
     assert (value.value, value.block, value.place, value.current, value.before) == (None, None, None, 0, -1)
     assert value.sums and not value.take_changed()
-    assert value.room(1) == (None, None, None)
+    assert value.buffer(1) == (None, None, None)
 
 
 def test_a_turn_makes_the_other_room_the_value() -> None:
     value, rooms = furnished()
     assert value.value is rooms[0]
-    value.turn(5)
+    value.swap_buffers(5)
     assert (value.value is rooms[1], value.current, value.before) == (True, 1, 4)
-    value.turn(6)
+    value.swap_buffers(6)
     assert (value.value is rooms[0], value.before) == (True, 5)
-    value.turn(7)
-    value.settle()
+    value.swap_buffers(7)
+    value.use_first_buffer()
     assert (value.value is rooms[0], value.before) == (True, -1)
 
 
@@ -52,14 +52,14 @@ def test_memory_is_let_go_when_it_is_cleared_replaced_or_dropped(n: int) -> None
     bare = references(rooms)
     value = SliceValue()
     for number in range(2):
-        value.furnish(number, rooms[number], F32)
+        value.set_memory(number, rooms[number], F32)
     held = references(rooms)
     assert min(held) > max(bare)
-    value.furnish(1, np.zeros(n, np.float32), F32)
+    value.set_memory(1, np.zeros(n, np.float32), F32)
     value.clear()
     assert (value.value, value.current) == (None, 0)
     cleared = references(rooms)
-    value.furnish(0, rooms[0], F32)
+    value.set_memory(0, rooms[0], F32)
     del value
     assert (cleared, references(rooms)) == (bare, bare)
 
@@ -67,10 +67,10 @@ def test_memory_is_let_go_when_it_is_cleared_replaced_or_dropped(n: int) -> None
 def test_a_room_says_where_others_find_it() -> None:
     value, lock = SliceValue(), np.zeros(1, np.uint64)
     array = np.zeros(4, np.float32)
-    value.furnish(0, array, F32, "a block", 3, 640, lock)
+    value.set_memory(0, array, F32, "a block", 3, 640, lock)
     assert (value.block, value.place) == ("a block", (3, 640))
-    assert value.room(0).array is array
-    value.turn(1)
+    assert value.buffer(0).array is array
+    value.swap_buffers(1)
     assert (value.value, value.place) == (None, None)
 
 

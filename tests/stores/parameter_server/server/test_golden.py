@@ -14,7 +14,7 @@ from shards import StoreShards
 import kvstore as kv
 from kvstore.kernels import cpu
 from kvstore.optimizer import create
-from kvstore.stores.parameter_server.server.payload import Payload, SliceUpdate
+from kvstore.stores.parameter_server.server.payload import SlicePayload, SliceUpdate
 
 Array = npt.NDArray[Any]
 Golden = Callable[[str], Any]
@@ -77,7 +77,7 @@ def test_two_bits(dist: Any, threshold: str, layout: str, n: int) -> None:
             cpu.encode(coding, exact, [lcg(n, 10 * t + rank, -1.3, 1.3)], residuals[rank], words[-1])
         for piece in shards.entries["w"].slices:
             part = slice(piece.start // 4, (piece.stop + 15) // 16 * 4)
-            parts = [(rank, Payload(its[part], coding, sent)) for rank, its in enumerate(words)]
+            parts = [(rank, SlicePayload(its[part], coding, sent)) for rank, its in enumerate(words)]
             assert shards.shards[piece.server].rounds.apply([SliceUpdate(piece.id, t + 1, parts)]) == [None]
         assert_same_bits(shards.pull("w"), wanted)
 

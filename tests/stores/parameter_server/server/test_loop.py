@@ -18,7 +18,7 @@ from kvstore.stores.parameter_server.protocol import events
 from kvstore.stores.parameter_server.protocol import messages as m
 from kvstore.stores.parameter_server.server import store_shard
 from kvstore.stores.parameter_server.server.loop import ServerLoop
-from kvstore.stores.parameter_server.server.snapshot import Folder, described
+from kvstore.stores.parameter_server.server.snapshot import SnapshotFolder, described
 from kvstore.stores.parameter_server.server.storage import ServerStorage
 
 STORES = {"stores": [{"store": 0}, {"store": 1}]}
@@ -51,7 +51,7 @@ def told_of_end(loop: ServerLoop, patch: pytest.MonkeyPatch) -> Any:
         loop._look_after_snapshots(time.monotonic())
     assert loop._writing is None
     (event,) = told
-    assert isinstance(event, events.Saved)
+    assert isinstance(event, events.SnapshotSaved)
     return event.error
 
 
@@ -86,8 +86,8 @@ def put(storage: ServerStorage, value: float) -> None:
     data = np.full(8, value, np.float32).tobytes()
     record = m.Record(m.Kind.ASSIGN, 0, 1, place=m.PayloadLocation.FRAME, nbytes=len(data))
     for store in (0, 1):
-        storage.define(events.Define(store, (ENTRY,)))
-        applied = storage.write(events.Write(store, [events.SliceWrite(0, record, (data,))]))
+        storage.define(events.DefineSlices(store, (ENTRY,)))
+        applied = storage.write(events.WriteSlices(store, [events.SliceWrite(0, record, (data,))]))
         assert applied.results == [(0, None)]
 
 
@@ -135,17 +135,17 @@ def test_a_store_that_is_closed_while_its_snapshot_is_written_leaves_none(
     loop._storage.begin_snapshots("job")
     monkeypatch.setattr(loop._machine, "snapshot", lambda: STORES)
     put(loop._storage, 1)
-    written, closed = Folder.write, threading.Event()
+    written, closed = SnapshotFolder.write, threading.Event()
 
     def write(*content: Any) -> None:
         assert closed.wait(20)
         written(*content)
 
-    monkeypatch.setattr(Folder, "write", write)
+    monkeypatch.setattr(SnapshotFolder, "write", write)
     loop._look_after_snapshots(time.monotonic())
-    loop._storage.forget(events.Forget(0, None))
+    loop._storage.forget(events.ForgetSlices(0, None))
     closed.set()
     assert told_of_end(loop, monkeypatch) is None
     assert there(tmp_path) == {1: 1}
-    loop._storage.forget(events.Forget(1, None))
+    loop._storage.forget(events.ForgetSlices(1, None))
     assert not list((tmp_path / "server-0").glob("store-*"))

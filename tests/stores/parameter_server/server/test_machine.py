@@ -8,7 +8,7 @@ import pytest
 
 from kvstore.stores.parameter_server.protocol import events as e
 from kvstore.stores.parameter_server.protocol import messages as m
-from kvstore.stores.parameter_server.server.machine import Server, ServerOptions
+from kvstore.stores.parameter_server.server.machine import ServerMachine, ServerOptions
 from kvstore.stores.parameter_server.server.slice_rounds import SliceRounds
 
 ENTRY = m.KeyEntry(m.KeySpec("w", (8,), "float32"), 0, (m.Slice(0, 0, 0, 8),), ready=False)
@@ -22,7 +22,7 @@ class Machine:
         self.mode = mode
         hello = m.Hello("server", 0, 1, "s", "job", m.PROTOCOL, restarted=restarted)
         snapshot = more.pop("snapshot", None)
-        self.machine = Server(hello, ServerOptions(report=1, **more), snapshot)
+        self.machine = ServerMachine(hello, ServerOptions(report=1, **more), snapshot)
         self.actions: list[e.Action] = []
         self.numbers: dict[int, int] = {}
         self.messages = 0
@@ -65,7 +65,7 @@ class Machine:
         self.applied()
 
     def applied(self, failure: m.Failure | None = None) -> None:
-        self.step(e.Applied(0, [(0, failure)]))
+        self.step(e.JobsApplied(0, [(0, failure)]))
 
     def answers(self) -> dict[Any, list[tuple[m.Kind, int]]]:
         """Kind and sequence of what each worker is told."""
@@ -131,10 +131,10 @@ def send(server: Machine, first: int, *kinds: m.Kind) -> list[e.Action]:
 def test_what_one_message_writes_has_one_answer() -> None:
     count = 5
     server = with_slices(count)
-    (write,) = (one for one in send(server, 1, *[K.ASSIGN] * count) if isinstance(one, e.Write))
+    (write,) = (one for one in send(server, 1, *[K.ASSIGN] * count) if isinstance(one, e.WriteSlices))
     assert [one.slice for one in write.writes] == list(range(count))
     failure = m.Failure("ShapeError", "on demand")
-    server.step(e.Applied(0, [(at, failure if at == 2 else None) for at in range(count)]))
+    server.step(e.JobsApplied(0, [(at, failure if at == 2 else None) for at in range(count)]))
     (reply,) = (one for one in server.actions if isinstance(one, e.Reply))
     kinds = [K.DONE, K.DONE, K.FAILED, K.DONE, K.DONE]
     assert sorted((one[1].slice, one[0]) for one in reply.answers) == list(enumerate(kinds))
@@ -143,13 +143,13 @@ def test_what_one_message_writes_has_one_answer() -> None:
 def test_what_is_forgotten_between_two_writes_keeps_its_place() -> None:
     server = with_slices(3)
     send(server, 1, *[K.ASSIGN] * 3)
-    server.step(e.Applied(0, [(at, None) for at in range(3)]))
+    server.step(e.JobsApplied(0, [(at, None) for at in range(3)]))
     actions = send(server, 4, K.ASSIGN, K.FORGET, K.ASSIGN)
-    first, forget, second = (one for one in actions if isinstance(one, e.Write | e.Forget))
-    assert isinstance(first, e.Write)
-    assert isinstance(second, e.Write)
+    first, forget, second = (one for one in actions if isinstance(one, e.WriteSlices | e.ForgetSlices))
+    assert isinstance(first, e.WriteSlices)
+    assert isinstance(second, e.WriteSlices)
     assert ([one.slice for one in first.writes], [one.slice for one in second.writes]) == ([0], [2])
-    assert forget == e.Forget(0, (1,))
+    assert forget == e.ForgetSlices(0, (1,))
 
 
 @pytest.mark.parametrize("ready", [True, False])
@@ -424,7 +424,7 @@ def test_a_broken_store_reads_and_does_not_write() -> None:
     server.ask(0, K.FETCH_STATE, 0)
     assert server.answers() == {0: [(K.VALUE, 5)]}
     server.ask(0, K.ASSIGN, 0)
-    assert any(isinstance(one, e.Write) for one in server.actions)
+    assert any(isinstance(one, e.WriteSlices) for one in server.actions)
 
 
 def test_an_older_view_changes_nothing() -> None:
@@ -570,11 +570,11 @@ def test_an_init_waits_until_it_is_in_a_snapshot() -> None:
     server.ask(0, K.INIT)
     server.applied()
     assert server.answers() == {}
-    assert any(isinstance(one, e.Save) for one in server.step(e.Tick()))
-    server.step(e.Saved())
+    assert any(isinstance(one, e.SaveSnapshot) for one in server.step(e.Tick()))
+    server.step(e.SnapshotSaved())
     assert server.answers() == {}  # that one was begun before the value was there
     assert server.machine.snapshot()["stores"][0]["rounds"] == [[0, 0]]
-    server.step(e.Saved())
+    server.step(e.SnapshotSaved())
     assert server.answers() == {0: [(K.DONE, 1)]}
 
 
@@ -584,7 +584,7 @@ def test_an_init_that_is_in_no_snapshot_fails() -> None:
     server.ask(0, K.INIT)
     server.applied()
     server.machine.snapshot()
-    server.step(e.Saved(m.Failure("StateFileError", "there is no snapshot")))
+    server.step(e.SnapshotSaved(m.Failure("StateFileError", "there is no snapshot")))
     assert server.failures() == {0: ["there is no snapshot"]}
 
 
@@ -633,7 +633,7 @@ def test_an_async_server_that_was_restarted_waits_for_no_request_that_it_had_ans
 def test_a_server_that_was_restarted_takes_requests_for_ever(mode: str) -> None:
     first = Machine(1, mode=mode)
     first.start()
-    first.machine.step(e.Saved(), 0.0)
+    first.machine.step(e.SnapshotSaved(), 0.0)
     server = Machine(1, mode=mode, restarted=True, snapshot=first.machine.snapshot())
     unanswered = (7, m.SPAN, m.SPAN + 5)
     assert isinstance(server.attach(0, met=True, next=m.SPAN + 6, unanswered=unanswered), m.Attached)
@@ -658,7 +658,7 @@ def test_settings_are_installed_once_and_acknowledged() -> None:
     server = Machine()
     server.from_scheduler(m.Install(0, 4, "settings", "sgd", since=9))
     assert any(isinstance(one, m.Install) for one in server.actions)
-    server.step(e.Configured(0, 4))
+    server.step(e.InstallDone(0, 4))
     server.from_scheduler(m.Install(0, 4, "settings", "sgd", since=9))
     assert not any(isinstance(one, m.Install) for one in server.actions)
 
@@ -681,9 +681,9 @@ def test_forgotten_slices_fail_whoever_waits() -> None:
     server.ask(0, K.PUSHPULL, 1)
     server.from_scheduler(m.Install(0, 0, "drop", "0"))
     assert server.answers() == {0: [(K.FAILED, 2)]}
-    assert e.Forget(0, (0,)) in server.actions
+    assert e.ForgetSlices(0, (0,)) in server.actions
     server.from_scheduler(m.Install(0, 0, "drop", ""))
-    assert e.Forget(0, None) in server.actions
+    assert e.ForgetSlices(0, None) in server.actions
     assert server.machine.stores() == []
 
 
@@ -716,7 +716,7 @@ def test_a_scheduler_that_was_never_there_is_not_lost() -> None:
     found = {}
     for restarted in (False, True):
         hello = m.Hello("server", 0, 1, "s", "job", m.PROTOCOL, restarted=restarted)
-        machine = Server(hello, ServerOptions(start=1, where="tcp://127.0.0.1:1"))
+        machine = ServerMachine(hello, ServerOptions(start=1, where="tcp://127.0.0.1:1"))
         machine.step(e.Start(), 0.0)
         ends = [one for at in (0.5, 1.5, 2.5) for one in machine.step(e.Tick(), at) if isinstance(one, e.End)]
         (end,) = ends
@@ -760,7 +760,7 @@ def test_a_round_that_is_being_done_at_a_loss_is_the_last_one() -> None:
     machine.ask(0, K.PUSH, 1)
     machine.ask(1, K.PUSH, 1)
     broken(machine)
-    assert e.Abort(0) in machine.actions
+    assert e.AbortJobs(0) in machine.actions
     machine.ask(0, K.LAST_ROUND)
     assert told(machine) == []
     machine.applied()
@@ -775,7 +775,7 @@ def test_a_round_that_is_given_up_never_was() -> None:
     broken(machine)
     machine.ask(0, K.LAST_ROUND)
     machine.ask(0, K.PULL)
-    machine.step(e.Applied(0, [], [0]))
+    machine.step(e.JobsApplied(0, [], [0]))
     assert told(machine) == [(K.DONE, 0), (K.VALUE, 0)]
 
 

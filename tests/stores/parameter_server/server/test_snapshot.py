@@ -19,9 +19,9 @@ import kvstore as kv
 from kvstore import files
 from kvstore.optimizer import Updater, create, states
 from kvstore.stores.parameter_server.protocol.optimizer_states import join_states, split_states
-from kvstore.stores.parameter_server.server.payload import Payload, SliceValueWrite
+from kvstore.stores.parameter_server.server.payload import SlicePayload, SliceValueWrite
 from kvstore.stores.parameter_server.server.store_shard import StoreShard
-from kvstore.stores.parameter_server.transport.shared_buffers import Values
+from kvstore.stores.parameter_server.transport.shared_buffers import SharedValues
 
 Array = npt.NDArray[Any]
 
@@ -219,7 +219,7 @@ def test_states_of_rows_go_to_another_server(lazy: bool) -> None:
     others.put_states(shards.states())
     for piece in shards.entries["t"].slices:
         ids, found = shards.shards[0].rows(piece.id)
-        payload = Payload((ids, np.ascontiguousarray(found)), rows=len(ids))
+        payload = SlicePayload((ids, np.ascontiguousarray(found)), rows=len(ids))
         assert others.shards[0].write([SliceValueWrite(piece.id, payload, first=False)]) == [None]
     others.pushes = dict(shards.pushes)
     for seed in range(3, 6):
@@ -257,7 +257,7 @@ def test_states_of_a_table_that_no_process_could_hold() -> None:
 # --------------------------------------------------------------------------------------------- snapshots
 
 
-def restored(pair: Beside, folder: Path, memory: Values | None = None) -> list[dict[str, Any]]:
+def restored(pair: Beside, folder: Path, memory: SharedValues | None = None) -> list[dict[str, Any]]:
     found = [StoreShard.restore(folder / str(shard.server), memory) for shard in pair.shards.shards]
     pair.shards.shards = [shard for shard, _ in found]
     return [rounds for _, rounds in found]
@@ -280,7 +280,7 @@ def test_a_server_goes_on_from_its_snapshot(
             pair.set_optimizer(create(name, **settings))
         train(pair, name, range(2 * step, 2 * step + 2))
         snapshot(pair, tmp_path, {"complete": {"7": step}, "seen": [1, 2]})
-        rounds = restored(pair, tmp_path, Values() if shared else None)
+        rounds = restored(pair, tmp_path, SharedValues() if shared else None)
         assert rounds == [{"complete": {"7": step}, "seen": [1, 2]}] * 2
         for key in (*keys_of(name), "t"):
             pair.check(key)

@@ -28,10 +28,10 @@ def server(folder: Path, rank: int = 0) -> ServerStorage:
 
 def put(storage: ServerStorage, store: int, value: float) -> None:
     """Have the storage hold a key, all elements of which are `value`."""
-    storage.define(e.Define(store, (ENTRY,)))
+    storage.define(e.DefineSlices(store, (ENTRY,)))
     data = np.full(8, value, np.float32).tobytes()
     record = m.Record(m.Kind.ASSIGN, 0, 1, place=m.PayloadLocation.FRAME, nbytes=len(data))
-    applied = storage.write(e.Write(store, [e.SliceWrite(0, record, (data,))]))
+    applied = storage.write(e.WriteSlices(store, [e.SliceWrite(0, record, (data,))]))
     assert applied.results == [(0, None)]
 
 
@@ -138,7 +138,7 @@ def test_a_server_that_was_killed_as_it_removed_a_closed_store_has_the_others(
     for store in (0, 1):
         saved(storage, store)
     gone = int(step == "unlink")  # of its files; or all are
-    in_killed_child(lambda: storage.forget(e.Forget(1, None)), step, gone)
+    in_killed_child(lambda: storage.forget(e.ForgetSlices(1, None)), step, gone)
     assert server(tmp_path).restore("a job") == {"stores": [{"store": 0}]}
 
 

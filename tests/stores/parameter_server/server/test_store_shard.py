@@ -24,8 +24,8 @@ from kvstore.stores.parameter_server.protocol.optimizer_states import (
     split_states,
 )
 from kvstore.stores.parameter_server.server import round_updates
-from kvstore.stores.parameter_server.server.payload import Payload, SliceUpdate, SliceValueWrite
-from kvstore.stores.parameter_server.transport.shared_buffers import PeerBuffers, Values
+from kvstore.stores.parameter_server.server.payload import SlicePayload, SliceUpdate, SliceValueWrite
+from kvstore.stores.parameter_server.transport.shared_buffers import PeerBuffers, SharedValues
 
 Array = npt.NDArray[Any]
 
@@ -273,7 +273,7 @@ def test_packed_gradients(code: str, optimizer: str | None) -> None:
     low, high = pair.shards.entries["w"].slices
     at = cpu.encoded_bytes(coding, cut)
     for piece, part in ((low, slice(0, at)), (high, slice(at, None))):
-        parts = [(r, Payload(bytes(words[part]), coding, threshold)) for r, words in enumerate(packed)]
+        parts = [(r, SlicePayload(bytes(words[part]), coding, threshold)) for r, words in enumerate(packed)]
         job = SliceUpdate(piece.id, 1, parts, 1, 1)
         assert pair.shards.shards[piece.server].rounds.apply([job]) == [None]
     pair.check("w")
@@ -288,11 +288,11 @@ def test_workers_that_pack_in_different_ways() -> None:
     pair = Beside(1)
     pair.init("w", np.zeros(size, np.float32))
     values = [numbers((size,), seed=r) for r in range(3)]
-    parts, decoded = [(0, Payload(values[0].tobytes()))], [values[0]]
+    parts, decoded = [(0, SlicePayload(values[0].tobytes()))], [values[0]]
     for rank, threshold in ((1, 0.25), (2, 0.5)):
         words = np.empty(cpu.encoded_bytes(coding, size), np.uint8)
         cpu.encode(coding, threshold, [values[rank]], np.zeros(size, np.float32), words)
-        parts.append((rank, Payload(words, coding, threshold)))
+        parts.append((rank, SlicePayload(words, coding, threshold)))
         decoded.append(np.where(values[rank] >= threshold, threshold, 0).astype(np.float32))
         decoded[-1][values[rank] <= -threshold] = -threshold
     pair.local.push("w", decoded)
@@ -377,7 +377,7 @@ def test_rows_of_slices_that_cut_rows_are_lines() -> None:
     ids = np.array([29, 30, 33])  # of two elements each: the last of a row, and two of the two that follow
     data = np.arange(6, dtype=np.float32)
     jobs = [
-        SliceUpdate(part.id, 1, [(0, Payload((ids[at], data.reshape(3, 2)[at]), rows=len(ids[at])))])
+        SliceUpdate(part.id, 1, [(0, SlicePayload((ids[at], data.reshape(3, 2)[at]), rows=len(ids[at])))])
         for part, at in zip(shards.entries["w"].slices, (slice(0, 2), slice(2, 3)), strict=True)
     ]
     assert shards.apply([jobs]) == [None, None]
@@ -389,7 +389,9 @@ def test_rows_of_slices_that_cut_rows_are_lines() -> None:
 def test_rows_without_elements_are_refused() -> None:
     shards = StoreShards(1)
     shards.init("w", np.zeros((40, 0), np.float32))
-    results = shards.apply([[SliceUpdate(shards.entries["w"].slices[0].id, 1, [(0, Payload(b"", rows=0))])]])
+    results = shards.apply(
+        [[SliceUpdate(shards.entries["w"].slices[0].id, 1, [(0, SlicePayload(b"", rows=0))])]]
+    )
     assert isinstance(results[0], kv.ShapeError)
 
 
@@ -497,7 +499,9 @@ def test_a_whole_key_waits_for_all_its_slices() -> None:
     assert shard.rounds.gather(jobs) == jobs  # nothing but sums
     shards.set_optimizer(create("lamb"))
     assert shard.rounds.gather(jobs[:1]) == []
-    other = SliceUpdate(shards.entries["v"].slices[0].id, 1, [(0, Payload(np.ones(30, np.float32)))], 1, 1)
+    other = SliceUpdate(
+        shards.entries["v"].slices[0].id, 1, [(0, SlicePayload(np.ones(30, np.float32)))], 1, 1
+    )
     assert shard.rounds.gather([jobs[2], other]) == [other]
     assert sorted(job.slice for job in shard.rounds.gather([jobs[1]])) == [job.slice for job in jobs]
 
@@ -509,7 +513,7 @@ def test_a_payload_that_cannot_be_read_fails_the_whole_key() -> None:
     shards.set_optimizer(create("lamb"))
     good = np.ones(3000, np.float32)
     jobs = [SliceUpdate(p.id, 1, [(0, payload_of(good, p, False))], 1, 1) for p in shards.entries["w"].slices]
-    jobs[1] = jobs[1]._replace(parts=[(0, Payload(kv.ProtocolError("gone")))])
+    jobs[1] = jobs[1]._replace(parts=[(0, SlicePayload(kv.ProtocolError("gone")))])
     assert [str(error) for error in shards.apply([jobs])] == ["gone"] * 3
     np.testing.assert_array_equal(shards.pull("w"), start)
     assert set(shards.push(("w", [good]))) == {None}
@@ -540,22 +544,22 @@ def test_a_rule_for_whole_keys_and_a_key_in_parts(key: str) -> None:
 @pytest.mark.parametrize(
     ("payload", "error"),
     [
-        (Payload(b""), kv.ShapeError),
-        (Payload(bytes(39)), kv.ShapeError),
-        (Payload(bytes(44)), kv.ShapeError),
-        (Payload(bytes(40), coding=99), kv.DTypeError),
-        (Payload(bytes(40), coding=cpu.DIVIDED), kv.DTypeError),
-        (Payload(bytes(39), coding=cpu.DIVIDED, threshold=2.0), kv.ShapeError),
-        (Payload(kv.ProtocolError("gone")), kv.ProtocolError),
-        (Payload(bytes(40), coding=cpu.coding("two_bit"), threshold=0.5), kv.ShapeError),
+        (SlicePayload(b""), kv.ShapeError),
+        (SlicePayload(bytes(39)), kv.ShapeError),
+        (SlicePayload(bytes(44)), kv.ShapeError),
+        (SlicePayload(bytes(40), coding=99), kv.DTypeError),
+        (SlicePayload(bytes(40), coding=cpu.DIVIDED), kv.DTypeError),
+        (SlicePayload(bytes(39), coding=cpu.DIVIDED, threshold=2.0), kv.ShapeError),
+        (SlicePayload(kv.ProtocolError("gone")), kv.ProtocolError),
+        (SlicePayload(bytes(40), coding=cpu.coding("two_bit"), threshold=0.5), kv.ShapeError),
     ],
 )
-def test_a_wrong_payload_spoils_its_own_round_only(payload: Payload, error: type[Exception]) -> None:
+def test_a_wrong_payload_spoils_its_own_round_only(payload: SlicePayload, error: type[Exception]) -> None:
     shards = StoreShards(1)
     for key in "ab":
         shards.init(key, np.zeros(10, np.float32))
     (a,), (b,) = shards.entries["a"].slices, shards.entries["b"].slices
-    good = Payload(np.ones(10, np.float32))
+    good = SlicePayload(np.ones(10, np.float32))
     results = shards.shards[0].rounds.apply(
         [SliceUpdate(a.id, 1, [(0, good), (1, payload)]), SliceUpdate(b.id, 1, [(0, good)])]
     )
@@ -571,7 +575,7 @@ def test_values_that_count_divided() -> None:
     ten = np.arange(10, dtype=np.float32)
     for round_, (one, other) in enumerate([(2.0, 2.0), (3.0, 3.0), (3.0, 4.0), (2.0, 0.0)], 1):
         parts = [
-            (rank, Payload(bytes(ten + rank), cpu.DIVIDED if divisor else 0, divisor))
+            (rank, SlicePayload(bytes(ten + rank), cpu.DIVIDED if divisor else 0, divisor))
             for rank, divisor in enumerate((one, other))
         ]
         assert shards.shards[0].rounds.apply(
@@ -585,7 +589,7 @@ def test_signalling_nans_that_count_divided_warn_nobody() -> None:
     shards = StoreShards(1)
     shards.init("w", np.zeros(2, np.float32))
     signalling = np.array([0x7F800001, 0x3F800000], np.uint32).tobytes()
-    parts = [(0, Payload(signalling, cpu.DIVIDED, 2.0)), (1, Payload(bytes(8), cpu.DIVIDED, 3.0))]
+    parts = [(0, SlicePayload(signalling, cpu.DIVIDED, 2.0)), (1, SlicePayload(bytes(8), cpu.DIVIDED, 3.0))]
     with np.errstate(all="raise"):
         results = shards.shards[0].rounds.apply([SliceUpdate(shards.entries["w"].slices[0].id, 1, parts)])
     assert results == [None]
@@ -597,7 +601,7 @@ def test_signalling_nans_that_count_divided_warn_nobody() -> None:
 def test_coded_values_of_other_types_are_refused(coding: int) -> None:
     shards = StoreShards(1)
     shards.init("w", np.zeros(32, np.float64))
-    payload = Payload(bytes(8), coding, 0.5)
+    payload = SlicePayload(bytes(8), coding, 0.5)
     results = shards.shards[0].rounds.apply(
         [SliceUpdate(shards.entries["w"].slices[0].id, 1, [(0, payload)])]
     )
@@ -624,7 +628,7 @@ def test_wrong_rows(ids: list[int], nbytes: int, error: type[Exception], optimiz
         shards.set_optimizer(create(optimizer))
     piece = shards.entries["t"].slices[1]
     before = shards.pull("t")
-    payload = Payload((np.array(ids, np.int64), bytes(nbytes)), rows=2)
+    payload = SlicePayload((np.array(ids, np.int64), bytes(nbytes)), rows=2)
     (found,) = shards.shards[1].rounds.apply([SliceUpdate(piece.id, 1, [(0, payload)], 1, 1)])
     assert isinstance(found, error)
     np.testing.assert_array_equal(shards.pull("t"), before)
@@ -685,13 +689,19 @@ def test_what_is_not_here() -> None:
     dense, table = (shards.entries[key].slices[0].id for key in "wt")
     with pytest.raises(kv.KeyNotFoundError, match="no slice 7 of store 0"):
         shard.read(7)
-    assert isinstance(shard.rounds.apply([SliceUpdate(7, 1, [(0, Payload(b""))])])[0], kv.KeyNotFoundError)
+    assert isinstance(
+        shard.rounds.apply([SliceUpdate(7, 1, [(0, SlicePayload(b""))])])[0], kv.KeyNotFoundError
+    )
     with pytest.raises(kv.DTypeError, match="read by rows"):
         shard.read(table)
     with pytest.raises(kv.DTypeError, match="is dense"):
         shard.rows(dense)
-    wrong = [(dense, Payload(bytes(48), rows=2)), (dense, Payload(bytes(41))), (7, Payload(bytes(40)))]
-    good = dense, Payload(np.ones(10, np.float32))
+    wrong = [
+        (dense, SlicePayload(bytes(48), rows=2)),
+        (dense, SlicePayload(bytes(41))),
+        (7, SlicePayload(bytes(40))),
+    ]
+    good = dense, SlicePayload(np.ones(10, np.float32))
     errors = shard.write([SliceValueWrite(*one, first=False) for one in (*wrong, good)])
     assert [type(one) for one in errors] == [kv.DTypeError, kv.ShapeError, kv.KeyNotFoundError, type(None)]
     assert "cannot be set by rows" in str(errors[0])
@@ -744,7 +754,7 @@ def test_a_slice_without_a_value() -> None:
     with pytest.raises(kv.KeyNotFoundError, match="no value yet"):
         shard.read(50)
     assert isinstance(
-        shard.rounds.apply([SliceUpdate(50, 1, [(0, Payload(bytes(16)))])])[0], kv.KeyNotFoundError
+        shard.rounds.apply([SliceUpdate(50, 1, [(0, SlicePayload(bytes(16)))])])[0], kv.KeyNotFoundError
     )
     assert set(shard.placement()) == {shards.entries["w"].slices[0].id}
 
@@ -767,7 +777,7 @@ def test_a_round_has_the_settings_of_its_pushes() -> None:
     shards.barrier()
     shards.configure(rule, "learning_rate")
     shard, slice = shards.shards[0], shards.entries["w"].slices[0].id
-    one = [(0, Payload(np.ones(4, np.float32)))]
+    one = [(0, SlicePayload(np.ones(4, np.float32)))]
     for version, value in ((0, 1), (1, 0), (2, -10), (1, -20), (9, -30)):  # never back to older ones
         assert shard.rounds.apply([SliceUpdate(slice, 1, one, version, 1)]) == [None]
         assert (shard.read(slice) == value).all(), version
@@ -825,7 +835,7 @@ def test_settings_of_an_earlier_version_hold_up_to_the_next() -> None:
     found = []
     for version in (2, 3, 5, 6, 8, 9, 20):
         before = shards.pull("w")
-        parts = [(0, Payload(np.ones(4, np.float32)))]
+        parts = [(0, SlicePayload(np.ones(4, np.float32)))]
         assert shard.rounds.apply([SliceUpdate(piece.id, 1, parts, version, 1)]) == [None]
         found.append(float((before - shards.pull("w"))[0]))
     assert found == [-1, 3, 3, 6, 6, 9, 9]  # at first the sum is the value
@@ -883,7 +893,7 @@ def test_settings_that_change_all_the_time_do_not_pile_up() -> None:
 
 @pytest.mark.parametrize("name", ["sgd", "lamb"])
 def test_values_that_workers_of_this_machine_read(name: str) -> None:
-    memory = Values()
+    memory = SharedValues()
     pair = Beside(1, memory)
     pair.init("w", numbers((300, 100)), (8192, 16384))
     pair.init("t", some_rows((40, 3), 5, 1))
@@ -914,7 +924,7 @@ def test_values_that_workers_of_this_machine_read(name: str) -> None:
 
 
 def test_without_room_for_others_values_are_private() -> None:
-    shards = StoreShards(1, Values(limit=2**22))
+    shards = StoreShards(1, SharedValues(limit=2**22))
     shards.init("small", np.zeros(1000, np.float32))
     shards.init("large", np.ones(2**21, np.float32))
     shard = shards.shards[0]
@@ -1013,7 +1023,7 @@ def test_sums_and_rules_in_turn_give_the_same_with_what_was_there_kept(
 ) -> None:
     found = []
     for keeps in (True, False):
-        memory = Values() if shared else None
+        memory = SharedValues() if shared else None
         shards = StoreShards(1, memory)
         if not keeps:
             monkeypatch.setattr(round_updates, "_may_be_undone", lambda job: False)

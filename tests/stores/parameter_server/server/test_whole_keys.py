@@ -13,7 +13,7 @@ from kvstore.optimizer import Updater, create
 from kvstore.settings.parameter_server import PsConfig
 from kvstore.stores.parameter_server.protocol import events as e
 from kvstore.stores.parameter_server.protocol import messages as m
-from kvstore.stores.parameter_server.server.machine import Server, ServerOptions
+from kvstore.stores.parameter_server.server.machine import ServerMachine, ServerOptions
 from kvstore.stores.parameter_server.server.storage import ServerStorage
 
 Array = npt.NDArray[np.float32]
@@ -59,7 +59,7 @@ class Job:
         self.sequences = dict.fromkeys(range(workers), 0)
         self.answers: list[tuple[int, m.Kind, int, int]] = []  # rank, kind, slice, the request's round
         hello = m.Hello("server", 0, 1, "s", "job", m.PROTOCOL, restarted=completed is not None)
-        self.machine = Server(hello, ServerOptions(), self._snapshot(completed))
+        self.machine = ServerMachine(hello, ServerOptions(), self._snapshot(completed))
         self.from_scheduler(m.Slices(0, (ENTRY,)))
         text = json.dumps(create("lamb", wd=0.1).describe())
         self.from_scheduler(m.Install(0, 1, "settings", text, since=1, ordinal=1, epoch=1))
@@ -68,8 +68,8 @@ class Job:
     def _snapshot(self, completed: int | None) -> dict[str, Any] | None:
         if completed is None:
             return None
-        self.storage.define(e.Define(0, (ENTRY,)))
-        self.storage.write(e.Write(0, [self._value(slice_) for slice_ in SLICES]))
+        self.storage.define(e.DefineSlices(0, (ENTRY,)))
+        self.storage.write(e.WriteSlices(0, [self._value(slice_) for slice_ in SLICES]))
         rounds = [[slice_, completed] for slice_ in SLICES]
         return {"stores": [{"store": 0, "version": 0, "rounds": rounds, "windows": []}]}
 
@@ -94,13 +94,13 @@ class Job:
             for kind, request, _, _ in action.answers:
                 self.answers.append((action.batch.rank, kind, request.slice, request.round))
         elif isinstance(action, m.Install):
-            return e.Configured(0, action.version, self.storage.configure(action))
+            return e.InstallDone(0, action.version, self.storage.configure(action))
         handlers: dict[type, Any] = {
-            e.Define: self.storage.define,
-            e.Write: self.storage.write,
+            e.DefineSlices: self.storage.define,
+            e.WriteSlices: self.storage.write,
             e.Apply: self.storage.apply,
-            e.Abort: self.storage.abort,
-            e.Withdraw: self.storage.withdraw,
+            e.AbortJobs: self.storage.abort,
+            e.WithdrawJobs: self.storage.withdraw,
             e.Attachment: lambda one: self.storage.attach(one) and None,
         }
         return handlers[type(action)](action) if type(action) in handlers else None  # type: ignore[no-any-return]

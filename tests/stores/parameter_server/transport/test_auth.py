@@ -15,10 +15,10 @@ import zmq
 
 from kvstore.errors import AuthError
 from kvstore.settings.keys import Keys
-from kvstore.stores.parameter_server.transport.auth import password
-from kvstore.stores.parameter_server.transport.channel import Dealer, Poller, Router
+from kvstore.stores.parameter_server.transport.channel import ChannelPoller, Dealer, Router
 from kvstore.stores.parameter_server.transport.context import Context
-from kvstore.stores.parameter_server.transport.refusals import Refusals
+from kvstore.stores.parameter_server.transport.refusals import RefusalLog
+from kvstore.stores.parameter_server.transport.zmq_auth import password
 
 Contexts = Callable[..., Context]
 PATIENCE = 20.0
@@ -126,7 +126,7 @@ def test_a_server_without_a_key_in_the_list_is_told(context: Contexts, job_keys:
 
 
 def test_a_poller_shows_the_refused(router: Router, context: Contexts, job_keys: dict[str, Keys]) -> None:
-    poller = Poller()
+    poller = ChannelPoller()
     dealer = Dealer(context(job_keys["stranger"]), router.address, b"stranger")
     poller.add(dealer)
     assert poller.wait(PATIENCE) == [dealer]
@@ -192,7 +192,7 @@ def test_nothing_can_be_read_on_the_way(context: Contexts, job_keys: dict[str, K
 
 def test_a_peer_has_a_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     now = [100.0]
-    refusals = Refusals(lambda: now[0])
+    refusals = RefusalLog(lambda: now[0])
     for second in range(150):
         now[0] = 100.0 + second
         refusals.note("peer a", "bad key")
@@ -209,7 +209,7 @@ def test_a_peer_has_a_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_peers_without_end_take_no_memory_without_end(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "kvstore.wire")
-    refusals = Refusals(lambda: 0.0)
+    refusals = RefusalLog(lambda: 0.0)
     for number in range(5000):
         refusals.note(f"peer {number}", "bad key")
     assert refusals.count == 5000

@@ -18,9 +18,15 @@ import zmq
 
 from kvstore.errors import ClosedError, ConfigError, KVStoreError
 from kvstore.settings.keys import Keys
-from kvstore.stores.parameter_server.transport.channel import Channel, Dealer, NotSentError, Poller, Router
+from kvstore.stores.parameter_server.transport.channel import (
+    ChannelPoller,
+    Dealer,
+    NotSentError,
+    Router,
+    ZmqChannel,
+)
 from kvstore.stores.parameter_server.transport.context import Context
-from kvstore.stores.parameter_server.transport.frames import Limits
+from kvstore.stores.parameter_server.transport.frames import MessageLimits
 from kvstore.stores.parameter_server.transport.options import BORROWED, tune_malloc
 
 Contexts = Callable[..., Context]
@@ -235,7 +241,7 @@ def test_free_ports_are_none_that_the_system_gives_to_connections(context: Conte
 
 
 def test_messages_over_the_limit_never_reach_the_receiver(context: Contexts, address: str) -> None:
-    router = Router(context(limits=Limits(frame=10_000, control=10_000, records=10)), address)
+    router = Router(context(limits=MessageLimits(frame=10_000, control=10_000, records=10)), address)
     dealer = Dealer(context(), router.address, b"too large")
     dealer.send([b"hello"])
     assert router.receive(PATIENCE)
@@ -399,8 +405,8 @@ def test_a_port_is_free_again_once_its_router_is_closed(context: Contexts) -> No
 def test_a_poller_finds_those_with_messages(context: Contexts, address: str) -> None:
     router, dealer = pair(context, address)
     other = Dealer(context(), router.address, b"worker 1")
-    poller = Poller()
-    channels: list[Channel] = [router, dealer, other]
+    poller = ChannelPoller()
+    channels: list[ZmqChannel] = [router, dealer, other]
     for channel in channels:
         poller.add(channel)
     assert poller.wait(0.02) == []
@@ -427,7 +433,7 @@ def test_a_poller_finds_those_with_messages(context: Contexts, address: str) -> 
 
 
 def test_a_poller_is_woken_by_another_thread(context: Contexts) -> None:
-    poller = Poller()
+    poller = ChannelPoller()
     poller.add(Router(context(), "tcp://127.0.0.1:0"))
     waker = threading.Timer(0.1, poller.wake)
     waker.start()
@@ -477,7 +483,7 @@ def test_nothing_is_left_of_a_context(context: Contexts, address: str) -> None:
         made = context()
         router, dealer = Router(made, address), None
         dealer = Dealer(made, router.address, b"worker 0")
-        poller = Poller()
+        poller = ChannelPoller()
         poller.add(dealer)
         dealer.send([b"x", bytes(1 << 20)])
         assert router.receive(PATIENCE)

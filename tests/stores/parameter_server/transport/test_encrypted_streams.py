@@ -22,14 +22,14 @@ from kvstore.stores.parameter_server.transport import (
     stream_listener,
     streams,
 )
-from kvstore.stores.parameter_server.transport.channel import Poller
+from kvstore.stores.parameter_server.transport.channel import ChannelPoller
 from kvstore.stores.parameter_server.transport.native._streams import Sender
 from kvstore.stores.parameter_server.transport.server_streams import ServerStreams
 from kvstore.stores.parameter_server.transport.stream_client import StreamClient
 from kvstore.stores.parameter_server.transport.streams import (
     ANSWER_BYTES,
     ENCRYPTED_HELLO_BYTES,
-    Offer,
+    StreamOffer,
 )
 
 PEER = b"worker 0"
@@ -42,17 +42,17 @@ class Job:
     """A server's end, a worker's, and whoever is between."""
 
     def __init__(self) -> None:
-        self.poller, self.sender = Poller(), Sender()
+        self.poller, self.sender = ChannelPoller(), Sender()
         roles: Any = SimpleNamespace(ipc=False, host="127.0.0.1", keys=object())
-        self.server_poller = Poller()
+        self.server_poller = ChannelPoller()
         self.server = ServerStreams(roles, self.server_poller)
         self.came: list[bytes] = []
         self.clients: list[StreamClient] = []
         self.between: list[Between] = []
 
     @property
-    def offer(self) -> Offer:
-        found = Offer.read(self.server.offer(PEER), True)
+    def offer(self) -> StreamOffer:
+        found = StreamOffer.read(self.server.offer(PEER), True)
         assert found is not None
         return found
 
@@ -67,7 +67,9 @@ class Job:
         between = Between(self.server._listener.address, alter)
         self.between.append(between)
         offer = self.offer
-        return self.client(Offer(between.address, offer.token, offer.secret, offer.ciphers).text()), between
+        return self.client(
+            StreamOffer(between.address, offer.token, offer.secret, offer.ciphers).text()
+        ), between
 
     def turn(self) -> None:
         for between in self.between:
@@ -226,7 +228,7 @@ def test_who_alters_the_proof_prevents_a_stream(job: Job, at: int) -> None:
 def test_what_was_altered_is_noticed_and_no_stream_is_tried_for_some_time(
     job: Job, up: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "_refusals", streams.Refusals())
+    monkeypatch.setattr(streams, "_refusals", streams.RefusalLog())
     begin = ENCRYPTED_HELLO_BYTES + PROOF_BYTES if up else ANSWER_BYTES
     client, between = job.through(flip(up, begin + 30))
     job.until(lambda: client.send([bytes(100)]))
@@ -250,7 +252,7 @@ def test_what_was_altered_is_noticed_and_no_stream_is_tried_for_some_time(
 def test_whoever_is_altered_again_and_again_is_tried_ever_more_seldom(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "_refusals", streams.Refusals())
+    monkeypatch.setattr(streams, "_refusals", streams.RefusalLog())
     client, between = job.through(flip(True, ENCRYPTED_HELLO_BYTES + PROOF_BYTES + 30))
     pauses = []
     for _ in range(9):
@@ -263,7 +265,7 @@ def test_whoever_is_altered_again_and_again_is_tried_ever_more_seldom(
     job.until(lambda: client.send([b"again"]))
     job.until(lambda: b"again" in job.came)
     client._opened -= 31
-    client._drop()
+    client._close_stream()
     assert client._pause < 1
     job.until(lambda: client.send([b"and again"]))
 
@@ -331,7 +333,7 @@ def test_each_connection_has_other_keys(job: Job, monkeypatch: pytest.MonkeyPatc
         job.until(lambda n=number: len(job.came) == n)  # type: ignore[misc]
         assert job.server.send(PEER, [bytes(1000)])
         job.until(lambda n=number: found.extend(job.answers()) or len(found) == n)  # type: ignore[misc]
-        client._drop()
+        client._close_stream()
         job.until(lambda: not job.server.has(PEER))
     assert len(between.sent) == 3
     chunks = [sent[True][ENCRYPTED_HELLO_BYTES + PROOF_BYTES :] for sent in between.sent]
@@ -346,9 +348,9 @@ def test_each_connection_has_other_keys(job: Job, monkeypatch: pytest.MonkeyPatc
 
 def test_who_has_another_secret_gets_no_stream(job: Job) -> None:
     offer = job.offer
-    wrong = Offer(offer.address, offer.token, bytes(32), offer.ciphers)
+    wrong = StreamOffer(offer.address, offer.token, bytes(32), offer.ciphers)
     never(job, job.client(wrong.text()))
-    unknown = Offer(offer.address, bytes(16), offer.secret, offer.ciphers)
+    unknown = StreamOffer(offer.address, bytes(16), offer.secret, offer.ciphers)
     never(job, job.client(unknown.text()))
 
 
@@ -399,12 +401,12 @@ def test_offers_are_of_the_right_kind(job: Job) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
     address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
-    plain = Offer(address, offer.token).text()
-    short = Offer(address, offer.token, bytes(31), offer.ciphers).text()
-    unknown = Offer(address, offer.token, offer.secret, (99,)).text()
+    plain = StreamOffer(address, offer.token).text()
+    short = StreamOffer(address, offer.token, bytes(31), offer.ciphers).text()
+    unknown = StreamOffer(address, offer.token, offer.secret, (99,)).text()
     for text in (plain, short, unknown, f"{plain}-", f"{plain}--", f"{plain}-00-1", f"{offer.text()}-"):
         never(job, job.client(text), 3)
-    never(job, job.client(Offer(address, offer.token, offer.secret, offer.ciphers).text(), False), 3)
+    never(job, job.client(StreamOffer(address, offer.token, offer.secret, offer.ciphers).text(), False), 3)
     with pytest.raises(BlockingIOError):
         listener.accept()
     listener.close()
@@ -421,7 +423,7 @@ def test_sockets_with_keys_offer_encrypted_streams_or_none(
         server = sockets.ServerSockets(roles("server", scheduler.address, job_keys), 1, streams=on)
         offer = server.offer_stream(PEER)
         assert bool(offer) == (on and found)
-        assert not offer or Offer.read(offer, True) is not None
+        assert not offer or StreamOffer.read(offer, True) is not None
         server.close()
     worker = sockets.WorkerSockets(
         roles("worker", scheduler.address, job_keys), sockets.Hello("worker", 0, 1, "worker/0", "job", 1)

@@ -7,7 +7,7 @@ import pytest
 from kvstore.errors import ProtocolError
 from kvstore.stores.parameter_server.protocol import messages as m
 from kvstore.stores.parameter_server.transport.fan_out import FanOut
-from kvstore.stores.parameter_server.transport.frames import Codec, Limits
+from kvstore.stores.parameter_server.transport.frames import MessageCodec, MessageLimits
 
 VIEW = m.View(0, 3, tuple(m.Member(n, n + 7, "address") for n in range(20)), (), (), ())
 ENTRIES = tuple(
@@ -18,21 +18,23 @@ SLICES = m.Slices(0, ENTRIES)
 
 @pytest.mark.parametrize("one", [VIEW, SLICES])
 def test_each_gets_a_letter_of_its_own(one: object) -> None:
-    codec = Codec("a job")
+    codec = MessageCodec("a job")
     letters = [m.ReliableMessage(n, 2 * n, one) for n in range(1, 5)]
     assert [codec.decode(codec.encode(letter)) for letter in letters] == letters
-    assert [codec.encode(letter) for letter in letters] == [Codec("a job").encode(one) for one in letters]
+    assert [codec.encode(letter) for letter in letters] == [
+        MessageCodec("a job").encode(one) for one in letters
+    ]
 
 
 def test_answers_with_the_same_entries_keep_the_rest_apart() -> None:
-    codec = Codec("a job")
+    codec = MessageCodec("a job")
     answers = [m.Answer(n, ENTRIES, version=n, text=str(n)) for n in range(4)]
     letters = [m.ReliableMessage(n, 0, answer) for n, answer in enumerate(answers)]
     assert [codec.decode(codec.encode(letter)) for letter in letters] == letters
 
 
 def test_what_comes_between_is_not_confused_with_it() -> None:
-    codec, other = Codec("a job"), m.View(0, 4, (), (), (), ())
+    codec, other = MessageCodec("a job"), m.View(0, 4, (), (), (), ())
     bodies = [VIEW, VIEW, other, VIEW, m.Answer(1), VIEW, m.Ping(0), SLICES, VIEW]
     letters = [m.ReliableMessage(n, 0, body) for n, body in enumerate(bodies)]
     assert [codec.decode(codec.encode(letter)) for letter in letters] == letters
@@ -50,8 +52,8 @@ def test_only_what_was_remembered_is_not_new() -> None:
 
 def test_what_cannot_be_sent_is_refused_each_time() -> None:
     bad = m.Slices(0, (m.KeyEntry(m.KeySpec("k" * 2000, (1,), "float32"), 0, (), True),))
-    large = Codec("a job", Limits(control=64))
-    codec = Codec("a job")
+    large = MessageCodec("a job", MessageLimits(control=64))
+    codec = MessageCodec("a job")
     for number in range(3):
         with pytest.raises(ProtocolError):
             codec.encode(m.ReliableMessage(number, 0, bad))

@@ -33,9 +33,9 @@ from kvstore.stores.parameter_server.protocol.messages import (
     Slice,
 )
 from kvstore.stores.parameter_server.transport import frames as frames_module
-from kvstore.stores.parameter_server.transport.frames import Codec, Limits, pack
+from kvstore.stores.parameter_server.transport.frames import MessageCodec, MessageLimits, pack
 
-JOB = Codec("a job")
+JOB = MessageCodec("a job")
 HELLO = ReliableMessage(1, 0, Hello("worker", 0, 1, "process", "a job", PROTOCOL))
 
 unsigned32, unsigned64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
@@ -64,7 +64,7 @@ def batch(*found: Record, frames: tuple[Any, ...] = (), **fields: Any) -> Batch:
     )
 
 
-def refused(message: Any, reader: Codec = JOB) -> str:
+def refused(message: Any, reader: MessageCodec = JOB) -> str:
     with pytest.raises(ProtocolError) as error:
         reader.decode(message)
     return str(error.value)
@@ -148,7 +148,7 @@ def test_control_messages_are_read_as_they_were_written(message: Any) -> None:
 
 @pytest.mark.parametrize("message", [ReliableMessage(8, 6, Barrier(1, 0, 4)), batch(Record(Kind.PULL, 1, 1))])
 def test_messages_of_another_job_are_refused(message: Any) -> None:
-    assert "another job" in refused(Codec("yesterday's job").encode(message))
+    assert "another job" in refused(MessageCodec("yesterday's job").encode(message))
 
 
 @pytest.mark.parametrize("message", [ReliableMessage(8, 6, Barrier(1, 0, 4)), batch(Record(Kind.PULL, 1, 1))])
@@ -167,7 +167,7 @@ def test_who_asks_and_who_is_refused_is_told_whatever_the_version(
     message: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(frames_module, "PROTOCOL", PROTOCOL + 1)
-    newer = Codec("another job").encode(message)
+    newer = MessageCodec("another job").encode(message)
     monkeypatch.undo()
     assert JOB.decode(newer) == message
 
@@ -223,7 +223,7 @@ def test_a_bad_record_among_others_is_marked_for_its_sender(name: str) -> None:
     message = JOB.encode(batch(PUSH, good, frames=(bytes(8),)))
     body, at = bytearray(message[0]), frames_module._HEAD.size
     body[at : at + frames_module._RECORD.size] = frames_module._RECORD.pack(*record)
-    found = Codec("a job", marks=True).decode([bytes(body), *message[1:]])
+    found = MessageCodec("a job", marks=True).decode([bytes(body), *message[1:]])
     assert isinstance(found, Batch)
     assert found.records == [Record(Kind.BAD, 1, 7, 3), good]
 
@@ -288,7 +288,7 @@ def test_a_control_message_has_one_frame() -> None:
 
 
 def test_limits_hold_for_both_sides() -> None:
-    tight = Codec("a job", Limits(frame=100, control=100, records=2))
+    tight = MessageCodec("a job", MessageLimits(frame=100, control=100, records=2))
     three = batch(*[Record(Kind.PULL, 1, 1)] * 3)
     large = batch(PUSH._replace(nbytes=101), frames=(bytes(101),))
     many = batch(Record(Kind.PULL, 1, 1), frames=(b"",) * 4)

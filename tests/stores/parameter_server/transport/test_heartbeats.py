@@ -16,7 +16,11 @@ from kvstore.settings.keys import Keys
 from kvstore.stores.parameter_server.transport import options
 from kvstore.stores.parameter_server.transport.channel import Dealer
 from kvstore.stores.parameter_server.transport.context import Context
-from kvstore.stores.parameter_server.transport.heartbeats import Echo, HeartbeatMonitor, HeartbeatResponder
+from kvstore.stores.parameter_server.transport.heartbeat_echoes import (
+    HeartbeatMonitor,
+    HeartbeatResponder,
+    SchedulerEcho,
+)
 
 Contexts = Callable[..., Context]
 Start = Callable[..., subprocess.Popen[str]]
@@ -216,7 +220,7 @@ def test_who_asks_notices_soon_that_another_has_taken_its_place(
 ) -> None:
     """As somebody does who says again what has been recorded; ZeroMQ does not tell whose place it was."""
     monkeypatch.setattr(options, "_HEARTBEAT", 0)  # the usual way to notice takes 15 s
-    echo = Echo(context(), "tcp://127.0.0.1:0")
+    echo = SchedulerEcho(context(), "tcp://127.0.0.1:0")
     one = Dealer(context(), echo.address, b"worker 0", insists=True, watched=True)
     ask_until_answered(one)
     other = Dealer(context(), echo.address, b"worker 0")

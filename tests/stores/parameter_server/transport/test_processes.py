@@ -13,7 +13,7 @@ from kvstore.errors import ProtocolError
 from kvstore.stores.parameter_server.protocol.messages import PROTOCOL, Hello, Refused, ReliableMessage
 from kvstore.stores.parameter_server.transport.channel import NotSentError, Router
 from kvstore.stores.parameter_server.transport.context import Context
-from kvstore.stores.parameter_server.transport.frames import Codec
+from kvstore.stores.parameter_server.transport.frames import MessageCodec
 
 Contexts = Callable[..., Context]
 Start = Callable[..., subprocess.Popen[str]]
@@ -51,7 +51,7 @@ def test_a_killed_peer_is_not_there_any_more(context: Contexts, start: Start, ad
 def test_a_process_of_another_job_or_version_is_told(
     context: Contexts, start: Start, address: str, job: str, newer: str
 ) -> None:
-    router, codec = Router(context(), address), Codec("a job")
+    router, codec = Router(context(), address), MessageCodec("a job")
     process = start("speaker", router.address, job, newer)
     found = router.receive(PATIENCE)
     assert found is not None

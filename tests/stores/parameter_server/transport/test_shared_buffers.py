@@ -20,7 +20,11 @@ from procs_outbox import MIB, seqlock_of
 
 import kvstore as kv
 from kvstore.stores.parameter_server.transport import shared_buffers as module
-from kvstore.stores.parameter_server.transport.shared_buffers import PeerBuffers, SharedBufferPool, Values
+from kvstore.stores.parameter_server.transport.shared_buffers import (
+    PeerBuffers,
+    SharedBufferPool,
+    SharedValues,
+)
 
 BODIES = "procs_outbox"
 SIZES = [1, 63, 64, 4095, 4096, 4097, MIB, 5 * MIB + 1]
@@ -44,7 +48,7 @@ def descriptors() -> int:
 
 def test_blocks_do_not_overlap_and_come_back() -> None:
     outbox = SharedBufferPool()
-    blocks = [outbox.take(size) for size in SIZES * 3]
+    blocks = [outbox.allocate(size) for size in SIZES * 3]
     for number, block in enumerate(blocks):
         assert block is not None
         assert block.array.ctypes.data % 64 == 0
@@ -57,8 +61,8 @@ def test_blocks_do_not_overlap_and_come_back() -> None:
     used = outbox.nbytes
     for block in blocks:
         assert block is not None
-        outbox.give(block)
-    again = [outbox.take(size) for size in SIZES * 3]
+        outbox.free(block)
+    again = [outbox.allocate(size) for size in SIZES * 3]
     assert {(block.segment, block.offset) for block in again if block is not None} == places
     assert outbox.nbytes == used
 
@@ -66,18 +70,18 @@ def test_blocks_do_not_overlap_and_come_back() -> None:
 def test_sizes_that_differ_a_little_use_the_same_places() -> None:
     outbox = SharedBufferPool()
     for size in range(9 * MIB, 10 * MIB, 4321):
-        block = outbox.take(size)
+        block = outbox.allocate(size)
         assert block is not None
-        outbox.give(block)
+        outbox.free(block)
     assert outbox.nbytes < 30 * MIB
 
 
-@pytest.mark.parametrize("make", [SharedBufferPool, Values])
+@pytest.mark.parametrize("make", [SharedBufferPool, SharedValues])
 @pytest.mark.parametrize("size", [1, 4096, 4 * MIB - 1, 4 * MIB, 4 * MIB + 1, 70 * MIB])
 def test_any_size_fits_its_segment(make: type[SharedBufferPool], size: int) -> None:
     memory = make()
     for _ in range(2):
-        block = memory.take(size)
+        block = memory.allocate(size)
         assert block is not None
         block.array[:] = 1
         assert block.array.nbytes == size
@@ -85,38 +89,38 @@ def test_any_size_fits_its_segment(make: type[SharedBufferPool], size: int) -> N
 
 def test_nothing_is_lent_for_nothing() -> None:
     outbox = SharedBufferPool()
-    assert outbox.take(0) is None
-    assert outbox.take(-1) is None
+    assert outbox.allocate(0) is None
+    assert outbox.allocate(-1) is None
     assert outbox.nbytes == 0
 
 
 def test_a_limit() -> None:
     outbox = SharedBufferPool(limit=10 * MIB)
-    blocks = [outbox.take(MIB) for _ in range(20)]
+    blocks = [outbox.allocate(MIB) for _ in range(20)]
     assert 5 <= sum(block is not None for block in blocks) <= 10
     assert outbox.nbytes <= 10 * MIB
-    assert outbox.take(11 * MIB) is None
-    assert outbox.take(100) is not None
+    assert outbox.allocate(11 * MIB) is None
+    assert outbox.allocate(100) is not None
 
 
 def test_more_than_the_machine_has_is_not_taken() -> None:
     outbox = SharedBufferPool()
-    assert outbox.take(2**45) is None
-    assert outbox.take(100) is not None
+    assert outbox.allocate(2**45) is None
+    assert outbox.allocate(100) is not None
 
 
 def test_what_is_closed() -> None:
     before = descriptors()
     outbox = SharedBufferPool()
-    block = outbox.take(MIB)
+    block = outbox.allocate(MIB)
     assert block is not None
     block.array[:] = 3
     inbox = opened(outbox.handle())
     view = inbox.view(block.segment, block.offset, MIB)
     outbox.close()
-    assert outbox.take(1) is None
+    assert outbox.allocate(1) is None
     assert outbox.handle() == ""
-    outbox.give(block)
+    outbox.free(block)
     assert (view == 3).all()  # what is in use stays
     inbox.close()
     with pytest.raises(kv.ProtocolError, match="closed"):
@@ -127,16 +131,16 @@ def test_what_is_closed() -> None:
 
 def test_the_child_of_a_fork_has_none() -> None:
     outbox = SharedBufferPool()
-    block = outbox.take(100)
+    block = outbox.allocate(100)
     assert block is not None
     block.array[:] = 1
     pid = os.fork()
     if pid == 0:
-        outbox.give(block)
-        ok = outbox.take(100) is None and outbox.handle() == ""
+        outbox.free(block)
+        ok = outbox.allocate(100) is None and outbox.handle() == ""
         os._exit(0 if ok else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert outbox.take(100) is not None
+    assert outbox.allocate(100) is not None
 
 
 @pytest.mark.parametrize(
@@ -154,7 +158,7 @@ def test_the_child_of_a_fork_has_none() -> None:
 )
 def test_places_that_are_not_there(segment: int, offset: int, nbytes: int) -> None:
     outbox = SharedBufferPool()
-    assert outbox.take(100) is not None
+    assert outbox.allocate(100) is not None
     inbox = opened(outbox.handle())
     with pytest.raises(kv.ProtocolError):
         inbox.view(segment, offset, nbytes)
@@ -162,7 +166,7 @@ def test_places_that_are_not_there(segment: int, offset: int, nbytes: int) -> No
 
 def test_a_reader_cannot_write() -> None:
     outbox = SharedBufferPool()
-    assert outbox.take(100) is not None
+    assert outbox.allocate(100) is not None
     view = opened(outbox.handle()).view(0, 0, 100)
     with pytest.raises(ValueError, match="read-only"):
         view[:] = 1
@@ -172,8 +176,8 @@ def test_a_reader_cannot_write() -> None:
 
 
 def test_a_copy_counts_only_while_its_stamp_stands() -> None:
-    values = Values()
-    first, second = values.take(MIB), values.take(3000)
+    values = SharedValues()
+    first, second = values.allocate(MIB), values.allocate(3000)
     assert first is not None
     assert second is not None
     first.array[:], second.array[:] = 5, 6
@@ -192,8 +196,8 @@ def test_a_copy_counts_only_while_its_stamp_stands() -> None:
 
 
 def test_values_that_share_a_page_are_marked_once() -> None:
-    values = Values()
-    blocks = [values.take(64) for _ in range(4)]
+    values = SharedValues()
+    blocks = [values.allocate(64) for _ in range(4)]
     places = [(block.segment, block.offset) for block in blocks if block is not None]
     with pytest.raises(RuntimeError), values.writing(places):
         assert values.seqlock(*places[3]) == 1
@@ -202,8 +206,8 @@ def test_values_that_share_a_page_are_marked_once() -> None:
 
 
 def test_a_slice_within_a_block_has_a_seqlock_of_its_own() -> None:
-    values = Values()
-    block = values.take(4 * MIB)
+    values = SharedValues()
+    block = values.allocate(4 * MIB)
     assert block is not None
     places = [(block.segment, block.offset + at) for at in range(0, 4 * MIB, MIB)]
     with values.writing(places[1:2]):
@@ -212,15 +216,15 @@ def test_a_slice_within_a_block_has_a_seqlock_of_its_own() -> None:
 
 def test_an_outbox_has_no_stamps() -> None:
     outbox = SharedBufferPool()
-    assert outbox.take(100) is not None
+    assert outbox.allocate(100) is not None
     with pytest.raises(kv.ProtocolError, match="no stamps"):
         opened(outbox.handle()).copy(0, 0, 100, 0, np.empty(100, np.uint8))
 
 
 def test_values_are_not_offered_where_seqlocks_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_ORDERED", False)
-    values = Values()
-    assert values.take(100) is not None
+    values = SharedValues()
+    assert values.allocate(100) is not None
     assert values.handle() == ""
     assert SharedBufferPool().handle() != ""
 
@@ -231,7 +235,7 @@ def test_values_are_not_offered_where_seqlocks_say_nothing(monkeypatch: pytest.M
 @pytest.fixture
 def handle() -> Any:
     outbox = SharedBufferPool()
-    assert outbox.take(100) is not None
+    assert outbox.allocate(100) is not None
     yield json.loads(outbox.handle())
     outbox.close()
 
@@ -298,7 +302,7 @@ def test_a_system_without_memfd(monkeypatch: pytest.MonkeyPatch, known: bool) ->
     else:
         monkeypatch.delattr(os, "memfd_create")
     outbox = SharedBufferPool()
-    assert outbox.take(100) is None
+    assert outbox.allocate(100) is None
     assert outbox.handle() == ""
 
 

@@ -86,7 +86,7 @@ def test_all_are_told(clock: Clock) -> None:
     waits = SocketWaits()
     both = waits.begin(), begin_elsewhere(waits)
     for _ in range(2):  # a signal that is sent twice is one
-        waits.tell()
+        waits.wake_all()
     assert all(is_sent(one.changed) for one in both)
     assert not any(is_sent(one.changed) for one in both)
 

@@ -17,11 +17,11 @@ from faults.strangers import KINDS, begin, command, greeting
 from kvstore.errors import ConfigError, ProtocolError
 from kvstore.settings.keys import Keys
 from kvstore.stores.parameter_server.protocol.messages import Batch, Kind, Record
-from kvstore.stores.parameter_server.transport import newcomers
-from kvstore.stores.parameter_server.transport.auth import password
+from kvstore.stores.parameter_server.transport import new_connections
 from kvstore.stores.parameter_server.transport.channel import Dealer, Router
 from kvstore.stores.parameter_server.transport.context import Context
-from kvstore.stores.parameter_server.transport.frames import Codec
+from kvstore.stores.parameter_server.transport.frames import MessageCodec
+from kvstore.stores.parameter_server.transport.zmq_auth import password
 
 Contexts = Callable[..., Context]
 PATIENCE = 30.0
@@ -92,7 +92,7 @@ def memory() -> int:
 def test_a_router_serves_among_2000_strangers(
     context: Contexts, job_keys: dict[str, Keys], caplog: pytest.LogCaptureFixture, secured: bool
 ) -> None:
-    codec = Codec("a job")
+    codec = MessageCodec("a job")
     router = Router(context(job_keys["scheduler"] if secured else None), "tcp://127.0.0.1:0")
     dealer = Dealer(context(job_keys["worker"] if secured else None), router.address, b"worker")
     question = codec.encode(Batch(0, 0, 1, 1, [Record(Kind.PULL, 1, 1)]))
@@ -147,7 +147,7 @@ def test_who_does_not_know_the_job_gets_no_message_in(
             return
         assert found is not None
         with pytest.raises(ProtocolError):
-            Codec("a job").decode(found[1])
+            MessageCodec("a job").decode(found[1])
 
 
 def taken(one: socket.socket) -> int:
@@ -178,7 +178,7 @@ def test_little_is_taken_of_a_stranger(context: Contexts, kind: str, host: str) 
                     closed = one.recv(1000) == b""
                 quiet, last = (quiet + 1 if taken(one) == last else 0), taken(one)
         # Small pieces may be more until we have heard of the connection.
-        assert last <= 2 * newcomers.MOST, last
+        assert last <= 2 * new_connections.MOST, last
     assert router.receive(0.0) is None
 
 
@@ -186,7 +186,7 @@ def test_a_first_message_may_be_large(context: Contexts, job_keys: dict[str, Key
     """What the kernel has left out comes again."""
     for secured in (False, True):
         router = Router(context(job_keys["scheduler"] if secured else None), "tcp://127.0.0.1:0")
-        payloads = [os.urandom(newcomers.MOST * 10) for _ in range(10)]
+        payloads = [os.urandom(new_connections.MOST * 10) for _ in range(10)]
         for number, payload in enumerate(payloads):
             dealer = Dealer(context(job_keys["worker"] if secured else None), router.address, b"w%d" % number)
             dealer.send([payload])
@@ -198,7 +198,7 @@ def test_a_first_message_may_be_large(context: Contexts, job_keys: dict[str, Key
 
 def test_a_connection_that_ends_at_once_is_read_to_its_end(context: Contexts) -> None:
     router = Router(context(), "tcp://127.0.0.1:0")
-    payload = os.urandom(newcomers.MOST * 10)
+    payload = os.urandom(new_connections.MOST * 10)
     for number in range(20):
         dealer = Dealer(context(), router.address, b"w%d" % number)
         dealer.send([payload])

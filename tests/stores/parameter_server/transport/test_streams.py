@@ -26,9 +26,9 @@ from kvstore.stores.parameter_server.native._native import (
     Sums,
 )
 from kvstore.stores.parameter_server.transport import server_streams, stream_client, stream_listener, streams
-from kvstore.stores.parameter_server.transport.channel import Poller
+from kvstore.stores.parameter_server.transport.channel import ChannelPoller
 from kvstore.stores.parameter_server.transport.native._streams import Sender
-from kvstore.stores.parameter_server.transport.refusals import Refusals
+from kvstore.stores.parameter_server.transport.refusals import RefusalLog
 from kvstore.stores.parameter_server.transport.server_streams import ServerStreams
 from kvstore.stores.parameter_server.transport.stream_client import StreamClient
 from kvstore.stores.parameter_server.transport.streams import open_stream
@@ -40,7 +40,7 @@ class End:
     """One process's end: a poller, and what has come."""
 
     def __init__(self) -> None:
-        self.poller, self.sender = Poller(), Sender()
+        self.poller, self.sender = ChannelPoller(), Sender()
         self.streams: Any = None
         self.came: list[tuple[Any, bytes]] = []
 
@@ -145,7 +145,7 @@ def test_a_stream_that_breaks_is_opened_again(
     stream = opened(worker, server.streams.offer(PEER))
     until(lambda: stream.send([b"one"]), server)
     until(lambda: server.came, server)
-    server.streams._drop(PEER)
+    server.streams._close_stream(PEER)
     until(lambda: worker.turn(0.005) or stream._stream is None, server)
     until(lambda: stream.send([b"two"]), server)
     until(lambda: len(server.came) == 2, server)
@@ -157,7 +157,7 @@ def test_a_server_without_descriptors_refuses_streams_and_takes_them_later(
     server: End, worker: End, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Nobody may wait at a door that stays shut: data goes over ZeroMQ meanwhile.
-    monkeypatch.setattr(stream_listener, "_refusals", Refusals())
+    monkeypatch.setattr(stream_listener, "_refusals", RefusalLog())
     stream = opened(worker, server.streams.offer(PEER))
 
     def refused() -> bool:
@@ -167,7 +167,7 @@ def test_a_server_without_descriptors_refuses_streams_and_takes_them_later(
         return stream._connecting is None and stream._stream is None
 
     until(refused)
-    assert "could not be accepted: Too many open files. Its worker goes on over ZeroMQ" in caplog.text
+    assert "could not be accepted: Too many open files. Its worker uses ZeroMQ" in caplog.text
     until(lambda: stream.send([b"up"]), server, worker)
     until(lambda: server.came, server)
     assert server.came[-1] == (PEER, b"up")
@@ -277,7 +277,7 @@ def test_strangers_are_closed(server: End, text: bytes) -> None:
 def hello(server: End) -> bytes:
     """Say what a worker says first."""
     encrypted = server.streams._listener._encrypted
-    offer = streams.Offer.read(server.streams.offer(PEER), encrypted)
+    offer = streams.StreamOffer.read(server.streams.offer(PEER), encrypted)
     assert offer is not None
     if not encrypted:
         return streams.MAGIC + offer.token
@@ -289,7 +289,7 @@ def hello(server: End) -> bytes:
 def test_a_worker_that_leaves_while_it_opens_a_stream_is_no_stranger(
     server: End, answered: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_listener, "_refusals", Refusals())
+    monkeypatch.setattr(stream_listener, "_refusals", RefusalLog())
     listener = server.streams._listener
     says = hello(server)
     with connected(server) as leaver:
@@ -308,7 +308,7 @@ def test_a_worker_that_is_gone_when_its_hello_is_read_is_no_stranger(
     server: End, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a unix socket the answer then raises; on TCP it is lost."""
-    monkeypatch.setattr(stream_listener, "_refusals", Refusals())
+    monkeypatch.setattr(stream_listener, "_refusals", RefusalLog())
     listener = server.streams._listener
     with connected(server) as leaver:
         leaver.sendall(hello(server))

@@ -36,7 +36,7 @@ def test_a_loss_is_told_once_though_a_push_that_nobody_waited_for_failed_too(
 ) -> None:
     store.init("a", np.zeros(3, np.float32))
     client = store._backend._client  # type: ignore[attr-defined]
-    monkeypatch.setattr(client, "_hear_of", client._note_told)  # no word of the scheduler is awaited
+    monkeypatch.setattr(client, "_await_report", client._note_told)  # no word of the scheduler is awaited
     for told in (False, True):
         client._operations.failed = Failure("PeerLostError", "worker 1 is lost", "worker", 1)
         with pytest.raises(kv.PeerLostError) if not told else contextlib.nullcontext():

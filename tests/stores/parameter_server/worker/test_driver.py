@@ -405,7 +405,7 @@ def test_an_error_in_another_call_is_the_operations(usual: Usual, monkeypatch: p
         assert work is not None
         with contextlib.suppress(MemoryError):
             store.barrier()
-        told = pytest.raises(kv.KVStoreError, match="was not taken in: MemoryError: none is left")
+        told = pytest.raises(kv.KVStoreError, match="could not be written: MemoryError: none is left")
         with told if came else contextlib.nullcontext():
             work.wait()
 

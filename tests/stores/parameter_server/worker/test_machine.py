@@ -165,8 +165,8 @@ def test_without_rounds_pushes_go_out_when_values_are_taken() -> None:
     store.submit("b", (0, K.PUSH, 0))
     shared = m.Record(K.VALUE, 0, 1, 1, place=m.PayloadLocation.SHARED)
     store.step(e.Received(0, m.Batch(3, 0, 100, 1, [shared], ())))
-    taken = e.Taken(0, ((0, 0),))
-    assert [type(one) for one in store.actions[-3:]] == [e.SliceReceived, e.Done, e.Taken]
+    taken = e.ReadsCopied(0, ((0, 0),))
+    assert [type(one) for one in store.actions[-3:]] == [e.SliceReceived, e.Done, e.ReadsCopied]
     assert store.actions[-1] == taken
     store.step(e.RetrySlice("a", 0, e.SliceRequest(0, m.Record(K.PULL, 0, 0, 0))))
     assert [(one.kind, one.sequence) for one in store.sent(0)[0].records] == [(K.PULL, 2)]

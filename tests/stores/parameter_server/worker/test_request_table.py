@@ -20,7 +20,7 @@ from kvstore.stores.parameter_server.protocol.messages import (
     PayloadLocation,
     Record,
 )
-from kvstore.stores.parameter_server.transport.frames import Codec, Limits
+from kvstore.stores.parameter_server.transport.frames import MessageCodec, MessageLimits
 from kvstore.stores.parameter_server.worker.process import WorkerProcess
 from kvstore.stores.parameter_server.worker.state_machine import request_table
 from kvstore.stores.parameter_server.worker.state_machine.options import WorkerOptions
@@ -215,7 +215,7 @@ def test_answers_count_against_the_credit_where_none_waits_for_others(sizes: lis
 def test_no_message_is_larger_than_a_stream_takes() -> None:
     """Whatever slice_bytes is: four frames of 256 MB, the largest there are, and heads are more than 1 GB."""
     worker = WorkerProcess(Roles("worker", 0, 1, 1, "job", "tcp://127.0.0.1:1", "127.0.0.1", 0, None, False))
-    frame = Limits().frame
+    frame = MessageLimits().frame
     for slice_bytes in (4096, 1 << 20, frame, 1 << 30):
         requests = RequestTable(worker.worker_options(1 << 40, slice_bytes, True))
         added = [add(requests, slice_, frame) for slice_ in range(4)]
@@ -348,7 +348,7 @@ def test_a_probe_of_rows_can_be_read() -> None:
     requests.add(RequestInFlight(OperationProgress(1, 1), 0, record, frames), 0)
     pump(requests)
     [(records, payloads)] = requests.probes(requests.overdue(1.0))
-    codec = Codec("job", marks=True)
+    codec = MessageCodec("job", marks=True)
     found = codec.decode([bytes(one) for one in codec.encode(Batch(0, 0, 1, 1, records, tuple(payloads)))])
     assert isinstance(found, Batch)
     assert [(one.kind, one.slice, one.flags, one.nbytes) for one in found.records] == [

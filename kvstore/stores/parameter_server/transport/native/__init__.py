@@ -1,1 +1,1 @@
-"""The part of the transport that is C and Cython: streams of messages beside ZeroMQ."""
+"""The C and Cython part of the transport: streams of messages, and exchanges over them."""

@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Streams of messages over connected sockets, beside ZeroMQ: one system call where ZeroMQ has several threads.
+"""Streams of messages over connected sockets: one system call where ZeroMQ has several threads.
 
-The bytes and their checks are in stream.h; sender.h is the thread that sends what a socket could not take at once;
-serve.h waits for the streams of a server; cipher.h encrypts.
+stream.h has the bytes and their checks; sender.h the thread that sends what a socket did not accept at once; serve_streams.h waits
+for the streams of a server; cipher.h encrypts.
 """
 
 import os
@@ -21,7 +21,7 @@ from libc.string cimport memcpy
 
 from .....observe.native._observe import ring
 
-cdef extern from "serve.h" nogil:
+cdef extern from "serve_streams.h" nogil:
     ctypedef struct kv_counters:
         pass
     ctypedef struct kv_ring:
@@ -47,9 +47,9 @@ cdef extern from "serve.h" nogil:
         kp_buffer *next
     kp_buffer *kp_buffer_of(void *owner)
     kp_buffer *kp_new_buffer(size_t nbytes)
-    kp_buffer *kp_keep(kp_buffer *buffer)
-    void kp_drop(kp_buffer *buffer)
-    kp_buffer *kp_take_dropped()
+    kp_buffer *kp_retain(kp_buffer *buffer)
+    void kp_release(kp_buffer *buffer)
+    kp_buffer *kp_take_released()
     ctypedef struct kp_message:
         kp_message *next
         uint32_t n, handled
@@ -70,12 +70,12 @@ cdef extern from "serve.h" nogil:
         size_t nonce_bytes, tag_bytes
     ctypedef struct kp_cipher:
         pass
-    kp_cipher *kp_new_cipher(const kp_aead *aead, const void *goes, const void *comes, uint64_t chunks_of_key)
+    kp_cipher *kp_new_cipher(const kp_aead *aead, const void *send_key, const void *receive_key, uint64_t chunks_of_key)
     void kp_free_cipher(kp_cipher *c)
     const uint64_t KP_MOST_UNSENT
     ctypedef struct kp_stream:
         int fd
-        int is_near, takes_turns
+        int is_near, limits_in_flight
         uint64_t most_unsent
         int broken
         kp_outcome end
@@ -97,15 +97,15 @@ cdef extern from "serve.h" nogil:
     int kp_send_to(void *stream, const kp_piece *pieces, size_t n)
     int kp_is_full(kp_stream *s)
     int kp_is_sent(kp_stream *s)
-    void kp_send_asked(kp_stream *s)
+    void kp_send_requested(kp_stream *s)
     int kp_wait_for(int epoll, int descriptor, kp_stream *stream)
     ctypedef struct kp_second:
         int runs
     int kp_start_second(kp_second *second, int first_epoll, const kp_observer *observer)
     void kp_stop_second(kp_second *second, int ours)
-    void kp_take_in(kp_second *second, kp_stream *s, int epoll, int may_move)
+    void kp_assign_to_first(kp_second *second, kp_stream *s, int epoll, int may_move)
     int kp_is_second(const kp_second *second, const kp_stream *s)
-    void kp_take_from_second(kp_second *second, kp_stream *s)
+    void kp_remove_from_second(kp_second *second, kp_stream *s)
     ctypedef struct kp_serving:
         int epoll
         kp_second *second
@@ -119,7 +119,7 @@ cdef extern from "serve.h" nogil:
         KP_NONCE_BYTES
         KP_TAG_BYTES
 
-cdef extern from "gather.h" nogil:
+cdef extern from "send_rows.h" nogil:
     ctypedef struct kp_gather:
         const char *table
         size_t row_bytes
@@ -129,7 +129,7 @@ cdef extern from "gather.h" nogil:
     void kp_copy_rows(const kp_gather *g, size_t first, size_t last, char *into)
     int kp_send_rows(kp_stream *s, const kp_gather *g)
 
-cdef extern from "expected.h" nogil:
+cdef extern from "expected_rows.h" nogil:
     ctypedef struct kp_expected:
         kp_expected *next
         uint32_t slice
@@ -142,8 +142,8 @@ cdef extern from "expected.h" nogil:
 kv_ring_here = <kv_ring *>PyCapsule_GetPointer(ring, "kvstore.events")
 
 include "exchange.pxi"
-include "expected.pxi"
-include "gather.pxi"
+include "expected_rows.pxi"
+include "gathered_rows.pxi"
 
 cdef size_t COPIED = 32 * 1024  # bytes: smaller frames are copied behind the head
 
@@ -155,7 +155,7 @@ cdef class Frame:
     cdef kp_buffer *data
 
     def __dealloc__(self):
-        kp_drop(self.data)
+        kp_release(self.data)
 
     def __len__(self):
         return self.data.nbytes
@@ -165,7 +165,7 @@ cdef class Frame:
 
 
 cdef class Sender:
-    """The thread that sends for the streams of a process what their sockets do not take at once."""
+    """The thread that sends for all streams of a process what their sockets did not accept at once."""
 
     cdef kp_sender s
     cdef int pid
@@ -176,7 +176,7 @@ cdef class Sender:
             raise OSError(errno, os.strerror(errno))
 
     def close(self):
-        """End the thread; its streams are closed by now. A second call does nothing."""
+        """End the thread; its streams must be closed before. A second call does nothing."""
         with nogil:
             kp_stop_sender(&self.s, getpid() == self.pid)
 
@@ -186,22 +186,22 @@ cdef class Sender:
 
 @cython.final
 cdef class Cipher:
-    """What encrypts one stream.
+    """The encryption of one stream.
 
     Parameters
     ----------
     aead : tuple of int
         Addresses of libsodium's `crypto_aead_*_encrypt_detached`, `*_decrypt_detached`, and `crypto_generichash`;
         bytes of a nonce and of a tag.
-    goes, comes : bytes
-        The keys of what is sent and of what is received, of 32 bytes.
+    send_key, receive_key : bytes
+        The keys of sent and of received bytes, 32 bytes each.
     chunks_of_key : int
-        A key is replaced after so many chunks of 64 KB; it must be the same at both ends.
+        The chunks of 64 KB after which a key is replaced; the same at both ends.
     """
 
     cdef kp_cipher *c
 
-    def __cinit__(self, aead not None, bytes goes not None, bytes comes not None,
+    def __cinit__(self, aead not None, bytes send_key not None, bytes receive_key not None,
                   uint64_t chunks_of_key=1 << 20):
         cdef size_t parts[5]
         if len(aead) != 5 or not all(aead):
@@ -209,9 +209,9 @@ cdef class Cipher:
         parts[0], parts[1], parts[2], parts[3], parts[4] = aead
         if not 8 <= parts[3] <= KP_NONCE_BYTES or parts[4] > KP_TAG_BYTES:
             raise ValueError(f"a nonce has 8 to 32 bytes and a tag up to 32, not {parts[3]} and {parts[4]}")
-        if len(goes) != KP_KEY_BYTES or len(comes) != KP_KEY_BYTES or goes == comes or not chunks_of_key:
+        if len(send_key) != KP_KEY_BYTES or len(receive_key) != KP_KEY_BYTES or send_key == receive_key or not chunks_of_key:
             raise ValueError("a cipher has two keys of 32 bytes, one for each direction")
-        self.c = kp_new_cipher(<kp_aead *>parts, <char *>goes, <char *>comes, chunks_of_key)
+        self.c = kp_new_cipher(<kp_aead *>parts, <char *>send_key, <char *>receive_key, chunks_of_key)
         if self.c == NULL:
             raise MemoryError()
 
@@ -219,7 +219,7 @@ cdef class Cipher:
         kp_free_cipher(self.c)
 
 
-@cython.no_gc_clear  # it needs its sender to close
+@cython.no_gc_clear  # `close` needs the sender
 cdef class Stream:
     """One end of a stream. All methods belong to one thread at a time.
 
@@ -227,11 +227,11 @@ cdef class Stream:
     ----------
     sender : Sender
     descriptor : int
-        A connected socket that does not block; it is the stream's from now on.
+        A connected socket that does not block; the stream owns it from now on.
     frame_limit : int
         Bytes of the largest frame that is received.
     cipher : Cipher, optional
-        Encrypts all that goes. It serves one stream only: its keys are never used twice.
+        Encrypts all bytes. It serves one stream only: its keys are never used twice.
     """
 
     cdef kp_stream s
@@ -262,20 +262,20 @@ cdef class Stream:
         self.close()
 
     def observe(self, counters not None):
-        """Take the times in which the sender sends, in `counters`, a `Counters`."""
+        """Record the times of the sender's thread in `counters`, a `Counters`."""
         self.counters = counters
         self.s.observer = observer_of(counters)
 
     def fileno(self):
-        """Return the descriptor, which is readable when there is something to receive; -1: closed."""
+        """Return the descriptor, which is readable when there are bytes to receive; -1: closed."""
         return -1 if self.closed else self.s.fd
 
     def send(self, list frames):
-        """Send a message of frames, each a contiguous buffer of bytes, without waiting.
+        """Send a message of frames, each a contiguous buffer of bytes, without blocking.
 
-        Frames of more than 32 KiB are read until they are sent, and must stay as they are until the peer
-        answers; `GatheredRows` that are the last one only until this returns. False: nothing was sent, for the stream
-        is at its end, or the peer has not read for long.
+        Frames of more than 32 KiB are read until they are sent, and must not change until the peer answers;
+        `GatheredRows` as the last frame must not change until this returns. False: nothing was sent, because the stream has
+        ended, or the peer has not read for long.
         """
         cdef Py_ssize_t n = len(frames)
         cdef GatheredRows last = frames[n - 1] if n and type(frames[n - 1]) is GatheredRows else None
@@ -301,7 +301,7 @@ cdef class Stream:
         head = kp_new_buffer(copied)
         if pieces == NULL or head == NULL:
             free(pieces)
-            kp_drop(head)
+            kp_release(head)
             raise MemoryError()
         begin = end = head.data
         (<uint32_t *>end)[0], (<uint32_t *>end)[1] = KP_MAGIC, <uint32_t>n
@@ -319,13 +319,13 @@ cdef class Stream:
                 end += view.len
                 continue
             if end > begin:
-                pieces[used] = kp_piece(begin, end - begin, kp_keep(head), NULL)
+                pieces[used] = kp_piece(begin, end - begin, kp_retain(head), NULL)
                 used += 1
                 begin = end
             owner = kp_buffer_of(<void *>kept)
             if owner == NULL:
                 drop_pieces(pieces, used)
-                kp_drop(head)
+                kp_release(head)
                 raise MemoryError()
             Py_INCREF(kept)
             pieces[used] = kp_piece(<char *>view.buf, view.len, owner, NULL)
@@ -345,29 +345,29 @@ cdef class Stream:
         return not failed
 
     def receive(self):
-        """Return the messages that have come, each a list of `Frame`, without waiting.
+        """Return the messages that have arrived, each a list of `Frame`, without blocking.
 
-        Raises ConnectionError where the stream is at its end; what came before that was returned before. It is
-        ConnectionAbortedError where what came is not what a peer sends.
+        Raises ConnectionError where the stream has ended, after all earlier messages were returned; it is
+        ConnectionAbortedError where the received bytes are invalid.
         """
         if not self.closed:
             release_dropped()
             with nogil:
                 kp_receive(&self.s, 0)
-        return [frames for _, frames in self.left()]
+        return [frames for _, frames in self.take_messages()]
 
-    def left(self):
-        """Return the messages that have been received, and not been handled by `hand_to`, without waiting.
+    def take_messages(self):
+        """Return the received messages that no link has handled, without blocking.
 
         Returns
         -------
         list of (int, list of Frame)
-            How many records of the message have been handled, and its frames.
+            The number of records of the message that are handled, and its frames.
 
         Raises
         ------
         ConnectionError
-            The stream is at its end, and there are none. ConnectionAbortedError: what came is not what a peer sends.
+            The stream has ended, and there are none. ConnectionAbortedError: the received bytes are invalid.
         """
         cdef list found = [] if self.closed else self.messages()
         if not found and self.s.end not in (KP_OPEN, KP_BLOCKED):
@@ -375,9 +375,9 @@ cdef class Stream:
         return found
 
     def expect(self, ExpectedRows rows not None):
-        """Receive rows where they belong, if they come over this stream.
+        """Receive rows at their destination, if they arrive over this stream.
 
-        False: they come in memory of their own, since equal ones are expected, with the same slice and ids.
+        False: they arrive in other memory, because equal ones are expected, with the same slice and ids.
         """
         if kp_has_equal(self.first_expected, &rows.x):
             return False
@@ -386,7 +386,7 @@ cdef class Stream:
         return True
 
     def expect_no_more(self, ExpectedRows rows not None):
-        """Write no more to where rows belong, whether they have come or not."""
+        """Stop writing to the destination of rows, whether they have arrived or not."""
         if rows not in self.expected:
             return
         self.expected.remove(rows)
@@ -405,8 +405,8 @@ cdef class Stream:
         if self.expected:
             self.s.place = kp_place_rows
 
-    def hand_to(self, link not None):
-        """Have a `Link` handle what comes from now on, as far as it can, and answer over this stream."""
+    def set_link(self, link not None):
+        """Have a `Link` handle messages from now on, as far as it can, and answer over this stream."""
         if self.link is not None:
             self.link.close()
         self.outlet = kp_outlet(&self.s, kp_send_to)
@@ -415,7 +415,7 @@ cdef class Stream:
         self.link = link
 
     cdef list messages(self):
-        """Take the messages that are whole, as `left`."""
+        """Return the complete messages, as `take_messages`."""
         cdef kp_message *message = kp_take_messages(&self.s)
         cdef kp_message *following
         cdef list found = []
@@ -430,10 +430,11 @@ cdef class Stream:
         self, Exchange exchange not None, list rounds not None, list clocks not None, uint64_t first,
         uint64_t base, uint64_t epoch, uint32_t version,
     ):
-        """Send the requests of an exchange that is set, without waiting; as `send` otherwise.
+        """Send the requests of an exchange that is set, without blocking; otherwise as `send`.
 
         `rounds` are those of the parts, `clocks` those of the arrays, `first` is the first sequence, `base` the bytes of all
-        requests before, as the server counts them; the others are as in `Record`. Of what is more than the credit, the rest is sent by `await_replies`.
+        earlier requests, in the server's count; the others are as in `Record`. `await_replies` sends the requests that
+        exceed the credit.
         """
         release_dropped()
         if self.closed or self.s.end not in (KP_OPEN, KP_BLOCKED):
@@ -442,7 +443,7 @@ cdef class Stream:
 
     @property
     def is_near(self):
-        """Whether the peer is known to be on this host: less is on the way to it at a time then."""
+        """Whether the peer is known to be on this host: fewer bytes are then in flight to it at a time."""
         return bool(self.s.is_near)
 
     @is_near.setter
@@ -450,13 +451,13 @@ cdef class Stream:
         self.s.is_near = near
 
     @property
-    def takes_turns(self):
-        """Whether all who send to the peer should have little on the way; where it is on this host."""
-        return bool(self.s.takes_turns)
+    def limits_in_flight(self):
+        """Whether all workers that send to a peer on this host should have few bytes in flight."""
+        return bool(self.s.limits_in_flight)
 
-    @takes_turns.setter
-    def takes_turns(self, bint turns):
-        self.s.takes_turns = turns
+    @limits_in_flight.setter
+    def limits_in_flight(self, bint turns):
+        self.s.limits_in_flight = turns
 
     @property
     def is_full(self):
@@ -465,11 +466,11 @@ cdef class Stream:
 
     @property
     def sent(self):
-        """Whether all messages have been given to the kernel."""
+        """Whether all messages are passed to the kernel."""
         return self.closed or bool(kp_is_sent(&self.s))
 
     def close(self):
-        """Close it; what was not sent is dropped. A second call does nothing."""
+        """Close it; unsent messages are dropped. A second call does nothing."""
         if self.closed:
             return
         self.closed = True
@@ -477,7 +478,7 @@ cdef class Stream:
             self.link.close()
             self.link = None
         if self.sender is not None and self.sender.pid != getpid():
-            close_descriptor(self.s.fd)  # of a fork, whose locks may be held for ever
+            close_descriptor(self.s.fd)  # in a fork, whose locks may be held for ever
             self.s.end = KP_CLOSED
             return
         with nogil:
@@ -487,7 +488,7 @@ cdef class Stream:
         release_dropped()
 
 
-include "serve.pxi"
+include "stream_set.pxi"
 
 
 cdef dict REASONS = {
@@ -498,7 +499,7 @@ cdef dict REASONS = {
 
 
 cdef kp_observer observer_of(object counters):
-    """Where a `Counters` counts; it must be kept."""
+    """Return where a `Counters` counts; the caller holds a reference to it."""
     cdef kp_observer found
     found.counters = <kv_counters *>PyCapsule_GetPointer(counters.capsule, "kvstore.counters")
     found.store = counters.number
@@ -519,13 +520,13 @@ cdef list frames_of(kp_message *message):
 cdef void drop_pieces(kp_piece *pieces, size_t n) noexcept:
     cdef size_t at
     for at in range(n):
-        kp_drop(pieces[at].owner)
+        kp_release(pieces[at].owner)
     free(pieces)
 
 
 cdef void release_dropped() noexcept:
-    """Release the Python objects that were sent."""
-    cdef kp_buffer *first = kp_take_dropped()
+    """Release the Python objects whose bytes are sent."""
+    cdef kp_buffer *first = kp_take_released()
     cdef kp_buffer *following
     while first != NULL:
         following = first.next

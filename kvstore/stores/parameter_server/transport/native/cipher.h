@@ -1,9 +1,12 @@
-/* Encryption of what goes over a stream, by an AEAD of libsodium.
+/* Encryption of the bytes of a stream, by an AEAD of libsodium.
  *
- * The bytes of one direction are cut into chunks of at most KP_CHUNK_BYTES. A chunk is {bytes of its text (u32), the
- * encrypted text, tag}; the first is authenticated too. The nonce is the chunk's number, and both directions of each
- * connection have keys of their own, so no nonce is used twice with a key. After `chunks_of_key` chunks, both ends
- * replace a key by its hash: AES-GCM should not encrypt more than some hundred GB with one. */
+ * The bytes of one direction are divided into chunks of at most KP_CHUNK_BYTES. A chunk is {bytes of its text (u32), the
+ * encrypted text, tag}; the length is authenticated too. The nonce is the chunk's number, and each direction of each
+ * connection has its own key, so no nonce is used twice with a key. After `chunks_of_key` chunks, both ends replace a key
+ * by its hash: AES-GCM should not encrypt more than some hundred GB with one key.
+ *
+ * No function blocks. One direction belongs to one thread at a time: `sending` needs the stream's lock, `receiving` belongs to the
+ * thread that receives. */
 #ifndef KP_CIPHER_H
 #define KP_CIPHER_H
 
@@ -14,7 +17,7 @@
 
 enum {
     KP_KEY_BYTES = 32,
-    KP_NONCE_BYTES = 32, /* at most, as the tag: what a cipher has is in its kp_aead */
+    KP_NONCE_BYTES = 32, /* the most, as the tag: the actual sizes are in kp_aead */
     KP_TAG_BYTES = 32,
     KP_CHUNK_HEAD = 4,
     KP_CHUNK_BYTES = 64 * 1024,
@@ -48,19 +51,19 @@ typedef struct {
 typedef struct {
     kp_aead aead;
     uint64_t chunks_of_key;
-    pid_t pid; /* a fork would use each nonce a second time */
-    kp_direction goes, comes;
+    pid_t pid; /* the child of a fork must not send: it would use each nonce a second time */
+    kp_direction sending, receiving;
 } kp_cipher;
 
 static void kp_wipe(void *memory, size_t nbytes)
 {
-    volatile char *at = (volatile char *)memory; /* or the compiler leaves it out */
+    volatile char *at = (volatile char *)memory; /* volatile: else the compiler omits the loop */
     while (nbytes--)
         *at++ = 0;
 }
 
-/* NULL: there is no memory. */
-static kp_cipher *kp_new_cipher(const kp_aead *aead, const void *goes, const void *comes, uint64_t chunks_of_key)
+/* Allocate a cipher; both keys have KP_KEY_BYTES and are copied. NULL: no memory. The caller frees it. */
+static kp_cipher *kp_new_cipher(const kp_aead *aead, const void *send_key, const void *receive_key, uint64_t chunks_of_key)
 {
     kp_cipher *c = (kp_cipher *)calloc(1, sizeof *c);
     if (!c)
@@ -68,21 +71,22 @@ static kp_cipher *kp_new_cipher(const kp_aead *aead, const void *goes, const voi
     c->aead = *aead;
     c->chunks_of_key = chunks_of_key;
     c->pid = getpid();
-    memcpy(c->goes.key, goes, KP_KEY_BYTES);
-    memcpy(c->comes.key, comes, KP_KEY_BYTES);
+    memcpy(c->sending.key, send_key, KP_KEY_BYTES);
+    memcpy(c->receiving.key, receive_key, KP_KEY_BYTES);
     return c;
 }
 
+/* Free a cipher, or NULL; its keys are overwritten with zeros. */
 static void kp_free_cipher(kp_cipher *c)
 {
     if (!c)
         return;
-    kp_wipe(c->goes.key, KP_KEY_BYTES);
-    kp_wipe(c->comes.key, KP_KEY_BYTES);
+    kp_wipe(c->sending.key, KP_KEY_BYTES);
+    kp_wipe(c->receiving.key, KP_KEY_BYTES);
     free(c);
 }
 
-/* Make the nonce of a direction's next chunk, with a new key where it is time. 0, or -1: there can be no more. */
+/* Make the nonce of a direction's next chunk, and replace the key when due. 0; -1: the direction must not be used again. */
 static int kp_next_nonce(const kp_cipher *c, kp_direction *d, unsigned char *nonce)
 {
     static const unsigned char next[] = "kvstore stream: next key";
@@ -113,16 +117,16 @@ static uint32_t kp_get_length(const unsigned char *from)
     return from[0] | (uint32_t)from[1] << 8 | (uint32_t)from[2] << 16 | (uint32_t)from[3] << 24;
 }
 
-/* Where the text of the next chunk may lie when it is encrypted. */
+/* Return where the caller may put the text of the next chunk, to be encrypted in place. */
 static unsigned char *kp_chunk_text(kp_cipher *c)
 {
-    return c->goes.bytes + c->goes.to + KP_CHUNK_HEAD;
+    return c->sending.bytes + c->sending.to + KP_CHUNK_HEAD;
 }
 
-/* Encrypt a chunk, for which there is room. 0, or -1: nothing may be sent any more. */
+/* Append a chunk of `n` bytes, at most KP_CHUNK_BYTES, for which `sending` has space. 0; -1: send nothing any more. */
 static int kp_encrypt(kp_cipher *c, const void *text, size_t n)
 {
-    kp_direction *d = &c->goes;
+    kp_direction *d = &c->sending;
     unsigned char nonce[KP_NONCE_BYTES], *head = d->bytes + d->to, *sealed = kp_chunk_text(c);
     kp_put_length(head, (uint32_t)n);
     d->failed = d->failed || kp_next_nonce(c, d, nonce) ||
@@ -133,10 +137,10 @@ static int kp_encrypt(kp_cipher *c, const void *text, size_t n)
     return d->failed ? -1 : 0;
 }
 
-/* Bytes of the text of the next chunk that has come; 0: it is not whole. -1: it is none. */
+/* Return the bytes of text of the next received chunk; 0: it is incomplete; -1: it is invalid. */
 static int64_t kp_next_chunk(const kp_cipher *c)
 {
-    const kp_direction *d = &c->comes;
+    const kp_direction *d = &c->receiving;
     size_t there = d->to - d->from;
     if (there < KP_CHUNK_HEAD)
         return 0;
@@ -146,10 +150,10 @@ static int64_t kp_next_chunk(const kp_cipher *c)
     return there < KP_CHUNK_HEAD + (size_t)n + c->aead.tag_bytes ? 0 : (int64_t)n;
 }
 
-/* Decrypt the next chunk, of `n` bytes. 0, or -1: it is not what the peer has sent as this one. */
+/* Decrypt the next chunk, complete and of `n` bytes, to `text`. 0; -1: not authentic, and `text` is undefined. */
 static int kp_decrypt(kp_cipher *c, void *text, size_t n)
 {
-    kp_direction *d = &c->comes;
+    kp_direction *d = &c->receiving;
     unsigned char nonce[KP_NONCE_BYTES], *head = d->bytes + d->from, *sealed = head + KP_CHUNK_HEAD;
     if (kp_next_nonce(c, d, nonce) || c->aead.decrypt((unsigned char *)text, NULL, sealed, n, sealed + n, head,
                                                       KP_CHUNK_HEAD, nonce, d->key))
@@ -158,8 +162,8 @@ static int kp_decrypt(kp_cipher *c, void *text, size_t n)
     return 0;
 }
 
-/* Move what is no whole chunk yet to the begin, so that the rest of one has room. */
-static void kp_move_rest(kp_direction *d)
+/* Move an incomplete chunk to the beginning of the buffer, so that its rest has space. */
+static void kp_move_incomplete(kp_direction *d)
 {
     memmove(d->bytes, d->bytes + d->from, d->to - d->from);
     d->to -= d->from;

@@ -26,7 +26,7 @@ typedef struct {
 static int kp_receive_some_replies(kp_exchange *x, kp_stream *s)
 {
     for (uint64_t done = 0; done < KP_ENOUGH && kp_left(x);) {
-        ssize_t got = kp_fill(s);
+        ssize_t got = kp_read_socket(s);
         if (got < 0 && errno == EINTR)
             continue;
         if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))

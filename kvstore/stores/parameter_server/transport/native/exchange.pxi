@@ -364,7 +364,7 @@ cdef class Exchange:
         """Let the arrays go."""
         self.arrays = None
         self.follow(None)
-        kp_drop(self.x.owner)
+        kp_release(self.x.owner)
         self.x.owner = NULL
         release_dropped()
 

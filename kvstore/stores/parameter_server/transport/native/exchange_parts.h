@@ -2,8 +2,8 @@
 #ifndef KP_EXCHANGE_PARTS_H
 #define KP_EXCHANGE_PARTS_H
 
-#include "packed.h"
-#include "requests.h"
+#include "packed_sum.h"
+#include "wire_format.h"
 #include "sender.h"
 
 enum {

@@ -308,7 +308,7 @@ static kp_buffer *kp_place(kp_stream *s)
 {
     kp_exchange *x = (kp_exchange *)s->placer;
     kp_buffer *made = NULL;
-    kp_reply r = {.message = s->coming, .sizes = s->sizes, .frames = s->head[1]};
+    kp_reply r = {.message = s->incoming, .sizes = s->sizes, .frames = s->head[1]};
     uint32_t frame = s->at;
     if (!frame || s->sizes[frame] < KP_DIRECT_BYTES || !kp_is_expected(x, &r))
         return kp_new_buffer((size_t)s->sizes[frame]);
@@ -331,16 +331,16 @@ static kp_buffer *kp_place(kp_stream *s)
 static int kp_unplace(kp_stream *s)
 {
     s->place = NULL;
-    for (uint32_t i = 0; s->coming && i < s->coming->n; i++) {
-        kp_buffer *placed = s->coming->frames[i];
-        if (placed->room >= placed->nbytes)
+    for (uint32_t i = 0; s->incoming && i < s->incoming->n; i++) {
+        kp_buffer *placed = s->incoming->frames[i];
+        if (placed->capacity >= placed->nbytes)
             continue;
         kp_buffer *own = kp_new_buffer(placed->nbytes);
         if (!own)
             return -1;
         memcpy(own->data, placed->data, i == s->at ? (size_t)s->got : placed->nbytes);
-        s->coming->frames[i] = own;
-        kp_drop(placed);
+        s->incoming->frames[i] = own;
+        kp_release(placed);
     }
     return 0;
 }

@@ -92,7 +92,7 @@ static void kp_write(kp_writer *w, const void *data, size_t nbytes)
 static void kp_end_piece(kp_writer *w)
 {
     if (w->end > w->begin)
-        w->pieces[w->n++] = (kp_piece){w->begin, (size_t)(w->end - w->begin), kp_keep(w->copied)};
+        w->pieces[w->n++] = (kp_piece){w->begin, (size_t)(w->end - w->begin), kp_retain(w->copied)};
     w->begin = w->end;
 }
 
@@ -103,7 +103,7 @@ static void kp_write_large(kp_writer *w, const char *data, uint64_t nbytes)
         return;
     }
     kp_end_piece(w);
-    w->pieces[w->n++] = (kp_piece){data, (size_t)nbytes, kp_keep(w->owner)};
+    w->pieces[w->n++] = (kp_piece){data, (size_t)nbytes, kp_retain(w->owner)};
 }
 
 static void kp_write_payload(kp_writer *w, const kp_exchange *x, const kp_part *part)
@@ -256,9 +256,9 @@ static int kp_send_parts(kp_stream *s, kp_exchange *x, uint32_t end)
         kp_end_piece(&w);
         failed = kp_send(s, w.pieces, w.n);
         if (failed)
-            kp_drop_pieces(w.pieces, w.n);
+            kp_release_pieces(w.pieces, w.n);
     }
-    kp_drop(w.copied);
+    kp_release(w.copied);
     free(w.pieces);
     if (!failed) {
         kp_count_parts(x, x->next, end);
@@ -294,7 +294,7 @@ static uint64_t kp_usual_window(const kp_stream *s, const kp_exchange *x)
 {
     if (!s->is_near)
         return KP_WINDOW_BYTES;
-    return s->takes_turns && !kp_is_long_pull(x) ? KP_TURNS_WINDOW_BYTES : KP_NEAR_WINDOW_BYTES;
+    return s->limits_in_flight && !kp_is_long_pull(x) ? KP_TURNS_WINDOW_BYTES : KP_NEAR_WINDOW_BYTES;
 }
 
 /* All was sent before an answer came, beyond the usual window: let the next calls send as much at once.

@@ -1,4 +1,7 @@
-/* A thread that sends what streams could not send at once, so that messages go out while their owner computes. */
+/* A thread that sends what the sockets of streams did not accept at once, while the streams' owner computes.
+ *
+ * Order of locks: `kp_sender.lock`, then a stream's. Functions that acquire a stream's lock wait at most for one sendmsg of
+ * KP_SEND_BYTES; none waits for the peer. */
 #ifndef KP_SENDER_H
 #define KP_SENDER_H
 
@@ -8,19 +11,19 @@
 
 #include "stream.h"
 
-enum { KP_MUCH_BYTES = 512 * 1024 }; /* of a message: more takes longer to send than to wake another thread */
+enum { KP_MUCH_BYTES = 512 * 1024 }; /* of a message: a larger one takes longer to send than to wake another thread */
 
 typedef struct kp_sender {
     int epoll, wake;
     int runs;
     pthread_t thread;
-    pthread_mutex_t lock; /* for `streams`; taken before that of a stream */
+    pthread_mutex_t lock; /* for `streams`; acquired before that of a stream */
     kp_stream **streams;  /* by descriptor */
-    int room;
+    int capacity;
 } kp_sender;
 
-/* Wait until the socket takes more; under the stream's lock. */
-static int kp_await_room(kp_sender *sender, kp_stream *s)
+/* Have the sender's thread continue when the socket has space; needs the stream's lock. 0; -1: it cannot wait. */
+static int kp_await_writable(kp_sender *sender, kp_stream *s)
 {
     struct epoll_event event = {.events = EPOLLOUT | EPOLLONESHOT, .data.fd = s->fd};
     if (s->waits)
@@ -32,7 +35,7 @@ static int kp_await_room(kp_sender *sender, kp_stream *s)
 static void kp_send_more(kp_sender *sender, int fd)
 {
     pthread_mutex_lock(&sender->lock);
-    kp_stream *s = fd < sender->room ? sender->streams[fd] : NULL;
+    kp_stream *s = fd < sender->capacity ? sender->streams[fd] : NULL;
     if (s)
         pthread_mutex_lock(&s->lock);
     pthread_mutex_unlock(&sender->lock);
@@ -43,7 +46,7 @@ static void kp_send_more(kp_sender *sender, int fd)
     enum kp_outcome outcome = kp_flush(s, KP_SEND_BYTES);
     kv_leave();
     if (outcome != KP_CLOSED && kp_has_unsent(s))
-        kp_await_room(sender, s);
+        kp_await_writable(sender, s);
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -62,7 +65,7 @@ static void *kp_run_sender(void *context)
     }
 }
 
-/* 0, or -1 with errno. */
+/* Start the thread; zeroes `sender`. 0, or -1 with errno; `kp_stop_sender` is needed in both cases. */
 static int kp_start_sender(kp_sender *sender)
 {
     sigset_t all, before;
@@ -82,7 +85,8 @@ static int kp_start_sender(kp_sender *sender)
     return failed ? -1 : 0;
 }
 
-/* `ours`: this is the process that started it; a child of that has no such thread. */
+/* End the thread, and wait for it; all streams are removed. `ours`: 0 in the child of a fork, which has no such thread. A
+ * second call does nothing. */
 static void kp_stop_sender(kp_sender *sender, int ours)
 {
     uint64_t one = 1;
@@ -96,23 +100,23 @@ static void kp_stop_sender(kp_sender *sender, int ours)
     sender->epoll = sender->wake = -1;
     free(sender->streams);
     sender->streams = NULL;
-    sender->room = 0;
+    sender->capacity = 0;
 }
 
-/* Send for a stream from now on. 0, or -1: there is no memory or descriptor. */
+/* Register an open stream; it must be removed before it is freed. 0; -1: no memory or descriptor, and not registered. */
 static int kp_add_stream(kp_sender *sender, kp_stream *s)
 {
-    struct epoll_event event = {.events = EPOLLONESHOT, .data.fd = s->fd}; /* a hang-up is told once, not for ever */
+    struct epoll_event event = {.events = EPOLLONESHOT, .data.fd = s->fd}; /* a hang-up is reported once, not for ever */
     int failed = 0;
     pthread_mutex_lock(&sender->lock);
-    if (s->fd >= sender->room) {
-        int room = 2 * s->fd + 16;
-        kp_stream **streams = (kp_stream **)realloc(sender->streams, (size_t)room * sizeof *streams);
+    if (s->fd >= sender->capacity) {
+        int capacity = 2 * s->fd + 16;
+        kp_stream **streams = (kp_stream **)realloc(sender->streams, (size_t)capacity * sizeof *streams);
         failed = !streams;
         if (streams) {
-            memset(streams + sender->room, 0, (size_t)(room - sender->room) * sizeof *streams);
+            memset(streams + sender->capacity, 0, (size_t)(capacity - sender->capacity) * sizeof *streams);
             sender->streams = streams;
-            sender->room = room;
+            sender->capacity = capacity;
         }
     }
     failed = failed || epoll_ctl(sender->epoll, EPOLL_CTL_ADD, s->fd, &event);
@@ -124,14 +128,14 @@ static int kp_add_stream(kp_sender *sender, kp_stream *s)
     return failed ? -1 : 0;
 }
 
-/* Send for it no more; the thread does not use it any longer then. */
+/* Unregister a stream; returns when the thread does not use it any more. A stream without sender: nothing to do. */
 static void kp_remove_stream(kp_stream *s)
 {
     kp_sender *sender = s->sender;
     if (!sender)
         return;
     pthread_mutex_lock(&sender->lock);
-    if (s->fd < sender->room)
+    if (s->fd < sender->capacity)
         sender->streams[s->fd] = NULL;
     epoll_ctl(sender->epoll, EPOLL_CTL_DEL, s->fd, NULL);
     pthread_mutex_unlock(&sender->lock);
@@ -140,25 +144,25 @@ static void kp_remove_stream(kp_stream *s)
     s->sender = NULL;
 }
 
-/* Send what the socket takes; the sender's thread does the rest. Under the stream's lock. */
+/* Send what the socket accepts; the sender's thread sends the rest. Needs the stream's lock. A failure breaks the stream. */
 static void kp_flush_or_wait(kp_stream *s)
 {
-    if (kp_flush(s, (size_t)-1) == KP_BLOCKED && (!s->sender || kp_await_room(s->sender, s))) {
+    if (kp_flush(s, (size_t)-1) == KP_BLOCKED && (!s->sender || kp_await_writable(s->sender, s))) {
         s->broken = 1;
         shutdown(s->fd, SHUT_RDWR);
     }
 }
 
-#define KP_LOOKING ((kp_stream *)1) /* in a hand: its thread looks for something to do */
+#define KP_POLLING ((kp_stream *)1) /* in a inbox: its thread is polling, and can send a stream at once */
 
-/* Leave the sending to the thread that serves a stream. 0: that is not looking for something to do. */
-static int kp_hand_over(kp_stream *s)
+/* Pass a stream to its thread to be sent, if that thread is polling. 0: it is not. Needs the stream's lock. */
+static int kp_pass_to_thread(kp_stream *s)
 {
-    kp_stream *looking = KP_LOOKING;
-    return s->hand && atomic_compare_exchange_strong(s->hand, &looking, s);
+    kp_stream *looking = KP_POLLING;
+    return s->inbox && atomic_compare_exchange_strong(s->inbox, &looking, s);
 }
 
-/* What the thread that serves a stream waits for. */
+/* Return the epoll events of a stream for the thread that serves it. */
 static struct epoll_event kp_events_of(const kp_stream *s, epoll_data_t data)
 {
     return (struct epoll_event){EPOLLIN | (s->asked ? EPOLLOUT : 0), data};
@@ -170,16 +174,16 @@ static int kp_set_events(kp_stream *s)
     return epoll_ctl(s->epoll, EPOLL_CTL_MOD, s->fd, &event);
 }
 
-/* Ask the thread that serves a stream to send. 0: it cannot be asked. */
-static int kp_ask_to_send(kp_stream *s)
+/* Request by epoll that the thread of a stream sends. 0: it cannot be requested. Needs the stream's lock. */
+static int kp_request_send(kp_stream *s)
 {
     s->asked = 1;
     s->asked = !kp_set_events(s);
     return s->asked;
 }
 
-/* Send what this thread was asked to send. */
-static void kp_send_asked(kp_stream *s)
+/* Send what this thread was asked to send; acquires the stream's lock. Only by the thread that serves the stream. */
+static void kp_send_requested(kp_stream *s)
 {
     pthread_mutex_lock(&s->lock);
     if (s->asked) {
@@ -192,38 +196,40 @@ static void kp_send_asked(kp_stream *s)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Leave the sending to the thread that serves a stream: much at any time, so that several threads send at once, and less
- * if it is awake. 0: it is not left. */
-static int kp_leave_to_thread(kp_stream *s)
+/* Leave the sending to the thread of a stream: many bytes always, so that several threads send at once, fewer only if it is
+ * polling. 0: the caller sends. Needs the stream's lock. */
+static int kp_thread_sends(kp_stream *s)
 {
-    return s->hand && (s->unsent > KP_MUCH_BYTES ? kp_ask_to_send(s) : kp_hand_over(s));
+    return s->inbox && (s->unsent > KP_MUCH_BYTES ? kp_request_send(s) : kp_pass_to_thread(s));
 }
 
-/* As `kp_send`; with `others`, another thread may do it. */
+/* As `kp_send`; with `others`, the thread of the stream may send it. */
 static int kp_send_by(kp_stream *s, const kp_piece *pieces, size_t n, int others)
 {
     pthread_mutex_lock(&s->lock);
     int waited = kp_has_unsent(s);
-    int failed = s->broken || (s->cipher && s->cipher->pid != getpid()) || kp_queue(s, pieces, n);
-    if (!failed && !waited && !(others && kp_leave_to_thread(s)))
+    int failed = s->broken || (s->cipher && s->cipher->pid != getpid()) || kp_queue_pieces(s, pieces, n);
+    if (!failed && !waited && !(others && kp_thread_sends(s)))
         kp_flush_or_wait(s);
     pthread_mutex_unlock(&s->lock);
     return failed ? -1 : 0;
 }
 
-/* Queue a message and send what the socket takes. 0; -1: nothing was queued, or the stream is at its end. */
+/* Queue a message and send what the socket accepts; acquires the stream's lock, does not wait for the peer. 0: the references
+ * to the owners of all pieces belong to the stream, whose memory must not change until it is sent. -1: nothing is queued,
+ * and the references remain the caller's: the stream is broken, or too much is queued. */
 static int kp_send(kp_stream *s, const kp_piece *pieces, size_t n)
 {
     return kp_send_by(s, pieces, n, 0);
 }
 
-/* As `kp_outlet` has it. */
+/* `kp_outlet.send` of a stream; as `kp_send`. */
 static int kp_send_to(void *stream, const kp_piece *pieces, size_t n)
 {
     return kp_send_by((kp_stream *)stream, pieces, n, 1);
 }
 
-/* Whether the peer has not read for so long that nothing more is queued. */
+/* Return whether the peer has not read for so long that nothing more is queued. Acquires the stream's lock. */
 static int kp_is_full(kp_stream *s)
 {
     pthread_mutex_lock(&s->lock);
@@ -232,7 +238,7 @@ static int kp_is_full(kp_stream *s)
     return full;
 }
 
-/* How many pieces can be queued. */
+/* Return how many pieces can still be queued. Acquires the stream's lock. */
 static size_t kp_free_pieces(kp_stream *s)
 {
     pthread_mutex_lock(&s->lock);
@@ -241,10 +247,10 @@ static size_t kp_free_pieces(kp_stream *s)
     return n;
 }
 
-/* Whether all that was queued has gone. */
+/* Return whether all queued bytes are passed to the kernel, or the stream is broken. Acquires the stream's lock. */
 static int kp_is_sent(kp_stream *s)
 {
-    kp_send_asked(s); /* its thread may be the caller, and does not serve it meanwhile */
+    kp_send_requested(s); /* the caller may be the thread of the stream, which does not serve it at this time */
     pthread_mutex_lock(&s->lock);
     int sent = !kp_has_unsent(s) || s->broken;
     pthread_mutex_unlock(&s->lock);

@@ -1,1 +1,1 @@
-"""A worker without its sockets and its clock: events and the time go in, actions come out."""
+"""The state machine of a worker: it gets events and the time, and returns actions; no sockets, no clock."""

@@ -1,7 +1,7 @@
-"""The worker's state machine: one store of one worker process, its requests and what has become of them.
+"""The worker's state machine: one store of one worker process, with its operations.
 
-What it knows of its store is in `member.py`, what it has asked of servers in `server_links.py`, what of the
-scheduler in `scheduler_link.py`; here is what an event means to the three of them.
+`member.py` has the membership, `server_links.py` the requests to servers, `scheduler_link.py` those to the
+scheduler; this file distributes events to the three.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ _PUSHES = frozenset((Kind.PUSH, Kind.PUSHPULL))
 
 
 class WorkerMachine:
-    """One store of a worker; `step` is all there is to drive it."""
+    """One store of a worker; all events enter by `step`."""
 
     def __init__(self, hello: m.Hello, options: WorkerOptions | None = None, memory: str = "") -> None:
         self._hello, options = hello, options or WorkerOptions()
         self.member = StoreMember()
         self.failure: Failure | None = None
         self.missing: m.Missing | None = None
-        #: Those who wait, for what nothing that is under way says, while the scheduler is there.
+        #: Waits that need the scheduler but have no operation in progress.
         self.listeners: set[object] = set()
         self._scheduler = SchedulerLink(options)
         self._servers = ServerLinks(self.member, hello, options, memory)
-        self._held: list[Submit] = []  # pushes, until this worker has reached its join point
+        self._held: list[Submit] = []  # pushes that wait until the others have reached this join point
         self._left = False
-        self._shrunk: set[int] = set()  # ranks that rounds go on without
+        self._shrunk: set[int] = set()  # ranks that rounds proceed without
         self._handlers: dict[type, Callable[[Any, float, list[Action]], None]] = {
             m.Met: self._met_scheduler,
             m.Welcome: self._welcomed,
@@ -50,16 +50,16 @@ class WorkerMachine:
 
     @property
     def busy(self) -> bool:
-        """Whether something has no answer yet, or somebody waits otherwise."""
+        """Whether a request has no reply yet, or a caller waits otherwise."""
         return self._servers.busy or self._scheduler.busy or bool(self._held or self.listeners)
 
     @property
     def met(self) -> bool:
-        """Whether the scheduler has ever said a word."""
+        """Whether a message of the scheduler has arrived."""
         return self._scheduler.met
 
     def step(self, event: events.Event, now: float) -> list[Action]:
-        """Take one event; return what is to be done."""
+        """Handle one event; return the actions."""
         actions: list[Action] = []
         self._scheduler.silence.step(now)
         kind = type(event)
@@ -79,53 +79,53 @@ class WorkerMachine:
             self._servers.suspect(event.server)  # type: ignore[union-attr]
         elif kind is events.RetrySlice:
             self._servers.retry(event, now, actions)  # type: ignore[arg-type]
-        elif kind is events.Taken:
+        elif kind is events.ReadsCopied:
             self._servers.taken(event, now, actions)  # type: ignore[arg-type]
         elif kind is events.Start:
             self._scheduler.write(self._hello, now, actions)
         return actions
 
-    # -------------------------------------------------------------------------------------- what callers ask
+    # --------------------------------------------------------------------------------------- for the driver
 
     def pending(self, op: Hashable) -> list[tuple[int, Record]]:
-        """Server and request of whatever an operation still waits for."""
+        """Return server and request of each request that an operation still waits for."""
         return self._servers.pending(op)
 
     def suspect(self) -> None:
-        """Ask all servers at the next tick for whatever has no answer: some of it was lost, perhaps."""
+        """Probe all servers at the next tick for all unanswered requests: some may be lost."""
         self._servers.suspect_all()
 
     def oldest(self) -> tuple[int, int, int] | None:
-        """Server, slice and round of a request that has waited long; None: nothing is under way."""
+        """Return server, slice and round of a request that has waited long; None: there is none."""
         return self._servers.oldest()
 
     def keep(self, op: Hashable) -> bool:
-        """Read an operation's memory no more, and go on with it all the same; False: that cannot be."""
+        """Copy an operation's payloads, so that it can continue without them; False: that is impossible."""
         return self._servers.keep(op)
 
     def forget_reads(self) -> None:
-        """Let pushes go before values that were asked for, and that nobody reads any more."""
+        """Let pushes be sent before values that were requested, and that no caller reads any more."""
         self._servers.forget_reads()
 
     def complete(self, server: int, slice: int) -> int:
-        """How many of this worker's pushes into a slice are in rounds that are known to be complete."""
+        """Return how many of this worker's pushes into a slice are in rounds known to be complete."""
         requests = self._servers[server].requests
         return requests.complete.get(slice, 0) - requests.first_rounds.get(slice, 0)
 
     def answered(self, server: int, slice: int) -> int:
-        """How many of this worker's pushes into a slice are answered, where they are so in their order."""
+        """Return how many of this worker's pushes into a slice are answered, if replies are in order."""
         requests = self._servers[server].requests
         first = requests.first_rounds.get(slice, 0)
         return requests.accepted.get(slice, first) - first
 
     def base(self, server: int, slice: int) -> int:
-        """Round of a slice after which this worker's own begin."""
+        """Return the round of a slice after which this worker's own begin."""
         return self._servers[server].requests.first_rounds.get(slice, 0)
 
     def who(self, server: int | None, slice: int = -1, round: int = 0) -> Send:
-        """Ask whom a round waits for, or with None the scheduler, whom start or barrier or init wait for.
+        """Request the ranks that a round waits for; with None the scheduler's, for start, barrier or init.
 
-        `missing` has the answer some time later.
+        `missing` will have the answer.
         """
         self.missing = None
         welcome = self.member.welcome
@@ -135,7 +135,7 @@ class WorkerMachine:
     # --------------------------------------------------------------------------------------------- exchanges
 
     def allows_exchange(self, servers: Iterable[int]) -> bool:
-        """Whether all is as usual, and nothing is under way to these servers."""
+        """Return whether membership is as usual, and no request to these servers is in progress."""
         view, member = self.member.view, self.member
         if self.failure is not None or self._left or member.rejoining or view is None:
             return False
@@ -145,13 +145,13 @@ class WorkerMachine:
     def begin_exchange(self, server: int, slices: list[int], pushes: bool) -> tuple[int, int, list[int]]:
         """Count one request for each slice of a server, after `allows_exchange`; the caller sends them.
 
-        Returns the first sequence; bytes that were sent before; and rounds, as the server counts. Before any
-        event `end_exchange` must be told of what was answered, and `adopt` of what was not.
+        Returns the first sequence; the bytes sent before; and rounds, as the server counts. Before any other
+        event, the caller must pass the answered requests to `end_exchange`, and the others to `adopt`.
         """
         return self._servers[server].requests.begin_exchange(slices, pushes)
 
     def requests_to(self, server: int) -> RequestTable:
-        """Return what counts the requests to a server, for who begins and ends many small exchanges there."""
+        """Return the table of requests to a server, for a caller with many small exchanges."""
         return self._servers[server].requests
 
     def end_exchange(
@@ -163,7 +163,7 @@ class WorkerMachine:
         nbytes: int,
         received: int,
     ) -> int:
-        """Note which requests of an exchange were answered, as `RequestTable.end_exchange`."""
+        """Record which requests of an exchange are answered, as `RequestTable.end_exchange`."""
         return self._servers[server].requests.end_exchange(slices, rounds, last, nbytes, received)
 
     def adopt(
@@ -174,10 +174,10 @@ class WorkerMachine:
         now: float,
         priority: int | None = None,
     ) -> list[Action]:
-        """Go on with the rest of an exchange as with an operation.
+        """Continue the rest of an exchange as an operation.
 
-        `ends` are by server: requests from this sequence on are yet to be sent. They come first, unless there
-        is a `priority`: then all exchanges with later sequences are to be adopted after this one.
+        `ends` are by server: requests from this sequence on are not sent yet. They are sent first, unless
+        there is a `priority`: then all exchanges with later sequences must be adopted afterwards.
         """
         return self._servers.adopt(op, parts, ends, now, priority)
 
@@ -197,12 +197,12 @@ class WorkerMachine:
         self._servers.submit(event, now, actions)
 
     def _waits(self, parts: Iterable[events.SliceRequest]) -> bool:
-        """Whether these come after the first push of a worker that came back, or are it."""
+        """Return whether these requests are, or follow, the first push of a restarted worker."""
         held = {part.record.slice for event in self._held for part in event.parts}
         return any(part.record.kind in _PUSHES or part.record.slice in held for part in parts)
 
     def _hold(self, event: Submit, now: float, actions: list[Action]) -> None:
-        """Wait until the others have reached this worker's join point."""
+        """Hold a submission until the others have reached this worker's join point."""
         if not self._held and self.member.welcome is not None:
             first = next(part.record.slice for part in event.parts if part.record.kind in _PUSHES)
             self._scheduler.write(m.Begin(self.member.welcome.store, first), now, actions)
@@ -211,9 +211,9 @@ class WorkerMachine:
     def _look_for_join_point(
         self, view: View, parts: Iterable[events.SliceRequest], now: float, actions: list[Action]
     ) -> None:
-        """Say what was pushed so far, if this is another worker's join point."""
+        """Report the pushes so far, if this is another worker's join point."""
         if any(link.join_epoch < self.member.join_epoch for link in self._servers.all()):
-            return  # it has just begun itself, and cannot say it in rounds: the next time, then
+            return  # it has just begun itself, and knows no rounds yet: it reports at the next push
         if any(part.record.slice == view.begin and part.record.kind in _PUSHES for part in parts):
             self.member.epoch = view.epoch
             pushed = tuple(one for link in self._servers.all() for one in link.requests.pushed())
@@ -234,7 +234,7 @@ class WorkerMachine:
         self._scheduler.request(event, welcome.store, now, actions)
 
     def _leave(self, actions: list[Action]) -> None:
-        """Close: what has no answer yet will never have one."""
+        """Close: requests without a reply will never have one."""
         self._left = True
         closed = Failure("ClosedError", "the store is closed")
         self._servers.leave(closed, actions)
@@ -246,7 +246,7 @@ class WorkerMachine:
         if type(message) is m.Batch:
             self._servers.replies(peer, message, now, actions)  # type: ignore[arg-type]
         elif peer == ECHO:
-            self._scheduler.silence.hear(now)
+            self._scheduler.silence.note_heartbeat(now)
         elif type(message) is m.ReliableMessage:
             self._read(message, now, actions)
         elif type(message) is m.Attached:
@@ -272,7 +272,7 @@ class WorkerMachine:
         if known and server in self._servers and message.rank not in self._shrunk:
             self._shrunk.add(message.rank)
             own = message.round - self.base(server, message.slice)
-            actions.append(events.Shrunk(message.rank, message.slice, own))
+            actions.append(events.RoundsShrunk(message.rank, message.slice, own))
 
     def _ping(self, message: m.Ping, now: float, actions: list[Action]) -> None:
         actions.append(self._scheduler.unreliable(m.Pong(message.number)))
@@ -280,7 +280,7 @@ class WorkerMachine:
     def _is_missing(self, message: m.Missing, now: float, actions: list[Action]) -> None:
         self.missing = message
 
-    # ---------------------------------------------------------------------------------------- who takes part
+    # -------------------------------------------------------------------------------------------- membership
 
     def _met_scheduler(self, message: m.Met, now: float, actions: list[Action]) -> None:
         self._scheduler.echoes = True
@@ -312,7 +312,7 @@ class WorkerMachine:
             self._drop_held(failure, actions)
 
     def _start_pushing(self, view: View, now: float, actions: list[Action]) -> None:
-        """All others have reached the join point: ask the servers in which rounds to begin, and go on."""
+        """Begin to push: all others have reached the join point; ask the servers for the first rounds."""
         self.member.join(view)
         self._servers.attach_again(now, actions)
         held, self._held = self._held, []
@@ -333,7 +333,7 @@ class WorkerMachine:
         return self._scheduler.explained(why, f"worker {welcome.rank}" if welcome else "this worker")
 
     def _fail(self, failure: Failure, actions: list[Action]) -> None:
-        """End: everything fails, from now on too."""
+        """End with a failure: all operations fail, also later ones."""
         if self.failure is not None:
             return
         self.failure = failure
@@ -351,9 +351,9 @@ class WorkerMachine:
         self._servers.tick(now, actions)
 
     def _look_for_scheduler(self, now: float, actions: list[Action]) -> None:
-        """While something waits, make sure that the scheduler is there."""
+        """Check that the scheduler is alive, while an operation waits."""
         if not self.busy and self.member.welcome is not None:
-            self._scheduler.silence.hear(now)
+            self._scheduler.silence.note_heartbeat(now)
             return
         failure = self._scheduler.look(now, actions)
         if failure is not None and self._left:

@@ -1,4 +1,4 @@
-"""A worker as a member of its store: what the scheduler has told, and from which rounds on it takes part."""
+"""A worker as a member of its store: the scheduler's views, and the rounds from which it takes part."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from ...protocol.messages import Failure, View, Welcome
 
 
 class StoreMember:
-    """What one worker knows of its store and of its own part in it.
+    """The state of one worker in its store.
 
-    One that took the place of a lost worker is rejoining until the others have reached its join point, the
-    slice into which it pushes first. In the join epoch it begins, and each of its slices has a first round.
+    A worker that has replaced a lost one is rejoining until the others have reached its join point, the slice
+    into which it pushes first. In the join epoch it begins, and each of its slices has a first round.
     """
 
     def __init__(self) -> None:
         self.welcome: Welcome | None = None
         self.view: View | None = None
-        #: Of the view that is known and, if it names a join point, reached.
+        #: The epoch of the view that is known and whose join point, if it has one, is reached.
         self.epoch = 0
         self.rejoining = False
         self.join_epoch = 0
-        #: (slice, round): the rounds before its own, as the scheduler has told them.
+        #: (slice, round): the rounds before its own, from the scheduler.
         self.first_rounds: tuple[tuple[int, int], ...] = ()
-        #: By rank, for which host a worker pushes; empty where each pushes for itself.
+        #: By rank, the seat of the host that a worker pushes for; empty where each pushes for itself.
         self.seats: dict[int, int] = {}
 
     def enter(self, welcome: Welcome) -> None:
-        """Take part from now on."""
+        """Become a member."""
         self.welcome, self.seats = welcome, dict(welcome.seats)
         self.view = View(
             welcome.store, welcome.epoch, welcome.members, (), (), welcome.servers, late=welcome.late
@@ -34,7 +34,7 @@ class StoreMember:
         self.epoch, self.rejoining = welcome.epoch, welcome.rank in welcome.late
 
     def see(self, view: View) -> None:
-        """Take a newer view; its epoch is reached at once, unless it names a join point of another."""
+        """Set a newer view; its epoch is reached at once, unless it has a join point of another worker."""
         self.view = view
         if self.rejoining or view.begin < 0:
             self.epoch = view.epoch
@@ -49,7 +49,7 @@ class StoreMember:
         return self.view is not None and self.view.broken
 
     def is_initializer(self) -> bool:
-        """Whether this worker's first values count: it is the lowest member of those that do not rejoin."""
+        """Return whether this worker's first values are used: it is the lowest member not rejoining."""
         if self.view is None or self.welcome is None:
             return False
         ranks = {one.rank for one in self.view.members}
@@ -62,5 +62,5 @@ class StoreMember:
         return {one.rank for one in losses if one.role == "server"}
 
     def loss(self) -> Failure:
-        """Say who is lost."""
+        """Return the failure about the lost processes."""
         return lost(self.view.losses, len(self.view.servers)) if self.view is not None else lost(())

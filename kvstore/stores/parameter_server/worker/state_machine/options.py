@@ -1,4 +1,4 @@
-"""How patient a worker is."""
+"""The options of a worker's state machine."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from .....settings.definitions import DEFAULTS
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """How patient a worker is."""
+    """The options of a worker's state machine."""
 
-    #: Bytes that may be on the way to one server.
+    #: Bytes that may be in flight to one server.
     credit: int = DEFAULTS["credit_bytes"]
-    #: Requests are put together up to so many bytes.
+    #: Requests are joined to batches up to this number of bytes.
     batch_bytes: int = 1 << 20
-    #: Seconds after which a request without an answer is asked for again.
+    #: Seconds after which a request without a reply is repeated as a probe.
     resend: float = DEFAULTS["resend"]
-    #: The same for what goes to the scheduler.
+    #: The same for messages to the scheduler.
     control_resend: float = 1.0
-    #: Seconds without a word of the scheduler, while something waits, after which it is lost.
+    #: Seconds without a message of the scheduler, while an operation waits, after which it is lost.
     dead_after: float = DEFAULTS["dead_after"]
-    #: The same before its first word: it may be started after this process. 0: as `dead_after`.
+    #: The same before its first message: it may be started after this process. 0: as `dead_after`.
     start: float = 0.0
-    #: Seconds that the scheduler may be away, as it has said to another store.
+    #: Seconds that the scheduler may be absent, as another store has learned.
     absence: float = 0.0
-    #: Whether `ECHO` can be reached before the scheduler has said where: another store knows it.
+    #: Whether the address of `ECHO` is known from another store.
     echoes: bool = False
-    #: Whether answers count against the credit, too: only where none waits for other workers.
+    #: Whether replies count against the credit, too: only where no reply waits for other workers.
     counts_answers: bool = False
 
     @property
     def report(self) -> int:
-        """Bytes of requests after which a server is to tell that it has them, if no answer tells it."""
+        """Bytes of requests after which a server acknowledges their arrival, if no reply does."""
         return max(1, min(1 << 20, self.credit // 2))

@@ -1,4 +1,4 @@
-"""What one store asks the scheduler, what it hears of it, and when it takes it for lost."""
+"""One store's requests to the scheduler, the messages it receives, and the detection of its loss."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ SCHEDULER = "scheduler"
 
 
 class SchedulerLink:
-    """One store's link to the scheduler, with the requests that wait there."""
+    """One store's link to the scheduler, with the requests that wait for it."""
 
     def __init__(self, options: WorkerOptions) -> None:
         self._dead_after, self._start = options.dead_after, options.start
-        #: Seconds that the scheduler may be away, as it has said.
+        #: Seconds that the scheduler may be absent, as in its `Met`.
         self.absence = options.absence
         self._link = ReliableLink(options.control_resend)
-        #: Whoever steps the machine steps this too.
+        #: To be stepped whenever the machine is.
         self.silence = SilenceDetector(options.dead_after)
-        #: Whether the scheduler has ever said a word.
+        #: Whether a message of the scheduler has arrived.
         self.met = False
-        #: Whether `ECHO` can be reached.
+        #: Whether the address of `ECHO` is known.
         self.echoes = options.echoes
         self._requests: dict[int, Hashable] = {}  # by number: done when answered
         self._number = 0
-        self._delivered: dict[int, Hashable] = {}  # by number of the message: done when it has come
-        self._stood_still = (0.0, 0.0)  # seconds that this process was stopped last, and until when
+        self._delivered: dict[int, Hashable] = {}  # by number of the message: done when acknowledged
+        self._stood_still = (0.0, 0.0)  # seconds that this process did not run, and the time of its return
 
     @property
     def busy(self) -> bool:
         """Whether a request waits."""
         return bool(self._requests or self._delivered)
 
-    # ------------------------------------------------------------------------------------------------ to it
+    # ----------------------------------------------------------------------------------------------- sending
 
     def write(self, body: Any, now: float, actions: list[Action]) -> None:
-        """Send a message, again until it is acknowledged."""
+        """Send a message, and repeat it until it is acknowledged."""
         actions.append(Send(SCHEDULER, self._link.write(body, now)))
 
     def unreliable(self, body: Any) -> Send:
-        """Make a message that may be lost."""
+        """Return a message that may be lost."""
         return Send(SCHEDULER, self._link.send_unreliable(body))
 
     def request(self, event: SchedulerRequest, store: int, now: float, actions: list[Action]) -> None:
-        """Send a request; what has no number is done when it has come."""
+        """Send a request; a message without a number is done when it is acknowledged."""
         message: Any = event.message
         fields = {"store": store} if hasattr(message, "store") else {}
         if not hasattr(message, "request"):
@@ -64,23 +64,23 @@ class SchedulerLink:
         self.write(msgspec.structs.replace(message, request=self._number, **fields), now, actions)
 
     def resend(self, now: float, actions: list[Action]) -> None:
-        """Send again what was not acknowledged for too long."""
+        """Repeat messages that are not acknowledged in time."""
         actions.extend(Send(SCHEDULER, message) for message in self._link.again(now))
 
-    # ---------------------------------------------------------------------------------------------- from it
+    # --------------------------------------------------------------------------------------------- receiving
 
     def read(self, message: ReliableMessage, now: float) -> list[Any]:
-        """Take a message; return what is to be handled now, in order. `acknowledge` comes after that."""
+        """Return the messages to handle now, in order; `acknowledge` must be called after that."""
         if not self._link.follows(message):
             return []
-        self.silence.hear(now)
+        self.silence.note_heartbeat(now)
         self.met = True
         if now - self._stood_still[1] > self._dead_after:
-            self._stood_still = (0.0, 0.0)  # nobody has missed it
+            self._stood_still = (0.0, 0.0)  # its absence had no effect
         return self._link.read(message, now)
 
     def acknowledge(self, actions: list[Action]) -> None:
-        """End requests that have come; say what has come here, if nothing has said it meanwhile."""
+        """End requests that are acknowledged; acknowledge received messages, if no other message did."""
         delivered = [number for number in self._delivered if number <= self._link.acknowledged]
         actions.extend(Done(self._delivered.pop(number)) for number in delivered)
         pending = self._link.pending_ack()
@@ -88,13 +88,13 @@ class SchedulerLink:
             actions.append(Send(SCHEDULER, pending))
 
     def answered(self, message: Answer, now: float, actions: list[Action]) -> None:
-        """End the request that this answers."""
+        """End the request that this message answers."""
         op = self._requests.pop(message.request, None)
         if op is not None:
             actions.append(Done(op, message.error, message))
 
     def end_delivered(self, actions: list[Action]) -> None:
-        """Wait for no acknowledgement any more: it has ended, most likely, and its last word was lost."""
+        """Stop waiting for acknowledgements: the scheduler has probably ended, and its last one was lost."""
         actions.extend(Done(op) for op in self._delivered.values())
         self._delivered.clear()
 
@@ -108,24 +108,24 @@ class SchedulerLink:
     # ---------------------------------------------------------------------------------------------- silence
 
     def stood_still(self, seconds: float, now: float) -> None:
-        """Note that this process was stopped for so long."""
+        """Record that this process did not run for `seconds`."""
         self._stood_still = (seconds, now)
 
     def look(self, now: float, actions: list[Action]) -> Failure | None:
-        """Make sure that the scheduler is there; return why not, if it is lost."""
-        # Until it has said how long it may be away, it may be as long as until its first word.
+        """Check that the scheduler is alive; return the failure if it is lost."""
+        # Until the scheduler has sent its absence, the limit is that of its first message.
         told = self.met and self.echoes
         patience = max(self.absence, self._dead_after if told else self._start or self._dead_after)
-        if self.silence.lost(now, patience):
+        if self.silence.is_lost(now, patience):
             return lost((Loss("scheduler", 0, self.silence.silent(now)),))
-        if self.silence.asks(now):
+        if self.silence.should_ask(now):
             if self.echoes:
                 actions.append(Send(ECHO, Ping(0)))
-            if not self.echoes or self.silence.is_long(now):  # another may be at its address
+            if not self.echoes or self.silence.is_long(now):  # another process may be at the echo's address
                 actions.append(self.unreliable(Ping(0)))
         return None
 
     def explained(self, why: Failure, who: str) -> Failure:
-        """Word why this process is out: if it was stopped itself, that comes first."""
+        """Return the error of this process's removal: that it was stopped is named first."""
         seconds = self._stood_still[0]
         return stopped(who, seconds, self._dead_after, why) if seconds else why

@@ -11,13 +11,13 @@ from ...protocol.events import (
     Action,
     Connect,
     Done,
+    ReadsCopied,
     RetrySlice,
     RoundsSeen,
     Send,
     SliceReceived,
     SliceRequest,
     Submit,
-    Taken,
 )
 from ...protocol.losses import lost
 from ...protocol.messages import BY_FRAME, KIND, ROUND, SLICE, Batch, Failure, Kind, PayloadLocation, Record
@@ -123,7 +123,7 @@ class ServerLinks:
         link.requests.add_first(request)
         self._pump(event.part.server, now, actions)
 
-    def taken(self, event: Taken, now: float, actions: list[Action]) -> None:
+    def taken(self, event: ReadsCopied, now: float, actions: list[Action]) -> None:
         """Send what has waited until values were copied out of a server's memory, or asked for again."""
         self._links[event.server].requests.end_reads(event.reads)
         self._pump(event.server, now, actions)
@@ -186,7 +186,7 @@ class ServerLinks:
             self._send(server, link.requests.repeats(unknown), actions)
         self._pump(server, now, actions)
         if link.requests.untaken:
-            actions.append(Taken(server, tuple(link.requests.untaken)))
+            actions.append(ReadsCopied(server, tuple(link.requests.untaken)))
             link.requests.untaken.clear()
 
     def is_idle(self, server: int) -> bool:

@@ -9,9 +9,9 @@ from typing import Any
 
 from kvstore.stores.parameter_server.protocol.messages import Batch
 from kvstore.stores.parameter_server.transport import sockets
-from kvstore.stores.parameter_server.transport.frames import Codec
+from kvstore.stores.parameter_server.transport.frames import MessageCodec
 
-CODEC = Codec("job")
+CODEC = MessageCodec("job")
 
 
 def raw(frames: Sequence[Any]) -> bytes:
@@ -21,7 +21,7 @@ def raw(frames: Sequence[Any]) -> bytes:
 
 
 def written(batch: Batch) -> bytes:
-    return raw(CODEC.encode(sockets._packed(batch)))
+    return raw(CODEC.encode(sockets._with_packed_payloads(batch)))
 
 
 def read(server: socket.socket, nbytes: int) -> bytes:

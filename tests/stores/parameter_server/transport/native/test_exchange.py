@@ -32,7 +32,7 @@ from kvstore.stores.parameter_server.protocol.messages import (
     PayloadLocation,
     Record,
 )
-from kvstore.stores.parameter_server.transport.frames import Codec, Limits
+from kvstore.stores.parameter_server.transport.frames import MessageCodec, MessageLimits
 from kvstore.stores.parameter_server.transport.native._streams import (
     Exchange,
     Sender,
@@ -78,7 +78,14 @@ class Pair:
         parts = [(slice_, 0, start, size) for slice_, start, size in self.parts]
         self.kind = kind
         self.exchange = Exchange(
-            head, parts, [sum(sizes)], batch_bytes, Limits().frame, credit, min(1 << 20, credit // 2), kind
+            head,
+            parts,
+            [sum(sizes)],
+            batch_bytes,
+            MessageLimits().frame,
+            credit,
+            min(1 << 20, credit // 2),
+            kind,
         )
         self.value: Bytes = np.frombuffer(os.urandom(sum(sizes)), np.uint8).copy()
         self.memory = np.full(sum(sizes) + 2 * GUARD, 0xEE, np.uint8)
@@ -549,7 +556,7 @@ def changed(name: str) -> Callable[[Pair, list[bytes]], bytes]:
         elif name == "one more":
             records.append(first._replace(sequence=pair.first + 2))
         elif name == "other job":
-            codec = Codec("other")
+            codec = MessageCodec("other")
         elif name in _HEADS:
             head[_HEADS.index(name)] += 1
         batch = Batch(*head, records, tuple(frames), received)  # type: ignore[arg-type]
@@ -754,7 +761,7 @@ def test_more_goes_where_nothing_comes(
     """Within the credit all parts go to a server that is silent until it has them; at once the next time."""
     sizes = [1 << 20] * 12
     one = pair(sizes, batch_bytes=1 << 20)
-    one.stream.is_near, one.stream.takes_turns = near, turns
+    one.stream.is_near, one.stream.limits_in_flight = near, turns
     for first, at_once in ((1, usual), (13, 12)):
         one.begin(first)
         assert one.exchange.sent == at_once
@@ -813,7 +820,7 @@ def test_a_long_pull_of_workers_that_take_turns(
 ) -> None:
     """Two parts are asked for at once; in a short one, and in pushes, one."""
     one = pair([1 << 20] * slices, kind=kind)
-    one.stream.is_near, one.stream.takes_turns = True, True
+    one.stream.is_near, one.stream.limits_in_flight = True, True
     one.begin()
     assert one.exchange.sent == sent
 
@@ -825,7 +832,7 @@ def test_arrays_over_two_streams(sender: Sender) -> None:
     outs = [np.zeros(40_000, np.uint8), np.zeros(10, np.uint8)]
     head, sizes = (PROTOCOL, CODEC.job, STORE, RANK, INCARNATION), [40_000, 10]
     cut = ([(1, 0, 0, 30_000)], [(2, 0, 30_000, 10_000), (3, 1, 0, 10)])
-    made = [Exchange(head, parts, sizes, 1 << 20, Limits().frame, 1 << 30, 1 << 20) for parts in cut]
+    made = [Exchange(head, parts, sizes, 1 << 20, MessageLimits().frame, 1 << 30, 1 << 20) for parts in cut]
     ways = [(made[0], one.stream), (made[1], two.stream)]
     for exchange, stream in ways:
         assert exchange.set(address(*values), address(*outs), (values, outs))

@@ -29,7 +29,7 @@ from kvstore.stores.parameter_server.protocol.messages import (
     Record,
 )
 from kvstore.stores.parameter_server.transport import sockets
-from kvstore.stores.parameter_server.transport.frames import Limits
+from kvstore.stores.parameter_server.transport.frames import MessageLimits
 from kvstore.stores.parameter_server.transport.native._streams import (
     Exchange,
     Sender,
@@ -69,7 +69,7 @@ class Pair:
         self.value: Bytes = np.frombuffer(os.urandom(self.rows.nbytes), np.uint8)
         parts = [(100 + at, 0, 0, 0) for at in range(len(counts))]
         head = (PROTOCOL, CODEC.job, *HEAD[:3])
-        limits = 1 << 20, Limits().frame, 1 << 30, 1 << 20
+        limits = 1 << 20, MessageLimits().frame, 1 << 30, 1 << 20
         self.exchange = Exchange(head, parts, [0], *limits, kind)
 
     def begin(self) -> None:
@@ -107,7 +107,7 @@ class Pair:
             record = Record(Kind.VALUE, 100 + at, 1 + at, 40 + at, rows=self.counts[at], place=FRAME)
             records.append(record._replace(frame=frame, nbytes=self.counts[at] * (8 + self.width)))
         payloads = tuple((bytes(self.of(self.ids, at)), self.of(self.value, at)) for at in answers)
-        batch = sockets._packed(Batch(*HEAD, records, payloads, 77))
+        batch = sockets._with_packed_payloads(Batch(*HEAD, records, payloads, 77))
         assert isinstance(batch, Batch)
         batch.records[0] = batch.records[0]._replace(**changes)
         return raw(CODEC.encode(batch))

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.stores.parameter_server.protocol.messages import Batch, Kind, PayloadLocation, Record
-from kvstore.stores.parameter_server.transport.frames import Codec, pack
+from kvstore.stores.parameter_server.transport.frames import MessageCodec, pack
 from kvstore.stores.parameter_server.transport.native._streams import (
     ExpectedRows,
     GatheredRows,
@@ -27,7 +27,7 @@ from kvstore.stores.parameter_server.transport.native._streams import (
 Array = npt.NDArray[Any]
 LIMIT = 1 << 25
 WIDTH = 100  # float32 elements of a row
-CODEC = Codec("job")
+CODEC = MessageCodec("job")
 GUARD = 64
 
 

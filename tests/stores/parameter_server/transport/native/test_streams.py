@@ -60,7 +60,7 @@ def sender(request: pytest.FixtureRequest) -> Iterator[Sender]:
 def pair(sender: Sender) -> tuple[Stream, Stream]:
     (ours, theirs), own = sockets(), (None, None)
     if _cipher is not None:
-        handshake = ciphers.Handshake(bytes(32), os.urandom(57), os.urandom(32), _cipher)
+        handshake = ciphers.StreamHandshake(bytes(32), os.urandom(57), os.urandom(32), _cipher)
         own = handshake.worker_cipher(), handshake.server_cipher()
     return Stream(sender, ours.detach(), LIMIT, own[0]), Stream(sender, theirs.detach(), LIMIT, own[1])
 
@@ -285,7 +285,7 @@ Served = tuple[StreamSet, list[tuple[Stream, Stream]]]
 @pytest.fixture(params=[False, True], ids=["one thread", "two threads"])
 def served(sender: Sender, request: pytest.FixtureRequest) -> Iterator[Served]:
     """Wait for three streams together; also return each with the peer's end."""
-    together = StreamSet(two=request.param)
+    together = StreamSet(two_threads=request.param)
     pairs = [pair(sender) for _ in range(3)]
     for ours, _ in pairs:
         together.add(ours)
@@ -315,9 +315,11 @@ def test_streams_with_messages_are_returned_and_no_others(served: Served) -> Non
     pairs[0][1].send([b"a"])
     pairs[2][1].send([b"b", b"c"])
     assert set(together.serve(20)) == {pairs[0][0], pairs[2][0]}
-    assert [[bytes(memoryview(f)) for f in frames] for _, frames in pairs[2][0].left()] == [[b"b", b"c"]]
-    assert [handled for handled, _ in pairs[0][0].left()] == [0]
-    assert pairs[0][0].left() == [] and together.serve(0) == []
+    assert [[bytes(memoryview(f)) for f in frames] for _, frames in pairs[2][0].take_messages()] == [
+        [b"b", b"c"]
+    ]
+    assert [handled for handled, _ in pairs[0][0].take_messages()] == [0]
+    assert pairs[0][0].take_messages() == [] and together.serve(0) == []
 
 
 def test_a_stream_at_its_end_is_returned_until_it_is_removed(served: Served) -> None:
@@ -326,10 +328,10 @@ def test_a_stream_at_its_end_is_returned_until_it_is_removed(served: Served) -> 
     theirs.send([b"last"])
     theirs.close()
     assert together.serve(20) == [ours]
-    assert len(ours.left()) == 1
+    assert len(ours.take_messages()) == 1
     assert together.serve(20) == [ours]
     with pytest.raises(ConnectionError, match="closed"):
-        ours.left()
+        ours.take_messages()
     together.remove(ours.fileno())
     ours.close()
     assert together.serve(0) == []
@@ -353,7 +355,9 @@ def test_a_large_message_is_returned_before_the_next_one_is_received() -> None:
         fcntl.ioctl(stream, termios.FIONREAD, there)
     for text in (first, second):
         assert together.serve(20) == [stream]
-        assert [bytes(memoryview(frame)) for _, frames in stream.left() for frame in frames] == [text]
+        assert [bytes(memoryview(frame)) for _, frames in stream.take_messages() for frame in frames] == [
+            text
+        ]
     together.remove(stream.fileno())
     stream.close()
     together.close()
@@ -381,7 +385,7 @@ def test_more_streams_than_one_look_returns(sender: Sender) -> None:
         some = together.serve(20)
         assert 0 < len(some) <= 64
         found.update(some)
-        assert all(len(one.left()) == 1 for one in some)
+        assert all(len(one.take_messages()) == 1 for one in some)
     for ours, theirs in pairs:
         ours.close()
         theirs.close()
@@ -392,14 +396,14 @@ def test_what_a_link_handles_is_not_left_and_the_rest_is_in_order(served: Served
     together, pairs = served
     ours, theirs = pairs[0]
     session = Session(0, 1, 9)
-    ours.hand_to(link_to(session))
+    ours.set_link(link_to(session))
     theirs.send([batch(session)])
     assert together.serve(0) == []
     theirs.send([batch(session)])
     theirs.send([batch(session, 1)])  # of a kind that there is not
     theirs.send([batch(session)])
     assert together.serve(20) == [ours]
-    assert [len(frames[0]) for _, frames in ours.left()] == [52 + 79, 52]
+    assert [len(frames[0]) for _, frames in ours.take_messages()] == [52 + 79, 52]
 
 
 def test_serving_ends_with_its_time_though_there_is_always_more(
@@ -409,7 +413,7 @@ def test_serving_ends_with_its_time_though_there_is_always_more(
     ours, theirs = pairs[0]
     together.add(theirs)
     for one in (ours, theirs):  # each answers whatever the other one answers
-        one.hand_to(link_to(Session(0, 1, 9), report=0))
+        one.set_link(link_to(Session(0, 1, 9), report=0))
     reads, writes = os.pipe()
     together.watch(reads)
     late = threading.Timer(pace.seconds(10), os.write, (writes, b"x"))  # else a failure would be a hang
@@ -435,11 +439,11 @@ def test_a_stream_with_another_link_is_the_first_ones_no_more(served: Served) ->
     members.set([1], True)
     first, second = Session(0, 1, 9), Session(0, 1, 9)
     links = [Link(effects, members, one, slices, Sums(), 0, 3, 77) for one in (first, second)]
-    ours.hand_to(links[0])
+    ours.set_link(links[0])
     theirs.send([batch(first)])
     assert together.serve(0) == []
     assert len(received(theirs, 1)) == 1
-    ours.hand_to(links[1])
+    ours.set_link(links[1])
     effects.report(first)
     assert len(effects.replies()) == 1, "Python has to answer, for the stream is another's"
     together.remove(ours.fileno())
@@ -454,7 +458,7 @@ class Answered:
     def __init__(self, sender: Sender, together: StreamSet) -> None:
         self.together, self.session = together, Session(0, 1, 9)
         self.ours, self.theirs = pair(sender)
-        self.ours.hand_to(link_to(self.session, report=0))
+        self.ours.set_link(link_to(self.session, report=0))
         together.add(self.ours)
 
     def send(self, *more: bytes) -> None:
@@ -500,7 +504,7 @@ def bring(one: Answered, nbytes: int, times: int) -> None:
 @pytest.fixture
 def four(sender: Sender) -> Iterator[list[Answered]]:
     """Have four streams served by two threads; the second one has two of them."""
-    together = StreamSet(two=True)
+    together = StreamSet(two_threads=True)
     made = [Answered(sender, together) for _ in range(4)]
     for one in made:
         bring(one, MIDDLE, 10)
@@ -545,7 +549,7 @@ def test_what_is_for_python_comes_in_order_from_a_second_thread(four: list[Answe
         one.theirs.send([text])
         one.send()
         assert together.serve(20) == [one.ours]
-        left = [bytes(memoryview(frames[0])) for _, frames in one.ours.left()]
+        left = [bytes(memoryview(frames[0])) for _, frames in one.ours.take_messages()]
         assert left[0] == text
         if len(left) == 1:  # the last one came when Python had taken that: it is answered
             one.await_answers(2)
@@ -558,7 +562,7 @@ def test_what_is_for_python_comes_in_order_from_a_second_thread(four: list[Answe
     for _ in range(2):
         assert together.serve(20) == [one.ours]
         with pytest.raises(ConnectionError, match="closed"):
-            one.ours.left()
+            one.ours.take_messages()
 
 
 def test_a_stream_of_a_second_thread_is_removed_while_it_receives(four: list[Answered]) -> None:

@@ -1,16 +1,16 @@
-# Rows that are received where they belong. Part of _streams.pyx.
+# Rows that are received at their destination. Part of _streams.pyx.
 
 @cython.final
 cdef class ExpectedRows:
-    """Rows of one slice that a worker has asked for, and where they belong; both buffers are kept.
+    """Rows of one slice that a worker has requested, and their destination; holds references to both buffers.
 
     Parameters
     ----------
     slice : int
     ids : contiguous int64 array
-        Ids of the whole table, as they were asked for.
+        Row numbers in the whole table, as they were requested.
     into : writable buffer of bytes
-        Gets the rows, if they come as a large frame.
+        Receives the rows, if they arrive as a large frame.
     """
 
     cdef kp_expected x

@@ -1,24 +1,27 @@
-/* A message of requests, as far as its form can be relied upon: nothing is read beyond its frames. */
-#ifndef KP_BATCHES_H
-#define KP_BATCHES_H
+/* A message of requests, and the checks of its form: nothing is read beyond its frames.
+ *
+ * The message must stay valid while the batch is open. No function blocks. */
+#ifndef KP_READ_BATCH_H
+#define KP_READ_BATCH_H
 
 #include "messages.h"
-#include "requests.h"
+#include "wire_format.h"
 
 typedef struct {
     const kp_message *message;
     const kp_head *head;
     const kp_record *records;
-    kp_buffer *inlined; /* the payload that follows the records, where elements can lie; NULL: there is none */
+    kp_buffer *inlined; /* an aligned copy of the payload after the records; NULL: there is none */
 } kp_batch;
 
+/* Release a batch; also after a failed `kp_read_batch`. */
 static void kp_close_batch(kp_batch *batch)
 {
-    kp_drop(batch->inlined);
+    kp_release(batch->inlined);
     batch->inlined = NULL;
 }
 
-/* 0: it is no batch of this job, or one that Python has to look at. */
+/* Read the head of a message, of at least one frame. 0: not a batch of this job and version, or Python has to read it. */
 static int kp_read_batch(kp_batch *batch, const kp_message *message, uint16_t version, uint64_t job)
 {
     const kp_buffer *first = message->frames[0];
@@ -41,7 +44,7 @@ static int kp_read_batch(kp_batch *batch, const kp_message *message, uint16_t ve
     return batch->inlined != NULL;
 }
 
-/* The frame that has a record's payload, whole; NULL: there is no such. */
+/* Return the frame that has all of a record's payload; NULL: there is none. The reference belongs to the batch. */
 static kp_buffer *kp_frame_of(const kp_batch *batch, const kp_record *record)
 {
     uint64_t number = (uint64_t)record->frame + !batch->inlined;

@@ -1,60 +1,60 @@
-# The streams of a server, waited for together. Part of _streams.pyx.
+# The streams of a server, served together. Part of _streams.pyx.
 
-@cython.no_gc_clear  # a second thread may be at its streams until it is closed
+@cython.no_gc_clear  # a second thread may use the streams until this is closed
 cdef class StreamSet:
-    """Waits for streams, and for other descriptors; messages that a `Link` handles are not seen by Python.
+    """Waits for streams and other descriptors; messages that a `Link` handles do not reach Python.
 
     Parameters
     ----------
-    two : bool
-        Where there are several streams, a second thread serves every other one of those that bring messages of middling size.
+    two_threads : bool
+        Where there are several streams, a second thread serves every other stream with messages of medium size.
     """
 
     cdef object epoll
-    cdef dict streams  # by descriptor; keeps them as long as they are waited for
+    cdef dict streams  # by descriptor; references that last as long as the streams are served
     cdef kp_observer observer
     cdef const kp_waits *waits
-    cdef object counters, waiting  # keep these two
+    cdef object counters, waiting  # references to the objects behind `observer` and `waits`
     cdef kp_second second
-    cdef bint two, moves
+    cdef bint two_threads, moves
     cdef int pid
 
-    def __cinit__(self, bint two=False):
+    def __cinit__(self, bint two_threads=False):
         self.epoll, self.streams = select.epoll(), {}
-        self.two, self.pid = two, getpid()
+        self.two_threads, self.pid = two_threads, getpid()
 
     def __dealloc__(self):
         self.end_second()
 
     def observe(self, counters not None, waits not None):
-        """Take times in `counters`, a `Counters`; `waits` is a capsule that says whom the server waits for."""
+        """Record times in `counters`, a `Counters`; `waits` is a capsule that names the workers it waits for."""
         self.counters, self.waiting = counters, waits
         self.observer = observer_of(counters)
         self.waits = <const kp_waits *>PyCapsule_GetPointer(waits, "kvstore.waits")
 
     def add(self, Stream stream not None):
-        """Wait for a stream too."""
+        """Serve a stream, too."""
         if kp_wait_for(self.epoll.fileno(), stream.s.fd, &stream.s):
             raise OSError(errno, os.strerror(errno))
-        if self.two and self.streams and not self.second.runs:
-            self.two = not kp_start_second(&self.second, self.epoll.fileno(), &self.observer)
+        if self.two_threads and self.streams and not self.second.runs:
+            self.two_threads = not kp_start_second(&self.second, self.epoll.fileno(), &self.observer)
         stream.s.most_unsent = KP_MOST_UNSENT
-        kp_take_in(&self.second, &stream.s, self.epoll.fileno(), self.moves)
+        kp_assign_to_first(&self.second, &stream.s, self.epoll.fileno(), self.moves)
         self.moves = not self.moves
         self.streams[stream.s.fd] = stream
 
     def watch(self, int descriptor):
-        """Wait for a descriptor that is no stream."""
+        """Wait for a descriptor that is not a stream."""
         if kp_wait_for(self.epoll.fileno(), descriptor, NULL):
             raise OSError(errno, os.strerror(errno))
 
     def remove(self, int descriptor):
-        """Wait for a stream or descriptor no longer; before it is closed."""
+        """Stop waiting for a stream or descriptor; must be called before it is closed."""
         cdef Stream stream = self.streams.pop(descriptor, None)
         if stream is not None:
-            kp_send_asked(&stream.s)
+            kp_send_requested(&stream.s)
         if stream is not None and kp_is_second(&self.second, &stream.s):
-            kp_take_from_second(&self.second, &stream.s)
+            kp_remove_from_second(&self.second, &stream.s)
         else:
             self.epoll.unregister(descriptor)
 
@@ -64,8 +64,8 @@ cdef class StreamSet:
         Returns
         -------
         list of Stream
-            Those that have messages for Python, or are at their end. Empty with another descriptor, a signal, and when
-            the time is over.
+            The streams that have messages for Python, or have ended. Empty after an event of another descriptor, a
+            signal, or the time limit.
         """
         cdef kp_serving serving
         cdef int at
@@ -79,7 +79,7 @@ cdef class StreamSet:
         return [self.streams[serving.left[at].fd] for at in range(serving.n_left)]
 
     def close(self):
-        """Wait for nothing any more; the streams are closed by now."""
+        """End the second thread, if any, and stop waiting; the streams must be closed before."""
         self.end_second()
         self.epoll.close()
         self.streams.clear()

@@ -1,10 +1,12 @@
-/* Rows that a worker waits for, received where they belong: a frame that is about to come is given that memory if it is
- * theirs, by the slice and the ids that come before it. So of equal requests only one can have its rows expected: those of
- * another may be of a later round. The reply is checked as any other once it is whole. */
-#ifndef KP_EXPECTED_H
-#define KP_EXPECTED_H
+/* Receives rows at their destination: the stream gives a frame of rows the memory of the waiting worker, if the slice and
+ * the ids in front of it are those of an expected read. Of two equal reads only one can be expected: the reply to the other
+ * may be of a later round. The complete reply is checked like any other.
+ *
+ * All functions belong to the thread that receives, and none blocks. */
+#ifndef KP_EXPECTED_ROWS_H
+#define KP_EXPECTED_ROWS_H
 
-#include "requests.h"
+#include "wire_format.h"
 #include "stream.h"
 
 typedef struct kp_expected {
@@ -12,11 +14,11 @@ typedef struct kp_expected {
     uint32_t slice;
     const char *ids;
     char *into;
-    uint64_t n, ids_bytes, nbytes; /* rows, bytes of their ids, and of themselves */
-    int came;
+    uint64_t n, ids_bytes, nbytes; /* number of rows, bytes of their ids, bytes of the rows */
+    int arrived;
 } kp_expected;
 
-/* Whether equal rows are expected already, by ids and slice: an answer does not tell which of the two it is. */
+/* Return whether equal rows are already expected, by ids and slice: a reply does not identify its request. */
 static int kp_has_equal(const kp_expected *first, const kp_expected *rows)
 {
     for (; first; first = first->next)
@@ -25,24 +27,24 @@ static int kp_has_equal(const kp_expected *first, const kp_expected *rows)
     return 0;
 }
 
-/* Whether a record is of these rows, and they are frame `at` of the message that comes, behind their ids. `behind`: what
- * follows the records. */
-static int kp_is_of(const kp_expected *x, const kp_stream *s, const kp_record *record, const char *behind, size_t behind_bytes)
+/* Return whether a record describes these rows, and they are frame `at` of the incoming message, behind their ids. `behind`:
+ * the bytes after the records. */
+static int kp_record_matches(const kp_expected *x, const kp_stream *s, const kp_record *record, const char *behind, size_t behind_bytes)
 {
     uint64_t ids_at = (uint64_t)record->frame + !behind_bytes;
     if (record->kind != KP_VALUE || record->place != KP_FRAME || record->offset || ids_at + 1 != s->at)
         return 0;
-    if (x->came || record->slice != x->slice || record->rows != (int64_t)x->n || record->nbytes != x->ids_bytes + x->nbytes ||
+    if (x->arrived || record->slice != x->slice || record->rows != (int64_t)x->n || record->nbytes != x->ids_bytes + x->nbytes ||
         s->sizes[s->at] != x->nbytes)
         return 0;
-    const char *ids = ids_at ? s->coming->frames[ids_at]->data : behind;
+    const char *ids = ids_at ? s->incoming->frames[ids_at]->data : behind;
     return (ids_at ? s->sizes[ids_at] : behind_bytes) == x->ids_bytes && !memcmp(ids, x->ids, x->ids_bytes);
 }
 
-/* The rows that frame `at` of the message that comes has; NULL: none of them. */
+/* Return the expected rows that are frame `at` of the incoming message; NULL: none. */
 static kp_expected *kp_find_expected(const kp_stream *s)
 {
-    const kp_buffer *first = s->coming->frames[0];
+    const kp_buffer *first = s->incoming->frames[0];
     const kp_head *head = (const kp_head *)first->data;
     if (first->nbytes < sizeof *head || head->kind != KP_DATA || head->records > KP_MOST_RECORDS)
         return NULL;
@@ -52,13 +54,13 @@ static kp_expected *kp_find_expected(const kp_stream *s)
     for (uint32_t i = 0; i < head->records; i++) {
         const kp_record *record = (const kp_record *)(first->data + sizeof *head) + i;
         for (kp_expected *x = *(kp_expected **)s->placer; x; x = x->next)
-            if (kp_is_of(x, s, record, first->data + end, first->nbytes - end))
+            if (kp_record_matches(x, s, record, first->data + end, first->nbytes - end))
                 return x;
     }
     return NULL;
 }
 
-/* Memory of a frame that is about to come, as `kp_stream.place` has it. */
+/* Return memory for the next frame; the callback `kp_stream.place`. NULL: no memory. */
 static kp_buffer *kp_place_rows(kp_stream *s)
 {
     size_t nbytes = (size_t)s->sizes[s->at];
@@ -67,7 +69,7 @@ static kp_buffer *kp_place_rows(kp_stream *s)
     if (made && found) {
         made->data = found->into;
         made->nbytes = nbytes;
-        found->came = 1;
+        found->arrived = 1;
     }
     return made;
 }

@@ -1,19 +1,19 @@
-# Rows of a table, copied when they are sent. Part of _streams.pyx.
+# Rows of a table that are copied when they are sent. Part of _streams.pyx.
 
 @cython.final
 cdef class GatheredRows:
-    """Rows of a table as a buffer, one behind the other: a frame that is not copied before it is sent.
+    """Rows of a table as one contiguous buffer: a frame that is not copied before it is sent.
 
-    `Stream.send` gathers the last frame of a message while it sends. Whoever else takes the buffer has it gathered then,
-    once. The table must not change before that.
+    `Stream.send` gathers the last frame of a message while it sends. Any other use of the buffer gathers the rows once, at
+    that time. The table must not change before.
 
     Parameters
     ----------
     table : buffer of bytes
     row_bytes : int
-        Bytes of a row, of which the table has whole ones.
+        Bytes of a row; the table has whole rows.
     rows : contiguous int64 array
-        Which rows, by their place in the table; -1 stands for a row of zeros.
+        Numbers of the rows in the table; -1 stands for a row of zeros.
     """
 
     cdef kp_gather g
@@ -33,7 +33,7 @@ cdef class GatheredRows:
             raise IndexError(f"rows must lie in [-1, {table.shape[0] // row_bytes})")
 
     def __dealloc__(self):
-        kp_drop(self.gathered)
+        kp_release(self.gathered)
 
     def __len__(self):
         return self.nbytes

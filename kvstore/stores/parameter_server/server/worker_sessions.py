@@ -1,4 +1,4 @@
-"""The workers of a store at a server: what has come of each, what it waits for, and what a step tells it."""
+"""The requests and replies of a store's workers at a server. Fencing is in `store_machine`."""
 
 from __future__ import annotations
 
@@ -6,71 +6,71 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 from ..native._native import Effects, Session
-from ..protocol.events import Action, Attachment, Send, SliceWrite, Write
+from ..protocol.events import Action, Attachment, Send, SliceWrite, WriteSlices
 from ..protocol.messages import Attach, Attached, Failure, Kind, LeftOut, Record
 
-_FAILURES = 1024  # failed requests that are remembered for one worker
+_FAILURES = 1024  # failed requests that are stored for one worker
 
 
 class WorkerSession(Session):
-    """A worker that has attached."""
+    """The session of a worker that has attached."""
 
     def __init__(self, store: int, rank: int, incarnation: int, peer: Hashable) -> None:
         self.peer = peer
         self.failures: dict[int, Failure] = {}
-        self.early: dict[int, tuple[Record, Sequence[Any]]] = {}  # have overtaken others, and wait for these
-        self.report_after = 1 << 20  # bytes of its requests, of which it is told if no answer does
-        self.replayed = 0  # requests up to here may have come before the server was restarted
+        self.early: dict[int, tuple[Record, Sequence[Any]]] = {}  # requests that wait for earlier ones
+        self.report_after = 1 << 20  # bytes of its requests that are acknowledged if no reply does
+        self.replayed = 0  # requests up to this number may have arrived before the restart
 
     def restore(self, low: int, above: Iterable[int]) -> None:
-        """Take up which requests had come before the server was restarted: all up to `low`, and some."""
+        """Set the requests that had arrived before the server's restart: all up to `low`, and some above."""
         super().restore(low, above)
         self.replayed = max(self.above, default=self.low)
 
 
 class StepEffects(Effects):
-    """What one step of a server comes to: replies first, since work may change what they read."""
+    """The effects of one step of a server: replies first, because jobs may change the values they read."""
 
     def __init__(self, saves: bool) -> None:
-        #: Answers that wait for a snapshot; None: none does.
+        #: Answers that wait for a snapshot; None: there are no snapshots.
         self.unsaved: list[tuple[WorkerSession, Record]] | None = [] if saves else None
         self.actions: list[Action] = []
         self.work: list[Action] = []
 
     def fail(self, session: WorkerSession, record: Record, round: int, failure: Failure) -> None:
-        """Answer that a request has failed, now and whenever it is repeated."""
+        """Answer that a request has failed, now and whenever the worker repeats it."""
         session.failures[record.sequence] = failure
         if len(session.failures) > _FAILURES:
             del session.failures[next(iter(session.failures))]
         self.answer(session, Kind.FAILED, record, round, failure)
 
     def write(self, store: int, write: SliceWrite) -> None:
-        """Have a slice written, together with the others of this step: one answer for all takes least."""
+        """Write a slice, together with the other writes of this step: one answer for all costs least."""
         last = self.work[-1] if self.work else None
-        if isinstance(last, Write) and last.store == store:
+        if isinstance(last, WriteSlices) and last.store == store:
             last.writes.append(write)
         else:
-            self.work.append(Write(store, [write]))
+            self.work.append(WriteSlices(store, [write]))
 
     def end(self) -> list[Action]:
-        """Return all actions, in order; what comes now belongs to the next step."""
+        """Return all actions, in order; later effects belong to the next step."""
         actions = [*self.actions, *self.replies(), *self.work, *self.rounds()]
         self.actions, self.work = [], []
         return actions
 
 
 class StoreSessions:
-    """The workers that have attached to one store."""
+    """The sessions of the workers that have attached to one store."""
 
     def __init__(self, store: int, incarnation: int, effects: StepEffects) -> None:
         self._store, self._effects = store, effects
         self._incarnation = incarnation  # of the server
         self.by_rank: dict[int, WorkerSession] = {}
-        #: Of a server that has come back, by rank: incarnation, and which of its requests had come.
+        #: Of a restarted server, by rank: incarnation, and the requests that had arrived.
         self.restored: dict[int, tuple[int, int, list[int]]] = {}
 
     def open(self, peer: Hashable, attach: Attach, seat: int | None = None) -> WorkerSession:
-        """Return the session of a worker, made if it has none; with a seat, it pushes for a host."""
+        """Return the session of a worker, a new one if it has none; with a seat, it pushes for a host."""
         session = self.by_rank.get(attach.rank)
         if session is None:
             session = WorkerSession(self._store, attach.rank, attach.incarnation, peer)
@@ -90,22 +90,22 @@ class StoreSessions:
         return session
 
     def welcome(self, session: WorkerSession, join_point: tuple[tuple[int, int], ...]) -> None:
-        """Tell a worker that its requests are taken from now on."""
+        """Inform a worker that its requests are accepted from now on."""
         attached = Attached(self._incarnation, "", session.epoch, join_point)
         self._effects.actions.append(Send(session.peer, attached))
 
     def close(self, rank: int) -> WorkerSession:
-        """Forget a worker; what still waits for it has nobody to answer."""
+        """Remove a worker's session; its waiting requests are not answered."""
         session = self.by_rank.pop(rank)
         session.gone = True
         self._effects.actions.append(Attachment(self._store, rank, session.incarnation, None))
         return session
 
     def send(self, message: LeftOut) -> None:
-        """Tell all workers."""
+        """Send a message to all workers."""
         self._effects.actions.extend(Send(session.peer, message) for session in self.by_rank.values())
 
     def have_reached(self, ranks: Iterable[int], epoch: int) -> bool:
-        """Whether all of these know the view of this epoch, and have reached its join point."""
+        """Return whether all of these know the view of this epoch, and have reached its join point."""
         sessions = (self.by_rank.get(rank) for rank in ranks)
         return all(session is not None and session.epoch >= epoch for session in sessions)

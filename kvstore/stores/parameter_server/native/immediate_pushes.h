@@ -1,11 +1,13 @@
-/* Requests of a store without rounds: a push replaces or updates the value by itself, and is answered then. */
-#ifndef KP_AT_ONCE_H
-#define KP_AT_ONCE_H
+/* Requests of a store without rounds: each push replaces or updates the value by itself, and is answered then.
+ *
+ * As in rounds.h: one thread at a time; no function blocks, except for the kernels in `kp_request_at_once`. */
+#ifndef KP_IMMEDIATE_PUSHES_H
+#define KP_IMMEDIATE_PUSHES_H
 
 #include "replies.h"
 #include "sums.h"
 
-/* Have nobody wait for an answer that reads the value as it is. 0: Python has to answer first. */
+/* Send the answers that read the value as it is now, before it changes. 0: Python has to send one first. */
 static int kp_answer_readers(const kp_slice *slice, kp_effects *e)
 {
     if (slice->answered != e->message)
@@ -15,8 +17,8 @@ static int kp_answer_readers(const kp_slice *slice, kp_effects *e)
     return !e->touched;
 }
 
-/* Memory for the value as it is after a push, to be sent while others push on; NULL: it is not sent so. */
-static kp_buffer *kp_room_for_answer(const kp_session *session, const kp_value *v, const kp_record *r)
+/* Return memory for the value after a push, to be sent while other pushes change it; NULL: not needed, or no memory. */
+static kp_buffer *kp_answer_memory(const kp_session *session, const kp_value *v, const kp_record *r)
 {
     const kp_replier *replier = (const kp_replier *)session->replier;
     if (r->kind != KP_PUSHPULL || v->nbytes <= KP_COPIED_BYTES || kp_is_shared(replier, v, r))
@@ -31,22 +33,22 @@ static void kp_answer_value(kp_slice *slice, kp_session *session, const kp_recor
     kp_answer_request(e, session, KP_VALUE, r, slice->round, own);
 }
 
-/* Do the round of one part. 0, or -1: nothing is done. With 0 `own` may have the value. */
-static int kp_run_alone(kp_sums *sums, kp_slice *slice, const kp_open *open, int is_out, kp_buffer **own,
+/* Do the round of one part. 0; -1: nothing is done. With 0, `own` may have a copy of the new value. */
+static int kp_run_single_part(kp_sums *sums, kp_slice *slice, const kp_open *open, int is_out, kp_buffer **own,
                         const kp_session *session)
 {
     const kp_part *part = &open->parts[0];
-    kp_no_sums(sums);
+    kp_clear_sums(sums);
     if (!kp_can_sum(slice, open) || kp_add_sum(sums, slice, open))
         return -1;
-    *own = is_out ? NULL : kp_room_for_answer(session, slice->value, &part->request);
+    *own = is_out ? NULL : kp_answer_memory(session, slice->value, &part->request);
     if (!(*own && kp_add_out(sums, (*own)->data)) && !kp_run_sums(sums))
         return 0;
-    kp_drop(*own);
+    kp_release(*own);
     return -1;
 }
 
-/* 0, or -1: nothing has happened. */
+/* Do a push. 0; -1: no change, and Python has to. */
 static int kp_push_at_once(kp_sums *sums, kp_slice *slice, kp_session *session, const kp_record *r,
                            const kp_payload *payload, kp_effects *e)
 {
@@ -55,13 +57,13 @@ static int kp_push_at_once(kp_sums *sums, kp_slice *slice, kp_session *session, 
     kp_record request = *r;
     if (!open)
         return -1;
-    int failed = kp_put_part(open, session->rank, r, payload), is_out = !failed && kp_is_out(sums, &open->parts[0]);
-    if (failed || kp_run_alone(sums, slice, open, is_out, &own, session)) {
+    int failed = kp_insert_part(open, session->rank, r, payload), is_out = !failed && kp_overwrites_part(sums, &open->parts[0]);
+    if (failed || kp_run_single_part(sums, slice, open, is_out, &own, session)) {
         kp_drop_open(slice, open);
         return -1;
     }
     kp_note_arrival(e, slice, session->rank, r);
-    kp_complete(slice);
+    kp_complete_round(slice);
     kp_count_rounds(&e->observer, 1);
     if (is_out)
         request.flags = KP_WRITTEN;
@@ -72,11 +74,11 @@ static int kp_push_at_once(kp_sums *sums, kp_slice *slice, kp_session *session, 
     return 0;
 }
 
-/* As `kp_request`, of a store whose pushes count by themselves. */
+/* As `kp_request`, for a store without rounds; the kernels sum or update at once. */
 static int kp_request_at_once(kp_sums *sums, kp_slice *slice, kp_session *session, const kp_record *r,
                               const kp_payload *payload, kp_effects *e)
 {
-    if (!kp_is_next(slice, session, r) || slice->busy)
+    if (!kp_is_next_request(slice, session, r) || slice->busy)
         return 0;
     if (r->kind == KP_PULL)
         kp_answer_value(slice, session, r, NULL, e);

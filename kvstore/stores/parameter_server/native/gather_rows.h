@@ -1,6 +1,6 @@
-/* Rows of a table, copied one behind the other. */
-#ifndef KP_GATHERING_H
-#define KP_GATHERING_H
+/* Copies of rows of a table into contiguous memory. */
+#ifndef KP_GATHER_ROWS_H
+#define KP_GATHER_ROWS_H
 
 #include <pthread.h>
 #include <string.h>
@@ -8,24 +8,25 @@
 #include "buffers.h"
 
 #ifndef KP_GATHER_BYTES /* tests have less */
-#define KP_GATHER_BYTES (256 * 1024) /* copied at a time, which stays in the cache until the socket takes it */
+#define KP_GATHER_BYTES (256 * 1024) /* copied at once: they stay in the cache until the socket accepts them */
 #endif
-enum { KP_GATHER_AHEAD = 8 }; /* rows lie anywhere: the processor is told of so many before they are copied */
+enum { KP_GATHER_AHEAD = 8 }; /* rows to prefetch before they are copied, because they lie anywhere */
 
 typedef struct {
     const char *table;
     size_t row_bytes;
     const int64_t *rows; /* -1: a row of zeros */
-    int64_t first;       /* what is taken off each of `rows` */
+    int64_t first;       /* subtracted from each of `rows` */
     size_t n;
 } kp_gather;
 
-/* How many rows are copied at a time. */
+/* Return how many rows are copied at once. */
 static inline size_t kp_gather_step(const kp_gather *g)
 {
     return g->row_bytes < KP_GATHER_BYTES ? KP_GATHER_BYTES / g->row_bytes : 1;
 }
 
+/* Copy rows `from` to `to`; `into` has space for them, and all row numbers are valid. */
 static void kp_copy_rows(const kp_gather *g, size_t from, size_t to, char *into)
 {
     for (size_t i = from; i < to; i++, into += g->row_bytes) {
@@ -39,7 +40,7 @@ static void kp_copy_rows(const kp_gather *g, size_t from, size_t to, char *into)
     }
 }
 
-/* Copy the rows from `from` on, as many as go at a time, to memory of their own; NULL: there is none. */
+/* Copy rows from `from` on, `*n` of them, to new memory, which belongs to the caller. NULL: no memory. */
 static kp_buffer *kp_gather_some(const kp_gather *g, size_t from, size_t *n)
 {
     size_t step = kp_gather_step(g);
@@ -50,42 +51,44 @@ static kp_buffer *kp_gather_some(const kp_gather *g, size_t from, size_t *n)
     return made;
 }
 
-/* Rows that are gathered when a socket takes them, by whichever thread sends them. Before the table changes, its owner has
- * those that are left copied. */
+/* Rows that are gathered when a socket accepts them, by the thread that sends them. Before the table changes, its owner has
+ * the remaining rows copied. */
 typedef struct kp_deferred {
-    atomic_int references; /* who sends, and the table */
+    atomic_int references; /* of the piece that is sent, and of the table's list */
     pthread_mutex_t lock;  /* for the next three */
-    kp_gather left;        /* `n` is 0: all are gathered */
-    kp_buffer *copied;     /* these, as they were; NULL: they are in the table */
-    int failed;            /* there was no memory to copy them */
-    kp_buffer *ids;        /* keeps `left.rows` */
+    kp_gather left;        /* rows to gather; `n` is 0: all are gathered */
+    kp_buffer *copied;     /* a copy of these; NULL: they are in the table */
+    int failed;            /* there was no memory to copy them: sending fails */
+    kp_buffer *ids;        /* a reference to the memory of `left.rows` */
     struct kp_deferred *next; /* of the same table */
 } kp_deferred;
 
-static void kp_drop_deferred(kp_deferred *d)
+/* Release a reference; by any thread. */
+static void kp_release_deferred(kp_deferred *d)
 {
     if (atomic_fetch_sub_explicit(&d->references, 1, memory_order_acq_rel) != 1)
         return;
-    kp_drop(d->copied);
-    kp_drop(d->ids);
+    kp_release(d->copied);
+    kp_release(d->ids);
     pthread_mutex_destroy(&d->lock);
     free(d);
 }
 
-/* Put rows into a table's list `all`; one reference is the list's, one the caller's. NULL: there is no memory. */
+/* Add rows to a table's list `all`; the list has one reference, the caller one. By the server's thread; NULL: no memory. */
 static kp_deferred *kp_defer(kp_deferred **all, const kp_gather *g, kp_buffer *ids)
 {
     kp_deferred *made = (kp_deferred *)malloc(sizeof *made);
     if (!made)
         return NULL;
-    *made = (kp_deferred){.left = *g, .ids = kp_keep(ids), .next = *all};
+    *made = (kp_deferred){.left = *g, .ids = kp_retain(ids), .next = *all};
     atomic_init(&made->references, 2);
     pthread_mutex_init(&made->lock, NULL);
     *all = made;
     return made;
 }
 
-/* Gather the next rows; bytes of them. NULL: there is no memory, or there was none. */
+/* Gather the next rows, `*nbytes` of them, to memory that belongs to the caller; by the thread that sends. Blocks only while
+ * the table's owner copies them. NULL: no memory, now or when they had to be copied. */
 static kp_buffer *kp_gather_next(kp_deferred *d, size_t *nbytes)
 {
     pthread_mutex_lock(&d->lock);
@@ -103,7 +106,7 @@ static kp_buffer *kp_gather_next(kp_deferred *d, size_t *nbytes)
     return made;
 }
 
-/* Copy what somebody is still to send, as it is. */
+/* Copy the rows that are not sent yet, as they are now. */
 static void kp_copy_left(kp_deferred *d)
 {
     pthread_mutex_lock(&d->lock);
@@ -116,7 +119,7 @@ static void kp_copy_left(kp_deferred *d)
     pthread_mutex_unlock(&d->lock);
 }
 
-/* Forget those of a table that have been sent. */
+/* Remove the rows of a table that are sent from its list. By the server's thread. */
 static void kp_forget_sent(kp_deferred **all)
 {
     while (*all) {
@@ -126,18 +129,19 @@ static void kp_forget_sent(kp_deferred **all)
             continue;
         }
         *all = d->next;
-        kp_drop_deferred(d);
+        kp_release_deferred(d);
     }
 }
 
-/* Have all rows copied that are to be sent: the table is to change, or to go. */
+/* Copy all rows that are still to be sent, before the table changes or is freed; empties the list. By the server's thread.
+ * Without memory, sending these rows fails later, and breaks their stream. */
 static void kp_copy_deferred(kp_deferred **all)
 {
     while (*all) {
         kp_deferred *d = *all;
         *all = d->next;
         kp_copy_left(d);
-        kp_drop_deferred(d);
+        kp_release_deferred(d);
     }
 }
 

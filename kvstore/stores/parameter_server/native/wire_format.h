@@ -1,9 +1,9 @@
-/* Requests and answers as they are on the wire (transport/frames.py), with the numbers of protocol/messages.py.
+/* Requests and replies on the wire (transport/frames.py), with the numbers of protocol/messages.py.
  *
  * The first frame of a message is a head and its records; a small first payload may follow them. All numbers are
  * little-endian. */
-#ifndef KP_REQUESTS_H
-#define KP_REQUESTS_H
+#ifndef KP_WIRE_FORMAT_H
+#define KP_WIRE_FORMAT_H
 
 #include <stdint.h>
 
@@ -13,10 +13,10 @@ enum kp_kind {
     KP_LAST_ROUND, KP_DONE = 20, KP_VALUE, KP_FAILED
 };
 enum kp_place { KP_NOWHERE, KP_FRAME, KP_SHARED };
-enum { KP_SHARED_BYTES = 16 * 1024 /* of a value in shared memory at least; as payloads.SHARED_BYTES */ };
+enum { KP_SHARED_BYTES = 16 * 1024 /* the least of a value in shared memory; as payloads.SHARED_BYTES */ };
 enum kp_flag { KP_BY_FRAME = 1, KP_PROBE, KP_IN_PLACE, KP_OF_ROUND, KP_PACKED };
 
-/* As messages.WRITTEN: of a request under way whose value was written over what was pushed. Never sent. */
+/* As messages.WRITTEN: flag of a request in progress whose value has overwritten the pushed array. Never sent. */
 #define KP_WRITTEN ((uint64_t)1 << 63)
 
 /* As messages.Record. */
@@ -36,8 +36,8 @@ typedef struct __attribute__((packed)) {
 
 enum { KP_DATA = 2, KP_INLINE = 1, KP_INLINE_BYTES = 32 * 1024, KP_MOST_RECORDS = 65535 };
 
-/* A request is taken if its number is at most KP_SPAN above `low`, below which all have come; those that wait for their
- * round are at most as far below it. As messages.SPAN. */
+/* A request is accepted if its number is at most KP_SPAN above `low`, up to which all have arrived; requests that wait for
+ * their round are at most as far below it. As messages.SPAN. */
 enum { KP_SPAN = 262144 };
 
 typedef struct __attribute__((packed)) {
@@ -53,7 +53,7 @@ typedef struct __attribute__((packed)) {
 _Static_assert(sizeof(kp_head) == 52 && sizeof(kp_record) == 79, "as transport/frames.py packs them");
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "numbers are sent as they lie in memory");
 
-/* Bytes of a request's payload in its message. */
+/* Return the bytes of a request's payload in its message. */
 static inline uint64_t kp_carried(const kp_record *record)
 {
     return record->place == KP_FRAME ? record->nbytes : 0;

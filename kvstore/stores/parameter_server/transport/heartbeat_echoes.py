@@ -1,8 +1,10 @@
-"""Signs of life: whoever is asked sends the question back, without running any Python.
+"""Echoes of heartbeats: a process returns each request without running any Python.
 
-The scheduler asks every process (`HeartbeatMonitor`, `HeartbeatResponder`), and each that waits asks the
-scheduler (`Echo`). What answers is a loop in C that never takes the interpreter's lock, so a process that
-computes for minutes in one call is alive; one that is stopped (SIGSTOP), swapped out or dead is silent.
+The scheduler requests an echo of every process (`HeartbeatMonitor`, `HeartbeatResponder`), and each process
+that waits requests one of the scheduler (`SchedulerEcho`). Their periods are set where they are requested:
+`scheduler/loop.py` and `protocol/silence.py`. A loop in C without the interpreter's lock answers,
+so a process that computes for minutes in one call is alive; a process that is stopped (SIGSTOP), swapped out
+or dead is silent.
 """
 
 from __future__ import annotations
@@ -16,22 +18,22 @@ import threading
 import zmq
 
 from ....settings.keys import Keys
-from .auth import use_keys, use_password
 from .channel import NotSentError, Router
 from .context import Context
-from .frames import Limits
+from .frames import MessageLimits
 from .options import set_options
 from .process_limits import check_threads
+from .zmq_auth import use_keys, use_password
 
-_LIMITS = Limits(frame=64, control=64, records=0)
-_THREADS = 3  # ZeroMQ's two, and the one that answers
+_LIMITS = MessageLimits(frame=64, control=64, records=0)
+_THREADS = 3  # ZeroMQ's two, and the echo's
 
 
 class HeartbeatResponder:
-    """The echo of one process, from now until `close`, its end, or a fork (only for the child).
+    """The echo of one process, until `close`, the end of the process, or in the child of a fork.
 
-    It connects by itself to the scheduler's `HeartbeatMonitor`, and again whenever the connection breaks. The
-    scheduler hears of this process by a name that no other may have, of at most 255 bytes.
+    It connects to the scheduler's `HeartbeatMonitor`, and again whenever the connection breaks. The scheduler
+    knows this process by its unique name, of at most 255 bytes.
     """
 
     def __init__(self, address: str, process: str, keys: Keys | None = None, job: str = "") -> None:
@@ -46,7 +48,7 @@ class HeartbeatResponder:
                 use_keys(self._socket, keys, keys.scheduler)
             else:
                 use_password(self._socket, job)
-            # A first sign on each new connection, unasked: a scheduler that has started again knows nobody.
+            # A message on each new connection, without a request: a restarted scheduler knows no process.
             self._socket.setsockopt(zmq.PROBE_ROUTER, 1)
             self._socket.setsockopt(zmq.IMMEDIATE, 1)
             self._socket.connect(address)
@@ -57,31 +59,31 @@ class HeartbeatResponder:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Fall silent. Takes some milliseconds; a second call does nothing, nor does one in a fork."""
+        """Stop the echo. Needs some milliseconds; a second call does nothing, nor does a call in a fork."""
         atexit.unregister(self.close)
         if os.getpid() == self._pid and not self._context.closed:
             self._context.term()
             self._thread.join()
 
 
-class Echo:
-    """The scheduler's: sends back whatever comes to `address`, until its context is closed."""
+class SchedulerEcho:
+    """The scheduler's echo: returns every message that arrives at `address`, until its context is closed."""
 
     def __init__(self, context: Context, address: str) -> None:
         router = Router(context, address, _LIMITS)
         self.address = router.address
-        router.socket.setsockopt(zmq.ROUTER_MANDATORY, 0)  # who has gone must not end the loop
-        context.give(router.socket)
+        router.socket.setsockopt(zmq.ROUTER_MANDATORY, 0)  # a peer that has ended must not end the loop
+        context.leave_to_thread(router.socket)
         _start_echo(router.socket, "kvstore-echo")
 
 
 def _start_echo(socket: zmq.Socket[bytes], name: str) -> threading.Thread:
-    """Have a thread send back what comes. It does by the return: it needs the interpreter's lock no more."""
+    """Start an echo thread; return once it runs in C, where it does not need the interpreter's lock."""
     thread = threading.Thread(target=_echo, args=(socket,), name=name, daemon=True)
     with socket.context.socket(zmq.DEALER) as asks:
         socket.bind(f"inproc://{name}")
         asks.connect(f"inproc://{name}")
-        for _ in range(4):  # some of the answers of a DEALER may go to its other peer
+        for _ in range(4):  # the DEALER may send some of the answers to its other peer
             asks.send(b"?")
         thread.start()
         while thread.is_alive() and not (asks.poll(100) and asks.recv()):  # empty: a probe
@@ -90,8 +92,8 @@ def _start_echo(socket: zmq.Socket[bytes], name: str) -> threading.Thread:
 
 
 def _echo(socket: zmq.Socket[bytes]) -> None:
-    """Send back what comes, until the socket's context is closed; in a thread of its own."""
-    # A signal that came to this thread would make it take the interpreter's lock.
+    """Return every message to its sender, until the socket's context is closed; runs in its own thread."""
+    # A signal in this thread would make it acquire the interpreter's lock.
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         while True:
@@ -102,7 +104,7 @@ def _echo(socket: zmq.Socket[bytes]) -> None:
 
 
 class HeartbeatMonitor:
-    """The scheduler's side: `HeartbeatResponder` connects to `address`; a `Poller` waits for `router`."""
+    """The scheduler's end: each `HeartbeatResponder` connects to `address`; a `Poller` waits for `router`."""
 
     def __init__(self, context: Context, address: str) -> None:
         self.router = Router(context, address, _LIMITS)
@@ -110,7 +112,7 @@ class HeartbeatMonitor:
         self._known: set[bytes] = set()
 
     def ping(self) -> None:
-        """Ask everybody who has ever said a word, but for those who are not connected any more."""
+        """Request an echo of every process that has ever sent one and is still connected."""
         for identity in list(self._known):
             self._ping(identity)
 
@@ -121,7 +123,7 @@ class HeartbeatMonitor:
             self._known.discard(identity)
 
     def heard(self) -> list[str]:
-        """Return the names of the processes that have given a sign since the last call, each once."""
+        """Return the names of the processes that have echoed since the last call, each once."""
         found: dict[bytes, None] = {}
         while (message := self.router.receive()) is not None:
             found[message[0]] = None

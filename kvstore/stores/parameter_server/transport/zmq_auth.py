@@ -1,10 +1,11 @@
-"""Who is let in: CURVE keys or the job's name, and what both sides are told of a refusal.
+"""Admission of processes to ZeroMQ sockets, by CURVE keys or the job's name, and the reports of refusals.
 
-A server asks its doorkeeper (ZeroMQ's ZAP, RFC 27) about every client; only keys on the list pass, and where
-there are no keys, who knows the name of the job (ZeroMQ's PLAIN, RFC 24). Nobody else gets as far as a
-message, of which ZeroMQ keeps all parts until it is whole, however many come. A client knows the server's key
-beforehand. ZeroMQ tells a refused client nothing, so its `HandshakeMonitor` reads the socket's monitor until
-the first handshake is done.
+Streams are not admitted here but in `stream_listener`. A server asks its ZAP handler (RFC 27)
+about every client. With keys, only clients whose key is on the list are admitted; without keys, clients that
+know the name of the job (ZeroMQ's PLAIN, RFC 24). A client that is refused can send no message, of which
+ZeroMQ would store all parts until it is complete. A client knows the server's key in advance. ZeroMQ does not
+tell a client that it was refused, so `HandshakeMonitor` reads the socket's monitor until the first handshake
+is done.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from zmq.utils.monitor import parse_monitor_message
 from kvstore.errors import AuthError
 
 from ....settings.keys import Keys
-from .newcomers import Newcomers
-from .refusals import Refusals
+from .new_connections import NewConnections
+from .refusals import RefusalLog
 
 _ZAP = "inproc://zeromq.zap.01"
 _VERSION = b"1.0"
@@ -38,24 +39,24 @@ _FAILED = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
-_STOPPED = zmq.EVENT_MONITOR_STOPPED  # the last one, for the doorkeeper
+_STOPPED = zmq.EVENT_MONITOR_STOPPED  # the last event of a monitor
 _COME = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
-_LOOK = 20  # ms between two looks at handshakes that are not done
-_SOON, _EAGER = 1, 0.05  # ms, for so many seconds after one that is
+_LOOK = 20  # ms between two checks of handshakes that are not done
+_SOON, _EAGER = 1, 0.05  # ms between them for `_EAGER` seconds after a handshake
 _HUNG_UP = (errno.EPIPE, errno.ECONNRESET)
 _NAMES = itertools.count()
-#: What only another client says. Where nobody listens at a port of this machine, the system may choose that
-#: very port for a connection to it, if it is one of those for connections: then it is one to itself.
+#: Only another client sends this. Linux may choose the very port of this machine that a socket connects to,
+#: where no process listens at it, as the port of the connection: the socket is then connected to itself.
 _MET_ITSELF = (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.PROTOCOL_ERROR_ZMTP_UNEXPECTED_COMMAND)
-#: Connections, one after the other, that end without a word: one may be the other process's own death.
+#: Successive connections that end without data before this is an error: a single one may be the peer's death.
 _PATIENCE = 3
 
 
-def listen(socket: zmq.Socket[bytes], pair: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
-    """Have a socket's events sent to a PAIR of its context.
+def send_events(socket: zmq.Socket[bytes], pair: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
+    """Send a socket's events to a PAIR socket of its context.
 
-    ZeroMQ's own threads wait until an event is taken. So the queue has no limit, and `deafen` must come
-    before the pair is closed: otherwise all connections of the process would stand still.
+    ZeroMQ's I/O threads block until an event is queued. So the queue has no limit, and `stop_events` must be
+    called before the pair is closed: otherwise all connections of the process would stop.
     """
     address = f"inproc://kvstore.monitor.{next(_NAMES)}"
     pair.setsockopt(zmq.LINGER, 0)
@@ -65,14 +66,14 @@ def listen(socket: zmq.Socket[bytes], pair: zmq.Socket[bytes], events: int) -> z
     return pair
 
 
-def deafen(socket: zmq.Socket[bytes]) -> None:
-    """Have no more events of a socket, if there were any."""
+def stop_events(socket: zmq.Socket[bytes]) -> None:
+    """Stop sending a socket's events, if they were sent."""
     if not socket.closed:
         socket.monitor(None, 0)
 
 
 def use_keys(socket: zmq.Socket[bytes], keys: Keys, server_key: bytes | None = None) -> None:
-    """Encrypt a socket: as a client of the server with that public key, or as a server."""
+    """Encrypt a socket, as a client of the server with that public key or as a server."""
     socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
     if server_key is None:
         socket.curve_server = True
@@ -81,18 +82,18 @@ def use_keys(socket: zmq.Socket[bytes], keys: Keys, server_key: bytes | None = N
 
 
 def password(job: str) -> bytes:
-    """Make what shows that a process is of a job, where there are no keys; it does not tell the name."""
+    """Return the password that proves that a process belongs to a job without keys; it hides the name."""
     name = job.encode(errors="surrogatepass")
     return hashlib.blake2b(name, digest_size=32, person=b"kvstore door").hexdigest().encode()
 
 
 def use_password(socket: zmq.Socket[bytes], job: str) -> None:
-    """Have a client say of which job it is."""
+    """Have a client send the password of its job."""
     socket.plain_username, socket.plain_password = b"kvstore", password(job)
 
 
-class _Door:
-    """An address at which clients come."""
+class _Listener:
+    """An address at which clients connect."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -101,137 +102,137 @@ class _Door:
             self.limited.set()
 
 
-_Doors = dict[zmq.Socket[bytes], _Door]
+_Listeners = dict[zmq.Socket[bytes], _Listener]
 
 
-class Doorkeeper:
-    """A thread that lets clients in, where there are no keys those of `job`, and logs the others.
+class ZapHandler:
+    """A thread that admits clients, without keys those of `job`, and logs refusals.
 
-    It has to be closed before its context is.
+    It must be closed before its context.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: Keys | None, job: str) -> None:
         self._context = context
         self.job = job
-        self._allowed = frozenset(map(z85.decode, keys.allowed)) if keys else None  # None: the job's name
-        self._refusals = Refusals()
-        self._newcomers = Newcomers()
-        self._new: deque[tuple[zmq.Socket[bytes], _Door]] = deque()
+        self._allowed = frozenset(map(z85.decode, keys.allowed)) if keys else None  # None: by the job's name
+        self._refusals = RefusalLog()
+        self._connections = NewConnections()
+        self._new: deque[tuple[zmq.Socket[bytes], _Listener]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = False
         self._eager = 0.0
-        self._silent = 0  # clients that have hung up
+        self._silent = 0  # clients that have closed the connection
         self._zap = context.socket(zmq.REP)
         self._zap.setsockopt(zmq.LINGER, 0)
-        self._zap.bind(_ZAP)  # before any client comes: without a handler all would be let in
+        self._zap.bind(_ZAP)  # before any client connects: without a handler all would be admitted
         self._thread = threading.Thread(target=self._run, name="kvstore-door", daemon=True)
         self._thread.start()
 
     def watch(self, socket: zmq.Socket[bytes], address: str) -> threading.Event:
-        """Have a socket's clients checked, and failed handshakes logged; it is to be bound to `address`.
+        """Check a socket's clients, and log failed handshakes; the socket is to be bound to `address`.
 
-        Returns what is set soon after it was bound, when the kernel knows how little it may take of them.
+        Returns an event that is set soon after the binding, when the kernel knows how many bytes to accept.
 
-        Clients of ZMTP 2 and older are refused, too: one that comes while the socket is being closed ends
-        the process (libzmq 4.3.5, `process_routing_id_msg`).
+        Clients of ZMTP 2 and older are refused, too: one that connects while the socket is being closed
+        aborts the process (libzmq 4.3.5, `process_routing_id_msg`).
         """
         socket.zap_domain = b"kvstore"
         if self._allowed is None:
             socket.plain_server = True
         events = _FAILED | _STOPPED | (_COME if address.startswith("tcp://") else 0)
-        door = _Door(address)
-        self._new.append((listen(socket, self._context.socket(zmq.PAIR), events), door))
+        listener = _Listener(address)
+        self._new.append((send_events(socket, self._context.socket(zmq.PAIR), events), listener))
         os.eventfd_write(self._wake, 1)
-        return door.limited
+        return listener.limited
 
     def close(self) -> None:
-        """Wait until the thread has let go of its sockets; those it watches are closed already."""
+        """Wait until the thread has closed its sockets; the sockets that it watches are closed already."""
         self._closing = True
         os.eventfd_write(self._wake, 1)
         self._thread.join()
         os.close(self._wake)
 
     def _run(self) -> None:
-        doors: _Doors = {}
+        listeners: _Listeners = {}
         poller = zmq.Poller()
         poller.register(self._wake, zmq.POLLIN)
         poller.register(self._zap, zmq.POLLIN)
         try:
             while not self._closing:
-                for ready, _ in poller.poll(self._pause()):
+                for ready, _ in poller.poll(self._poll_timeout()):
                     if ready == self._wake:
                         os.eventfd_read(self._wake)
-                        self._open(doors, poller)
+                        self._add_listeners(listeners, poller)
                     elif ready is self._zap:
-                        self._hear(doors, poller)  # whoever asks has been accepted before
+                        self._read_events(listeners, poller)  # the client that asks was accepted earlier
                         self._answer(self._zap)
-                self._hear(doors, poller)
-                self._newcomers.look()
-                self._make_room()
+                self._read_events(listeners, poller)
+                self._connections.check()
+                self._free_descriptors()
         finally:
-            self._open(doors, poller)
-            for socket in (*doors, self._zap):
+            self._add_listeners(listeners, poller)
+            for socket in (*listeners, self._zap):
                 socket.close()
-            self._newcomers.close()
+            self._connections.close()
 
-    def _open(self, doors: _Doors, poller: zmq.Poller) -> None:
+    def _add_listeners(self, listeners: _Listeners, poller: zmq.Poller) -> None:
         while self._new:
-            socket, door = self._new.popleft()
-            doors[socket] = door
+            socket, listener = self._new.popleft()
+            listeners[socket] = listener
             poller.register(socket, zmq.POLLIN)
 
-    def _hear(self, doors: _Doors, poller: zmq.Poller) -> None:
-        """Take note of what has happened at the doors."""
-        for socket, door in list(doors.items()):
-            for event in _events(socket):
+    def _read_events(self, listeners: _Listeners, poller: zmq.Poller) -> None:
+        """Read the events of all listeners."""
+        for socket, listener in list(listeners.items()):
+            for event in _monitor_events(socket):
                 if event["event"] == _STOPPED:
                     poller.unregister(socket)
-                    del doors[socket]
+                    del listeners[socket]
                     socket.close()
                     break
-                self._note(event, door)
+                self._handle_event(event, listener)
 
-    def _note(self, event: Mapping[str, Any], door: _Door) -> None:
+    def _handle_event(self, event: Mapping[str, Any], listener: _Listener) -> None:
         match event["event"]:
             case zmq.EVENT_LISTENING:
-                self._newcomers.listen(event["value"])
-                door.limited.set()
+                self._connections.listen(event["value"])
+                listener.limited.set()
             case zmq.EVENT_ACCEPTED:
-                self._newcomers.add(event["value"], self._allowed is not None)
-                self._make_room()
+                self._connections.add(event["value"], self._allowed is not None)
+                self._free_descriptors()
             case zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._eager = time.monotonic() + _EAGER
             case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                pass  # it has had its line below
+                pass  # `_answer` has logged it
             case _ if not self._was_death(event):
-                # The address of the event has the port that was taken, where any was asked for.
-                taken = event["endpoint"].decode(errors="replace") or door.address
-                self._refusals.note(f"a connection to {taken}", self._unlike())
+                # The address of the event has the actual port, where any port was requested.
+                taken = event["endpoint"].decode(errors="replace") or listener.address
+                self._refusals.note(f"a connection to {taken}", self._handshake_advice())
 
-    def _make_room(self) -> None:
-        gone = self._newcomers.make_room()
+    def _free_descriptors(self) -> None:
+        gone = self._connections.cut_off_oldest()
         if gone:
-            why = f"{gone} had not said who they are, and few descriptors are left"
+            why = f"{gone} had not finished the handshake, and few descriptors are left"
             self._refusals.note("connections", f"{why}; raise the limit (ulimit -n) if the job is so large")
 
-    def _pause(self) -> int | None:
-        """Milliseconds till the next look at newcomers. Who was let in is known when it has heard of it."""
-        if not self._newcomers:
+    def _poll_timeout(self) -> int | None:
+        """Return milliseconds until the next check of newcomers: sent bytes show that they are admitted."""
+        if not self._connections:
             return None
         return _SOON if time.monotonic() < self._eager else _LOOK
 
-    def _unlike(self) -> str:
+    def _handshake_advice(self) -> str:
         other = "keys, is of another release" if self._allowed is None else "no keys, or another job's"
         return f"the ZeroMQ handshake failed: it has {other}, or is not a process of kvstore"
 
     def _was_death(self, event: Mapping[str, Any]) -> bool:
-        """Whether a client may have died in the handshake, or ended; who lacks keys comes again and again."""
+        """Return whether a client may have died in the handshake; one that lacks keys connects repeatedly."""
         if event["event"] != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL or event["value"] not in _HUNG_UP:
             return False
         self._silent += 1
         return self._silent % _PATIENCE != 0
 
-    def _may_enter(self, mechanism: bytes, credentials: list[bytes]) -> bool:
+    def _is_admitted(self, mechanism: bytes, credentials: list[bytes]) -> bool:
         if self._allowed is None:
             return mechanism == b"PLAIN" and hmac.compare_digest(credentials[-1], password(self.job))
         return mechanism == b"CURVE" and len(credentials) == 1 and credentials[0] in self._allowed
@@ -242,25 +243,25 @@ class Doorkeeper:
             zap.send_multipart([_VERSION, request[1] if len(request) > 1 else b"", b"500", b"", b"", b""])
             return
         _, number, _, address, _, mechanism, *credentials = request
-        good = self._may_enter(mechanism, credentials)
+        good = self._is_admitted(mechanism, credentials)
         if not good:
             self._refusals.note(
                 f"a process at {address.decode(errors='replace') or 'this machine'}",
-                f"its {_shown(mechanism, credentials)} is not of this job",
+                f"its {_credential_text(mechanism, credentials)} is not of this job",
             )
         status = [b"200", b"OK"] if good else [b"400", b"not of this job"]
         zap.send_multipart([_VERSION, number, *status, b"", b""])
 
 
-def _events(socket: zmq.Socket[bytes]) -> Iterator[Mapping[str, Any]]:
-    """Yield what a monitor has told."""
+def _monitor_events(socket: zmq.Socket[bytes]) -> Iterator[Mapping[str, Any]]:
+    """Yield the events of a monitor."""
     with contextlib.suppress(zmq.Again):
         while True:
             yield parse_monitor_message(socket.recv_multipart(zmq.DONTWAIT))
 
 
-def _shown(mechanism: bytes, credentials: list[bytes]) -> str:
-    """Name what a client has shown, as far as the log may say it."""
+def _credential_text(mechanism: bytes, credentials: list[bytes]) -> str:
+    """Return the credential of a client as far as the log may show it."""
     if mechanism == b"PLAIN":
         return "password"
     known = bool(credentials) and len(credentials[0]) == 32
@@ -268,11 +269,11 @@ def _shown(mechanism: bytes, credentials: list[bytes]) -> str:
 
 
 class HandshakeMonitor:
-    """Reads what becomes of a client's handshake, until it is done once.
+    """Reads the outcome of a client's handshake, until the first one is done.
 
-    The client's socket is not connected yet; `pair` is a PAIR of the same context to listen at, which
-    `release` takes back; `peer` says for messages to whom it will be connected, and where. With `patient`
-    a connection that breaks meanwhile is no failure, however often it does.
+    The client's socket is not connected yet. `pair` is a PAIR socket of the same context for the events;
+    `release` takes it back. `peer` names the server and its address, for messages. With `patient` a
+    connection that breaks before the handshake is done is never a failure.
     """
 
     def __init__(
@@ -289,13 +290,13 @@ class HandshakeMonitor:
         self._failures = 0
         self._monitored = socket
         self.error: AuthError | None = None
-        #: Whether the error is that the system has connected the client with itself.
+        #: Whether the error is that the system has connected the client to itself.
         self.met_itself = False
         events = _FAILED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_CLOSED
-        self.socket: zmq.Socket[bytes] | None = listen(socket, pair, events)
+        self.socket: zmq.Socket[bytes] | None = send_events(socket, pair, events)
 
     def read(self) -> None:
-        """Take note of what has happened; `error` says if this client is refused."""
+        """Read the events; `error` is set if this client is refused."""
         while self.socket is not None:
             try:
                 told = parse_monitor_message(self.socket.recv_multipart(zmq.DONTWAIT))
@@ -304,18 +305,18 @@ class HandshakeMonitor:
             if told["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.close()
             elif told["event"] == zmq.EVENT_CLOSED:
-                self._failures = 0  # nobody is there any more: that is what has broken connections
+                self._failures = 0  # no process listens any more: this has broken the connections
             elif told["event"] & _FAILED:
-                self._failed(told["event"], told["value"])
+                self._note_failure(told["event"], told["value"])
 
     def close(self) -> None:
-        """Watch no longer. A second call does nothing."""
+        """Stop reading events. A second call does nothing."""
         if self.socket is not None:
-            deafen(self._monitored)
+            stop_events(self._monitored)
             self._release(self.socket)
             self.socket = None
 
-    def _failed(self, event: int, value: int) -> None:
+    def _note_failure(self, event: int, value: int) -> None:
         self._failures += 1
         self.met_itself = (event, value) == _MET_ITSELF
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
