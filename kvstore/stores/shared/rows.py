@@ -1,7 +1,6 @@
-"""Rounds of rows in the shared store: the worker that opens a round does its work.
+"""Rounds of rows in the shared store; the opener of a round does its work.
 
-What rows become of a row-sparse key, `region_table.py` says; those that are pushed to a dense key are worked
-into its value.
+For row-sparse keys see `region_table.py`; rows that are pushed to a dense key are merged into its value.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ _LINE = 64
 
 
 class SparseKeys:
-    """The row-sparse keys of a job, as one process sees them."""
+    """The rows of one process's keys."""
 
     def __init__(self, job: shm.Job, updater: JobUpdater) -> None:
         self._job, self._job_updater = job, updater
-        # What this worker has pushed last and the time before, by parity of the round; used again.
+        # The memory of this worker's last two pushes, by parity of the round; it is reused.
         self._pushed: dict[tuple[Key, int], Array] = {}
 
     # ------------------------------------------------------------------------------------------ reading
 
     def _looking(self, handle: Handle) -> RegionTable:
-        """Look at the rows in use; the caller holds the table's lock."""
+        """Return the table of a key, up to date; the caller holds its lock."""
         return self._job_updater.tables.of(handle).look()
 
     def nbytes(self, handle: Handle) -> int:
@@ -50,7 +49,7 @@ class SparseKeys:
             return self._looking(handle).nbytes
 
     def view(self, handle: Handle) -> RowSparseArray:
-        """Show the rows in use; a copy where they may change."""
+        """Return the rows in use; a copy if they may change."""
         with self._job_updater.tables.of(handle).lock:
             view = self._looking(handle).view()
         return view if handle.stays else trusted_rows(view.data.copy(), view.indices.copy(), view.shape)
@@ -74,7 +73,7 @@ class SparseKeys:
     # ------------------------------------------------------------------------------------------ pushing
 
     def arrive(self, handle: Handle, sources: list[RowSparseArray]) -> None:
-        """Push the sum of `sources`: ids and rows go to memory that the others reach."""
+        """Push the sum of `sources`: ids and rows are copied to the region."""
         nbytes = sum(source.data.nbytes for source in sources)
         with shm.Phase(self._job, MOVING, handle, handle.arrived + 1, nbytes):
             total = sources[0] if len(sources) == 1 else merged(sources)
@@ -178,12 +177,12 @@ class SparseKeys:
         cpu.update_rows(rule, params, datas, maps, rows, weight, master, states)
 
     def overwrite(self, handle: Handle, value: RowSparseArray) -> None:
-        """Put the rows of `value` at the place that is not in use."""
+        """Write the rows of `value` to the place that is not in use."""
         self._job_updater.tables.of(handle).assign_beside(value, self._job_updater)
 
 
 def rows_at(handle: Handle, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> RowSparseArray:
-    """Look at rows of an array of that shape that somebody has pushed, where they lie."""
+    """Return rows of an array of that shape that a worker has pushed, in place."""
     n = int(handle.region_array(offset, (1,), np.dtype(np.int64))[0])
     ids = handle.region_array(offset + 8, (n,), np.dtype(np.int64))
     data = handle.region_array(offset + _line_up(8 + 8 * n), (n, *shape[1:]), dtype)

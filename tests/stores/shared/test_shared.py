@@ -392,7 +392,7 @@ def test_who_is_taken_for_dead_as_a_push_asks_for_memory_is_told(
 
     monkeypatch.setattr(pusher, name, taken_for_dead)
     monkeypatch.setattr(backend, "quick_pushpull", lambda *_: False)
-    with pytest.raises(kv.FencedError, match="worker 0 was taken for dead"):
+    with pytest.raises(kv.FencedError, match="worker 0 was declared lost"):
         getattr(store, verb)("w", np.ones(5, np.float32))
     store.close()
 
@@ -411,7 +411,7 @@ def test_who_is_taken_for_dead_takes_back_what_others_may_read(monkeypatch: pyte
 
     monkeypatch.setattr(backend._pusher, "exchange", taken_for_dead)
     monkeypatch.setattr(backend._waiter, "give_up", _noting(backend._waiter.give_up, failed))
-    with pytest.raises(kv.FencedError, match="worker 0 was taken for dead"):
+    with pytest.raises(kv.FencedError, match="worker 0 was declared lost"):
         store.pushpull(["w", "x"], [np.ones(40_000, np.float32)] * 2)
     assert failed == [["w", "x"]]
     store.close()

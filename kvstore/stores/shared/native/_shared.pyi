@@ -1,4 +1,4 @@
-"""Types of the compiled face of the shared region; what each does is said in the .pxi files beside it."""
+"""The names of the compiled shared region that Python code may use; the .pxi files document them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
