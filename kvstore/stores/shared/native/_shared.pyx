@@ -1,9 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""The shared region as Python sees it: a job with keys, arrays that live in it, rounds.
+"""The Python interface of the shared region: a job with keys, arrays in the region, rounds.
 
-The protocol is in the headers beside this file (layout.h, wait.h, arena.h, texts.h, table.h, arrivals.h,
-summing.h, chunks.h, round.h, reading.h, region.h). No method blocks for longer than a tenth of a second:
-waits return `TICK`, and the caller looks at its deadline.
+The headers in this folder hold the protocol (layout.h, wait.h, arena.h, texts.h, table.h, arrivals.h, summing.h,
+chunks.h, round.h, reading.h, region.h), and _shared.pyi lists the names that Python code uses. No method blocks for
+longer than a tenth of a second: a wait returns `TICK`, and the caller checks its deadline.
 """
 
 cimport cython

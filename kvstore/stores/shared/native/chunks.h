@@ -1,10 +1,12 @@
-/* Who does which chunk of an open round; and the chunks that a dead worker has left. */
+/* The assignment of an open round's chunks to workers, and the recovery of chunks that a dead worker has left. All
+ * functions here need the caller to be at work (`kv_begin_work`). */
 #ifndef KV_CHUNKS_H
 #define KV_CHUNKS_H
 
 #include "summing.h"
 
-/* Each chunk has a word: the last round that took it, by whom, and whether it is done. */
+/* Each chunk has a word: the last round in which it was claimed, the worker that claimed it, and whether it is
+ * complete. */
 enum kv_taken { KV_TAKEN = 1, KV_DONE = 2 };
 
 static inline uint64_t kv_chunk_word(uint64_t round, int rank, enum kv_taken how)
@@ -17,6 +19,7 @@ static inline _Atomic uint64_t *kv_map(kv_self *me, const kv_entry *e)
     return (_Atomic uint64_t *)kv_at(me, e->map);
 }
 
+/* Whether all chunks of a round are complete. */
 static int kv_all_done(kv_self *me, const kv_entry *e, uint64_t round)
 {
     const _Atomic uint64_t *map = kv_map(me, e);
@@ -28,14 +31,16 @@ static int kv_all_done(kv_self *me, const kv_entry *e, uint64_t round)
     return 1;
 }
 
-/* Whether somebody has given up a round whose sum would read its memory: no array of that worker may be touched then,
- * least of all by itself, to whom no system call says that it is gone. Updates read slots only, and go on. */
+/* Whether a worker has failed a round whose sum would read private memory: then no thread may read the arrays of that
+ * worker, not even the worker itself, because no system call reports that they are gone. Updates read slots only, and
+ * continue. */
 static int kv_withdrawn(const kv_entry *e, uint64_t round)
 {
     return e->rule < 0 && kv_has_failed(e, round);
 }
 
-/* The chunk that the log names, to its end. What cannot be read fails the round, and the round goes on. */
+/* Complete the chunk that the log names. The caller holds `me->busy`. If a source cannot be read, the round fails,
+ * and its other chunks continue. */
 static int kv_finish_chunk(kv_self *me, kv_call *call, kv_log *log, uint64_t phase)
 {
     kv_entry *e = call->entry;
@@ -73,8 +78,9 @@ static int kv_take_chunk(kv_self *me, const kv_entry *e, uint64_t round, uint64_
     return now >> 16 < round && kv_swap(word, now, kv_chunk_word(round, me->rank, KV_TAKEN));
 }
 
-/* Take chunks until none is left: of the own share first, so that its memory stays in this core's cache; of the
- * others' from behind, where their owners come last. */
+/* Process chunks until all are claimed. Begins with this worker's own share, whose memory stays in the cache of its
+ * core; then claims from the end of the other shares, which their owners reach last. Blocks for the time of the
+ * computation, and on `me->busy`. */
 static int kv_work(kv_self *me, kv_call *call, uint64_t phase)
 {
     uint64_t chunks = call->entry->chunks, size = (uint64_t)me->size, round = kv_round_of(phase);
@@ -91,9 +97,10 @@ static int kv_work(kv_self *me, kv_call *call, uint64_t phase)
     return KV_READY;
 }
 
-/* Whether a sum that a dead worker had begun may be in arrays that it reads. The own memory of a dead one is such: it
- * can be read for some time after the death is known, and has the result where that goes to the array which was pushed.
- * Of any dead one: who finishes what another has begun may die over it, too. */
+/* Whether a sum that a dead worker had begun may have overwritten its own sources. The private memory of a dead
+ * worker counts: it remains readable for a short time after the death is known, and holds the result if the pushed
+ * array is also an out. This applies to every dead worker in the round, because a worker that completes the chunk of
+ * another may die in it too. */
 static int kv_over_sources(kv_self *me, const kv_entry *e, uint64_t round)
 {
     const kv_part *part = kv_parts(me, e);
@@ -105,8 +112,8 @@ static int kv_over_sources(kv_self *me, const kv_entry *e, uint64_t round)
     return 0;
 }
 
-/* A chunk that its owner, who is dead, had taken. A sum over its own sources cannot be done again once it was begun:
- * the round then comes to nothing. */
+/* Complete a chunk that a dead worker had claimed. The caller holds the region's lock and `me->busy`. A sum over its
+ * own sources cannot be repeated once it was begun: then the round fails. */
 static void kv_take_over(kv_self *me, kv_call *call, int owner, uint64_t phase, uint64_t chunk)
 {
     kv_entry *e = call->entry;
@@ -123,8 +130,9 @@ static void kv_take_over(kv_self *me, kv_call *call, int owner, uint64_t phase, 
     }
 }
 
-/* Finish what the dead have taken: each chunk in its owner's log, so that another can go on should this worker die
- * too. A chunk without a log was not begun. */
+/* Complete the chunks that dead workers had claimed, each in the log of its owner, so that a third worker can
+ * continue if this one dies. A chunk without a log was not begun. Blocks as `kv_lock_region` does, and returns its
+ * outcome on failure. */
 static int kv_recover(kv_self *me, kv_call *call, uint64_t phase)
 {
     kv_entry *e = call->entry;

@@ -1,6 +1,8 @@
-/* Whether header, entries and texts of the region are as they were written: a wrong address overwrites their guards.
+/* Checks that header, entries and texts of the region are not overwritten: a write to a wrong address destroys their
+ * guards. All functions here only read, and do not block.
  *
- * Builds with KVSTORE_CHECKED=1 look at header and entry with each round; `kvstore doctor` looks at all of a running job.
+ * Builds with KVSTORE_CHECKED=1 check header and entry with each round; `kvstore doctor` checks the whole region of a
+ * running job.
  */
 #ifndef KV_GUARDS_H
 #define KV_GUARDS_H
@@ -14,7 +16,7 @@
 
 enum kv_harm { KV_NOT_LOOKED_AT, KV_WHOLE, KV_HARMED_HEADER, KV_HARMED_ENTRY, KV_HARMED_TEXT };
 
-/* Whether another version has made the region, or its founder is still at it. */
+/* Whether another version of kvstore has made the region, or its founder has not finished it. */
 static int kv_is_foreign(const kv_header *head)
 {
     uint64_t magic = kv_get((const _Atomic uint64_t *)&head->magic), came = 0;
@@ -34,7 +36,7 @@ static int kv_is_entry_whole(const kv_entry *e)
     return e->guard == KV_GUARD && e->last_guard == KV_GUARD;
 }
 
-/* Whether the word names a text or none; the text that it named may have been given back meanwhile. */
+/* Whether the word names a text or none; the text may be freed concurrently. */
 static int kv_names_text(const kv_self *me, const _Atomic uint64_t *word)
 {
     uint64_t offset = kv_get(word);
@@ -71,8 +73,8 @@ static int kv_map_to_look(kv_self *me, int fd, uint64_t bytes)
     return me->base ? 0 : -1;
 }
 
-/* Look at the region of a job in which this process has no part. KV_NOT_LOOKED_AT: it is of another version, or cannot
- * be mapped. */
+/* Check the region of a job in which this process does not take part. Needs a readable descriptor, and maps it
+ * read-only. KV_NOT_LOOKED_AT: another version has made it, or it cannot be mapped. */
 static enum kv_harm kv_find_harm(int fd)
 {
     struct stat file;

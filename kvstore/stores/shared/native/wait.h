@@ -1,4 +1,5 @@
-/* Waiting for other workers: spin a little, then sleep; and see it when one of them dies. */
+/* Waits for other workers: a short spin, then sleep; the detection of dead workers; the states and membership of
+ * workers. */
 #ifndef KV_WAIT_H
 #define KV_WAIT_H
 
@@ -18,10 +19,11 @@ enum kv_outcome { KV_READY, KV_TICK, KV_PEER_LOST, KV_FENCED, KV_PLAN, KV_NEW_MO
 
 #define KV_MILLISECOND 1000000ull
 enum {
-    KV_NAP = 20,        /* milliseconds of one sleep: how late a death may be noticed */
-    KV_TICK_AFTER = 100 /* milliseconds after which the caller may look for signals */
+    KV_NAP = 20,        /* milliseconds of one sleep: the longest time until a death is noticed */
+    KV_TICK_AFTER = 100 /* milliseconds after which a wait returns, so that the caller can check for signals */
 };
 
+/* Return nanoseconds of CLOCK_MONOTONIC. */
 static inline uint64_t kv_now_ns(void)
 {
     struct timespec t;
@@ -29,6 +31,7 @@ static inline uint64_t kv_now_ns(void)
     return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
 }
 
+/* Wake the sleeping threads of the workers whose bits are set. */
 static void kv_wake(kv_self *me, uint64_t whom)
 {
     for (; whom; whom &= whom - 1) {
@@ -38,7 +41,7 @@ static void kv_wake(kv_self *me, uint64_t whom)
     }
 }
 
-/* Wake everybody who sleeps, other threads of this process, too, after something has changed that they may wait for. */
+/* Wake all sleeping threads, those of this process included, after a change that they may wait for. Does not block. */
 static inline void kv_wake_all(kv_self *me)
 {
     kv_fence();
@@ -49,18 +52,19 @@ static inline void kv_wake_all(kv_self *me)
 
 #define KV_UNKNOWN (~0ull)
 
-/* When the process began, in clock ticks; 0: there is no such process; or KV_UNKNOWN. The number of a dead process is used again. */
+/* Return the start time of a process in clock ticks; 0: there is no such process; KV_UNKNOWN: it cannot be read. A
+ * process id alone names no process for good: the system uses the id of a dead process again. */
 static uint64_t kv_started(uint64_t pid)
 {
     char path[48], text[1024];
     snprintf(path, sizeof path, "/proc/%llu/stat", (unsigned long long)pid);
     FILE *file = fopen(path, "re");
-    if (!file) /* without descriptors or memory that is no news of the process */
+    if (!file) /* without descriptors or memory this says nothing about the process */
         return errno == ENOENT || errno == ESRCH ? 0 : KV_UNKNOWN;
     size_t n = fread(text, 1, sizeof text - 1, file);
     fclose(file);
     text[n] = 0;
-    char *at = strrchr(text, ')'); /* the name may hold anything, blanks and brackets too */
+    char *at = strrchr(text, ')'); /* the name may contain any character, blanks and brackets included */
     unsigned long long ticks = 0;
     if (!at || at[1] != ' ' || at[2] == 'Z' || at[2] == 'X')
         return 0;
@@ -71,7 +75,7 @@ static uint64_t kv_started(uint64_t pid)
     return ticks;
 }
 
-/* Whether the process that registered is there. */
+/* Whether the process that registered as worker `w` still exists. */
 static int kv_exists(kv_self *me, int w)
 {
     uint64_t pid = kv_get(&me->head->worker[w].pid), then = kv_get(&me->head->worker[w].started), now = kv_started(pid);
@@ -80,7 +84,8 @@ static int kv_exists(kv_self *me, int w)
     return now == then;
 }
 
-/* A descriptor that becomes readable when the worker's process ends; -1: it has ended already. */
+/* Return a descriptor that becomes readable when the worker's process ends. The caller holds `me->busy`. -1 with
+ * `errno` ESRCH: it has ended; other values: the system has no descriptor. */
 static int kv_pidfd(kv_self *me, int w)
 {
     kv_worker *peer = &me->head->worker[w];
@@ -101,34 +106,38 @@ static int kv_pidfd(kv_self *me, int w)
     return fd;
 }
 
+/* Whether the process of a worker has ended. The caller holds `me->busy`, or is the only thread. */
 static int kv_ended(kv_self *me, int w)
 {
     int fd = kv_pidfd(me, w);
-    if (fd < 0) /* no descriptor to be had: ask the process table */
+    if (fd < 0) /* the system has no descriptor: read the process table */
         return errno == ESRCH || !kv_exists(me, w);
     struct pollfd one = {fd, POLLIN, 0};
-    return poll(&one, 1, 0) > 0 && one.revents & POLLIN; /* an error is no end */
+    return poll(&one, 1, 0) > 0 && one.revents & POLLIN; /* an error does not mean that it has ended */
 }
 
-/* How late its own heartbeat may be until a process judges nobody's silence. */
+/* Return the delay of its own heartbeat, in nanoseconds, from which on a process declares no other worker silent. */
 static inline uint64_t kv_still(const kv_self *me)
 {
     return me->silence / 5;
 }
 
-/* Whether this process stood still a short time ago: then others may have, too, and have not been able to beat since. */
+/* Whether this process was stopped a short time ago: then the other workers may have been too, and have had no time
+ * for a heartbeat since. */
 static int kv_stood_still(kv_self *me, uint64_t now)
 {
-    uint64_t beat = kv_get(&me->worker->beat); /* before `forgives`, which its own heartbeat writes first */
+    uint64_t beat = kv_get(&me->worker->beat); /* read before `forgives`, which the heartbeat thread writes first */
     return (now > beat && now - beat > kv_still(me)) || now < kv_get(&me->forgives);
 }
 
+/* Whether a worker has sent no heartbeat for `me->silence`. */
 static int kv_silent(kv_self *me, int w, uint64_t now)
 {
     uint64_t beat = kv_get(&me->head->worker[w].beat);
     return now > beat && now - beat > me->silence;
 }
 
+/* Return the state in a worker's state word. */
 static inline int kv_state_in(uint64_t word)
 {
     return (int)(word & 0xff);
@@ -139,6 +148,7 @@ static inline int kv_state(const kv_self *me, int w)
     return kv_state_in(kv_get(&me->head->worker[w].state));
 }
 
+/* Whether a state word is of a worker that is present: not absent, left or lost. */
 static int kv_here(uint64_t word)
 {
     int state = kv_state_in(word);
@@ -152,15 +162,17 @@ static inline int kv_is_at_work(uint64_t word)
     return (word & 0xffffff00ull) != 0;
 }
 
-/* Whether the others take this process for dead, or another has its rank. `word`: the rank's state. */
+/* Whether the other workers have declared this process lost, or another process has its rank. `word`: the state word
+ * of the rank. */
 static inline int kv_is_out(const kv_self *me, uint64_t word)
 {
     return word >> 32 != me->incarnation || kv_state_in(word) == KV_LOST;
 }
 
-/* From here to `kv_end_work` this worker changes what others read. If it falls silent meanwhile, it is ended before
- * anybody takes it for lost: it could go on when it wakes. One word says both, so that nobody is lost and at work.
- * 0: it is taken for lost already. */
+/* Begin work: until `kv_end_work`, this worker changes memory that other workers read. If it is silent for too long
+ * during that time, it is killed before it is declared lost, because it could continue to write later. One word holds
+ * state and count of work, so that no worker is lost and at work. Does not block. 0: this worker is fenced, and must
+ * change nothing. */
 static int kv_begin_work(kv_self *me)
 {
     uint64_t now;
@@ -172,6 +184,7 @@ static int kv_begin_work(kv_self *me)
     return 1;
 }
 
+/* End what `kv_begin_work` has begun; each successful begin needs one end. Does nothing if this worker is fenced. */
 static void kv_end_work(kv_self *me)
 {
     uint64_t now;
@@ -182,7 +195,7 @@ static void kv_end_work(kv_self *me)
     } while (!kv_swap(&me->worker->state, now, now - KV_ONE_WORK));
 }
 
-/* Change the state of this worker, which is here. 0: it is not any more. */
+/* Change the state of this worker. 0: it is not present any more, and nothing has changed. */
 static int kv_become(kv_self *me, enum kv_state state)
 {
     uint64_t now;
@@ -194,8 +207,8 @@ static int kv_become(kv_self *me, enum kv_state state)
     return 1;
 }
 
-/* One attempt to hold the region's lock. That of a dead holder is taken over, and what an earlier process of a rank
- * has left locked is a dead holder's. */
+/* Try once to acquire the region's lock; begins work. Does not block. 0: another worker holds it, or this worker is
+ * fenced. The lock of a dead holder is free, and so is a lock that an earlier process of a rank has left. */
 static int kv_try_lock(kv_self *me)
 {
     uint64_t holder = kv_get(&me->head->lock), own = me->incarnation << 8 | ((uint64_t)me->rank + 1);
@@ -210,6 +223,8 @@ static int kv_try_lock(kv_self *me)
     return 0;
 }
 
+/* Release the region's lock, end the work, and wake waiting workers. Does nothing if another worker has acquired the
+ * lock of this one, which was declared lost. */
 static void kv_unlock_region(kv_self *me)
 {
     if (kv_swap(&me->head->lock, me->incarnation << 8 | ((uint64_t)me->rank + 1), 0)) {
@@ -218,8 +233,9 @@ static void kv_unlock_region(kv_self *me)
     }
 }
 
-/* Who is lost, and for whom rounds should not wait. Without `go_on` a loss ends the rounds: they wait for the lost, and
- * for who leaves after it too. Else what a survivor does not push would be missing from a round that others then read. */
+/* Collect the bits of the lost workers, and of the workers that rounds should not wait for. Without `go_on` a loss
+ * ends the rounds: they continue to wait for the lost worker and for workers that leave after it. Otherwise a round
+ * that others then read would lack the push of a survivor. */
 static void kv_see_gone(kv_self *me, uint64_t *lost, uint64_t *out)
 {
     *lost = *out = 0;
@@ -234,22 +250,23 @@ static void kv_see_gone(kv_self *me, uint64_t *lost, uint64_t *out)
         *out = 0;
 }
 
-/* The lock is held. */
+/* Record lost workers and workers that have left in the header. The caller holds the lock. */
 static void kv_note_gone(kv_self *me)
 {
     kv_header *head = me->head;
     uint64_t lost, out;
     kv_see_gone(me, &lost, &out);
-    if (lost && !kv_get(&head->lost)) /* others may fail because of it */
+    if (lost && !kv_get(&head->lost)) /* others may fail as a consequence */
         kv_put(&head->first_lost, (uint64_t)__builtin_ctzll(lost) + 1);
     kv_set_bits(&head->lost, lost);
     kv_clear_bits(&head->members, out);
     kv_add(&head->epoch, 1);
 }
 
-/* Rounds stop waiting for the lost and for who has left. Everybody who looks around does this, for who has marked a
- * worker, or left, may have died before it could; and under the lock, so that nobody does it who slept while the rank
- * came back, and that a loss is either known before a worker leaves or after. */
+/* Let rounds stop waiting for lost workers and workers that have left. Every worker that looks around does this,
+ * because the worker that marked a loss, or left, may have died before it could. It happens under the lock: so a
+ * worker that slept while the rank came back cannot repeat it, and a loss is recorded either before or after a worker
+ * leaves. Does not block; if the lock is held, the next look repeats it. */
 static void kv_write_off(kv_self *me)
 {
     kv_header *head = me->head;
@@ -258,19 +275,20 @@ static void kv_write_off(kv_self *me)
     if (!(lost & ~kv_get(&head->lost)) && !(out & kv_get(&head->members)))
         return;
     if (!kv_try_lock(me))
-        return; /* there is a next time */
+        return; /* the next call does it */
     kv_note_gone(me);
     kv_unlock_region(me);
 }
 
-/* `seen`: its state, from before it was found to be gone. */
+/* Declare a worker lost. `seen`: its state word from before the caller found that it is gone; if the word has changed
+ * since, nothing happens. */
 static void kv_mark_lost(kv_self *me, int w, uint64_t seen)
 {
     if (kv_here(seen))
         kv_swap(&me->head->worker[w].state, seen, (seen & ~0xffull) | KV_LOST);
 }
 
-/* End a process, and see it ended: that takes a moment. */
+/* Kill the process of a worker and wait until it has ended, at most KV_TICK_AFTER. The caller holds `me->busy`. */
 static void kv_end_process(kv_self *me, int w)
 {
     struct pollfd one = {me->pidfd[w], POLLIN, 0};
@@ -280,8 +298,8 @@ static void kv_end_process(kv_self *me, int w)
         poll(&one, 1, KV_TICK_AFTER);
 }
 
-/* Who has left is not lost when its process ends, but it leaves under the lock: that of a process which has ended is
- * free, and one that was stopped with it is ended. */
+/* Release the lock of a worker that has left. Such a worker is not lost when its process ends, but it leaves under
+ * the lock: the lock of an ended process is free, and a process that is stopped while it holds the lock is killed. */
 static void kv_release_lock_of(kv_self *me, int w, uint64_t now)
 {
     uint64_t holder = kv_get(&me->head->lock);
@@ -294,12 +312,14 @@ static void kv_release_lock_of(kv_self *me, int w, uint64_t now)
         kv_end_process(me, w);
 }
 
-/* See who is gone. A worker that was stopped at work could write later: it is ended, so that it cannot. */
+/* Find the workers that have died or are silent, and declare them lost. A worker that was stopped at work could write
+ * later: it is killed first. Blocks at most KV_TICK_AFTER for each worker that is killed. Does nothing while another
+ * thread of this process holds `me->busy`. */
 static void kv_look_around(kv_self *me)
 {
     uint64_t now = kv_now_ns();
     if (pthread_mutex_trylock(&me->busy) != 0)
-        return; /* another thread of this process is at work; there is a next time */
+        return; /* another thread of this process is at work; the next call does it */
     me->looked = now;
     for (int w = 0; w < me->size && !me->blind; w++) {
         kv_worker *peer = &me->head->worker[w];
@@ -322,7 +342,8 @@ static void kv_look_around(kv_self *me)
     pthread_mutex_unlock(&me->busy);
 }
 
-/* KV_READY while this worker may take part. */
+/* Return KV_READY while this worker may take part, KV_PEER_LOST after a loss that is an error, KV_FENCED if this
+ * worker is not present any more. */
 static int kv_standing(kv_self *me)
 {
     if (!kv_here(kv_get(&me->worker->state)) || kv_get(&me->worker->incarnation) != me->incarnation)
@@ -332,9 +353,11 @@ static int kv_standing(kv_self *me)
     return KV_READY;
 }
 
+/* A condition reads the region only, does not block, and may be called by any thread any number of times. */
 typedef int (*kv_condition)(void *context);
 typedef int (*kv_attempt)(kv_self *me);
 
+/* Poll the condition for `me->spin` nanoseconds; return whether it holds. */
 static int kv_spin(kv_self *me, kv_condition ready, void *context)
 {
     for (int i = 0; i < 64; i++)
@@ -356,8 +379,9 @@ static int kv_spin(kv_self *me, kv_condition ready, void *context)
     return 0;
 }
 
-/* Wait until the condition holds. KV_TICK comes now and then, for the caller to look for signals and deadlines;
- * other outcomes only while the condition does not hold. */
+/* Wait until the condition holds. Blocks for KV_TICK_AFTER at most, without the interpreter's lock. The caller does
+ * not hold `me->busy` or the region's lock. KV_READY: it holds. KV_TICK: time for the caller to check signals and
+ * deadlines. KV_PEER_LOST, KV_FENCED: as `kv_standing`, only while the condition does not hold. */
 static int kv_wait(kv_self *me, kv_condition ready, void *context)
 {
     if (kv_spin(me, ready, context))
@@ -374,7 +398,7 @@ static int kv_wait(kv_self *me, kv_condition ready, void *context)
             syscall(SYS_futex, &me->worker->futex, FUTEX_WAIT, seen, &nap, NULL, 0);
         if (atomic_fetch_sub(&me->sleepers, 1) == 1) { /* else another thread of this process still sleeps */
             kv_clear_bits(&me->head->asleep, kv_bit(me->rank));
-            if (atomic_load(&me->sleepers)) /* one that lay down meanwhile */
+            if (atomic_load(&me->sleepers)) /* a thread that has begun to sleep since */
                 kv_set_bits(&me->head->asleep, kv_bit(me->rank));
         }
         if (held || ready(context))
