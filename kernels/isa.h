@@ -1,7 +1,8 @@
-/* Instruction-set levels: how one text becomes code for x86-64, x86-64-v3 (AVX2) and x86-64-v4 (AVX-512).
+/* Instruction-set levels: one source is compiled for x86-64, x86-64-v3 (AVX2) and x86-64-v4 (AVX-512). Also the
+ * element types and their numbers, which are part of the layout of the shared region and of the wire format.
  *
- * level.h is included once per level between KV_TARGET_BEGIN and KV_TARGET_END. On other processors there is
- * one level, the compiler's own default; so there is with KV_ONE_LEVEL, for analysis.
+ * level.h is included once per level between KV_TARGET_BEGIN and KV_TARGET_END. On other processors there is one
+ * level, the compiler's default; and so it is with KV_ONE_LEVEL, for analysis.
  */
 #ifndef KV_ISA_H
 #define KV_ISA_H
@@ -19,7 +20,7 @@
 #define KV_X86 0
 #endif
 
-/* The loops never overlap in memory across iterations: say so once. */
+/* The iterations of a loop never overlap in memory: this tells the compiler. */
 #if defined(__clang__)
 #define KV_SIMD _Pragma("clang loop vectorize(assume_safety)")
 #elif defined(__GNUC__)
@@ -56,13 +57,13 @@ static const int kv_itemsize[KV_N_DTYPES] = {KV_DTYPES(KV_SIZE, KV_SIZE)};
 enum {
     KV_MAX_GROUP = 8,    /* values summed in one pass over a block */
     KV_BLOCK = 512,        /* elements: all arrays of a block share the first-level cache (docs/decisions/0003) */
-    KV_STREAM_BLOCK = 256, /* the same where arrays come from memory: shorter turns keep more of them open */
+    KV_STREAM_BLOCK = 256, /* the same for arrays that are not cached: shorter blocks keep more memory pages open */
     KV_MAX_STATES = 4,
     KV_MAX_PARAMS = 16,
     KV_LINE = 64,        /* bytes of a cache line */
     KV_RUN_IDS = 64,     /* row ids that are compared at a time */
-    KV_NEAR_IDS = 32,    /* row ids that are looked at one by one */
-    KV_AHEAD_ROWS = 6,   /* rows of a table that are asked for before their turn */
+    KV_NEAR_IDS = 32,    /* row ids that are compared one by one */
+    KV_AHEAD_ROWS = 6,   /* rows of a table that are prefetched */
     KV_AHEAD_BYTES = 1024
 };
 

@@ -1,4 +1,8 @@
-/* From jobs to chunks: how a call is cut up for the helper threads. */
+/* The division of a call into chunks for the helper threads.
+ *
+ * The functions kv_run_* block until the job is done. Any thread may call them, without the interpreter's lock; the
+ * pointers of a job are valid, and have the sizes that the job states.
+ */
 #ifndef KV_RUN_H
 #define KV_RUN_H
 
@@ -29,8 +33,9 @@ static int kv_cpus(void)
     return n > 0 ? (int)n : 1;
 }
 
-/* A job of so many threads that touches this much is not kept in the cache. Their cores' shares count, not the whole
- * cache: the cores beside use theirs, be it for other processes or, in a virtual machine, for other machines. */
+/* Return the bytes from which on a job of `threads` threads does not stay in the cache. The shares of their cores
+ * count, not the whole cache: other cores use theirs, for other processes or, in a virtual machine, for other
+ * machines. */
 static ptrdiff_t kv_cache_bytes(int threads)
 {
     long l3 = -1;
@@ -54,8 +59,8 @@ static inline ptrdiff_t kv_chunk_elements(int dtype)
     return KV_CHUNK_BYTES / kv_itemsize[dtype];
 }
 
-/* Dense items: all chunks of an item but the first begin with a cache line of what is written (of the first out;
- * the caller's arrays mostly lie alike). */
+/* Dense items: all chunks of an item but the first begin with a cache line of the written array (the first out; the
+ * caller's arrays are mostly aligned alike). */
 typedef struct {
     kv_item *items;
     ptrdiff_t n;
@@ -80,7 +85,7 @@ static void kv_dense_task(void *context, ptrdiff_t chunk)
         kv_now->fence();
 }
 
-/* What should begin with a cache line: the first array that is written and not read. */
+/* Return the array that should begin with a cache line: the first that is written and not read. */
 static const char *kv_anchor(const kv_item *it)
 {
     for (int i = 0; i < it->m; i++) {
@@ -100,7 +105,7 @@ static void kv_run_all(kv_item *items, ptrdiff_t n, ptrdiff_t bytes, int threads
         kv_item *it = &items[i];
         ptrdiff_t size = kv_itemsize[it->dtype];
         it->stream = bytes >= kv_stream_bytes;
-        /* Packed sources are cut at whole bytes and words, wherever the outs lie. */
+        /* Packed sources are cut at whole bytes and words, wherever the outs begin. */
         it->lead = it->coding ? 0 : (ptrdiff_t)(-(uintptr_t)kv_anchor(it) & (KV_LINE - 1)) / size;
         it->first_chunk = chunks;
         ptrdiff_t rest = it->n - it->lead, chunk = kv_chunk_elements(it->dtype);
@@ -112,7 +117,7 @@ static void kv_run_all(kv_item *items, ptrdiff_t n, ptrdiff_t bytes, int threads
     kv_parallel(kv_dense_task, &job, chunks, threads);
 }
 
-/* Items that overlap run one after the other: first all sums and updates, then all outs, as push and pull would. */
+/* Run items that overlap one after the other: first all sums and updates, then all outs, as a push and a pull would. */
 static void kv_run_in_order(kv_item *items, ptrdiff_t n, ptrdiff_t bytes, int threads)
 {
     for (ptrdiff_t i = 0; i < n; i++) {
@@ -138,7 +143,7 @@ static void kv_run_in_order(kv_item *items, ptrdiff_t n, ptrdiff_t bytes, int th
         }
 }
 
-/* 0, or -1 where there is no memory for the check. */
+/* Run dense items. -1: there is no memory for the check of overlaps, and nothing has changed. */
 static int kv_run_dense(kv_item *items, ptrdiff_t n, ptrdiff_t bytes, int threads)
 {
     int independent = kv_independent(items, n);

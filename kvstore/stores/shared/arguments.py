@@ -50,7 +50,7 @@ class CallArguments:
         self.initialised: set[Key] = set()
 
     def first_value(self, key: Key, values: list[Any]) -> Array | RowSparseArray:
-        """Return the one value of a key that is to be initialised."""
+        """Return the first value of a key that is about to be initialised."""
         self.check_kind(key)
         taken = key in self.initialised
         if len(values) == 1 and not taken and any_on_device(values):
@@ -139,7 +139,7 @@ class CallArguments:
                     self.gpus.use().check_out(handle, out)
 
     def split_outs(self, groups: list[tuple[Handle, list[Any]]], later: Later) -> list[SplitOuts]:
-        """Check the outs of keys whose value may lie on GPUs."""
+        """Check the outs of keys with values that may be on GPUs."""
         found = []
         for handle, outs in groups:
             device, others = self.gpus.use().device_outputs(handle, outs)

@@ -75,7 +75,7 @@ class ResultDelivery:
             raise error
 
     def _finish_on_gpu(self, finish: Complete, on_gpu: list[SplitOuts], later: Later) -> None:
-        """Complete rounds whose parts GPUs hold, and let the GPUs, or the host, write the results."""
+        """Complete rounds with parts on GPUs, and let the GPUs, or the host, write the results."""
         finish([shm.Call(device.handle, [], False, receives=True) for device, _ in on_gpu])
         with self._moving([device.handle for device, _ in on_gpu]):
             self._deliver_by_gpu(on_gpu, later)

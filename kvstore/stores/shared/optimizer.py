@@ -87,7 +87,7 @@ class JobUpdater:
 
     @property
     def at_work(self) -> Key | None:
-        """The key whose round this thread is carrying out: a wait for it would never end."""
+        """The key of the round that this thread is carrying out: a wait for it would never end."""
         now = self._at_work
         return now[1] if now is not None and now[0] == threading.get_ident() else None
 

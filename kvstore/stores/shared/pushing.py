@@ -1,6 +1,6 @@
-"""Puts the values that one worker pushes where other workers can read them.
+"""Makes the values that a worker pushes readable for the other workers.
 
-With the last of them it has arrived.
+With the last value the worker has arrived.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class RoundPusher:
     def exchange(self, wanted: list[Exchanged], private: set[Key], divisor: int = 1) -> set[Key]:
         """Push values of a pushpull: copies, arrays of the region, and arrays that others read from here.
 
-        Returns the keys whose sum is written to the pushed array; adds the keys that are read from this
+        Returns the keys that receive the sum in the pushed array; adds the keys that are read from this
         process to `private`. Sums divide plain float32 values by `divisor`.
         """
         slots: Dense = []

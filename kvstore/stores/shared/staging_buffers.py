@@ -40,7 +40,7 @@ class PinnedArena:
         self._rest = self._chunk(_CHUNK)
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Return an array whose memory belongs to the arena until `close`."""
+        """Return an array in memory that belongs to the arena until `close`."""
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes > _CHUNK // 4:
             return self._chunk(nbytes).view(dtype).reshape(shape)
@@ -121,7 +121,7 @@ class StagingBuffer:
 
 
 class BufferLease:
-    """A buffer that one call uses, until its last reference is dropped."""
+    """A buffer in use by a call, until its last reference is dropped."""
 
     __slots__ = ("buffer",)
 

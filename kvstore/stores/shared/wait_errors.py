@@ -116,7 +116,7 @@ class WaitErrors:
         )
 
     def failure(self, handle: Handle, round: int) -> KVStoreError | None:
-        """Return the error of the first failed round up to this one; each is reported to the caller once.
+        """Return the error of the first failed round, up to a given round; each is reported once.
 
         A worker may push several times before it asks, so an earlier round counts, too.
         """
@@ -137,7 +137,7 @@ class WaitErrors:
         return error
 
     def raise_if_peer_lost(self, handle: Handle, patience: float) -> None:
-        """Raise the error of a lost worker, or of this one, if that is why a sum failed.
+        """Raise the error of a lost worker, or of a fenced process, if that is why a sum failed.
 
         The memory of a killed process is gone before the process has ended, so this waits for `patience`
         seconds.

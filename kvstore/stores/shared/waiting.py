@@ -30,8 +30,8 @@ _UNDONE = (shm.TICK, shm.PLAN, shm.NEW_MODE)
 Handle = shm.Handle
 Step = Callable[[], int]
 
-#: Calls of each key whose keys can differ after a loss: a round after the last one of the lost worker never
-#: completes, and no push is more than two rounds ahead.
+#: The number of recent calls of each key that can differ in their rounds after a loss: a round after the last
+#: one of the lost worker never completes, and no push is more than two rounds ahead.
 _CALLS = 3
 
 
@@ -55,7 +55,7 @@ def _apart(keys: list[tuple[Handle, int]]) -> bool:
 
 
 def _handing_back(method: _Method) -> _Method:
-    """Wrap a method: if an error ends it, other workers carry out the rounds that this one has opened."""
+    """Wrap a method: if an error ends it, other workers carry out the rounds that this worker has opened."""
 
     @wraps(method)
     def run(self: RoundWaiter, *args: Any, **kwargs: Any) -> None:
@@ -71,7 +71,7 @@ def _handing_back(method: _Method) -> _Method:
 class RoundWaiter:
     """The waits of one worker of a job.
 
-    If an error such as Ctrl-C ends a wait, another worker carries out the round that this one has opened.
+    If an error such as Ctrl-C ends a wait, another worker carries out the round that this worker has opened.
     """
 
     def __init__(
@@ -284,7 +284,7 @@ class RoundWaiter:
 
     @_handing_back
     def wait_for_free_slot(self, handles: list[Handle]) -> None:
-        """Wait for the rounds whose memory the next push of each key needs."""
+        """Wait for the rounds that still use the memory of the next push of each key."""
         for handle in handles:
             if (
                 outcome := shm.wait_for_free_slot(handle)

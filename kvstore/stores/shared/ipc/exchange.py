@@ -223,7 +223,7 @@ class IpcExchange:
         return view.device == self._keys[handle.key].place.device and view.dtype == handle.dtype
 
     def deliver(self, outputs: Sequence[DeviceOutputs]) -> list[DeviceOutputs]:
-        """Write outs of keys whose rounds are complete; return those whose value is in the region."""
+        """Write outs of keys with complete rounds; return those that must be read from the region."""
         works: dict[tuple[int, int], tuple[Stream, list[TypedRow]]] = {}
         done: list[tuple[IpcKey, int, DeviceOutputs]] = []
         with self._lock:
@@ -303,7 +303,7 @@ class IpcExchange:
             key.table.put_on_gpus(handle.complete, False)
 
     def carry_out(self, handle: Handle, on_gpu: list[int], ranks: list[int]) -> None:
-        """Complete the round that this worker has opened, some of whose parts are on GPUs."""
+        """Complete a round that this worker has opened and that has parts on GPUs."""
         if shm.mode(self._job) & 1:
             raise KVStoreError(
                 "some workers had pushed to this round before the updater or optimizer was set; set it on "

@@ -1,4 +1,4 @@
-"""A key whose value is summed on the workers' GPUs, as one worker holds it."""
+"""A key that is summed on the workers' GPUs, as one worker holds it."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class IpcKey:
     agreed, hopeless : bool
         Whether all workers can push to it from GPU to GPU; whether at least one of them cannot.
     applied : int
-        The last round whose sum was written to `value`, on some stream.
+        The last round that was summed into `value`, on some stream.
     in_region : int
-        The last round whose value was copied to the region by this worker.
+        The last round that this worker has copied to the region.
     through : int
-        The last round that this worker knows to be complete, and whose slots it need not read again.
+        The last round that this worker knows to be complete, with slots that it need not read again.
     tail : StreamCursor or None
         End of the stream of the last work on the value, after `hold`.
     """

@@ -12,7 +12,7 @@ from ....devices.streams import Stream
 from ....kernels import cuda
 from ...device.launches import Launches, count_of
 
-#: Calls whose launches are kept.
+#: Calls with launches that are kept.
 _MOST_CALLS = 64
 
 #: Element type and kernel arguments of a sum.

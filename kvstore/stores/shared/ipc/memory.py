@@ -1,4 +1,4 @@
-"""GPU memory that other processes open, and memory of other processes that this one has opened."""
+"""GPU memory that other processes open, and memory of other processes that is open here."""
 
 from __future__ import annotations
 

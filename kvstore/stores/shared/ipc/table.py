@@ -14,7 +14,7 @@ from ..native import _shared as shm
 
 Words = npt.NDArray[np.int64]
 
-#: Rounds whose slots are recorded: no worker is further behind another.
+#: Rounds with recorded slots: no worker is further behind another.
 ROUNDS = 4
 #: Slots of a worker: one for each round that a worker may still have to read, and one to write.
 MOST_SLOTS = 4
@@ -108,11 +108,11 @@ class IpcTable:
         return int(self._lines[worker, _USED + round % ROUNDS])
 
     def note_read(self, round: int) -> None:
-        """Record that this worker will read no slot of a round up to this one any more."""
+        """Record that this worker has read all slots of the rounds up to a given round."""
         self._own[_READ] = round
 
     def read_by_all(self) -> int:
-        """Return the last round whose slots no worker will read again."""
+        """Return the last round with slots that all workers have read."""
         return int(self._lines[:, _READ].min())
 
     # ------------------------------------------------------------------------------------------- value

@@ -15,7 +15,7 @@
 #define KV_GROWTH (8ull << 20)
 
 /* Arrays that are used together should begin at different offsets within a page, because a load waits for a store to
- * the same offset of another page (kvstore/arrays/pages.py). The caller of an allocation says what it is for. */
+ * the same offset of another page (kvstore/arrays/pages.py). The caller of an allocation passes its purpose. */
 enum kv_colour { KV_VALUE_COLOUR, KV_STATE_COLOUR = 2, KV_SOURCE_COLOUR = 4, KV_COLOURS = 16 };
 
 static uint64_t kv_place(int colour)
@@ -146,7 +146,7 @@ static uint64_t kv_take_coloured(kv_self *me, uint64_t bytes, int colour)
     return offset;
 }
 
-/* As `kv_take_coloured`, for memory whose place within a page does not matter. */
+/* As `kv_take_coloured`, for memory that may begin anywhere in a page. */
 static uint64_t kv_take_locked(kv_self *me, uint64_t bytes)
 {
     return kv_take_coloured(me, bytes, 0);

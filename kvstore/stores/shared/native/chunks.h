@@ -31,9 +31,9 @@ static int kv_all_done(kv_self *me, const kv_entry *e, uint64_t round)
     return 1;
 }
 
-/* Whether a worker has failed a round whose sum would read private memory: then no thread may read the arrays of that
- * worker, not even the worker itself, because no system call reports that they are gone. Updates read slots only, and
- * continue. */
+/* Whether a worker has failed a round with a sum that would read private memory: then no thread may read the arrays
+ * of that worker, not even the worker itself, because no system call reports that they are gone. Updates read slots
+ * only, and continue. */
 static int kv_withdrawn(const kv_entry *e, uint64_t round)
 {
     return e->rule < 0 && kv_has_failed(e, round);
@@ -78,8 +78,8 @@ static int kv_take_chunk(kv_self *me, const kv_entry *e, uint64_t round, uint64_
     return now >> 16 < round && kv_swap(word, now, kv_chunk_word(round, me->rank, KV_TAKEN));
 }
 
-/* Process chunks until all are claimed. Begins with this worker's own share, whose memory stays in the cache of its
- * core; then claims from the end of the other shares, which their owners reach last. Blocks for the time of the
+/* Process chunks until all are claimed. Begins with this worker's own share, which stays in the cache of its core;
+ * then claims from the end of the other shares, which their owners reach last. Blocks for the time of the
  * computation, and on `me->busy`. */
 static int kv_work(kv_self *me, kv_call *call, uint64_t phase)
 {
@@ -131,8 +131,8 @@ static void kv_take_over(kv_self *me, kv_call *call, int owner, uint64_t phase, 
 }
 
 /* Complete the chunks that dead workers had claimed, each in the log of its owner, so that a third worker can
- * continue if this one dies. A chunk without a log was not begun. Blocks as `kv_lock_region` does, and returns its
- * outcome on failure. */
+ * continue if this worker dies too. A chunk without a log was not begun. Blocks as `kv_lock_region` does, and returns
+ * its outcome on failure. */
 static int kv_recover(kv_self *me, kv_call *call, uint64_t phase)
 {
     kv_entry *e = call->entry;

@@ -120,7 +120,7 @@ cdef class Job:
         return kv_get(&self.me.head.worker[self.me.rank].incarnation) > 0
 
     def returned(self):
-        """Whether another process had this rank before this one."""
+        """Whether this process has replaced another of its rank."""
         return self.me.incarnation > 1
 
     def enlist(self):
@@ -215,7 +215,10 @@ cdef class Job:
         kv_deregister(self.me, KV_JOINED)
 
     def rest(self):
-        """Let no worker wait for this one; return whether no member remains, which is true for one worker only."""
+        """Let no round or barrier wait for this worker.
+
+        Return whether no member remains, which is true for one worker only.
+        """
         self.insist(kv_rest)
         return bool(self.me.is_last)
 
@@ -251,7 +254,7 @@ cdef class Job:
 
     @property
     def forked(self):
-        """Whether this process is a fork of the one that registered."""
+        """Whether this process is a fork of the registered process."""
         return bool(self.me.forked)
 
     def standing(self):
@@ -275,7 +278,7 @@ cdef class Job:
         return max(<int64_t>0, <int64_t>(kv_now_ns() - kv_get(&self.me.head.worker[w].beat))) / 1e9
 
     def lost(self):
-        """Ranks that are lost and have not returned; the one that was lost first comes first."""
+        """Ranks that are lost and have not returned; the first loss comes first."""
         kv_note_losses(self.me)
         bits, first = kv_get(&self.me.head.lost), kv_get(&self.me.head.first_lost)
         return sorted([w for w in range(self.me.size) if bits >> w & 1], key=lambda w: w + 1 != first)
@@ -459,7 +462,7 @@ _HARM = {
 
 
 def harm_of(int fd):
-    """Describe what is overwritten in the region of a running job in which this process has no part; "": nothing is.
+    """Describe the damage to the region of a running job in which this process has no part; "": there is none.
 
     The region is only read. None: it is of another version of kvstore, or its founder has not finished it.
     """

@@ -72,7 +72,7 @@ cdef class Handle:
         return bool(kv_has_failed(self.e, round))
 
     def untold(self, uint64_t round):
-        """Return the first failed round of this worker, up to this one, that is not reported yet; or 0."""
+        """Return the first failed round of this worker, up to a given round, that is not reported yet; or 0."""
         return kv_untold(self.job.me, self.e, self.told, round)
 
     def note_told(self, uint64_t round):
@@ -146,7 +146,7 @@ cdef class Handle:
     def take_plan(self):
         """Begin to carry out the round that this worker has opened; until `end_plan`, methods change this round only.
 
-        False: another thread does so already, or another worker has replaced this one as the opener.
+        False: another thread does so already, or another worker has become the opener.
         """
         cdef uint64_t phase = kv_get(&self.e.phase)
         if not kv_is_planned(self.job.me, self.e, phase) or not kv_swap(&self.e.planned, phase, 0):
@@ -176,7 +176,7 @@ cdef class Handle:
             kv_end_work(self.job.me)
 
     def hand_back(self):
-        """After an error: let any worker open again the round that this one has opened and not carried out."""
+        """After an error: let any worker open again the round that this worker has opened and not carried out."""
         cdef kv_self *me = self.job.me
         if not self.take_plan():
             return
@@ -265,7 +265,7 @@ cdef class Handle:
         kv_put(&self.e.record, offset)
 
     def note_undo(self, list pieces):
-        """Save the memory that the opened round will change, so that another worker can undo it if this one dies.
+        """Save the memory that the opened round will change, so that another worker can undo the change.
 
         `pieces`: arrays of the region, each with the ids of the rows that change, or None for all of it. The offset
         of the description of the states, which the round may replace, is saved too.
@@ -395,7 +395,7 @@ cdef uint64_t pushed_round(Handle h) noexcept:
 
 
 cdef void count_rounds(Handle h, uint64_t round) noexcept:
-    """Count the rounds up to this one, which this worker has found complete."""
+    """Count the rounds up to a given round, which this worker has found complete."""
     if round > h.counted and h.job.me.counters != NULL:
         kv_add_alone(&h.job.me.counters.rounds, round - h.counted)
         h.counted = round
@@ -486,7 +486,7 @@ cdef class Keys:
         """Add a key with a copy of `value`; return its handle, or None if the key exists.
 
         With `ids`, the key is row-sparse and of that `shape`: `value` has the rows of `ids`, and the others are
-        absent. A `side` key may be int or str whatever the kind of the others.
+        absent. A `side` key may be int or str among keys of either kind.
         """
         cdef bytes text = text_of(key)
         cdef int dtype = dtype_names.index(value.dtype.name)

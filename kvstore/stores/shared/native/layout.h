@@ -70,7 +70,7 @@ typedef struct {
     uint64_t source[2];        /* of those rounds */
     uint32_t kind[2];          /* from bit 8 on the coding; KV_DIVIDED: plain numbers that the sum divides */
     float threshold[2];        /* of the coding; with KV_DIVIDED the divisor */
-    _Atomic uint64_t filling;  /* round whose source is being written to a slot, or was */
+    _Atomic uint64_t filling;  /* round of the source that is being, or was last, written to a slot */
     _Atomic uint64_t first;    /* first round that waits for this worker */
     _Alignas(64) _Atomic uint64_t arrived;   /* last round that it has pushed into or was excused from */
     uint64_t slot[2];          /* memory for copies of pushed values; 0: none yet */
@@ -91,7 +91,7 @@ static inline int kv_code_of(const kv_part *part, int parity) { return (int)(par
 /* A key. */
 typedef struct {
     _Alignas(64) _Atomic uint64_t phase; /* see round.h */
-    _Atomic uint64_t planned;  /* phase of a round whose opener has yet to carry it out, in Python */
+    _Atomic uint64_t planned;  /* phase of a round that its opener has yet to carry out, in Python */
     uint64_t mask;             /* workers in the open round */
     _Atomic uint64_t of[2];    /* round of each value */
     int32_t dtype, rule, n_states, sparse;
@@ -153,7 +153,7 @@ typedef struct {
     int rank, size, fd;
     int forked;        /* this is a fork of the process that registered */
     int blind;         /* it has left, and declares no worker lost */
-    int is_last;       /* when this worker was told to rest, no member remained */
+    int is_last;       /* no member remained when this worker began to rest */
     int go_on;         /* the loss of a peer is no error */
     int crowded;       /* more workers than processors */
     uint64_t mode, tried; /* the mode that this process can carry out, and the mode that it last tried to adopt */

@@ -107,7 +107,7 @@ class JobMembership:
         self._failures.check()
 
     def _come_in(self, config: StoreConfig) -> bool:
-        """Enter the region and listen; if that fails, report the cause to the workers that wait for this one.
+        """Enter the region and listen; if that fails, report the cause to the waiting workers.
 
         False: a living process has this rank, and the workers wait for that.
         """

@@ -1,8 +1,8 @@
 """Detection of the reasons why workers of one machine cannot meet.
 
-A region is found by a socket, whose name belongs to a network namespace, and opened by /proc, which may be
-absent, shows one PID namespace, and refuses processes of another user namespace. Containers have namespaces
-of their own.
+A worker finds a region by a socket, and the name of that belongs to a network namespace. It opens the region
+by /proc, which may be absent, shows one PID namespace, and refuses processes of another user namespace.
+Containers have namespaces of their own.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def check_beside(process: int, rank: int) -> None:
 
 
 def unreadable(process: int, rank: int) -> ConfigError:
-    """Return the error for a worker whose descriptors this process may not open."""
+    """Return the error for a worker with descriptors that this process may not open."""
     return ConfigError(
         f"the system does not let this process open the memory of worker {rank} (process {process}): it is "
         f"in another user namespace, or has other rights: {CURE}"
@@ -75,7 +75,7 @@ def check_network(prefix: str) -> None:
 
 
 def _with_memory(prefix: str) -> Iterator[int]:
-    """Yield the visible processes that have opened memory whose name begins with a prefix."""
+    """Yield the visible processes that have opened memory with a given prefix of its name."""
     for name in os.listdir("/proc"):
         if name.isdecimal() and int(name) != os.getpid():
             with contextlib.suppress(OSError):

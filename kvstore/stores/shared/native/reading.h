@@ -1,7 +1,7 @@
 /* Reads of a value: each result is of one round, although rounds may complete during the read.
  *
  * Rounds do not wait for a worker that has joined, nor for a restarted worker that has not pushed yet; and after a
- * loss, another worker may complete a round that this one has pushed into. So a read is repeated if the value has
+ * loss, another worker may complete a round after the reader has begun. So a read is repeated if the value has
  * changed during it. After KV_READ_TRIES failures, because rounds are faster than the reader, the next round waits
  * for the read.
  */
@@ -21,7 +21,7 @@ static int kv_stays(kv_self *me, const kv_entry *e)
            kv_get(&mine->first) <= round && kv_get(&mine->pushed[round & 1]) < round;
 }
 
-/* Return the round whose opener has recorded what it changes in place, and may be changing it now; 0: none. */
+/* Return the round that is recorded to change the value in place, and may be changing it now; 0: none. */
 static uint64_t kv_changed_in_place(kv_self *me, const kv_entry *e)
 {
     uint64_t undo = kv_get(&e->undo);

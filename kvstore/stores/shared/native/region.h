@@ -56,8 +56,8 @@ static void kv_unmap_region(kv_self *me)
     me->base = NULL;
 }
 
-/* Write the header of a new region whose first `reserved` bytes are reserved. Only its founder calls this. The magic
- * is written last. -1: there is no memory. */
+/* Write the header of a new region, of which `reserved` bytes are reserved. Only its founder calls this. The magic is
+ * written last. -1: there is no memory. */
 static int kv_create_region(kv_self *me, uint64_t reserved)
 {
     kv_header *head = me->head;
@@ -93,8 +93,8 @@ static int kv_narrow_window(kv_self *me)
     return kv_get(&me->head->top) <= me->window;
 }
 
-/* Write a heartbeat. If the one before is late, this process was stopped, and for `me->silence` it declares no other
- * worker lost. */
+/* Write a heartbeat. If the previous heartbeat is late, this process was stopped, and for `me->silence` it declares
+ * no other worker lost. */
 static void kv_beat(kv_self *me, uint64_t now)
 {
     if (now - kv_get(&me->worker->beat) > kv_still(me))
@@ -180,8 +180,8 @@ static int kv_register(kv_self *me)
     return 0;
 }
 
-/* Make this worker a member: rounds wait for it. Acquires the region's lock (see kv_write_off) and blocks as
- * `kv_lock_region` does, whose outcome it returns on failure; then nothing has changed. */
+/* Make this worker a member: rounds wait for it. Acquires the region's lock (see kv_write_off), and blocks and fails
+ * as `kv_lock_region` does; then nothing has changed. */
 static int kv_enlist(kv_self *me)
 {
     int outcome = kv_lock_region(me);
@@ -303,8 +303,7 @@ static int kv_can_read_peer(kv_self *me, int w)
 }
 
 /* Replace an earlier process of this rank: no round waits for this worker before it pushes. Needs a registered
- * worker. Acquires the region's lock and blocks as `kv_lock_region` does, whose outcome it returns on failure; the
- * caller can repeat the call. */
+ * worker. Acquires the region's lock, and blocks and fails as `kv_lock_region` does; the caller can repeat the call. */
 static int kv_rejoin(kv_self *me)
 {
     uint64_t barriers = 0, n = kv_get(&me->head->n_keys);
@@ -437,10 +436,9 @@ static int kv_give_up_descriptors(kv_self *me, int *given)
     return n;
 }
 
-/* Let no worker wait for this one any more, while it is still present: the last step before it leaves. `is_last`: no
- * member remains. This happens under the region's lock, so that exactly one of the leaving workers is the last, and
- * opens the rounds that no other worker will open. Blocks as `kv_lock_region` does, whose outcome it returns on
- * failure. */
+/* Let no round or barrier wait for this worker any more, while it is still present: the last step before it leaves.
+ * `is_last`: no member remains. This happens under the region's lock, so that exactly one of the leaving workers is
+ * the last, and opens the rounds that no other worker will open. Blocks and fails as `kv_lock_region` does. */
 static int kv_rest(kv_self *me)
 {
     int outcome = kv_lock_region(me);

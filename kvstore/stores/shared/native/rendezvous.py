@@ -1,7 +1,7 @@
 """How the processes of a job find their region: by an abstract Unix socket, which leaves no file.
 
-Rank 0 creates the region, a memfd without a name. Every worker then listens on a socket whose name follows
-from the user, the job and the store; no process ever accepts a connection. A worker that starts later
+Rank 0 creates the region, a memfd without a name. Every worker then listens on a socket with a name that
+follows from the user, the job and the store; no process ever accepts a connection. A worker that starts later
 connects, asks the kernel for the process of that socket, and opens the memfd of that process: the kernel
 admits the same user only.
 """
@@ -59,7 +59,7 @@ class RegionRendezvous:
             check_proc()
 
     def listen(self) -> bool:
-        """Listen, so that other workers find this one; False: a living process of the job has this rank.
+        """Listen, so that other workers find this process; False: a living process of the job has this rank.
 
         A killed process of the rank may hold its name a moment longer: the kernel has not yet closed its
         socket, or a child that it has just forked has inherited it.

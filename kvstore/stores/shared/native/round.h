@@ -178,8 +178,8 @@ static void kv_undo(kv_self *me, kv_entry *e, uint64_t round)
     kv_put(&e->undo, 0);
 }
 
-/* Prepare the work of a round that this worker has opened, or whose dead opener it has replaced. Blocks for the sum
- * of a small key, and as `kv_take` does. KV_PLAN: Python code carries out the round, and then calls kv_put_out or
+/* Prepare the work of a round that this worker has opened, also in place of a dead opener. Blocks for the sum of a
+ * small key, and as `kv_take` does. KV_PLAN: Python code carries out the round, and then calls kv_put_out or
  * kv_close. On failure the key is released. */
 static int kv_prepare(kv_self *me, kv_call *call, uint64_t phase)
 {
@@ -454,8 +454,8 @@ static uint64_t kv_pushed_round(kv_self *me, const kv_entry *e)
     return arrived >= kv_get(&part->first) ? arrived : 0;
 }
 
-/* Return the first failed round up to this one that waited for this worker and was not reported to it; `told` has the
- * reported rounds, at the same places as `failed`. 0: there is none. */
+/* Return the first failed round, up to `round`, that waited for this worker and was not reported to it; `told` has
+ * the reported rounds, at the same places as `failed`. 0: there is none. */
 static uint64_t kv_untold(kv_self *me, const kv_entry *e, const uint64_t *told, uint64_t round)
 {
     uint64_t found = 0, first = kv_get(&kv_parts(me, e)[me->rank].first);

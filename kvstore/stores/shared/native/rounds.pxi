@@ -340,7 +340,7 @@ def arrive_on_gpu(Handle handle):
 
 
 def opened_on_gpu(Handle handle):
-    """Return the ranks whose part of the opened round is on a GPU, and all ranks in the round."""
+    """Return the ranks with a part of the opened round on a GPU, and all ranks in the round."""
     cdef uint64_t round = kv_round_of(kv_get(&handle.e.phase))
     cdef kv_part *part = kv_parts(handle.job.me, handle.e)
     if not kv_has_on_gpu(handle.job.me, handle.e, round, handle.e.mask):
@@ -533,7 +533,7 @@ def close_opened(Handle handle, bint other, updates=None):
 
 
 cdef class Work:
-    """Work on an opened round, as a context; False if another worker has replaced this one as the opener."""
+    """Work on an opened round, as a context; False if another worker has become the opener."""
 
     cdef Handle handle
     cdef uint64_t round

@@ -66,7 +66,7 @@ static int kv_await(kv_self *me, kv_condition ready, kv_describe describe, void 
 
 /* ------------------------------------------------------------------------------------------------ counts */
 
-/* Count bytes that were sent. The caller has the interpreter's lock, so that one thread at a time writes the count. */
+/* Count bytes that were sent. The caller has the interpreter's lock: the count has one writer at a time. */
 
 static inline void kv_count_sent(kv_self *me, uint64_t nbytes)
 {

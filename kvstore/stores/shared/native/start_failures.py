@@ -1,6 +1,6 @@
 """The cause for which a worker cannot enter a region, sent to the workers that wait for it.
 
-During the start, each worker has a datagram socket whose name follows from the store and its rank.
+During the start, each worker has a datagram socket with a name that follows from the store and its rank.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class StartFailures:
         if size > 1:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-            with contextlib.suppress(OSError):  # another process has this rank: `listen` refuses this one
+            with contextlib.suppress(OSError):  # another process has this rank: `listen` refuses it here
                 self._socket.bind(self._address(rank))
 
     def tell(self, error: Exception) -> None:

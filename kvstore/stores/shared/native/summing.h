@@ -51,7 +51,7 @@ static int kv_read_peer(kv_self *me, int w, uint64_t address, char *to, size_t b
     return 0;
 }
 
-/* As `kv_read_peer`, for any worker, this one included. */
+/* As `kv_read_peer`, but for this worker too. */
 static int kv_read_private(kv_self *me, int w, uint64_t address, char *to, uint64_t bytes)
 {
     if (w != me->rank)

@@ -1,4 +1,5 @@
-/* Texts of the region: each has a guard, its length and its bytes, so that one word names the place and the length. */
+/* Texts of the region: each has a guard, its length and its bytes, so that a single word names the place and the
+ * length. */
 #ifndef KV_TEXTS_H
 #define KV_TEXTS_H
 

@@ -31,7 +31,7 @@ static inline uint64_t kv_now_ns(void)
     return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
 }
 
-/* Wake the sleeping threads of the workers whose bits are set. */
+/* Wake the sleeping threads of the workers in `whom`. */
 static void kv_wake(kv_self *me, uint64_t whom)
 {
     for (; whom; whom &= whom - 1) {
@@ -224,7 +224,7 @@ static int kv_try_lock(kv_self *me)
 }
 
 /* Release the region's lock, end the work, and wake waiting workers. Does nothing if another worker has acquired the
- * lock of this one, which was declared lost. */
+ * lock since, because this worker was declared lost. */
 static void kv_unlock_region(kv_self *me)
 {
     if (kv_swap(&me->head->lock, me->incarnation << 8 | ((uint64_t)me->rank + 1), 0)) {
