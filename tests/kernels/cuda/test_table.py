@@ -94,7 +94,7 @@ def test_no_rows_and_no_elements_are_no_work() -> None:
     ],
 )
 def test_a_row_that_does_not_fit_is_named(spec: Spec, row: Row, what: str) -> None:
-    with pytest.raises(ValueError, match=f"{spec.name}: row 0 has not the {what}"):
+    with pytest.raises(ValueError, match=f"{spec.name}: row 0 does not have the {what}"):
         image(spec, [row])
 
 
