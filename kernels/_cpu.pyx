@@ -17,7 +17,7 @@ import numpy as np
 
 cnp.import_array()
 
-cdef extern from "run.h" nogil:
+cdef extern from "job_chunks.h" nogil:
     enum:
         KV_MAX_PARAMS
         KV_F32

@@ -1,5 +1,4 @@
-/* Instruction-set levels: one source is compiled for x86-64, x86-64-v3 (AVX2) and x86-64-v4 (AVX-512). Also the
- * element types and their numbers, which are part of the layout of the shared region and of the wire format.
+/* Instruction-set levels: one source is compiled for x86-64, x86-64-v3 (AVX2) and x86-64-v4 (AVX-512).
  *
  * level.h is included once per level between KV_TARGET_BEGIN and KV_TARGET_END. On other processors there is one
  * level, the compiler's default; and so it is with KV_ONE_LEVEL, for analysis.
@@ -33,26 +32,6 @@
 
 #define KV_PASTE2(a, b) a##_##b
 #define KV_PASTE(a, b) KV_PASTE2(a, b)
-
-/* The element types, each named once: PLAIN(tag, NumPy's name, C type) is summed in its C type, HALF(...) in float.
- *
- * Numbers follow the order here, and stand in the shared region. Signed integers wrap like unsigned ones, bit for bit. */
-#define KV_DTYPES(PLAIN, HALF)       \
-    PLAIN(F32, float32, float)       \
-    PLAIN(F64, float64, double)      \
-    HALF(F16, float16, uint16_t)     \
-    HALF(BF16, bfloat16, uint16_t)   \
-    PLAIN(I8, int8, uint8_t)         \
-    PLAIN(U8, uint8, uint8_t)        \
-    PLAIN(I32, int32, uint32_t)      \
-    PLAIN(I64, int64, uint64_t)
-
-#define KV_NUMBER(tag, name, T) KV_##tag,
-#define KV_SIZE(tag, name, T) sizeof(T),
-enum kv_dtype { KV_DTYPES(KV_NUMBER, KV_NUMBER) KV_N_DTYPES };
-static const int kv_itemsize[KV_N_DTYPES] = {KV_DTYPES(KV_SIZE, KV_SIZE)};
-#undef KV_NUMBER
-#undef KV_SIZE
 
 enum {
     KV_MAX_GROUP = 8,    /* values summed in one pass over a block */

@@ -2,6 +2,7 @@
 #ifndef KV_JOB_H
 #define KV_JOB_H
 
+#include "dtypes.h"
 #include "isa.h"
 #include "codecs.h" /* the list of codecs */
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Kind = tuple[str, str, tuple[int, ...]]
 
 
-def counted() -> None:
+def done_and_counted() -> None:
     """Mark a quick call as done and counted."""
 
 
@@ -151,9 +151,9 @@ class Backend(Protocol):
 
         With `quick_lists` it can be a list of keys, with lists of arrays.
 
-        If the result is False, nothing has happened, and `pushpull` must be called. If it is `counted`, the
-        call is done, and counted as one. With `begins_async` the result can be a callable that completes the
-        operation; it needs no lock.
+        If the result is False, nothing has happened, and `pushpull` must be called. If it is
+        `done_and_counted`, the call is done, and counted as one. With `begins_async` the result can be a
+        callable that completes the operation; it needs no lock.
         """
         return False
 

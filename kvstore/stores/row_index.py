@@ -15,18 +15,18 @@ _SHARE = 8  # the small list has at most this part of the large one ...
 _LEAST = 4096  # ... or this many ids
 
 #: Ascending ids, and the position of each.
-Pair = tuple[Ids, Ids]
+IdPositions = tuple[Ids, Ids]
 
-NONE: Pair = (np.empty(0, np.int64), np.empty(0, np.int64))
+NONE: IdPositions = (np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 class RowIndex:
     """Positions of rows. A result of `mark` never changes, so it can be restored."""
 
     def __init__(self, ids: Ids, where: Ids) -> None:
-        self._old: Pair = ids, where
-        self._new: Pair = NONE
-        self._last: Pair = NONE  # ids of the last search: a push often has the rows that were pulled
+        self._old: IdPositions = ids, where
+        self._new: IdPositions = NONE
+        self._last: IdPositions = NONE  # ids of the last search: a push often has the rows that were pulled
 
     @property
     def nbytes(self) -> int:
@@ -50,26 +50,26 @@ class RowIndex:
         if len(self._new[0]) > max(_LEAST, len(self._old[0]) // _SHARE):
             self.all()
 
-    def all(self) -> Pair:
+    def all(self) -> IdPositions:
         """Return all ids, ascending, and the position of each."""
         if len(self._new[0]):
             self._old, self._new = _inserted(self._old, *self._new), NONE
         return self._old
 
-    def mark(self) -> tuple[Pair, Pair]:
+    def mark(self) -> tuple[IdPositions, IdPositions]:
         """Return the state for `go_back`."""
         return self._old, self._new
 
-    def go_back(self, mark: tuple[Pair, Pair]) -> None:
+    def go_back(self, mark: tuple[IdPositions, IdPositions]) -> None:
         """Restore the state of a mark."""
         (self._old, self._new), self._last = mark, NONE
 
 
-def _located(pair: Pair, ids: Ids) -> Ids:
+def _located(pair: IdPositions, ids: Ids) -> Ids:
     found = cpu.locate_ids(pair[0], ids)
     return np.where(found >= 0, pair[1][found], -1) if len(pair[1]) else found
 
 
-def _inserted(pair: Pair, ids: Ids, where: Ids) -> Pair:
+def _inserted(pair: IdPositions, ids: Ids, where: Ids) -> IdPositions:
     at = np.searchsorted(pair[0], ids)
     return np.insert(pair[0], at, ids), np.insert(pair[1], at, where)

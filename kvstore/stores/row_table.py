@@ -24,11 +24,11 @@ from ..optimizer import SGLD, GroupAdaGrad, Optimizer, Updater
 from ..optimizer.builtin import BuiltIn, arrays_of
 from ..optimizer.optimizer import State as Tree
 from ..optimizer.updater import Plan
-from .row_index import NONE, Pair, RowIndex
+from .row_index import NONE, IdPositions, RowIndex
 from .rows import Array, Ids, Merged
 
 #: The updater for one update.
-Lent = AbstractContextManager[Updater]
+UpdaterContext = AbstractContextManager[Updater]
 
 _ROOM = 1.25  # allocated rows per row held
 _LARGE = 2 * 1024 * 1024  # from this many bytes on,
@@ -156,7 +156,7 @@ class RowTable:
             raise KVStoreError(self._too_large()) from error
         return self.held
 
-    def _fill(self, order: Pair) -> None:
+    def _fill(self, order: IdPositions) -> None:
         before, tree = self.held, self.tree()
         block = spread(before, self.blank, order, self._new_whole(before))
         if tree is not None:
@@ -325,14 +325,14 @@ class RowTable:
         self._take_over(ids if len(ids) == self.shape[0] else ids.copy(), room)
         self.updater = self._blank_of = self.blank_tree = None
 
-    def update(self, parts: Merged, lent: Lent, before: Array | None = None) -> Plan:
+    def update(self, parts: Merged, context: UpdaterContext, before: Array | None = None) -> Plan:
         """Update the rows of `parts`; `before` receives their previous values. If it fails, nothing changes.
 
         Returns the plan of the update.
         """
         self.hide()
         ids, maps, datas = parts
-        with self._unless_it_fails(), lent as updater:
+        with self._unless_it_fails(), context as updater:
             positions = self._hold(ids)
             plan = kind, params, master, states = self._plan(updater)
             where = None if self.index is None and len(ids) == self.count else positions
@@ -341,10 +341,10 @@ class RowTable:
         self._settle()
         return plan
 
-    def update_all(self, gradient: RowSparseArray, lent: Lent) -> None:
+    def update_all(self, gradient: RowSparseArray, context: UpdaterContext) -> None:
         """Update every row; rows without a gradient get zero."""
         self.hide()
-        with self._unless_it_fails(), lent as updater:
+        with self._unless_it_fails(), context as updater:
             positions = self._hold(gradient.indices)
             whole = self._spread_gradient(gradient, positions)
             kind, params, master, states = self._plan(updater)
@@ -371,19 +371,19 @@ class RowTable:
         nothing = np.zeros_like(self.blank)
         return kind, params, [nothing], self.blank, master, arrays_of(inner), []
 
-    def update_dense(self, sources: list[Array], lent: Lent) -> None:
+    def update_dense(self, sources: list[Array], context: UpdaterContext) -> None:
         """Update every row by dense gradients; all rows are held."""
-        with lent as updater:
+        with context as updater:
             kind, params, master, states = self._plan(updater)
             cpu.update([(kind, params, sources, self.held, master, states, [])])
 
-    def call(self, gradient: Array | RowSparseArray, lent: Lent) -> None:
+    def call(self, gradient: Array | RowSparseArray, context: UpdaterContext) -> None:
         """Call a rule in Python with the rows held, which are all if it needs them.
 
         If it raises, rows and states are as before.
         """
         self.hide()
-        with self._unless_it_fails(), lent as updater:
+        with self._unless_it_fails(), context as updater:
             rows = None
             if isinstance(gradient, RowSparseArray):
                 rows = self._hold(gradient.indices)
@@ -437,14 +437,14 @@ def undone(arrays: list[Array], rows: Ids | None = None) -> Iterator[None]:
         raise
 
 
-def spread_tree(tree: Tree, blank: Tree, order: Pair, n: int) -> Tree:
+def spread_tree(tree: Tree, blank: Tree, order: IdPositions, n: int) -> Tree:
     """Return the state of all `n` rows: that of `order`, and copies of the blank one for others."""
     return _mapped(
         lambda rows, one: spread(rows, one, order, pages.empty((n, *rows.shape[1:]), rows.dtype)), tree, blank
     )
 
 
-def spread(rows: Array, blank: Array, order: Pair, table: Array) -> Array:
+def spread(rows: Array, blank: Array, order: IdPositions, table: Array) -> Array:
     """Write every row to a table: `rows[where]` at `ids`, copies of the blank row elsewhere."""
     ids, where = order
     table[...] = blank

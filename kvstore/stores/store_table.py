@@ -11,7 +11,7 @@ from ..arrays.sparse import RowSparseArray
 from ..errors import KVStoreError
 from ..optimizer import Updater
 from ..optimizer.optimizer import State as Tree
-from .row_table import Lent, RowTable, needs_all_rows
+from .row_table import RowTable, UpdaterContext, needs_all_rows
 from .rows import Array
 
 _MISSING: Any = object()
@@ -44,7 +44,7 @@ class StoreTable(RowTable):
 
     # -------------------------------------------------------------------------------------------- states
 
-    def lend(self, main: Updater) -> Lent:
+    def updater_for(self, main: Updater) -> UpdaterContext:
         """Hold the rows that the rule needs, and return the updater for an update with it.
 
         KVStoreError: there is no memory for these rows.

@@ -180,11 +180,11 @@ class FusedUpdate(WeightUpdate):
             give_up(self._updater, counts, error)
 
     def _update_table(self, table: StoreTable, sources: list[RowSparseArray]) -> None:
-        lent = table.lend(self._updater)
+        context = table.updater_for(self._updater)
         if is_lazy(self._updater.optimizer):
-            table.update(merge(sources), lent)
+            table.update(merge(sources), context)
         else:
-            table.update_all(merged(sources), lent)
+            table.update_all(merged(sources), context)
 
 
 class CallbackUpdate(WeightUpdate):
@@ -213,9 +213,9 @@ class CallbackUpdate(WeightUpdate):
 
     def _call(self, entry: Entry, gradient: Array | RowSparseArray) -> None:
         if entry.table is not None and isinstance(self._updater, Updater):
-            lent = entry.table.lend(self._updater)
+            context = entry.table.updater_for(self._updater)
             with _told(entry.key):
-                entry.table.call(gradient, lent)
+                entry.table.call(gradient, context)
             return
         weight = entry.weight()
         # Views: an updater may change the attributes of its arrays as it likes.

@@ -86,7 +86,7 @@ def shared_regions(root: Path = ROOT) -> CheckOutcome:
         with contextlib.suppress(OSError):  # a descriptor of another user, or one that is closed by now
             if _REGION.search(os.readlink(link)) and (place := link.stat().st_ino) not in found:
                 with link.open("rb") as region:
-                    found[place] = _shared.harm_of(region.fileno())
+                    found[place] = _shared.damage_of(region.fileno())
     harm = next(filter(None, found.values()), "")
     if harm:
         text = f"in the memory that the workers of a running job share, {harm}: its values may be wrong"

@@ -20,7 +20,7 @@ from ...errors import CapabilityError, KVStoreError
 from ...optimizer import Updater
 from ...settings.options import StoreConfig
 from ..entry import Array, Entry
-from ..local.bound import Anything, Bound
+from ..local.bound import BoundCall, GeneralCall
 from ..update import UserUpdater
 from .arguments import Item, Streams
 from .host_and_gpu import HostAndGpuBackend
@@ -139,7 +139,7 @@ class DeviceBackend(HostAndGpuBackend):
         """Push PyTorch tensors to keys on a GPU that had such tensors before; False: nothing has happened."""
         return self._push_tensors(self._gpus, groups, outs)
 
-    def bind(self, groups: list[Group], outs: list[Group] | None) -> Bound:
+    def bind(self, groups: list[Group], outs: list[Group] | None) -> BoundCall:
         """Check a call once, and return the shortest way to repeat it."""
         targets: dict[Key, list[Any]] = dict(groups if outs is None else outs)
         if self._on_host(groups, targets.items()):
@@ -147,14 +147,14 @@ class DeviceBackend(HostAndGpuBackend):
         gpus = self._use_gpus()
         goes = [self._goes_to_gpu(key, values) for key, values in groups]
         if not all(goes) or set(targets) != {key for key, _ in groups}:
-            return Anything(self, groups, outs)
+            return GeneralCall(self, groups, outs)
         streams = Streams([a for _, own in (*groups, *targets.items()) for a in own])
         items = self._items(groups, targets, streams)
         if not all(key in self._on_gpu for key in targets):
-            return Moving(self, groups, outs)
+            return MovingCall(self, groups, outs)
         values = dict(groups)
         objects = [a for item in items for a in (*values[item.entry.key], *targets[item.entry.key])]
-        return gpus.bind(items, streams, objects) or Anything(self, groups, outs)
+        return gpus.bind(items, streams, objects) or GeneralCall(self, groups, outs)
 
     def capture_streams(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """Record the caller's streams for an operation that runs in the background."""
@@ -336,7 +336,7 @@ class DeviceBackend(HostAndGpuBackend):
         return super()._first_value(key, values)
 
 
-class Moving(Anything):
+class MovingCall(GeneralCall):
     """A call with a key that is on the host, and will move."""
 
     def fits(self) -> bool:

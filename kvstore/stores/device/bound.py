@@ -9,7 +9,7 @@ from ...arrays.tensors import whole_address
 from ...devices import arrays, streams
 from ...devices.streams import Stream, StreamCursor
 from ...observe.counters import MEMORY
-from ..local.bound import Bound
+from ..local.bound import BoundCall
 from .arguments import leave_at, order_behind
 from .keys import DeviceKey
 from .launches import KeyWork, Launches, are_apart
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .executor import GpuExecutor
 
 
-class GpuCall(Bound):
+class GpuCall(BoundCall):
     """A plan for keys of one GPU: each run only looks up the caller's stream.
 
     The arrays of `works` are on the GPU too and do not overlap; `objects` are these arrays, in the order of

@@ -48,7 +48,7 @@ from ..parameter_server.worker.pulls import delivering
 from ..parameter_server.worker.pushes import DensePushes, SparsePushes
 from ..protocol import Backend, Kind
 from ..shared.native import _shared as shm
-from ..shared.native.membership import OtherProcesses, RegionPlace
+from ..shared.native.registration import OtherProcesses, RegionPlace
 from ..shared.undelivered import UndeliveredResults
 from .carrier import HostCarrier
 from .packing import HostFeedback
@@ -137,7 +137,7 @@ class HierarchyBackend(Backend):
             self._region = HostRegion(
                 config, self._place(), self._ranks, self._check, others, self._client.listening
             )
-            self._client.before_leaving = partial(_be_lost, weakref.ref(self._region))
+            self._client.before_leaving = partial(_declare_lost, weakref.ref(self._region))
             self._carrier = HostCarrier(self._client, self._region, self._parts, self._settings)
         except BaseException as error:
             self._leave_at_start(error)
@@ -676,10 +676,10 @@ class HierarchyBackend(Backend):
                 log.error("worker %d, as its store is closed: %s", self.rank, error)
 
 
-def _be_lost(region: weakref.ref[HostRegion]) -> None:
+def _declare_lost(region: weakref.ref[HostRegion]) -> None:
     """Let the other workers of the host complete what this worker carries, if its region exists."""
     if (there := region()) is not None:
-        there.be_lost()
+        there.declare_lost()
 
 
 def _slice_names(key: DistKey) -> list[str]:

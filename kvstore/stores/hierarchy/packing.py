@@ -46,7 +46,7 @@ class HostPacking:
         self._version = 0
         self._codec: Codec | None = None
         if job.returned():
-            with shm.Lock(job):
+            with shm.RegionLock(job):
                 self._set = max(0, self._read()["set"] - 1)
 
     def set(self, codec: Codec) -> None:
@@ -54,7 +54,7 @@ class HostPacking:
         if codec.compiled is None:
             raise CapabilityError(f"hosts do not pack with {codec.name!r}, which has no kernels; {_FLAT}")
         wanted = {"set": self._set + 1, "codec": {"type": codec.name, **codec.config()}}
-        with shm.Lock(self._job):
+        with shm.RegionLock(self._job):
             there = self._read()
             if there["set"] < wanted["set"]:
                 shm.set_settings(self._job, json.dumps(wanted).encode())
@@ -73,7 +73,7 @@ class HostPacking:
         """Return the codec that the workers of the host have set."""
         version = shm.settings_version(self._job)
         if version != self._version:
-            with shm.Lock(self._job):
+            with shm.RegionLock(self._job):
                 version, found = shm.settings_version(self._job), self._read()
             self._codec = create(found["codec"]) if found["codec"] else None
             self._version = version  # last: two threads call this

@@ -29,7 +29,7 @@ from ..shared.arguments import Sparse
 from ..shared.backend import SharedBackend
 from ..shared.gpu_access import Dense
 from ..shared.native import _shared as shm
-from ..shared.native.membership import JobMembership, OtherProcesses, RegionPlace
+from ..shared.native.registration import JobRegistration, OtherProcesses, RegionPlace
 from ..shared.optimizer import JobUpdater
 from ..shared.rows import SparseKeys
 from ..shared.wait_errors import Missing, WaitErrors
@@ -57,7 +57,7 @@ class HostUpdater(JobUpdater):
     def carry_out(self, handle: Handle, rows: SparseKeys) -> None:
         """Pass the round that this worker has opened to the carrier, unless another thread does."""
         try:
-            if handle.take_plan():
+            if handle.begin_plan():
                 self.carry(handle, handle.complete + 1)
         except BaseException as error:
             self.give_up(handle, error)
@@ -128,7 +128,7 @@ class HostWaiter(RoundWaiter):
         with self.listening():
             super()._wait_long(step, handle, missing, what, clock)
 
-    def look_after(self, handle: Handle) -> None:
+    def open_next(self, handle: Handle) -> None:
         """Open the next round of a key, if all parts are there and no waiting worker does."""
         self._help(shm.Call(handle, [], False))
 
@@ -156,12 +156,12 @@ class HostRegion(SharedBackend):
         #: The rows that are pushed to keys of this worker.
         self.rows = HostRows()
 
-    def _make_membership(self) -> JobMembership:
+    def _register(self) -> JobRegistration:
         # A message of the network takes longer than a wake-up, and any worker with a processor may receive
         # it.
         crowded = len(self._ranks) > len(os.sched_getaffinity(0))
         config = dataclasses.replace(self.config, spin=0.0) if crowded else self.config
-        return JobMembership(config, self._place, self._others)
+        return JobRegistration(config, self._place, self._others)
 
     def _make_updater(self) -> HostUpdater:
         return HostUpdater(self._job, self._keys, self._gpus, self.rank)
@@ -176,7 +176,7 @@ class HostRegion(SharedBackend):
 
     def _make_pusher(self, rows: SparseKeys) -> HostPusher:
         waiter = self._waiter
-        return HostPusher(self._job, self._gpus, rows, waiter, waiter.look_after)
+        return HostPusher(self._job, self._gpus, rows, waiter, waiter.open_next)
 
     def hand_over(self, *_: object) -> None:
         """Mark the updater as a callable; `carry_with` sets the carrier."""
@@ -250,11 +250,11 @@ class HostRegion(SharedBackend):
         """Complete all rounds that this worker has pushed into."""
         self._waiter.settle_all()
 
-    def look_after(self) -> None:
+    def open_next(self) -> None:
         """Open the rounds of dead openers that no worker waits for."""
-        self._job.look_around()
-        for handle in self._keys.behind():
-            self._waiter.look_after(handle)
+        self._job.detect_losses()
+        for handle in self._keys.with_open_rounds():
+            self._waiter.open_next(handle)
 
     def meet(self) -> int:
         """Wait until every worker of the host has reached its next barrier; return the number of that."""
@@ -268,11 +268,11 @@ class HostRegion(SharedBackend):
         self._waiter.joined = True
         self._job.stop_taking_part()
 
-    def rest(self) -> bool:
+    def retire(self) -> bool:
         """Let no round wait for this worker; return whether rounds of the host waited for no other."""
-        self._job.look_around()  # dead workers do not count
+        self._job.detect_losses()  # dead workers do not count
         with contextlib.suppress(InterruptedError):  # fenced: then other workers remain
-            return self._job.rest()
+            return self._job.retire()
         return False
 
     def unopened(self) -> Iterator[tuple[Handle, int, RowSparseArray | Array]]:
@@ -288,11 +288,11 @@ class HostRegion(SharedBackend):
     @property
     def fenced(self) -> bool:
         """Whether the other workers of the host have declared this worker lost."""
-        return self._job.standing() == shm.FENCED
+        return self._job.check_membership() == shm.FENCED
 
-    def be_lost(self) -> None:
+    def declare_lost(self) -> None:
         """Declare this worker lost: other workers of the host complete its work."""
-        self._job.be_lost()
+        self._job.declare_lost()
 
     def memory(self, like: Array) -> Array:
         """Return a new array in the region."""

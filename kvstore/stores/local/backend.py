@@ -34,10 +34,10 @@ from ..entry import (
     sparse_source,
 )
 from ..key_lists import Columns, KeyLists
-from ..protocol import Backend, Kind, counted
+from ..protocol import Backend, Kind, done_and_counted
 from ..store_table import StoreTable
 from ..update import UserUpdater, Work, apply_with, emit
-from .bound import Bound, bind, columns_of
+from .bound import BoundCall, bind, columns_of
 
 if TYPE_CHECKING:
     from ...optimizer.states import Content
@@ -195,7 +195,7 @@ class LocalBackend(Backend):
             return False
         if self._counters.count_small(_PUSHPULL, entry.slice, value, value if out is None else out):
             self._quick = {}
-        return counted
+        return done_and_counted
 
     def _timed_pushpull(self, key: Key, value: Any, out: Any) -> bool | Callable[[], None]:
         """Do the same while times are recorded."""
@@ -210,7 +210,7 @@ class LocalBackend(Backend):
         counters.end_work(self._apply.phase, begin, MEMORY, entry.slice, value, outs)
         if not begin:
             self._quick = self._entries
-        return counted
+        return done_and_counted
 
     def quick_push(self, key: Any, value: Any) -> bool | Callable[[], None]:
         """Do the same for a `push`; for lists only."""
@@ -262,7 +262,7 @@ class LocalBackend(Backend):
         dense = [entry for entry in entries if entry is not None and entry.table is None]
         return columns_of(dense) if len(dense) == len(names) == len(set(names)) else None
 
-    def bind(self, groups: list[Group], outs: list[Group] | None) -> Bound:
+    def bind(self, groups: list[Group], outs: list[Group] | None) -> BoundCall:
         """Check a call once, and return a callable that repeats it."""
         return bind(self, groups, outs)
 

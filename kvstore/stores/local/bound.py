@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Plain = list[tuple[Entry, list[Array], list[Array]]]
 
 
-class Bound:
+class BoundCall:
     """A `pushpull` with fixed arrays."""
 
     def fits(self) -> bool:
@@ -36,7 +36,7 @@ class Bound:
         raise NotImplementedError
 
 
-class Anything(Bound):
+class GeneralCall(BoundCall):
     """Any call, by the general path: everything is checked each time."""
 
     def __init__(self, backend: LocalBackend, groups: list[Group], outs: list[Group] | None) -> None:
@@ -47,10 +47,10 @@ class Anything(Bound):
         self._backend.pushpull(self._groups, self._outs)
 
 
-class HostCall(Bound):
+class HostCall(BoundCall):
     """Dense keys with plain arrays of the host."""
 
-    def __init__(self, backend: LocalBackend, work: Plain, exchangeable: bool, call: Anything) -> None:
+    def __init__(self, backend: LocalBackend, work: Plain, exchangeable: bool, call: GeneralCall) -> None:
         self._backend, self._work, self._exchangeable = backend, work, exchangeable
         self._call = call
         self._apply, self._feedback = backend._apply, backend.feedback
@@ -107,7 +107,7 @@ def columns_of(entries: list[Entry]) -> Columns[Entry]:
     return Columns(entries, [entry.number for entry in entries], [entry.value for entry in entries])
 
 
-def bind(backend: LocalBackend, groups: list[Group], outs: list[Group] | None) -> Bound:
+def bind(backend: LocalBackend, groups: list[Group], outs: list[Group] | None) -> BoundCall:
     """Check a call once, and return the shortest way to repeat it.
 
     Raises
@@ -120,11 +120,11 @@ def bind(backend: LocalBackend, groups: list[Group], outs: list[Group] | None) -
     work = [_plain(backend._entry(key), values, targets.pop(key, [])) for key, values in groups]
     plain = [one for one in work if one is not None]
     if targets or len(plain) < len(work):
-        return Anything(backend, groups, outs)
+        return GeneralCall(backend, groups, outs)
     given = [array for _, arrays in (*groups, *(outs or ())) for array in arrays]
     exchangeable = any(type(array) is not np.ndarray for array in given)
     ordered = sorted(plain, key=lambda one: one[0].number)
-    return HostCall(backend, ordered, exchangeable, Anything(backend, groups, outs))
+    return HostCall(backend, ordered, exchangeable, GeneralCall(backend, groups, outs))
 
 
 def _plain(entry: Entry, values: list[Any], outs: list[Any]) -> tuple[Entry, list[Array], list[Array]] | None:

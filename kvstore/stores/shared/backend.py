@@ -33,7 +33,7 @@ from .arguments import CallArguments, Sparse, is_large
 from .delivery import Finish, ResultDelivery
 from .gpu_access import Dense, GpuAccess
 from .native import _shared as shm
-from .native.membership import JobMembership, launched_place
+from .native.registration import JobRegistration, launched_place
 from .optimizer import JobUpdater
 from .pushing import RoundPusher
 from .quick_lists import QuickLists
@@ -70,11 +70,11 @@ class SharedBackend(Backend):
                 "with on_peer_loss='continue' the push of a worker that dies within a call counts for the "
                 "keys that it had reached; use on_peer_loss='raise' and a checkpoint"
             )
-        self._membership = self._make_membership()
-        self._job = job = self._membership.job
+        self._registration = self._register()
+        self._job = job = self._registration.job
         self._keys = keys = shm.Keys(job)
-        self.rank, self.num_workers = self._membership.rank, self._membership.size
-        self.local_rank = self._membership.rank
+        self.rank, self.num_workers = self._registration.rank, self._registration.size
+        self.local_rank = self._registration.rank
         self._gpus = gpus = GpuAccess(job, self.rank, config.cuda_ipc == 1)
         self._updater = self._make_updater()
         rows = SparseKeys(job, self._updater)
@@ -93,9 +93,9 @@ class SharedBackend(Backend):
             cpu.set_threads(max(1, len(os.sched_getaffinity(0)) // self.num_workers))
         _stores.add(self)
 
-    def _make_membership(self) -> JobMembership:
+    def _register(self) -> JobRegistration:
         """Enter the region as the launcher has placed this process."""
-        return JobMembership(self.config, launched_place(self.config))
+        return JobRegistration(self.config, launched_place(self.config))
 
     def _make_updater(self) -> JobUpdater:
         """Make the object that decides what a round does to the value."""
@@ -199,7 +199,7 @@ class SharedBackend(Backend):
         if verb not in ("push", "pushpull"):
             return
         self._undelivered.deliver(keys)
-        if self._waiter.rejoining or self._job.forked or self._job.standing() != shm.READY:
+        if self._waiter.rejoining or self._job.forked or self._job.check_membership() != shm.READY:
             return  # the push raises the error
         self._waiter.wait_for_free_slot(
             [handle for key in keys if (handle := self._keys.find(key)) is not None]
@@ -314,7 +314,7 @@ class SharedBackend(Backend):
 
     def give_up_quick(self, error: BaseException) -> None:
         """Let other workers carry out the rounds that this worker has opened."""
-        self._waiter.hand_back()
+        self._waiter.release_opened()
 
     def row_sparse_pull(self, wanted: list[tuple[Key, list[tuple[RowSparseArray, Any]]]]) -> None:
         """Copy rows of row-sparse keys."""
@@ -409,7 +409,7 @@ class SharedBackend(Backend):
 
     def num_dead_nodes(self, timeout: float) -> int:
         """Count the workers that are lost, or sent no heartbeat for `timeout` seconds."""
-        self._job.look_around()
+        self._job.detect_losses()
         lost = set(self._job.lost())
         return len(lost | {w for w in self._job.members() if self._job.silence(w) > timeout})
 
@@ -439,15 +439,15 @@ class SharedBackend(Backend):
         try:
             self._gpus.close()
         finally:
-            self._membership.leave(lost=False)
+            self._registration.leave(lost=False)
 
     def abandon(self) -> None:
         """Leave the job as a lost worker: for the end of a process that failed."""
-        self._membership.leave(lost=True)
+        self._registration.leave(lost=True)
 
     def note_fork(self) -> None:
         """Record that this process is a fork, which does not take part in the job."""
-        self._membership.note_fork()
+        self._registration.note_fork()
 
 
 _stores: weakref.WeakSet[SharedBackend] = weakref.WeakSet()

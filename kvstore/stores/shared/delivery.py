@@ -37,7 +37,7 @@ class ResultDelivery:
         """Wait for the rounds that this worker has pushed into, and copy the values."""
         if len(calls) + len(rows) + len(on_gpu) > 1:
             handles = [*(call.handle for call in calls), *(handle for handle, _ in rows)]
-            self._waiter.see_whole([*handles, *(device.handle for device, _ in on_gpu)])
+            self._waiter.even_out_calls([*handles, *(device.handle for device, _ in on_gpu)])
         self._finish_calls(self._waiter.read, calls, later)
         if on_gpu:
             self._finish_on_gpu(self._waiter.read, on_gpu, later)

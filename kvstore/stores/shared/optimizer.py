@@ -44,7 +44,7 @@ _NO_VERSION = -1
 
 
 class _Settings(NamedTuple):
-    """The description of the optimizer in the region; callers hold `Lock`."""
+    """The description of the optimizer in the region; callers hold `RegionLock`."""
 
     now: str = ""
     #: The description before any change, and the worker that has installed it.
@@ -104,7 +104,7 @@ class JobUpdater:
             return
         self._set += 1
         mode = 2 * self._set + (updater is not None)
-        with shm.Lock(self._job):
+        with shm.RegionLock(self._job):
             if shm.mode(self._job) < mode:
                 shm.set_settings(self._job, b"")
                 shm.set_mode(self._job, mode)
@@ -116,7 +116,7 @@ class JobUpdater:
         """Install an optimizer, or find an equal one installed."""
         text = _described(optimizer)
         mode = 2 * (self._set + 1) + 1
-        with shm.Lock(self._job):
+        with shm.RegionLock(self._job):
             there = _Settings.of(self._job)
             if shm.mode(self._job) < mode:
                 self._set_counts({}, optimizer.begin_num_update)
@@ -152,7 +152,7 @@ class JobUpdater:
 
     def adopt_mode(self) -> None:
         """Build the optimizer that another worker has set; if that fails, other workers open the rounds."""
-        with shm.Lock(self._job):
+        with shm.RegionLock(self._job):
             mode, there = shm.mode(self._job), _Settings.of(self._job)
             version = shm.settings_version(self._job)
         optimizer = _built(there.now) if mode & 1 else None
@@ -205,7 +205,7 @@ class JobUpdater:
 
     def _amend(self, change: Callable[[_Settings], _Settings]) -> None:
         """Change the description in the region, if it is of the optimizer that this worker knows."""
-        with shm.Lock(self._job):
+        with shm.RegionLock(self._job):
             if shm.mode(self._job) != self._mode:
                 return
             there = _Settings.of(self._job)
@@ -219,7 +219,7 @@ class JobUpdater:
         """Apply the changes of other workers to the optimizer that this worker knows."""
         if self.updater is None or shm.settings_version(self._job) == self._version:
             return
-        with shm.Lock(self._job):
+        with shm.RegionLock(self._job):
             if shm.mode(self._job) != self._mode:
                 return
             there, self._version = _Settings.of(self._job), shm.settings_version(self._job)
@@ -238,7 +238,7 @@ class JobUpdater:
         """Plan, or do, the update of the round that this worker has opened, unless another thread does."""
         outer = self._at_work
         try:
-            if handle.take_plan():
+            if handle.begin_plan():
                 self._at_work = (threading.get_ident(), handle.key)
                 if handle.has_failed(handle.complete + 1):  # Ctrl-C interrupted the end of a failed round
                     shm.close_opened(handle, False)
@@ -296,7 +296,7 @@ class JobUpdater:
             self.bring_state(handle, weight)
             rule, params, master, states = self.updater.plan(handle.key, weight)
             self.note_state(handle)
-            shm.put_out(handle, rule, params, master, list(states), count())
+            shm.publish_work(handle, rule, params, master, list(states), count())
 
     def _do(self, handle: Handle) -> None:
         merged, weight = pages.empty(handle.shape, handle.dtype), handle.value(other=True)
@@ -424,7 +424,7 @@ class JobUpdater:
         if record is None or record["mode"] != shm.mode(self._job):
             return _MISSING, handle.updates
         state = wrapped(handle, record["state"])
-        return state if handle.stays else _copied(state), handle.updates
+        return state if handle.is_stable else _copied(state), handle.updates
 
     def adopt(self, content: Content) -> None:
         """Replace states, counts and settings of the job by those of a file; after an error all is as before.
@@ -439,7 +439,7 @@ class JobUpdater:
         records, optimizer = self._written(handles, loaded.states), loaded.optimizer
         self.updater = loaded
         loaded.states = {}  # read from the region when a key is needed
-        with shm.Lock(self._job):
+        with shm.RegionLock(self._job):
             if shm.mode(self._job) != self._mode:  # another worker has replaced the optimizer
                 return
             for handle in handles:
@@ -460,7 +460,7 @@ class JobUpdater:
         except BaseException:
             for handle, arrays in taken.items():
                 for array in arrays:
-                    handle.give(self._job.offset_of(array), array.nbytes)
+                    handle.free_memory(self._job.offset_of(array), array.nbytes)
             raise
 
     def follow(self, handle: Handle, weight: Array) -> None:

@@ -123,7 +123,7 @@ class RoundPusher:
         If the job continues after a loss, the part of a lost worker must outlive it; and an update that has
         begun must end.
         """
-        sums = not self._job.goes_on and not shm.mode(self._job) & 1
+        sums = not self._job.continues_after_loss and not shm.mode(self._job) & 1
         return sums and (region or self._job.can_read_peers())
 
     def _push_from_region(self, handle: Handle, values: list[Array]) -> bool:

@@ -74,7 +74,7 @@ class QuickLists:
         return partial(self._waiter.complete_all, shm.Calls(columns.keys, outs[0]))
 
     def _find(self, names: list[Any]) -> Columns[Handle] | None:
-        if self._waiter.tells or self._updater.at_work is not None:
+        if self._waiter.logs_members or self._updater.at_work is not None:
             return None
         if self._known != len(self._job.handles):
             self._known = len(self._job.handles)

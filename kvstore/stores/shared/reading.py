@@ -26,18 +26,18 @@ class ValueReader:
 
     def read(self, handle: Handle, copy: Callable[[], T]) -> T:
         """Return the result of `copy`, which reads the value of a key; it is called once or several times."""
-        stays = handle.stays
+        stays = handle.is_stable
         found = copy() if stays else self._read_apart(handle, copy)
-        if not handle.stays:
+        if not handle.is_stable:
             self._waiter.check_open()  # a worker that was fenced during the read may have read anything
         return found
 
     def value(self, handle: Handle) -> Array:
         """Return the value in use, for reading: live memory, or a copy if it may change."""
-        return handle.value() if handle.stays else self.read(handle, lambda: handle.value().copy())
+        return handle.value() if handle.is_stable else self.read(handle, lambda: handle.value().copy())
 
     def _read_apart(self, handle: Handle, copy: Callable[[], T]) -> T:
-        reading = shm.Reading(handle)
+        reading = shm.ValueRead(handle)
         found: list[T] = []
 
         def step() -> int:
@@ -52,7 +52,7 @@ class ValueReader:
         return found[0]
 
 
-def _copied(reading: shm.Reading, copy: Callable[[], T], found: list[T]) -> int:
+def _copied(reading: shm.ValueRead, copy: Callable[[], T], found: list[T]) -> int:
     """Make a copy; `TICK`: it is not of one round, and an error that it has raised means nothing."""
     error: Exception | None = None
     try:

@@ -31,8 +31,8 @@ from ...optimizer import Updater
 from ...optimizer.builtin import arrays_of, mapped
 from ...optimizer.optimizer import State as Tree
 from ..entry import Array
-from ..row_index import NONE, Pair, RowIndex
-from ..row_table import Lent, RowTable, needs_all_rows, spread
+from ..row_index import NONE, IdPositions, RowIndex
+from ..row_table import RowTable, UpdaterContext, needs_all_rows, spread
 from ..rows import Ids, merge
 from .native import _shared as shm
 
@@ -147,7 +147,7 @@ class RegionTable(RowTable):
     def _new_whole(self, like: Array) -> Array:
         return self._empty((self.shape[0], *like.shape[1:]), like.dtype)
 
-    def _fill(self, order: Pair) -> None:
+    def _fill(self, order: IdPositions) -> None:
         before = [self._block, *self._rooms]
         super()._fill(order)
         self._outgrown += before
@@ -169,7 +169,7 @@ class RegionTable(RowTable):
         )  # as in the index; `forget` resets it on failure
 
     def _settle(self) -> None:
-        """Do nothing: `lend` does it, and numbers and states do not change after they were saved."""
+        """Do nothing: `updater_for` does it, and numbers and states do not change after they were saved."""
 
     def _give_back(self) -> None:
         """Free memory that was replaced, unless another worker has undone the round."""
@@ -182,7 +182,7 @@ class RegionTable(RowTable):
     def _give(self, arrays: list[Array]) -> None:
         for array in arrays:
             if offset := self._job.offset_of(array):
-                self._handle.give(offset, array.nbytes)
+                self._handle.free_memory(offset, array.nbytes)
         arrays.clear()
 
     def _note_failure(self) -> None:
@@ -213,7 +213,7 @@ class RegionTable(RowTable):
                 self._note_failure()
                 raise
 
-    def lend(self, updates: JobUpdater) -> Lent:
+    def updater_for(self, updates: JobUpdater) -> UpdaterContext:
         """Make the rows that the rule needs, with their states, and return the updater for an update."""
         updater = self._attach(updates)
         if needs_all_rows(updater.optimizer):
@@ -224,7 +224,7 @@ class RegionTable(RowTable):
         self._make_states(updater)
         return nullcontext(updater)
 
-    def lend_all(self) -> Array:
+    def all_rows_for_update(self) -> Array:
         """Return all rows, for an updater of the user that keeps its own states."""
         self.updater, self._blank_of, self._rooms = None, None, []
         weight = self.fill()
@@ -314,7 +314,7 @@ class RegionTable(RowTable):
         words[at] = self._job.offset_of(made)
         words[room] = len(made)
         if offset:
-            self._handle.give(offset, before.nbytes)
+            self._handle.free_memory(offset, before.nbytes)
         return made
 
     def _assign_in_order(self, value: RowSparseArray) -> None:

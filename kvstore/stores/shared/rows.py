@@ -52,7 +52,7 @@ class SparseKeys:
         """Return the rows in use; a copy if they may change."""
         with self._job_updater.tables.of(handle).lock:
             view = self._looking(handle).view()
-        return view if handle.stays else trusted_rows(view.data.copy(), view.indices.copy(), view.shape)
+        return view if handle.is_stable else trusted_rows(view.data.copy(), view.indices.copy(), view.shape)
 
     def gather(self, handle: Handle, ids: Ids | None, out: RowSparseArray) -> None:
         """Fill `out` with rows; None: all that are held."""
@@ -127,7 +127,7 @@ class SparseKeys:
             return
         with table.working():
             if updates.updater is None:
-                weight = table.lend_all()
+                weight = table.all_rows_for_update()
                 updates.apply(handle, merged(sources), weight)
                 shm.close_opened(handle, False)
                 return
@@ -136,14 +136,14 @@ class SparseKeys:
                 shm.close_opened(handle, False, count())
 
     def _update_table(self, table: RegionTable, sources: list[RowSparseArray], optimizer: Optimizer) -> None:
-        lent = table.lend(self._job_updater)
+        context = table.updater_for(self._job_updater)
         if not optimizer.fused:
-            table.call(merged(sources), lent)
+            table.call(merged(sources), context)
             table.complete()
         elif is_lazy(optimizer):
-            table.update(merge(sources), lent)
+            table.update(merge(sources), context)
         else:
-            table.update_all(merged(sources), lent)
+            table.update_all(merged(sources), context)
 
     def _update(self, handle: Handle, sources: list[RowSparseArray]) -> None:
         """Update a dense key."""

@@ -82,7 +82,7 @@ class StoredValues:
         """Replace a value, between two rounds."""
         self._waiter.settle(handle)
         self._gpus.staging.copy_to_region(handle)
-        holding, is_written = shm.Holding(handle), False
+        holding, is_written = shm.KeyHold(handle), False
         try:
             self._waiter.wait(holding.begin, handle)
             if isinstance(value, RowSparseArray):
@@ -120,7 +120,7 @@ class StoredValues:
         handles = [self._arguments.handle(key) for key in keys]
         for handle in handles:
             self._waiter.settle(handle)
-        self._waiter.see_whole(handles)
+        self._waiter.even_out_calls(handles)
         return [self.view(key) for key in keys]
 
     def gather_rows(self, wanted: list[tuple[Key, list[tuple[RowSparseArray, Any]]]]) -> None:
@@ -136,7 +136,7 @@ class StoredValues:
                 jobs.append((handle, row_ids(handle, ids), out))
         for handle, _, _ in jobs:
             self._waiter.settle(handle)
-        self._waiter.see_whole([handle for handle, _, _ in jobs])
+        self._waiter.even_out_calls([handle for handle, _, _ in jobs])
         for handle, ids, out in jobs:
             self._reader.read(handle, partial(self._gather, handle, ids, out))
             self._job.receive(out.data.nbytes)

@@ -26,9 +26,9 @@ class WaitErrors:
         self._job, self._updater, self._names = job, updater, job.names
         self._own, self._rank = rank, self._names[rank]
         self._known_lost: set[str] = set()  # as logged
-        self.loss_told = False  # the caller was told that a peer is lost
+        self.loss_reported = False  # the caller was told that a peer is lost
 
-    def warn_who_left(self, handle: Handle, round: int, left: list[tuple[int, int]]) -> None:
+    def warn_of_leavers(self, handle: Handle, round: int, left: list[tuple[int, int]]) -> None:
         """Warn that workers have left without having joined."""
         for rank, last in left:
             log.warning(
@@ -63,7 +63,7 @@ class WaitErrors:
         )
         return f"worker {self._rank} has waited {waited:.0f} s on {_name(handle, what)} for {seen}"
 
-    def tell_members(self) -> None:
+    def log_members(self) -> None:
         """Log the workers that were lost, or have returned, since the last call."""
         lost = {f"worker {self._names[w]}" for w in self._job.lost()}
         for name in sorted(lost - self._known_lost):
@@ -78,9 +78,9 @@ class WaitErrors:
     def raise_outcome(self, outcome: int, handle: Handle | None) -> None:
         """Raise the error of an outcome."""
         where = "" if handle is None else f" (key {handle.key!r}, round {handle.complete + 1})"
-        self.tell_members()
+        self.log_members()
         if outcome == shm.PEER_LOST:
-            self.loss_told = True
+            self.loss_reported = True
             raise self.peer_lost(
                 f"{where}. The last complete values can still be read and saved; with "
                 "on_peer_loss='continue' the other workers would have continued"
@@ -120,11 +120,11 @@ class WaitErrors:
 
         A worker may push several times before it asks, so an earlier round counts, too.
         """
-        failed = handle.untold(round)
+        failed = handle.first_unreported(round)
         if not failed:
             return None
-        handle.note_told(failed)
-        return self._error_of(handle, failed, handle.why(failed))
+        handle.note_reported(failed)
+        return self._error_of(handle, failed, handle.failure_text(failed))
 
     def _error_of(self, handle: Handle, round: int, text: str | None) -> KVStoreError:
         """Make the error of a failed round."""
@@ -144,8 +144,8 @@ class WaitErrors:
         """
         end = time.monotonic() + patience
         while True:
-            self._job.look_around()
-            standing = self._job.standing()
+            self._job.detect_losses()
+            standing = self._job.check_membership()
             if standing != shm.READY:
                 self.raise_outcome(standing, handle)
             if time.monotonic() >= end:
@@ -163,13 +163,13 @@ class SlowWait:
 
     def look(self, waited: float) -> None:
         """Record the workers that the wait is for; called a few times a second."""
-        self._errors.tell_members()
+        self._errors.log_members()
         if waited > SLOW and log.isEnabledFor(logging.INFO):
             self._late = self._errors.absent(self._handle, self._missing)
 
     def end(self, waited: float) -> None:
         """Log the wait, if it was long."""
-        self._errors.tell_members()
+        self._errors.log_members()
         if self._late:
             last = " or ".join(self._errors.named(w) for w in self._late)
             log.info("%s was slow: %s came last, %.1f s after this worker", self._name, last, waited)

@@ -51,10 +51,10 @@ class _Call:
 
 def _apart(keys: list[tuple[Handle, int]]) -> bool:
     """Return whether some keys have the round of the call that pushed them, and others have not."""
-    return len({handle.standing >= round for handle, round in keys}) > 1
+    return len({handle.value_round >= round for handle, round in keys}) > 1
 
 
-def _handing_back(method: _Method) -> _Method:
+def _releasing_opened(method: _Method) -> _Method:
     """Wrap a method: if an error ends it, other workers carry out the rounds that this worker has opened."""
 
     @wraps(method)
@@ -62,7 +62,7 @@ def _handing_back(method: _Method) -> _Method:
         try:
             method(self, *args, **kwargs)
         except BaseException:
-            self.hand_back()
+            self.release_opened()
             raise
 
     return cast("_Method", run)
@@ -88,7 +88,7 @@ class RoundWaiter:
         self._timeout, self._rank = timeout, rank
         self._errors = errors
         #: Whether each round checks for lost and returned workers, to log them.
-        self.tells = log.isEnabledFor(logging.INFO)
+        self.logs_members = log.isEnabledFor(logging.INFO)
         # The last calls with several keys, by key.
         self._calls: dict[Key, deque[_Call]] = defaultdict(partial(deque, maxlen=_CALLS))
         self._preparing = threading.RLock()  # the updater is used by one thread at a time
@@ -100,7 +100,7 @@ class RoundWaiter:
     def can_read(self) -> bool:
         """Whether reads wait for rounds only: this worker is in the job, and no loss was reported to it."""
         job = self._job
-        return not job.forked and not self._errors.loss_told and job.standing() == shm.READY
+        return not job.forked and not self._errors.loss_reported and job.check_membership() == shm.READY
 
     def check_open(self) -> None:
         """Raise an error in a fork of the registered process, and in a fenced process."""
@@ -109,25 +109,25 @@ class RoundWaiter:
                 f"this process is a fork of worker {self._rank} and has no part in its job; use the store in "
                 "the process that created it, or start workers with `kvstore run` or kv.spawn"
             )
-        if self._job.standing() == shm.FENCED:
+        if self._job.check_membership() == shm.FENCED:
             self._errors.raise_outcome(shm.FENCED, None)
 
     def check_writing(self) -> None:
         """Raise an error unless this worker may push."""
         self.check_open()
-        standing = self._job.standing()
+        standing = self._job.check_membership()
         if standing != shm.READY:
             self._errors.raise_outcome(standing, None)
         if self.joined:
             raise ConfigError(f"worker {self._rank} has joined: it can read, but not push")
 
-    def hand_back(self) -> None:
+    def release_opened(self) -> None:
         """Let other workers carry out the rounds that this worker has opened."""
         if not self._job.forked:
             for handle in list(self._job.handles.values()):
-                handle.hand_back()
+                handle.release_opened()
 
-    @_handing_back
+    @_releasing_opened
     def complete(self, calls: list[shm.Call]) -> None:
         """Complete and deliver all rounds; then raise the first error."""
         errors: list[KVStoreError] = []
@@ -140,7 +140,7 @@ class RoundWaiter:
         if errors:
             raise errors[0]
 
-    @_handing_back
+    @_releasing_opened
     def complete_all(self, calls: shm.Calls) -> None:
         """As `complete`, for a call with many small keys."""
         errors: list[KVStoreError] = []
@@ -151,7 +151,7 @@ class RoundWaiter:
         if errors:
             raise errors[0]
 
-    @_handing_back
+    @_releasing_opened
     def help_all(self, calls: shm.Calls) -> None:
         """As `help`, for a call with many small keys."""
         errors: list[KVStoreError] = []
@@ -176,20 +176,20 @@ class RoundWaiter:
         outcome = call.advance()
         if outcome != shm.READY:
             self.wait(call.advance, handle, first=outcome)
-        if self.tells:
-            self._errors.tell_members()
+        if self.logs_members:
+            self._errors.log_members()
         if failure := self._errors.failure(handle, call.round):
             errors.append(failure)
             return
         if left := handle.left_out(call.round):
-            self._errors.warn_who_left(handle, call.round, left)
+            self._errors.warn_of_leavers(handle, call.round, left)
         if call.deliver() != shm.READY:
             self.wait(call.deliver, handle)
 
     def read(self, calls: list[shm.Call]) -> None:
         """Complete the rounds that this worker has pushed into, and deliver."""
-        if self._errors.loss_told:  # the loss was reported: reads return the present values
-            self.see_whole([call.handle for call in calls])
+        if self._errors.loss_reported:  # the loss was reported: reads return the present values
+            self.even_out_calls([call.handle for call in calls])
             for call in calls:
                 self.wait(call.deliver, call.handle)
             return
@@ -202,7 +202,7 @@ class RoundWaiter:
             if call.handle.key == at_work:  # from its own updater: the present value
                 self.wait(call.deliver, call.handle)
 
-    @_handing_back
+    @_releasing_opened
     def help(self, calls: list[shm.Call]) -> None:
         """Begin the work of rounds for which this worker was the last to arrive, without a wait."""
         errors: list[KVStoreError] = []
@@ -224,7 +224,7 @@ class RoundWaiter:
             clock.read()
         if outcome not in (shm.PLAN, shm.NEW_MODE):
             return outcome
-        call.handle.hand_back()
+        call.handle.release_opened()
         return shm.TICK
 
     def _prepare(self, outcome: int, handle: Handle | None) -> None:
@@ -238,20 +238,20 @@ class RoundWaiter:
                 self._updater.carry_out(handle, self._rows)
             except BaseException:
                 if handle.has_failed(round):
-                    handle.note_told(round)
+                    handle.note_reported(round)
                 raise
             finally:
                 handle.end_plan(self._updater.completes)
 
-    def _rest(self, call: shm.Call) -> None:
+    def _complete_without_dead(self, call: shm.Call) -> None:
         """After a loss: complete the round as far as possible without the dead workers."""
 
         def step() -> int:
             outcome = call.help()
-            if outcome == shm.TICK and call.handle.at_rest:
+            if outcome == shm.TICK and call.handle.is_idle:
                 return shm.READY
             if outcome == shm.TICK:
-                self._job.look_around()  # another worker may have died at work
+                self._job.detect_losses()  # another worker may have died at work
                 self._job.enter(WAITING, call.handle, call.round, call.handle.nbytes)
                 time.sleep(0.0005)
             return outcome
@@ -282,7 +282,7 @@ class RoundWaiter:
         self.wait(step, first)
         self.rejoining = False
 
-    @_handing_back
+    @_releasing_opened
     def wait_for_free_slot(self, handles: list[Handle]) -> None:
         """Wait for the rounds that still use the memory of the next push of each key."""
         for handle in handles:
@@ -297,16 +297,16 @@ class RoundWaiter:
         for handle in handles:
             self._calls[handle.key].append(call)
 
-    def see_whole(self, handles: list[Handle]) -> None:
+    def even_out_calls(self, handles: list[Handle]) -> None:
         """After a loss: let all keys of one call, or none, have its rounds, including keys that are not read.
 
         Rounds that can be completed are; a key that is ahead then goes back, if its previous value is still
         there. Raises PeerLostError if the keys that are read differ anyway.
         """
-        if not self._errors.loss_told:
+        if not self._errors.loss_reported:
             return
         for handle in handles:
-            self._rest(shm.Call(handle, [], False))
+            self._complete_without_dead(shm.Call(handle, [], False))
         wanted = set(handles) if len(handles) > 1 else set()
         for call in {id(c): c for h in handles for c in reversed(self._calls.get(h.key, ()))}.values():
             asked = [pair for pair in call.keys if pair[0] in wanted]
@@ -319,13 +319,13 @@ class RoundWaiter:
     def _even_out(self, keys: list[tuple[Handle, int]]) -> None:
         for _ in range(2):  # a surviving worker may arrive between two keys
             for handle, _ in keys:
-                self._rest(shm.Call(handle, [], False))
+                self._complete_without_dead(shm.Call(handle, [], False))
         for handle, round in keys if _apart(keys) else ():
-            if handle.standing >= round:
-                handle.step_back(round - 1)
+            if handle.value_round >= round:
+                handle.restore_round(round - 1)
 
     def _uneven(self, keys: list[tuple[Handle, int]]) -> PeerLostError:
-        rounds = ", ".join(f"{handle.key!r} of round {handle.standing}" for handle, _ in keys)
+        rounds = ", ".join(f"{handle.key!r} of round {handle.value_round}" for handle, _ in keys)
         return self._errors.peer_lost(
             f". The keys of one call are not of one round: {rounds}. Read each in a separate call, "
             "or return to a checkpoint"
@@ -340,9 +340,9 @@ class RoundWaiter:
         """Complete the rounds of a key that this worker has pushed into."""
         if handle.key == self._updater.at_work:
             return
-        if self._errors.loss_told:
-            self.see_whole([handle])
-        elif handle.complete < handle.arrived or handle.untold(handle.arrived):
+        if self._errors.loss_reported:
+            self.even_out_calls([handle])
+        elif handle.complete < handle.arrived or handle.first_unreported(handle.arrived):
             self.complete([shm.Call(handle, [], False)])
         else:
             handle.note_complete()
@@ -353,7 +353,7 @@ class RoundWaiter:
         for handle in self._keys.all():
             self.settle(handle)
 
-    @_handing_back
+    @_releasing_opened
     def wait(
         self,
         step: Step,
@@ -366,7 +366,7 @@ class RoundWaiter:
         outcome = step() if first == shm.TICK else first
         clock = WaitClock(self._timeout)
         while outcome not in (shm.READY, shm.TICK):
-            self._take(outcome, handle)
+            self._handle_outcome(outcome, handle)
             waited = clock.read()
             outcome = step()
             if outcome in _UNDONE and clock.over:
@@ -377,7 +377,7 @@ class RoundWaiter:
             finally:
                 self._job.leave_phase()  # the phase of waiting spans all steps
 
-    def _take(self, outcome: int, handle: Handle | None) -> None:
+    def _handle_outcome(self, outcome: int, handle: Handle | None) -> None:
         """Do the work that the outcome of a step requires, or raise its error."""
         if outcome in (shm.PLAN, shm.NEW_MODE):
             self._prepare(outcome, handle)
@@ -391,7 +391,7 @@ class RoundWaiter:
         outcome, slow = shm.TICK, SlowWait(self._errors, handle, missing, what)
         with clock.described_by(partial(self._errors.waiting, handle, missing, what)):
             while outcome != shm.READY:
-                self._take(outcome, handle)
+                self._handle_outcome(outcome, handle)
                 waited = clock.read()
                 outcome = step()
                 if outcome in _UNDONE and clock.over:

@@ -387,7 +387,7 @@ def test_who_is_taken_for_dead_as_a_push_asks_for_memory_is_told(
     arrives = getattr(pusher, name)
 
     def taken_for_dead(*arguments: Any) -> Any:
-        backend._job.be_lost()
+        backend._job.declare_lost()
         return arrives(*arguments)
 
     monkeypatch.setattr(pusher, name, taken_for_dead)
@@ -406,7 +406,7 @@ def test_who_is_taken_for_dead_takes_back_what_others_may_read(monkeypatch: pyte
     def taken_for_dead(wanted: Any, private: set[str], divisor: int) -> Any:
         direct = exchange(wanted, private, divisor)
         private.update(handle.key for handle, _, _ in wanted)
-        backend._job.be_lost()
+        backend._job.declare_lost()
         return direct
 
     monkeypatch.setattr(backend._pusher, "exchange", taken_for_dead)
@@ -448,7 +448,7 @@ def test_memory_is_given_back_while_this_thread_has_the_lock() -> None:
         job = store._backend._job
         array, begin = store.empty("w"), time.monotonic()
         place = array.ctypes.data
-        with shm.Lock(job):
+        with shm.RegionLock(job):
             del array
         assert time.monotonic() - begin < 15
         others = [store.empty("w") for _ in range(3)]

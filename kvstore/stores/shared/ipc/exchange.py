@@ -31,8 +31,8 @@ from ....kernels import cpu
 from ...device.arguments import Target
 from ..native import _shared as shm
 from .keys import IpcKey
-from .launches import Sums, TypedRow
-from .memory import Exports, Imports
+from .launches import GpuSums, TypedRow
+from .memory import MemoryExports, MemoryImports
 from .table import OFFERED, READY, REFUSED, IpcTable
 
 log = logging.getLogger("kvstore.shared")
@@ -57,8 +57,8 @@ class DeviceOutputs(NamedTuple):
 
 class _Gpu(NamedTuple):
     place: GpuContext
-    exports: Exports
-    sums: Sums
+    exports: MemoryExports
+    sums: GpuSums
 
 
 class IpcExchange:
@@ -68,7 +68,7 @@ class IpcExchange:
         self._job, self._driver, self._rank, self._size = job, driver, rank, job.size
         self._keys: dict[Key, IpcKey] = {}
         self._gpus: dict[int, _Gpu] = {}
-        self._imports = Imports(driver)
+        self._imports = MemoryImports(driver)
         self._lock = threading.RLock()  # operations in the background end in other threads
         #: Why CUDA IPC is not used; None if it may be.
         self.refusal: str | None = self._not_wanted(wanted)
@@ -82,7 +82,7 @@ class IpcExchange:
             return "CUDA IPC is switched off (cuda_ipc=0)"
         if self._size == 1:
             return "there are no other workers"
-        if self._job.goes_on:
+        if self._job.continues_after_loss:
             return "CUDA IPC is not used with on_peer_loss='continue'"
         return None
 
@@ -126,8 +126,8 @@ class IpcExchange:
         gpu = self._gpus.get(device)
         if gpu is None:
             place = GpuContext(self._driver, device)
-            exports = Exports(self._driver, device, place.own)
-            gpu = self._gpus[device] = _Gpu(place, exports, Sums(place))
+            exports = MemoryExports(self._driver, device, place.own)
+            gpu = self._gpus[device] = _Gpu(place, exports, GpuSums(place))
         return gpu
 
     def _agree(self, key: IpcKey) -> bool:
@@ -383,10 +383,10 @@ def _has_ended(pid: int) -> bool:
         os.close(descriptor)
 
 
-_kept: list[tuple[list[Exports], _Others]] = []
+_kept: list[tuple[list[MemoryExports], _Others]] = []
 
 
-def _give_up(exports: list[Exports], others: _Others) -> None:
+def _give_up(exports: list[MemoryExports], others: _Others) -> None:
     """Free memory when the other workers have closed it; memory that stays open for long is freed later."""
     end = time.monotonic() + _PATIENCE
     while not others.are_through():

@@ -11,7 +11,7 @@ from ....devices.streams import Stream, StreamCursor
 from ....errors import KVStoreError
 from ....kernels import cuda
 from ..native import _shared as shm
-from .memory import Exports, Imports, Room
+from .memory import ExportedPiece, MemoryExports, MemoryImports
 from .table import MOST_SLOTS, IpcTable
 
 #: Slots that are offered at once; more are added if a worker is further ahead of others than usual.
@@ -41,7 +41,7 @@ class IpcKey:
         self.agreed = self.hopeless = False
         self.applied = self.in_region = self.through = 0
         self._rank = rank
-        self._slots: list[Room] = []
+        self._slots: list[ExportedPiece] = []
         self._round_in: list[int] = []  # the round in each slot
         self._bases: dict[tuple[int, int], int] = {}  # of other workers' slots
         self._value: Memory | None = None
@@ -49,18 +49,18 @@ class IpcKey:
 
     # ------------------------------------------------------------------------------------------- slots
 
-    def offer(self, exports: Exports) -> None:
+    def offer(self, exports: MemoryExports) -> None:
         """Offer the first slots."""
         for _ in range(_FIRST_SLOTS):
             self._add_slot(exports)
 
-    def _add_slot(self, exports: Exports) -> None:
+    def _add_slot(self, exports: MemoryExports) -> None:
         room = exports.room(self.handle.nbytes)
         self.table.add_slot(room.offset, room.name, room.proof)
         self._slots.append(room)
         self._round_in.append(0)
 
-    def free_slot(self, exports: Exports) -> int:
+    def free_slot(self, exports: MemoryExports) -> int:
         """Return the number of a slot that no worker reads any more."""
         through = self.table.read_by_all()
         for number, round in enumerate(self._round_in):
@@ -77,17 +77,17 @@ class IpcKey:
         self._round_in[slot] = round
         self.table.use(round, slot)
 
-    def open_all(self, size: int, imports: Imports) -> None:
+    def open_all(self, size: int, imports: MemoryImports) -> None:
         """Open the slots that all workers offer."""
         for worker in range(size):
             for number in range(self.table.slots(worker)):
                 self._source(worker, number, imports)
 
-    def source(self, worker: int, round: int, imports: Imports) -> int:
+    def source(self, worker: int, round: int, imports: MemoryImports) -> int:
         """Return the address at which this worker reads another's part in a round."""
         return self._source(worker, self.table.used(worker, round), imports)
 
-    def _source(self, worker: int, number: int, imports: Imports) -> int:
+    def _source(self, worker: int, number: int, imports: MemoryImports) -> int:
         if worker == self._rank:
             return self._slots[number].address
         known = self._bases.get((worker, number))

@@ -19,7 +19,7 @@ _MOST_CALLS = 64
 TypedRow = tuple[np.dtype[Any], cuda.Row]
 
 
-class Sums:
+class GpuSums:
     """Launches sums on the streams of one GPU."""
 
     def __init__(self, place: GpuContext) -> None:

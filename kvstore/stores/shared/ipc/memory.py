@@ -18,7 +18,7 @@ _BLOCK = 2 << 20
 _LINE = 256  # bytes: the alignment of arrays in a block
 
 
-class Room(NamedTuple):
+class ExportedPiece(NamedTuple):
     """Exported memory for one array."""
 
     address: int
@@ -27,7 +27,7 @@ class Room(NamedTuple):
     proof: bytes
 
 
-class Exports:
+class MemoryExports:
     """Memory of one GPU that other processes may open; small arrays share blocks."""
 
     def __init__(self, driver: Driver, device: int, stream: Stream) -> None:
@@ -36,7 +36,7 @@ class Exports:
         self._last: tuple[int, bytes, bytes] = (0, b"", b"")
         self._used = self._size = 0
 
-    def room(self, nbytes: int) -> Room:
+    def room(self, nbytes: int) -> ExportedPiece:
         """Return memory for an array; KVStoreError or MemoryError if the driver has none."""
         taken = -(-nbytes // _LINE) * _LINE
         if self._size - self._used < taken:
@@ -44,7 +44,7 @@ class Exports:
         offset = self._used
         self._used += taken
         address, name, proof = self._last
-        return Room(address + offset, offset, name, proof)
+        return ExportedPiece(address + offset, offset, name, proof)
 
     def _add(self, size: int) -> None:
         address = self._driver.allocate(self._device, size)
@@ -63,7 +63,7 @@ class Exports:
             self._driver.free(self._device, self._blocks.pop())
 
 
-class Imports:
+class MemoryImports:
     """Memory of other processes' GPUs, opened for work on this process's."""
 
     def __init__(self, driver: Driver) -> None:

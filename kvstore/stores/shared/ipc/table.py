@@ -48,7 +48,7 @@ class IpcTable:
 
     def standings(self) -> list[int]:
         """Return the standing of each worker."""
-        with shm.Lock(self._job):
+        with shm.RegionLock(self._job):
             found: list[int] = self._lines[:, _STANDING].tolist()
         return found
 
@@ -56,7 +56,7 @@ class IpcTable:
         """Record the standing of this worker, and why it has refused."""
         text = why.encode(errors="replace")[:_WHY_BYTES].ljust(_WHY_BYTES, b"\0")
         self._own[_WHY:] = np.frombuffer(text, np.int64)
-        with shm.Lock(self._job):
+        with shm.RegionLock(self._job):
             self._own[_STANDING] = standing
 
     def why(self, worker: int) -> str:
@@ -65,7 +65,7 @@ class IpcTable:
 
     def begin_to_hold(self) -> bool:
         """Record that this worker may have memory of the others open; False: not all offer some."""
-        with shm.Lock(self._job):
+        with shm.RegionLock(self._job):
             if (self._lines[:, _STANDING] < OFFERED).any():
                 return False
             self._own[_HOLDS] = 1

@@ -1,5 +1,5 @@
 /* Allocation in the region: from its top, or from a list of freed pieces. All functions here need the region's lock,
- * except `kv_lock_region` and `kv_take`, which acquire it.
+ * except `kv_lock_region` and `kv_allocate`, which acquire it.
  *
  * Every list and every count changes with one store: if the holder of the lock dies, at worst one piece is lost.
  */
@@ -18,7 +18,7 @@
  * the same offset of another page (kvstore/arrays/pages.py). The caller of an allocation passes its purpose. */
 enum kv_colour { KV_VALUE_COLOUR, KV_STATE_COLOUR = 2, KV_SOURCE_COLOUR = 4, KV_COLOURS = 16 };
 
-static uint64_t kv_place(int colour)
+static uint64_t kv_offset_in_page(int colour)
 {
     static const unsigned char place[KV_COLOURS] = {0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15};
     return 256ull * place[colour % KV_COLOURS];
@@ -37,7 +37,7 @@ static int kv_lock_free(void *context)
 static int kv_lock_region(kv_self *me)
 {
     while (!kv_try_lock(me)) {
-        if (kv_is_out(me, kv_get(&me->worker->state)))
+        if (kv_is_fenced(me, kv_get(&me->worker->state)))
             return KV_FENCED;
         int outcome = kv_wait(me, kv_lock_free, me);
         if (outcome != KV_READY)
@@ -64,7 +64,7 @@ static int kv_class(uint64_t bytes, uint64_t *rounded)
 
 /* Return the free memory of the machine or cgroup, in bytes: to reserve more would wake the kernel's OOM killer
  * instead of failing. Reads files; a file that cannot be read sets no limit. */
-static uint64_t kv_left(void)
+static uint64_t kv_available_memory(void)
 {
     unsigned long long kilobytes = ~0ull >> 10;
     char line[128];
@@ -96,7 +96,7 @@ static int kv_reserve(kv_self *me, uint64_t bytes)
         return 0;
     uint64_t step = have / 8 > KV_GROWTH ? have / 8 : KV_GROWTH;
     uint64_t want = bytes + (step < (256ull << 20) ? step : (256ull << 20));
-    uint64_t left = kv_left();
+    uint64_t left = kv_available_memory();
     if (want - have > left / 2)
         want = (bytes + KV_PAGE - 1) & ~(KV_PAGE - 1);
     want = (want + KV_PAGE - 1) & ~(KV_PAGE - 1);
@@ -119,7 +119,7 @@ static int kv_reserve(kv_self *me, uint64_t bytes)
 
 /* Allocate memory of the region and return its offset. The caller holds the lock. May block while the system reserves
  * pages. 0: there is no memory, and nothing has changed. */
-static uint64_t kv_take_coloured(kv_self *me, uint64_t bytes, int colour)
+static uint64_t kv_allocate_coloured(kv_self *me, uint64_t bytes, int colour)
 {
     kv_header *head = me->head;
     uint64_t rounded, offset;
@@ -134,7 +134,7 @@ static uint64_t kv_take_coloured(kv_self *me, uint64_t bytes, int colour)
     uint64_t top = kv_get(&head->top);
     offset = rounded < KV_PAGE ? top : (top + KV_PAGE - 1) & ~(KV_PAGE - 1);
     if (rounded >= 16 * KV_PAGE)
-        offset += kv_place(colour);
+        offset += kv_offset_in_page(colour);
     if (rounded > me->window || kv_reserve(me, offset + rounded))
         return 0;
     kv_put(&head->top, offset + rounded);
@@ -146,14 +146,14 @@ static uint64_t kv_take_coloured(kv_self *me, uint64_t bytes, int colour)
     return offset;
 }
 
-/* As `kv_take_coloured`, for memory that may begin anywhere in a page. */
-static uint64_t kv_take_locked(kv_self *me, uint64_t bytes)
+/* As `kv_allocate_coloured`, for memory that may begin anywhere in a page. */
+static uint64_t kv_allocate_locked(kv_self *me, uint64_t bytes)
 {
-    return kv_take_coloured(me, bytes, 0);
+    return kv_allocate_coloured(me, bytes, 0);
 }
 
 /* Free memory that was allocated with the same size. The caller holds the lock. Does not block. */
-static void kv_give_locked(kv_self *me, uint64_t offset, uint64_t bytes)
+static void kv_free_locked(kv_self *me, uint64_t offset, uint64_t bytes)
 {
     uint64_t rounded;
     int class = kv_class(bytes, &rounded);
@@ -164,12 +164,12 @@ static void kv_give_locked(kv_self *me, uint64_t offset, uint64_t bytes)
 
 /* Allocate memory without holding the lock. Blocks as `kv_lock_region` does. KV_READY: `offset` is set; else KV_TICK,
  * KV_FENCED or KV_NO_MEMORY, and nothing has changed. */
-static int kv_take(kv_self *me, uint64_t bytes, int colour, uint64_t *offset)
+static int kv_allocate(kv_self *me, uint64_t bytes, int colour, uint64_t *offset)
 {
     int outcome = kv_lock_region(me);
     if (outcome != KV_READY)
         return outcome;
-    *offset = kv_take_coloured(me, bytes, colour);
+    *offset = kv_allocate_coloured(me, bytes, colour);
     kv_unlock_region(me);
     return *offset ? KV_READY : KV_NO_MEMORY;
 }

@@ -3,7 +3,7 @@
 #define KV_ARRIVALS_H
 
 #include "guards.h"
-#include "spans.h"
+#include "recording.h"
 
 enum kv_step { KV_CLOSED, KV_OPENING, KV_OPEN };
 
@@ -33,7 +33,7 @@ static inline uint64_t kv_complete_round(uint64_t phase)
 }
 
 /* Whether this worker has opened the round, prepares it, and has not been replaced as its opener. */
-static inline int kv_holds(const kv_self *me, uint64_t phase, uint64_t round)
+static inline int kv_is_opener(const kv_self *me, uint64_t phase, uint64_t round)
 {
     return kv_step_of(phase) == KV_OPENING && kv_round_of(phase) == round && kv_opener_of(phase) == me->rank;
 }
@@ -85,7 +85,7 @@ static inline int kv_has_failed(const kv_entry *e, uint64_t round)
 /* Whether a worker that has arrived in this round has arrived at all keys of the same call. A call takes part in all
  * of its rounds or in none: otherwise, if that worker died, the round of one key could complete and that of the next
  * key never could. */
-static int kv_whole(kv_self *me, const kv_part *part, int w, int parity)
+static int kv_is_call_complete(kv_self *me, const kv_part *part, int w, int parity)
 {
     return !(part->kind[parity] & KV_OF_CALL) || part->call[parity] <= kv_get(&me->head->worker[w].whole);
 }
@@ -98,7 +98,7 @@ static int kv_first_missing(kv_self *me, const kv_entry *e, uint64_t round, uint
     uint64_t members = kv_get(&me->head->members), arrived = 0;
     for (int w = 0; w < me->size; w++) {
         if (kv_get(&part[w].pushed[round & 1]) >= round) {
-            if (members & kv_bit(w) && !kv_whole(me, &part[w], w, (int)(round & 1)))
+            if (members & kv_bit(w) && !kv_is_call_complete(me, &part[w], w, (int)(round & 1)))
                 return w;
             arrived |= kv_bit(w);
         } else if (members & kv_bit(w) && kv_get(&part[w].first) <= round)
@@ -109,14 +109,14 @@ static int kv_first_missing(kv_self *me, const kv_entry *e, uint64_t round, uint
 }
 
 /* Whether every member that `round` waits for has arrived; if so, `in` has the bits of the workers in the round. */
-static int kv_everyone(kv_self *me, const kv_entry *e, uint64_t round, uint64_t *in)
+static int kv_all_arrived(kv_self *me, const kv_entry *e, uint64_t round, uint64_t *in)
 {
     return kv_first_missing(me, e, round, in) == KV_NOBODY && *in != 0;
 }
 
 /* Announce that this worker is about to overwrite its slot: a worker that sums a small key may still be reading it,
- * and detects this by `kv_still_there`. The caller has waited for a free slot. */
-static inline void kv_fill(kv_self *me, const kv_entry *e)
+ * and detects this by `kv_are_sources_intact`. The caller has waited for a free slot. */
+static inline void kv_announce_overwrite(kv_self *me, const kv_entry *e)
 {
     kv_part *part = &kv_parts(me, e)[me->rank];
     kv_put(&part->filling, kv_get(&part->arrived) + 1);
@@ -124,7 +124,7 @@ static inline void kv_fill(kv_self *me, const kv_entry *e)
 }
 
 /* Whether the sources of `round` were intact until now: no worker has begun to overwrite its slot. */
-static int kv_still_there(kv_self *me, const kv_entry *e, uint64_t round, uint64_t in)
+static int kv_are_sources_intact(kv_self *me, const kv_entry *e, uint64_t round, uint64_t in)
 {
     const kv_part *part = kv_parts(me, e);
     atomic_thread_fence(memory_order_acquire);
@@ -168,7 +168,7 @@ static uint64_t kv_next_stamp(kv_self *me, const kv_entry *e, uint64_t round)
 }
 
 /* Record the stamp of this worker's push into a round, if stamps are in use. Only the thread that pushes calls this. */
-static void kv_take_stamp(kv_self *me, kv_entry *e, uint64_t round)
+static void kv_record_stamp(kv_self *me, kv_entry *e, uint64_t round)
 {
     if (me->epoch && !e->is_side)
         kv_parts(me, e)[me->rank].stamp[round & 1] = kv_next_stamp(me, e, round);
@@ -177,7 +177,7 @@ static void kv_take_stamp(kv_self *me, kv_entry *e, uint64_t round)
 /* Record this worker's push into its next round; its source is in place. Wakes no other worker and does not block.
  * Returns the round, or 0 if this worker is fenced: then nothing has changed, because other workers may already have
  * read the set of arrivals. */
-static uint64_t kv_arrive_untold(kv_self *me, kv_entry *e, uint32_t kind, float threshold, uint64_t source)
+static uint64_t kv_arrive_silently(kv_self *me, kv_entry *e, uint32_t kind, float threshold, uint64_t source)
 {
     kv_part *part = &kv_parts(me, e)[me->rank];
     uint64_t round = atomic_load_explicit(&part->arrived, memory_order_relaxed) + 1;
@@ -190,22 +190,22 @@ static uint64_t kv_arrive_untold(kv_self *me, kv_entry *e, uint32_t kind, float 
     part->call[round & 1] = me->calling;
     part->threshold[round & 1] = threshold;
     if (!me->calling)
-        kv_take_stamp(me, e, round);
+        kv_record_stamp(me, e, round);
     kv_put(&part->pushed[round & 1], round);
     kv_put(&part->arrived, round);
     kv_end_work(me);
     if (kv_is_timed(me->counters))
-        kv_tell(me, KV_EVENT_ARRIVED, me->rank, e->number, round, e->nbytes);
+        kv_record_event(me, KV_EVENT_ARRIVED, me->rank, e->number, round, e->nbytes);
     return round;
 }
 
-/* As `kv_arrive_untold`, and wakes the sleeping workers if the round now has all parts. */
+/* As `kv_arrive_silently`, and wakes the sleeping workers if the round now has all parts. */
 static void kv_arrive_as(kv_self *me, kv_entry *e, uint32_t kind, float threshold, uint64_t source)
 {
-    uint64_t round = kv_arrive_untold(me, e, kind, threshold, source), in;
+    uint64_t round = kv_arrive_silently(me, e, kind, threshold, source), in;
     kv_fence();
     uint64_t asleep = kv_get(&me->head->asleep);
-    if (asleep && round && kv_everyone(me, e, round, &in))
+    if (asleep && round && kv_all_arrived(me, e, round, &in))
         kv_wake(me, asleep);
 }
 
@@ -234,8 +234,8 @@ static void kv_arrive_packed(kv_self *me, kv_entry *e, int code, float threshold
 
 /* Whether an out of the call overlaps the slot that this worker has pushed into the round. Such an out is written
  * only after the round: if this worker dies within a chunk, another worker sums the chunk again from the slot.
- * (`kv_take_over` handles arrays that are summed in place and arrays in private memory.) */
-static int kv_over_own(kv_self *me, const kv_call *call)
+ * (`kv_recover_chunk` handles arrays that are summed in place and arrays in private memory.) */
+static int kv_overlaps_slot(kv_self *me, const kv_call *call)
 {
     const kv_part *part = &kv_parts(me, call->entry)[me->rank];
     int parity = (int)(call->round & 1);

@@ -1,6 +1,6 @@
 # A process's part in a job, and memory of the region. Part of _shared.pyx.
 
-cdef class Piece:
+cdef class RegionPiece:
     """Memory of the region under arrays; freed with the last of them."""
 
     cdef Job job
@@ -9,7 +9,7 @@ cdef class Piece:
 
     def __dealloc__(self):
         if self.job is not None and not self.pinned and not self.job.closed:
-            self.job.give(self.offset, self.size)
+            self.job.free_piece(self.offset, self.size)
 
 
 cdef class Job:
@@ -95,7 +95,7 @@ cdef class Job:
         return kv_get(&self.me.head.n_workers)
 
     @property
-    def goes_on(self):
+    def continues_after_loss(self):
         """Whether the loss of a worker is no error, as the founder has recorded it."""
         return bool(self.me.go_on)
 
@@ -105,17 +105,17 @@ cdef class Job:
         if kv_register(self.me):
             return False
         if not self.me.worker.log.scratch:
-            self.me.worker.log.scratch = self.take(KV_LOG_ARRAYS * (KV_LOG_ELEMENTS * 8 + 1088) + 4096)
+            self.me.worker.log.scratch = self.allocate(KV_LOG_ARRAYS * (KV_LOG_ELEMENTS * 8 + 1088) + 4096)
         if kv_start_heartbeat(self.me):
             raise MemoryError("no thread can be started for the heartbeat")
         self.closed = False
         return True
 
-    def begun(self):
+    def workers_have_met(self):
         """Whether a worker of the region has reached a barrier."""
         return any(kv_get(&self.me.head.worker[w].barriers) for w in range(self.me.size))
 
-    def was_taken(self):
+    def rank_was_used(self):
         """Whether a process had this rank before; only valid before `register`."""
         return kv_get(&self.me.head.worker[self.me.rank].incarnation) > 0
 
@@ -123,13 +123,13 @@ cdef class Job:
         """Whether this process has replaced another of its rank."""
         return self.me.incarnation > 1
 
-    def enlist(self):
+    def become_member(self):
         """Make this worker a member: rounds wait for it."""
-        self.insist(kv_enlist)
+        self.retry_until_done(kv_enlist)
 
     def rejoin(self):
         """Replace an earlier process of this rank; no round waits for this worker until `catch_up` is called."""
-        self.insist(kv_rejoin)
+        self.retry_until_done(kv_rejoin)
 
     def catch_up(self, Handle first):
         """After `rejoin`: advance towards the pass of the other workers over the keys, which begins with `first`.
@@ -172,7 +172,7 @@ cdef class Job:
         If not, no worker of this job does so.
         """
         cdef int w
-        kv_look_around(self.me)  # open the descriptors that report deaths
+        kv_detect_losses(self.me)  # open the descriptors that report deaths
         for w in range(self.me.size):
             if w != self.me.rank and self.state(w) == KV_ALIVE and not kv_can_read_peer(self.me, w):
                 kv_put(&self.me.head.no_peer_reads, 1)
@@ -214,15 +214,15 @@ cdef class Job:
         """Let rounds and barriers no longer wait for this worker."""
         kv_deregister(self.me, KV_JOINED)
 
-    def rest(self):
+    def retire(self):
         """Let no round or barrier wait for this worker.
 
         Return whether no member remains, which is true for one worker only.
         """
-        self.insist(kv_rest)
+        self.retry_until_done(kv_retire)
         return bool(self.me.is_last)
 
-    def be_lost(self):
+    def declare_lost(self):
         """Declare this worker lost. It is alive, and knows that it is fenced."""
         with nogil:
             kv_deregister(self.me, KV_LOST)
@@ -257,13 +257,13 @@ cdef class Job:
         """Whether this process is a fork of the registered process."""
         return bool(self.me.forked)
 
-    def standing(self):
+    def check_membership(self):
         """`READY` while this worker may take part, else `PEER_LOST` or `FENCED`."""
-        return kv_standing(self.me)
+        return kv_check_membership(self.me)
 
-    def look_around(self):
+    def detect_losses(self):
         """Detect workers that have died or are silent."""
-        kv_look_around(self.me)
+        kv_detect_losses(self.me)
 
     def state(self, int w):
         """State of a rank: 0 absent, 1 alive, 2 joined, 3 left, 4 lost, 5 registered and not a member yet."""
@@ -295,9 +295,9 @@ cdef class Job:
     # ------------------------------------------------------------------------------------------ memory
 
     cdef int lock(self) except -1:
-        return self.insist(kv_lock_region)
+        return self.retry_until_done(kv_lock_region)
 
-    cdef int insist(self, kv_attempt attempt) except -1:
+    cdef int retry_until_done(self, kv_attempt attempt) except -1:
         """Repeat an attempt that only waits for the region's lock until it succeeds."""
         cdef int outcome
         with nogil:
@@ -305,12 +305,12 @@ cdef class Job:
         if outcome == KV_TICK:
             clock = WaitClock(self.timeout)
             with clock.described_by(self.waiting_for_lock):
-                outcome = self.go_on(attempt, clock)
+                outcome = self.continue_retry(attempt, clock)
         if outcome != KV_READY:
             raise InterruptedError("fenced")
         return 0
 
-    cdef int go_on(self, kv_attempt attempt, clock) except -1:
+    cdef int continue_retry(self, kv_attempt attempt, clock) except -1:
         cdef int outcome = KV_TICK
         while outcome == KV_TICK:
             check_signals()
@@ -332,19 +332,19 @@ cdef class Job:
         return (f"worker {self.names[self.me.rank]} has waited {waited:.0f} s for the lock of the job's shared region, "
                 f"which {holder}")
 
-    cdef uint64_t take(self, uint64_t size, int colour=0) except 0:
+    cdef uint64_t allocate(self, uint64_t size, int colour=0) except 0:
         cdef uint64_t offset
         self.lock()
-        self.give_owed()
+        self.free_owed()
         with nogil:
-            offset = kv_take_coloured(self.me, size, colour)
+            offset = kv_allocate_coloured(self.me, size, colour)
             kv_unlock_region(self.me)
         if not offset:
             raise no_memory(size)
         return offset
 
-    cdef give(self, uint64_t offset, uint64_t size):
-        """Free memory; if another worker holds the lock, the next `take` does it.
+    cdef free_piece(self, uint64_t offset, uint64_t size):
+        """Free memory; if another worker holds the lock, the next `allocate` does it.
 
         This method does not wait: the garbage collector may call it while this thread itself holds the lock.
         """
@@ -356,25 +356,25 @@ cdef class Job:
         if not locked:
             self.owed.append((offset, size))
             return
-        kv_give_locked(self.me, offset, size)
+        kv_free_locked(self.me, offset, size)
         kv_unlock_region(self.me)
 
-    cdef give_owed(self):
-        """Free the memory that `give` could not; the caller holds the region's lock."""
+    cdef free_owed(self):
+        """Free the memory that `free_piece` could not; the caller holds the region's lock."""
         while self.owed:
             offset, size = self.owed.pop()
-            kv_give_locked(self.me, offset, size)
+            kv_free_locked(self.me, offset, size)
 
     cdef array(self, uint64_t offset, shape, dtype, object base):
         """Return an array over memory of the region."""
-        memory = np_ndarray(shape, dtype, buffer=Window.over(self, self.me.base + offset, shape, dtype, base))
+        memory = np_ndarray(shape, dtype, buffer=RegionBuffer.over(self, self.me.base + offset, shape, dtype, base))
         return memory
 
     def empty(self, shape, dtype):
         """Return a new array in the region; other workers read it without a copy."""
-        cdef Piece piece = Piece()
+        cdef RegionPiece piece = RegionPiece()
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        piece.offset = self.take(max(size, 1), KV_SOURCE_COLOUR + self.me.rank)
+        piece.offset = self.allocate(max(size, 1), KV_SOURCE_COLOUR + self.me.rank)
         piece.size = max(size, 1)
         piece.job = self
         return self.array(piece.offset, shape, dtype, piece)
@@ -412,7 +412,7 @@ cdef class Phase:
         kv_leave()
 
 
-cdef class Window:
+cdef class RegionBuffer:
     """A buffer over memory of the region that keeps its owner alive."""
 
     cdef object owner, job
@@ -420,8 +420,8 @@ cdef class Window:
     cdef Py_ssize_t size
 
     @staticmethod
-    cdef Window over(Job job, char *data, shape, dtype, object owner):
-        cdef Window self = Window()
+    cdef RegionBuffer over(Job job, char *data, shape, dtype, object owner):
+        cdef RegionBuffer self = RegionBuffer()
         self.job, self.owner, self.data = job, owner, data
         self.size = dtype.itemsize
         for n in shape:
@@ -453,17 +453,17 @@ def no_memory(size):
 
 
 
-_HARM = {
-    KV_WHOLE: "",
-    KV_HARMED_HEADER: "its header is overwritten",
-    KV_HARMED_ENTRY: "the entry of a key is overwritten",
-    KV_HARMED_TEXT: "a description of states or settings is overwritten",
+_DAMAGE = {
+    KV_INTACT: "",
+    KV_DAMAGED_HEADER: "its header is overwritten",
+    KV_DAMAGED_ENTRY: "the entry of a key is overwritten",
+    KV_DAMAGED_TEXT: "a description of states or settings is overwritten",
 }
 
 
-def harm_of(int fd):
+def damage_of(int fd):
     """Describe the damage to the region of a running job in which this process has no part; "": there is none.
 
     The region is only read. None: it is of another version of kvstore, or its founder has not finished it.
     """
-    return _HARM.get(kv_find_harm(fd))
+    return _DAMAGE.get(kv_find_damage(fd))

@@ -18,7 +18,7 @@ cdef class Handle:
     cdef uint64_t undo_at, undo_bytes  # memory for `note_undo`
     cdef uint64_t held  # phase of the round that this process carries out; if the key's phase differs, another worker has the round
     cdef uint64_t counted  # rounds up to this number were counted
-    cdef uint64_t told[KV_FAILURES]  # failed rounds that were reported to the caller, at the same places as `failed`
+    cdef uint64_t reported[KV_FAILURES]  # failed rounds that were reported to the caller, at the same places as `failed`
     cdef readonly cnp.ndarray like  # of the key's shape and type, without content
 
     @property
@@ -71,13 +71,13 @@ cdef class Handle:
         """Whether a round has failed."""
         return bool(kv_has_failed(self.e, round))
 
-    def untold(self, uint64_t round):
+    def first_unreported(self, uint64_t round):
         """Return the first failed round of this worker, up to a given round, that is not reported yet; or 0."""
-        return kv_untold(self.job.me, self.e, self.told, round)
+        return kv_first_unreported(self.job.me, self.e, self.reported, round)
 
-    def note_told(self, uint64_t round):
+    def note_reported(self, uint64_t round):
         """Record that a failed round was reported to the caller."""
-        self.told[round % KV_FAILURES] = round
+        self.reported[round % KV_FAILURES] = round
 
     def missing(self, uint64_t round):
         """Return the ranks that a round still waits for."""
@@ -85,21 +85,21 @@ cdef class Handle:
         members = kv_get(&self.job.me.head.members)
         return [w for w in range(self.job.me.size)
                 if members >> w & 1 and kv_get(&part[w].first) <= round
-                and (kv_get(&part[w].arrived) < round or not kv_whole(self.job.me, &part[w], w, round & 1))]
+                and (kv_get(&part[w].arrived) < round or not kv_is_call_complete(self.job.me, &part[w], w, round & 1))]
 
     @property
-    def standing(self):
+    def value_round(self):
         """The round of the value."""
         return kv_get(&self.e.of[kv_current_of(kv_get(&self.e.phase))])
 
-    def step_back(self, uint64_t round):
+    def restore_round(self, uint64_t round):
         """Put the value of an earlier round in use again, if it is still there; return whether it is."""
-        return bool(kv_step_back(self.job.me, self.e, round))
+        return bool(kv_restore_round(self.job.me, self.e, round))
 
     @property
-    def at_rest(self):
+    def is_idle(self):
         """Whether no present worker is changing the value."""
-        return bool(kv_at_rest(self.job.me, self.e))
+        return bool(kv_is_idle(self.job.me, self.e))
 
     def left_out(self, uint64_t round):
         """Return the workers of earlier rounds that have left without joining, and are not in this complete round.
@@ -109,21 +109,21 @@ cdef class Handle:
         cdef kv_self *me = self.job.me
         cdef kv_part *part = kv_parts(me, self.e)
         cdef uint64_t out = kv_left_out(me, self.e, round)
-        me.left_told |= out
+        me.left_reported |= out
         return [(w, max(kv_get(&part[w].pushed[0]), kv_get(&part[w].pushed[1])))
                 for w in range(me.size) if out >> w & 1] if out else []
 
     @property
-    def stays(self):
+    def is_stable(self):
         """Whether rounds wait for this worker, which is not lost: the value stays as it is until it pushes."""
-        return bool(kv_stays(self.job.me, self.e))
+        return bool(kv_is_stable(self.job.me, self.e))
 
     def value(self, other=False):
         """Return the value in use, or the other one, as a writable array."""
         cdef uint64_t i = kv_current_of(kv_get(&self.e.phase)) ^ <uint64_t>bool(other)
         if self.arrays[i] is None:
             if not self.e.value[i]:
-                self.e.value[i] = self.job.take(max(self.e.nbytes, 1), KV_VALUE_COLOUR + <int>i)
+                self.e.value[i] = self.job.allocate(max(self.e.nbytes, 1), KV_VALUE_COLOUR + <int>i)
             self.arrays[i] = self.job.array(self.e.value[i], self.shape, self.dtype, None)
         return self.arrays[i]
 
@@ -139,11 +139,11 @@ cdef class Handle:
         cdef uint64_t i = kv_current_of(kv_get(&self.e.phase)) ^ <uint64_t>bool(other)
         return self.e.rows_of + i * table_bytes(row_bytes(self.shape, self.dtype))
 
-    def give(self, uint64_t offset, uint64_t nbytes):
+    def free_memory(self, uint64_t offset, uint64_t nbytes):
         """Free memory that `new_state` has allocated."""
-        self.job.give(offset, max(nbytes, 1))
+        self.job.free_piece(offset, max(nbytes, 1))
 
-    def take_plan(self):
+    def begin_plan(self):
         """Begin to carry out the round that this worker has opened; until `end_plan`, methods change this round only.
 
         False: another thread does so already, or another worker has become the opener.
@@ -156,11 +156,11 @@ cdef class Handle:
 
     @property
     def is_opened(self):
-        """Whether this worker is still the opener of the round of `take_plan`."""
-        return bool(kv_get(&self.e.phase) == self.held and kv_standing(self.job.me) != KV_FENCED)
+        """Whether this worker is still the opener of the round of `begin_plan`."""
+        return bool(kv_get(&self.e.phase) == self.held and kv_check_membership(self.job.me) != KV_FENCED)
 
     def end_plan(self, bint completes):
-        """End what `take_plan` has begun, if it has, and with it this worker's work.
+        """End what `begin_plan` has begun, if it has, and with it this worker's work.
 
         If it `completes` rounds, a round that is still open was interrupted: it is carried out again, by this worker
         or, if this process has left, by another.
@@ -169,21 +169,21 @@ cdef class Handle:
         self.held = KV_NO_ROUND
         if held == KV_NO_ROUND:
             return
-        if completes and kv_get(&self.e.phase) == held and kv_standing(self.job.me) != KV_FENCED:
+        if completes and kv_get(&self.e.phase) == held and kv_check_membership(self.job.me) != KV_FENCED:
             kv_undo(self.job.me, self.e, kv_round_of(held))
             kv_put(&self.e.planned, held)
         else:
             kv_end_work(self.job.me)
 
-    def hand_back(self):
+    def release_opened(self):
         """After an error: let any worker open again the round that this worker has opened and not carried out."""
         cdef kv_self *me = self.job.me
-        if not self.take_plan():
+        if not self.begin_plan():
             return
         cdef uint64_t held = self.held
         self.held = KV_NO_ROUND
         kv_undo(me, self.e, kv_round_of(held))
-        kv_hand_back(me, self.e, held)
+        kv_release_opened(me, self.e, held)
         kv_end_work(me)
 
     def fail_round(self, uint64_t round, str text):
@@ -199,7 +199,7 @@ cdef class Handle:
         finally:
             kv_fail(self.e, round)
 
-    def why(self, uint64_t round):
+    def failure_text(self, uint64_t round):
         """Return the text of `fail_round` for a round, or None."""
         cdef uint64_t *place = &self.e.why[round % KV_FAILURES]
         cdef uint64_t offset = kv_get(place), size = kv_text_bytes(self.job.me, offset)
@@ -215,7 +215,7 @@ cdef class Handle:
         self.job.lock()
         offset = kv_get(&self.e.gpu_table)
         if not offset:
-            offset = kv_take_locked(me, size)
+            offset = kv_allocate_locked(me, size)
             if offset:
                 memset(me.base + offset, 0, size)
                 kv_put(&self.e.gpu_table, offset)
@@ -280,9 +280,9 @@ cdef class Handle:
         kv_put(&self.e.undo, 0)
         if self.undo_bytes < size:
             if self.undo_at:
-                self.job.give(self.undo_at, self.undo_bytes)
+                self.job.free_piece(self.undo_at, self.undo_bytes)
             self.undo_at = self.undo_bytes = 0
-            self.undo_at = self.job.take(size + size // 4)
+            self.undo_at = self.job.allocate(size + size // 4)
             self.undo_bytes = size + size // 4
         block = self.job.array(self.undo_at, (self.undo_bytes,), BYTES, None)
         head = <uint64_t *>(self.job.me.base + self.undo_at)
@@ -321,11 +321,11 @@ cdef class Handle:
     def new_state(self, shape, dtype, int number):
         """Allocate memory for array number `number` of a state; return its offset, and an array over it."""
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        offset = self.job.take(max(size, 1), KV_STATE_COLOUR + number)
+        offset = self.job.allocate(max(size, 1), KV_STATE_COLOUR + number)
         return offset, self.job.array(offset, shape, dtype, None)
 
 
-cdef class Holding:
+cdef class KeyHold:
     """A key that this worker holds as the opener of its next round would, to change the value outside of rounds."""
 
     cdef Handle handle
@@ -341,23 +341,23 @@ cdef class Holding:
         cdef uint64_t phase
         cdef int outcome
         with nogil:
-            outcome = kv_borrow(me, e, 1)
+            outcome = kv_hold_key(me, e, 1)
             if outcome != KV_TICK:
                 kv_leave()
         phase = kv_get(&e.phase)
-        if outcome == KV_READY and kv_holds(me, phase, kv_round_of(phase)):  # else this worker is fenced already
+        if outcome == KV_READY and kv_is_opener(me, phase, kv_round_of(phase)):  # else this worker is fenced already
             self.held = phase
         return outcome
 
     def end(self, bint other):
         """Release the key, if `begin` has acquired it; with `other`, the other value is in use from now on."""
         if self.held != KV_NO_ROUND:
-            kv_return(self.handle.job.me, self.handle.e, self.held, other)
+            kv_release_key(self.handle.job.me, self.handle.e, self.held, other)
             self.held = KV_NO_ROUND
             kv_end_work(self.handle.job.me)
 
 
-cdef class Reading:
+cdef class ValueRead:
     """A read of a key's value; rounds that do not wait for this worker may complete during it."""
 
     cdef kv_reading reading
@@ -408,8 +408,8 @@ cdef bytes text_of(object key):
 
 cdef uint64_t look_up(Job job, object key, bytes text):
     if text is None:
-        return kv_find(job.me, NULL, 0, <int64_t>key)
-    return kv_find(job.me, <char *>text, len(text), 0)
+        return kv_find_key(job.me, NULL, 0, <int64_t>key)
+    return kv_find_key(job.me, <char *>text, len(text), 0)
 
 
 cdef class Keys:
@@ -454,7 +454,7 @@ cdef class Keys:
         """Return the handles of all keys in the order of init; with `sides`, side keys included."""
         return [self.handle(i) for i in range(len(self)) if sides or not kv_entry_at(self.job.me, i).is_side]
 
-    def behind(self):
+    def with_open_rounds(self):
         """Return the handles of the keys with incomplete rounds that this process has pushed into."""
         cdef uint64_t i = 0, n = len(self)
         cdef list found = []
@@ -521,9 +521,9 @@ cdef class Keys:
         per = KV_SHARE_BYTES // kv_itemsize[dtype]
         e.chunks = max(<uint64_t>1, (e.n + per - 1) // per) if ids is None else 1
         size = 8 * e.ndim + e.name_bytes
-        e.shape = kv_take_locked(me, size + 8)
-        e.parts = kv_take_locked(me, me.size * sizeof(kv_part))
-        e.map = kv_take_locked(me, 8 * e.chunks)
+        e.shape = kv_allocate_locked(me, size + 8)
+        e.parts = kv_allocate_locked(me, me.size * sizeof(kv_part))
+        e.map = kv_allocate_locked(me, 8 * e.chunks)
         if not (e.shape and e.parts and e.map):
             return -1
         if (self.fill_value(e, value) if ids is None else self.fill_table(e, value, ids, shape[0])) < 0:
@@ -540,9 +540,9 @@ cdef class Keys:
 
     cdef int fill_value(self, kv_entry *e, cnp.ndarray value):
         cdef kv_self *me = self.job.me
-        e.value[0] = kv_take_locked(me, max(<uint64_t>1, e.nbytes))
+        e.value[0] = kv_allocate_locked(me, max(<uint64_t>1, e.nbytes))
         if e.nbytes <= KV_SMALL_KEY:
-            e.value[1] = kv_take_coloured(me, max(<uint64_t>1, e.nbytes), KV_VALUE_COLOUR + 1)
+            e.value[1] = kv_allocate_coloured(me, max(<uint64_t>1, e.nbytes), KV_VALUE_COLOUR + 1)
         if not (e.value[0] and (e.value[1] or e.nbytes > KV_SMALL_KEY)):
             return -1
         memcpy(me.base + e.value[0], cnp.PyArray_DATA(value), e.nbytes)
@@ -553,9 +553,9 @@ cdef class Keys:
         cdef kv_self *me = self.job.me
         cdef uint64_t size = table_bytes(row_bytes((<object>rows).shape, rows.dtype)), at_rows, at_ids
         cdef int64_t *words
-        e.rows_of = kv_take_locked(me, 2 * size)
-        at_rows = kv_take_locked(me, max(<uint64_t>1, <uint64_t>rows.nbytes))
-        at_ids = kv_take_locked(me, max(<uint64_t>1, <uint64_t>ids.nbytes))
+        e.rows_of = kv_allocate_locked(me, 2 * size)
+        at_rows = kv_allocate_locked(me, max(<uint64_t>1, <uint64_t>rows.nbytes))
+        at_ids = kv_allocate_locked(me, max(<uint64_t>1, <uint64_t>ids.nbytes))
         if not (e.rows_of and at_rows and at_ids):
             return -1
         memset(me.base + e.rows_of, 0, 2 * size)

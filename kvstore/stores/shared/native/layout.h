@@ -162,7 +162,7 @@ typedef struct {
     uint64_t epoch, begin, time;       /* the epoch of the update counts that this worker has set, 0: none; the count
                                         * of a key without updates; the largest count of all keys at its last push */
     uint64_t calling;                  /* number of the current call with several keys; 0: none */
-    uint64_t left, left_told, left_at; /* bits of the workers that left without joining; of these, the reported ones;
+    uint64_t left, left_reported, left_at; /* bits of the workers that left without joining; of these, the reported ones;
                                         * the epoch of `left` */
     int pidfd[KV_MAX_WORKERS];
     uint64_t pidfd_of[KV_MAX_WORKERS];
@@ -173,7 +173,7 @@ typedef struct {
     pthread_mutex_t heartbeat_lock;
     pthread_cond_t heartbeat_wake;
     int heartbeat_runs, heartbeat_stop;
-    _Atomic uint64_t forgives; /* until this time, in ns, it declares no silent worker lost */
+    _Atomic uint64_t lenient_until; /* until this time, in ns, it declares no silent worker lost */
     pthread_mutex_t busy; /* protects log, bounce buffer and descriptors: one thread at a time */
     _Atomic int sleepers; /* sleeping threads of the process */
     kv_counters *counters; /* NULL: nothing is counted */

@@ -39,7 +39,7 @@ def check_proc() -> None:
         )
 
 
-def check_beside(process: int, rank: int) -> None:
+def check_same_namespace(process: int, rank: int) -> None:
     """Raise ConfigError if the process that holds the name of worker `rank` is in another PID namespace.
 
     `process` is its id as this process sees it; 0 if it does not see it at all.

@@ -11,13 +11,13 @@
 #include "round.h"
 
 /* Whether the next round waits for this worker's arrival: until then the value does not change. */
-static int kv_stays(kv_self *me, const kv_entry *e)
+static int kv_is_stable(kv_self *me, const kv_entry *e)
 {
     const kv_part *mine = &kv_parts(me, e)[me->rank];
     uint64_t round = kv_complete_round(kv_get(&e->phase)) + 1;
     uint64_t waited_for = kv_get(&me->head->members) & ~kv_get(&me->head->newcomers);
     uint64_t state = kv_get(&me->worker->state);
-    return kv_state_in(state) == KV_ALIVE && !kv_is_out(me, state) && waited_for & kv_bit(me->rank) &&
+    return kv_state_in(state) == KV_ALIVE && !kv_is_fenced(me, state) && waited_for & kv_bit(me->rank) &&
            kv_get(&mine->first) <= round && kv_get(&mine->pushed[round & 1]) < round;
 }
 
@@ -38,18 +38,18 @@ static int kv_is_changing(const kv_self *me, uint64_t phase, uint64_t in_place)
 
 /* Whether a dead worker has left a round that this process cannot carry out: the read then holds the key, which
  * undoes the changes in place. */
-static int kv_is_left(kv_self *me, const kv_entry *e, uint64_t phase)
+static int kv_is_abandoned(kv_self *me, const kv_entry *e, uint64_t phase)
 {
-    return kv_step_of(phase) == KV_OPENING && !kv_in_step(me, e) &&
-           !kv_here(kv_get(&me->head->worker[kv_opener_of(phase)].state));
+    return kv_step_of(phase) == KV_OPENING && !kv_knows_mode(me, e) &&
+           !kv_is_present(kv_get(&me->head->worker[kv_opener_of(phase)].state));
 }
 
 /* Hold the key until the read ends, so that no round opens. */
-static int kv_read_apart(kv_self *me, kv_entry *e, kv_reading *reading)
+static int kv_read_holding(kv_self *me, kv_entry *e, kv_reading *reading)
 {
-    if (kv_standing(me) == KV_FENCED)
+    if (kv_check_membership(me) == KV_FENCED)
         return KV_FENCED;
-    int outcome = kv_borrow(me, e, 0);
+    int outcome = kv_hold_key(me, e, 0);
     reading->holds = outcome == KV_READY;
     reading->phase = kv_get(&e->phase);
     return outcome;
@@ -61,8 +61,8 @@ static int kv_begin_read(kv_self *me, kv_entry *e, kv_reading *reading)
 {
     int outcome = KV_READY;
     uint64_t in_place = kv_changed_in_place(me, e), phase = reading->phase = kv_get(&e->phase);
-    if (reading->tries >= KV_READ_TRIES || kv_is_left(me, e, phase))
-        outcome = kv_read_apart(me, e, reading);
+    if (reading->tries >= KV_READ_TRIES || kv_is_abandoned(me, e, phase))
+        outcome = kv_read_holding(me, e, reading);
     else if (kv_is_changing(me, phase, in_place)) { /* its worker may be dead: bring the round to its end */
         kv_call other = {.entry = e, .round = kv_round_of(phase)};
         outcome = kv_advance(me, &other);
@@ -77,10 +77,10 @@ static int kv_end_read(kv_self *me, kv_entry *e, kv_reading *reading)
     atomic_thread_fence(memory_order_acquire);
     uint64_t in_place = kv_changed_in_place(me, e), now = kv_get(&e->phase), before = reading->phase;
     if (reading->holds) {
-        int held = kv_holds(me, now, kv_round_of(before)); /* this worker was not fenced */
+        int held = kv_is_opener(me, now, kv_round_of(before)); /* this worker was not fenced */
         reading->holds = 0;
         if (held)
-            kv_return(me, e, now, 0);
+            kv_release_key(me, e, now, 0);
         kv_end_work(me);
         return held;
     }

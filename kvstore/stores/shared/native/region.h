@@ -14,7 +14,7 @@ enum {
     KV_FIRST_INDEX = 8 /* log2 of the first hash table's length */
 };
 
-#define KV_ROOM ((size_t)64 << 20) /* bytes of address space for stacks and heaps */
+#define KV_SPARE_ADDRESSES ((size_t)64 << 20) /* bytes of address space for stacks and heaps */
 
 static uint64_t kv_round_up(uint64_t bytes)
 {
@@ -22,10 +22,10 @@ static uint64_t kv_round_up(uint64_t bytes)
 }
 
 /* Whether the process has address space left for the heartbeat's thread and other needs. */
-static int kv_has_room(void)
+static int kv_has_address_space(void)
 {
-    void *room = mmap(NULL, KV_ROOM, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    return room != MAP_FAILED && !munmap(room, KV_ROOM);
+    void *room = mmap(NULL, KV_SPARE_ADDRESSES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return room != MAP_FAILED && !munmap(room, KV_SPARE_ADDRESSES);
 }
 
 /* Map the region, and as much address space beyond it, for its growth, as the process may use: at least `least`
@@ -35,7 +35,7 @@ static int kv_map_region(kv_self *me, int fd, uint64_t window, uint64_t least)
 {
     for (; window >= least; window /= 2) {
         void *base = mmap(NULL, window, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
-        if (base != MAP_FAILED && !kv_has_room()) {
+        if (base != MAP_FAILED && !kv_has_address_space()) {
             munmap(base, window);
         } else if (base != MAP_FAILED) {
             me->base = (char *)base;
@@ -97,8 +97,8 @@ static int kv_narrow_window(kv_self *me)
  * no other worker lost. */
 static void kv_beat(kv_self *me, uint64_t now)
 {
-    if (now - kv_get(&me->worker->beat) > kv_still(me))
-        kv_put(&me->forgives, now + me->silence);
+    if (now - kv_get(&me->worker->beat) > kv_longest_own_delay(me))
+        kv_put(&me->lenient_until, now + me->silence);
     kv_put(&me->worker->beat, now);
 }
 
@@ -154,7 +154,7 @@ static void kv_stop_heartbeat(kv_self *me)
 }
 
 /* Return the state word of this incarnation. */
-static uint64_t kv_life(const kv_self *me, enum kv_state state)
+static uint64_t kv_state_word(const kv_self *me, enum kv_state state)
 {
     return me->incarnation << 32 | (uint64_t)state;
 }
@@ -166,7 +166,7 @@ static int kv_register(kv_self *me)
     kv_worker *w = &me->head->worker[me->rank];
     uint64_t state = kv_get(&w->state);
     me->worker = w;
-    if (kv_here(state) && !kv_ended(me, me->rank))
+    if (kv_is_present(state) && !kv_ended(me, me->rank))
         return 1;
     kv_mark_lost(me, me->rank, state);
     me->incarnation = kv_get(&w->incarnation) + 1;
@@ -176,18 +176,18 @@ static int kv_register(kv_self *me)
     kv_put(&w->beat, kv_now_ns());
     kv_put(&w->whole, kv_get(&w->calls)); /* pushes of an earlier process count, even if its call is incomplete */
     kv_put(&w->incarnation, me->incarnation);
-    kv_put(&w->state, kv_life(me, KV_COMING)); /* from now on the death of this process is detected */
+    kv_put(&w->state, kv_state_word(me, KV_COMING)); /* from now on the death of this process is detected */
     return 0;
 }
 
-/* Make this worker a member: rounds wait for it. Acquires the region's lock (see kv_write_off), and blocks and fails
+/* Make this worker a member: rounds wait for it. Acquires the region's lock (see kv_drop_departed), and blocks and fails
  * as `kv_lock_region` does; then nothing has changed. */
 static int kv_enlist(kv_self *me)
 {
     int outcome = kv_lock_region(me);
     if (outcome != KV_READY)
         return outcome;
-    kv_become(me, KV_ALIVE);
+    kv_set_state(me, KV_ALIVE);
     kv_clear_bits(&me->head->lost, kv_bit(me->rank));
     if (kv_get(&me->head->first_lost) == (uint64_t)me->rank + 1)
         kv_put(&me->head->first_lost, 0);
@@ -199,23 +199,23 @@ static int kv_enlist(kv_self *me)
 
 /* Return of a rank, first step, before it is a member: complete or undo what its earlier process has left in a key.
  * The caller holds the region's lock. */
-static void kv_clean_up(kv_self *me, kv_entry *e)
+static void kv_end_earlier_process(kv_self *me, kv_entry *e)
 {
     kv_call call = {.entry = e};
     uint64_t phase = kv_get(&e->phase), round = kv_round_of(phase);
     if (kv_step_of(phase) == KV_OPENING && kv_opener_of(phase) == me->rank) { /* if no worker has replaced the opener
                                                                                * by now */
-        uint64_t held = kv_seize(me, e, phase);
+        uint64_t held = kv_become_opener(me, e, phase);
         if (held) {
             kv_undo(me, e, round);
-            kv_return(me, e, held, 0);
+            kv_release_key(me, e, held, 0);
             kv_end_work(me);
         }
     }
     for (uint64_t c = 0; kv_step_of(phase) == KV_OPEN && c < e->chunks; c++) {
-        if (kv_get(&kv_map(me, e)[c]) != kv_chunk_word(round, me->rank, KV_TAKEN))
+        if (kv_get(&kv_map(me, e)[c]) != kv_chunk_word(round, me->rank, KV_CLAIMED))
             continue;
-        kv_take_over(me, &call, me->rank, phase, c);
+        kv_recover_chunk(me, &call, me->rank, phase, c);
     }
 }
 
@@ -241,7 +241,7 @@ static void kv_rejoin_key(kv_self *me, kv_entry *e)
 }
 
 /* Whether all members but newcomers have pushed into a round. */
-static int kv_others_in(kv_self *me, const kv_entry *e, uint64_t round)
+static int kv_have_others_arrived(kv_self *me, const kv_entry *e, uint64_t round)
 {
     const kv_part *part = kv_parts(me, e);
     uint64_t newcomers = kv_get(&me->head->newcomers) | kv_bit(me->rank);
@@ -259,7 +259,7 @@ static int kv_others_in(kv_self *me, const kv_entry *e, uint64_t round)
  * this worker is in step. */
 static int kv_catch_up(kv_self *me, kv_entry *first)
 {
-    kv_look_around(me);
+    kv_detect_losses(me);
     uint64_t n = kv_get(&me->head->n_keys), least = ~0ull, round;
     uint64_t others = kv_get(&me->head->members) & ~kv_get(&me->head->newcomers) & ~kv_bit(me->rank);
     for (uint64_t i = 0; i < n; i++) {
@@ -271,11 +271,11 @@ static int kv_catch_up(kv_self *me, kv_entry *first)
                                                                    * later */
         kv_rejoin_key(me, first);
     round = kv_get(&kv_parts(me, first)[me->rank].first);
-    for (uint64_t i = 0; i < n && !kv_others_in(me, first, round); i++) {
+    for (uint64_t i = 0; i < n && !kv_have_others_arrived(me, first, round); i++) {
         kv_entry *e = kv_entry_at(me, i);
         kv_part *mine = &kv_parts(me, e)[me->rank];
         uint64_t next = kv_get(&mine->first);
-        if (e == first || !kv_others_in(me, e, next) || kv_others_in(me, first, round))
+        if (e == first || !kv_have_others_arrived(me, e, next) || kv_have_others_arrived(me, first, round))
             continue;
         kv_put(&mine->first, next + 1);
         kv_put(&mine->arrived, next);
@@ -289,7 +289,7 @@ static int kv_catch_up(kv_self *me, kv_entry *first)
         kv_put(&me->worker->barriers, least);
         kv_wake_all(me);
     }
-    if (!kv_others_in(me, first, round))
+    if (!kv_have_others_arrived(me, first, round))
         return 0;
     kv_clear_bits(&me->head->newcomers, kv_bit(me->rank));
     return 1;
@@ -311,7 +311,7 @@ static int kv_rejoin(kv_self *me)
     if (outcome != KV_READY)
         return outcome;
     for (uint64_t i = 0; i < n; i++)
-        kv_clean_up(me, kv_entry_at(me, i));
+        kv_end_earlier_process(me, kv_entry_at(me, i));
     kv_put(&me->worker->log.entry, 0);
     kv_unlock_region(me);
     /* Barriers that other workers wait at complete without it, too. */
@@ -389,27 +389,27 @@ static int kv_all_registered(void *context)
 /* Set the state of a worker that leaves, when no other thread of this process is at work: another worker would
  * complete what that thread is changing. The other thread may be in an updater of the user for a long time, so this
  * blocks for KV_GOES_AFTER at most. 0: this worker is fenced, and nothing has changed. */
-static int kv_go(kv_self *me, enum kv_state state)
+static int kv_leave_when_idle(kv_self *me, enum kv_state state)
 {
     const struct timespec nap = {0, KV_MILLISECOND / 5};
     uint64_t end = kv_now_ns() + KV_GOES_AFTER * KV_MILLISECOND, now;
     do {
         while (kv_is_at_work(now = kv_get(&me->worker->state)) && kv_now_ns() < end)
             nanosleep(&nap, NULL);
-        if (!kv_here(now) || kv_is_out(me, now))
+        if (!kv_is_present(now) || kv_is_fenced(me, now))
             return 0;
     } while (!kv_swap(&me->worker->state, now, (now & ~0xffull) | (uint64_t)state));
     return 1;
 }
 
 /* Leave, declare this worker lost, or stop taking part in rounds (KV_JOINED); the other workers continue without it.
- * Blocks as `kv_go` does, but for KV_JOINED. Does nothing if this worker is fenced. */
+ * Blocks as `kv_leave_when_idle` does, but for KV_JOINED. Does nothing if this worker is fenced. */
 static void kv_deregister(kv_self *me, enum kv_state state)
 {
     if (state == KV_JOINED)
         kv_put(&me->worker->joined, me->incarnation);
-    if (state == KV_JOINED ? kv_become(me, state) : kv_go(me, state)) {
-        kv_write_off(me); /* if another worker holds the lock, that worker does this later */
+    if (state == KV_JOINED ? kv_set_state(me, state) : kv_leave_when_idle(me, state)) {
+        kv_drop_departed(me); /* if another worker holds the lock, that worker does this later */
         kv_add(&me->head->epoch, 1);
         kv_wake_all(me);
     }
@@ -439,13 +439,13 @@ static int kv_give_up_descriptors(kv_self *me, int *given)
 /* Let no round or barrier wait for this worker any more, while it is still present: the last step before it leaves.
  * `is_last`: no member remains. This happens under the region's lock, so that exactly one of the leaving workers is
  * the last, and opens the rounds that no other worker will open. Blocks and fails as `kv_lock_region` does. */
-static int kv_rest(kv_self *me)
+static int kv_retire(kv_self *me)
 {
     int outcome = kv_lock_region(me);
     if (outcome != KV_READY)
         return outcome;
-    int was = kv_state(me, me->rank) == KV_ALIVE && kv_become(me, KV_JOINED);
-    kv_note_gone(me);
+    int was = kv_state(me, me->rank) == KV_ALIVE && kv_set_state(me, KV_JOINED);
+    kv_record_departed(me);
     me->is_last = was && !kv_get(&me->head->members);
     kv_unlock_region(me);
     return KV_READY;

@@ -24,7 +24,7 @@ from ....errors import AuthError, TimeoutError
 from ....settings.descriptors import above_standard, new_memory
 from ....source_tree import package_version
 from ....waiting import WaitClock
-from .namespaces import check_beside, check_network, check_proc, unreadable
+from .namespaces import check_network, check_proc, check_same_namespace, unreadable
 
 log = logging.getLogger("kvstore.shared")
 
@@ -148,7 +148,7 @@ class RegionRendezvous:
                 f"a process of user {uid} (pid {pid}) holds the name of worker {rank} of this job; "
                 "set KVSTORE_JOB to something that others cannot guess"
             )
-        check_beside(pid, rank)
+        check_same_namespace(pid, rank)
         try:
             return self._memory_of(pid)
         except PermissionError as error:

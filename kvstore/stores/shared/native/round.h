@@ -35,14 +35,14 @@ static int kv_close(kv_self *me, kv_entry *e, uint64_t phase, uint64_t current)
     return 1;
 }
 
-/* Allocate the value that is not in use, when it is first needed. Blocks as `kv_take` does, and returns its outcome;
+/* Allocate the value that is not in use, when it is first needed. Blocks as `kv_allocate` does, and returns its outcome;
  * the caller does not hold the region's lock. */
-static int kv_make_room(kv_self *me, kv_entry *e)
+static int kv_allocate_values(kv_self *me, kv_entry *e)
 {
     for (int i = 0; i < 2; i++)
         if (!e->value[i]) {
             uint64_t offset;
-            int outcome = kv_take(me, e->nbytes, KV_VALUE_COLOUR + i, &offset);
+            int outcome = kv_allocate(me, e->nbytes, KV_VALUE_COLOUR + i, &offset);
             if (outcome != KV_READY)
                 return outcome;
             e->value[i] = offset;
@@ -52,7 +52,7 @@ static int kv_make_room(kv_self *me, kv_entry *e)
 
 /* Publish the work of a round, OPENING to OPEN; every worker may claim its chunks. `rule` < 0: a sum. The caller has
  * opened the round and is at work; if it has been replaced as the opener, the phase is unchanged. */
-static void kv_put_out(kv_self *me, kv_entry *e, uint64_t phase, int rule)
+static void kv_publish_work(kv_self *me, kv_entry *e, uint64_t phase, int rule)
 {
     e->rule = rule;
     kv_swap(&e->phase, phase, kv_phase_word(kv_round_of(phase), kv_opener_of(phase), kv_version_of(phase), KV_OPEN));
@@ -61,7 +61,7 @@ static void kv_put_out(kv_self *me, kv_entry *e, uint64_t phase, int rule)
 
 /* Become the opener of a key's next round, and begin work. Returns the new phase, or 0: another worker was faster, or
  * this worker is fenced; then nothing has changed. */
-static uint64_t kv_seize(kv_self *me, kv_entry *e, uint64_t phase)
+static uint64_t kv_become_opener(kv_self *me, kv_entry *e, uint64_t phase)
 {
     uint64_t round = kv_complete_round(phase) + 1, version = kv_version_of(phase);
     if (kv_step_of(phase) == KV_OPENING) /* in-place changes of the opener before will be undone */
@@ -77,10 +77,10 @@ static uint64_t kv_seize(kv_self *me, kv_entry *e, uint64_t phase)
     return opening;
 }
 
-/* As `kv_seize`, for an opener that writes to the value that is not in use. */
-static uint64_t kv_hold(kv_self *me, kv_entry *e, uint64_t phase)
+/* As `kv_become_opener`, for an opener that writes to the value that is not in use. */
+static uint64_t kv_open_for_write(kv_self *me, kv_entry *e, uint64_t phase)
 {
-    uint64_t opening = kv_seize(me, e, phase);
+    uint64_t opening = kv_become_opener(me, e, phase);
     if (opening)
         kv_put(&e->of[1 - kv_current_of(phase)], KV_NO_ROUND);
     return opening;
@@ -99,9 +99,9 @@ static _Atomic uint64_t *kv_next_updates(kv_entry *e)
     return &e->updates[(kv_complete_round(kv_get(&e->phase)) + 1) & 1];
 }
 
-/* Release a key that `kv_seize` or `kv_hold` has acquired, without a round; with `other`, the other value is in use
+/* Release a key that `kv_become_opener` or `kv_open_for_write` has acquired, without a round; with `other`, the other value is in use
  * from now on. The caller ends its work. Does nothing if the phase has changed. */
-static void kv_return(kv_self *me, kv_entry *e, uint64_t phase, int other)
+static void kv_release_key(kv_self *me, kv_entry *e, uint64_t phase, int other)
 {
     uint64_t version = kv_version_of(phase) + (other != 0);
     if (kv_get(&e->phase) != phase)
@@ -114,7 +114,7 @@ static void kv_return(kv_self *me, kv_entry *e, uint64_t phase, int other)
 
 /* Let any worker open again the round that this worker has opened. The caller has undone its changes in place: the
  * new version shows them to workers that have read concurrently. Does nothing if the phase has changed. */
-static void kv_hand_back(kv_self *me, kv_entry *e, uint64_t phase)
+static void kv_release_opened(kv_self *me, kv_entry *e, uint64_t phase)
 {
     uint64_t version = kv_version_of(phase) + 2;
     kv_swap(&e->phase, phase, kv_phase_word(kv_round_of(phase) - 1, 0, version, KV_CLOSED));
@@ -144,7 +144,7 @@ static int kv_has_on_gpu(kv_self *me, const kv_entry *e, uint64_t round, uint64_
 }
 
 /* Whether Python code carries out the round because of its sources. */
-static int kv_is_python_s(kv_self *me, const kv_entry *e, uint64_t round, uint64_t mask)
+static int kv_needs_python(kv_self *me, const kv_entry *e, uint64_t round, uint64_t mask)
 {
     return kv_has_rows(me, e, round, mask) || kv_has_on_gpu(me, e, round, mask);
 }
@@ -179,27 +179,27 @@ static void kv_undo(kv_self *me, kv_entry *e, uint64_t round)
 }
 
 /* Prepare the work of a round that this worker has opened, also in place of a dead opener. Blocks for the sum of a
- * small key, and as `kv_take` does. KV_PLAN: Python code carries out the round, and then calls kv_put_out or
+ * small key, and as `kv_allocate` does. KV_PLAN: Python code carries out the round, and then calls kv_publish_work or
  * kv_close. On failure the key is released. */
 static int kv_prepare(kv_self *me, kv_call *call, uint64_t phase)
 {
     kv_entry *e = call->entry;
     kv_undo(me, e, kv_round_of(phase));
-    if (!kv_everyone(me, e, kv_round_of(phase), &e->mask)) {
-        kv_return(me, e, phase, 0);
+    if (!kv_all_arrived(me, e, kv_round_of(phase), &e->mask)) {
+        kv_release_key(me, e, phase, 0);
         return KV_READY;
     }
-    if (!kv_sums(me, e) || kv_is_python_s(me, e, kv_round_of(phase), e->mask)) {
+    if (!kv_sums(me, e) || kv_needs_python(me, e, kv_round_of(phase), e->mask)) {
         kv_put(&e->planned, phase);
         return KV_PLAN;
     }
-    int outcome = kv_make_room(me, e);
+    int outcome = kv_allocate_values(me, e);
     if (outcome != KV_READY) {
-        kv_return(me, e, phase, 0);
+        kv_release_key(me, e, phase, 0);
         return outcome;
     }
     if (e->nbytes > KV_SMALL_KEY) {
-        kv_put_out(me, e, phase, -1);
+        kv_publish_work(me, e, phase, -1);
         return KV_READY;
     }
     uint64_t current = kv_current_of(phase);
@@ -217,11 +217,11 @@ static int kv_prepare(kv_self *me, kv_call *call, uint64_t phase)
  * then another thread does. */
 static int kv_is_planned(kv_self *me, const kv_entry *e, uint64_t phase)
 {
-    return kv_holds(me, phase, kv_round_of(phase)) && kv_get(&e->planned) == phase;
+    return kv_is_opener(me, phase, kv_round_of(phase)) && kv_get(&e->planned) == phase;
 }
 
 /* Whether this process can open rounds of the key: it can carry out the current mode, or the round is only summed. */
-static int kv_in_step(const kv_self *me, const kv_entry *e)
+static int kv_knows_mode(const kv_self *me, const kv_entry *e)
 {
     return kv_sums(me, e) || me->mode == kv_get(&me->head->mode);
 }
@@ -241,7 +241,7 @@ static int kv_changed(void *context)
     if (kv_get(&e->phase) != watch->phase || kv_get(&watch->me->head->epoch) != watch->epoch)
         return 1;
     if (kv_step_of(watch->phase) == KV_CLOSED)
-        return kv_in_step(watch->me, e) && kv_everyone(watch->me, e, kv_round_of(watch->phase) + 1, &in);
+        return kv_knows_mode(watch->me, e) && kv_all_arrived(watch->me, e, kv_round_of(watch->phase) + 1, &in);
     return kv_step_of(watch->phase) == KV_OPEN && kv_all_done(watch->me, e, kv_round_of(watch->phase));
 }
 
@@ -250,7 +250,7 @@ static int kv_slowest(kv_self *me, const kv_entry *e, uint64_t round)
 {
     for (uint64_t c = 0; c < e->chunks; c++) {
         uint64_t word = kv_get(&kv_map(me, e)[c]);
-        if (word >> 16 == round && (word & 0xff) == KV_TAKEN)
+        if (word >> 16 == round && (word & 0xff) == KV_CLAIMED)
             return (int)(word >> 8 & 0xff);
     }
     return KV_NOBODY;
@@ -273,25 +273,25 @@ static kv_about kv_about_watch(const void *context)
 static int kv_may_open(kv_self *me, const kv_entry *e, uint64_t phase)
 {
     uint64_t in;
-    if (!kv_in_step(me, e))
+    if (!kv_knows_mode(me, e))
         return 0;
     if (kv_step_of(phase) == KV_CLOSED)
-        return kv_everyone(me, e, kv_round_of(phase) + 1, &in);
+        return kv_all_arrived(me, e, kv_round_of(phase) + 1, &in);
     int opener = kv_opener_of(phase);
-    return opener != me->rank && !kv_here(kv_get(&me->head->worker[opener].state));
+    return opener != me->rank && !kv_is_present(kv_get(&me->head->worker[opener].state));
 }
 
 /* Return the outcome for a key that could not be acquired: KV_FENCED, or KV_READY to try again. */
-static int kv_held_by_another(kv_self *me)
+static int kv_outcome_of_refusal(kv_self *me)
 {
-    return kv_is_out(me, kv_get(&me->worker->state)) ? KV_FENCED : KV_READY;
+    return kv_is_fenced(me, kv_get(&me->worker->state)) ? KV_FENCED : KV_READY;
 }
 
 static int kv_open(kv_self *me, kv_call *call, uint64_t phase)
 {
-    uint64_t opening = kv_hold(me, call->entry, phase);
+    uint64_t opening = kv_open_for_write(me, call->entry, phase);
     if (!opening)
-        return kv_held_by_another(me);
+        return kv_outcome_of_refusal(me);
     int outcome = kv_prepare(me, call, opening);
     if (outcome != KV_PLAN) /* else Python code is at work */
         kv_end_work(me);
@@ -299,14 +299,14 @@ static int kv_open(kv_self *me, kv_call *call, uint64_t phase)
 }
 
 /* Process the chunks of an open round, recover those of dead workers, and complete the round if all are done. */
-static int kv_bring_to_close(kv_self *me, kv_call *call, uint64_t phase)
+static int kv_complete_open_round(kv_self *me, kv_call *call, uint64_t phase)
 {
     kv_entry *e = call->entry;
     uint64_t round = kv_round_of(phase), current = kv_current_of(phase);
     int outcome = KV_READY;
     if (!kv_begin_work(me))
         return KV_FENCED;
-    kv_work(me, call, phase);
+    kv_process_chunks(me, call, phase);
     if (!kv_all_done(me, e, round) && kv_get(&me->head->lost))
         outcome = kv_recover(me, call, phase);
     if (outcome == KV_READY && kv_all_done(me, e, round))
@@ -318,7 +318,7 @@ static int kv_bring_to_close(kv_self *me, kv_call *call, uint64_t phase)
 /* Advance the key until the call's round is complete. Without patience, does all that needs no wait and returns
  * KV_TICK. Blocks for the computation, and as `kv_wait` does if patient. KV_READY: the round is complete, or has
  * failed. KV_PLAN: this process has opened a round that Python code carries out. KV_NEW_MODE: this process does not
- * know the current mode. Other outcomes as `kv_wait` and `kv_take`. */
+ * know the current mode. Other outcomes as `kv_wait` and `kv_allocate`. */
 static int kv_bring_forward(kv_self *me, kv_call *call, int patient)
 {
     kv_entry *e = call->entry;
@@ -328,10 +328,10 @@ static int kv_bring_forward(kv_self *me, kv_call *call, int patient)
         int outcome = KV_READY;
         if (kv_complete_round(phase) >= call->round)
             return KV_READY;
-        if (!kv_in_step(me, e) && me->tried != kv_get(&me->head->mode))
+        if (!kv_knows_mode(me, e) && me->tried != kv_get(&me->head->mode))
             return KV_NEW_MODE;
         if (kv_step_of(phase) == KV_OPEN)
-            outcome = kv_bring_to_close(me, call, phase);
+            outcome = kv_complete_open_round(me, call, phase);
         else if (kv_may_open(me, e, phase))
             outcome = kv_open(me, call, phase);
         else if (kv_is_planned(me, e, phase))
@@ -359,8 +359,8 @@ static int kv_advance(kv_self *me, kv_call *call)
 
 /* Acquire a closed key, or one that a dead worker has left acquired or opened, so that no worker opens its next
  * round: for changes outside of rounds, and for reads that fail repeatedly. Blocks as `kv_wait` does. KV_READY: this
- * worker is the opener, is at work, and calls `kv_return` and `kv_end_work`. KV_TICK: not yet. */
-static int kv_borrow(kv_self *me, kv_entry *e, int writes)
+ * worker is the opener, is at work, and calls `kv_release_key` and `kv_end_work`. KV_TICK: not yet. */
+static int kv_hold_key(kv_self *me, kv_entry *e, int writes)
 {
     kv_watch watch = {me, e, 0, kv_get(&me->head->epoch)};
     uint64_t phase = watch.phase = kv_get(&e->phase);
@@ -368,11 +368,11 @@ static int kv_borrow(kv_self *me, kv_entry *e, int writes)
     int outcome, opener = kv_opener_of(phase);
     if (kv_step_of(phase) == KV_OPEN)
         outcome = kv_advance(me, &call);
-    else if (kv_step_of(phase) == KV_CLOSED || (opener != me->rank && !kv_here(kv_get(&me->head->worker[opener].state)))) {
-        uint64_t held = writes ? kv_hold(me, e, phase) : kv_seize(me, e, phase);
+    else if (kv_step_of(phase) == KV_CLOSED || (opener != me->rank && !kv_is_present(kv_get(&me->head->worker[opener].state)))) {
+        uint64_t held = writes ? kv_open_for_write(me, e, phase) : kv_become_opener(me, e, phase);
         if (held)
             kv_undo(me, e, kv_round_of(held));
-        return held ? KV_READY : kv_held_by_another(me) == KV_FENCED ? KV_FENCED : KV_TICK;
+        return held ? KV_READY : kv_outcome_of_refusal(me) == KV_FENCED ? KV_FENCED : KV_TICK;
     } else if (kv_is_planned(me, e, phase))
         outcome = KV_PLAN;
     else
@@ -389,7 +389,7 @@ typedef struct {
 static int kv_have_arrived(void *context)
 {
     kv_arrivals *a = (kv_arrivals *)context;
-    return kv_everyone(a->me, a->entry, a->round, &a->in) || kv_get(&a->me->head->epoch) != a->epoch ||
+    return kv_all_arrived(a->me, a->entry, a->round, &a->in) || kv_get(&a->me->head->epoch) != a->epoch ||
            kv_is_planned(a->me, a->entry, kv_get(&a->entry->phase)); /* the previous round */
 }
 
@@ -408,7 +408,7 @@ static int kv_store_sum(kv_self *me, kv_entry *e, uint64_t round, uint64_t in, c
     uint64_t phase = kv_get(&e->phase), opening;
     if (kv_complete_round(phase) >= round)
         return 1;
-    if (phase >> 16 != round - 1 || kv_step_of(phase) != KV_CLOSED || !(opening = kv_hold(me, e, phase)))
+    if (phase >> 16 != round - 1 || kv_step_of(phase) != KV_CLOSED || !(opening = kv_open_for_write(me, e, phase)))
         return 0;
     e->mask = in;
     memcpy(kv_at(me, e->value[1 - kv_current_of(phase)]), sum, e->nbytes);
@@ -428,7 +428,7 @@ static int kv_sum_small(kv_self *me, kv_call *call, int patient)
     int outcome = kv_await(me, kv_have_arrived, kv_about_arrivals, &a, patient);
     if (outcome != KV_READY)
         return outcome;
-    if (!a.in || !kv_sums(me, e) || !call->n_outs || kv_is_python_s(me, e, call->round, a.in))
+    if (!a.in || !kv_sums(me, e) || !call->n_outs || kv_needs_python(me, e, call->round, a.in))
         return kv_bring_forward(me, call, patient);
     /* Another worker may have completed the round as an update, and the mode may have changed back to sums. */
     if (kv_get(&me->head->mode) && kv_complete_round(kv_get(&e->phase)) >= call->round)
@@ -438,7 +438,7 @@ static int kv_sum_small(kv_self *me, kv_call *call, int patient)
     if (kv_gather(me, call, call->round, a.in, &s) != KV_READY)
         return kv_bring_forward(me, call, patient);
     kv_sum_here(me, call, NULL, s.src, s.coded, s.k, call->outs, call->n_outs, 0, (ptrdiff_t)e->n);
-    if (!kv_still_there(me, e, call->round, a.in))
+    if (!kv_are_sources_intact(me, e, call->round, a.in))
         return kv_bring_forward(me, call, patient);
     call->delivered[0] = 1;
     if (me->rank == __builtin_ctzll(a.in) && !kv_store_sum(me, e, call->round, a.in, call->outs[0]))
@@ -456,7 +456,7 @@ static uint64_t kv_pushed_round(kv_self *me, const kv_entry *e)
 
 /* Return the first failed round, up to `round`, that waited for this worker and was not reported to it; `told` has
  * the reported rounds, at the same places as `failed`. 0: there is none. */
-static uint64_t kv_untold(kv_self *me, const kv_entry *e, const uint64_t *told, uint64_t round)
+static uint64_t kv_first_unreported(kv_self *me, const kv_entry *e, const uint64_t *told, uint64_t round)
 {
     uint64_t found = 0, first = kv_get(&kv_parts(me, e)[me->rank].first);
     for (int i = 0; i < KV_FAILURES; i++) {
@@ -484,23 +484,23 @@ static int kv_is_unopened(kv_self *me, const kv_entry *e, uint64_t round, uint64
 {
     uint64_t phase = kv_get(&e->phase);
     if (kv_step_of(phase) != KV_CLOSED && kv_round_of(phase) == round &&
-        kv_here(kv_get(&me->head->worker[kv_opener_of(phase)].state)))
+        kv_is_present(kv_get(&me->head->worker[kv_opener_of(phase)].state)))
         return 0;
-    return round > kv_complete_round(phase) && kv_everyone(me, e, round, in);
+    return round > kv_complete_round(phase) && kv_all_arrived(me, e, round, in);
 }
 
 /* Whether no present worker is changing the key's value: the phase is CLOSED, or OPENING by a dead worker. */
-static int kv_at_rest(kv_self *me, const kv_entry *e)
+static int kv_is_idle(kv_self *me, const kv_entry *e)
 {
     uint64_t phase = kv_get(&e->phase);
     if (kv_step_of(phase) == KV_OPENING)
-        return !kv_here(kv_get(&me->head->worker[kv_opener_of(phase)].state));
+        return !kv_is_present(kv_get(&me->head->worker[kv_opener_of(phase)].state));
     return kv_step_of(phase) == KV_CLOSED;
 }
 
 /* After a loss: put the value of an earlier round in use again. 0: it is not there, or the states of an optimizer are
  * ahead of it. */
-static int kv_step_back(kv_self *me, kv_entry *e, uint64_t round)
+static int kv_restore_round(kv_self *me, kv_entry *e, uint64_t round)
 {
     uint64_t phase = kv_get(&e->phase), current = kv_current_of(phase);
     if (kv_step_of(phase) != KV_CLOSED || !kv_sums(me, e) || kv_get(&e->gpu_table) || kv_get(&e->of[1 - current]) != round)
@@ -510,11 +510,11 @@ static int kv_step_back(kv_self *me, kv_entry *e, uint64_t round)
 }
 
 /* Return the bits of the workers that have left without joining and were not reported yet. */
-static uint64_t kv_leavers(kv_self *me)
+static uint64_t kv_unreported_leavers(kv_self *me)
 {
     uint64_t epoch = kv_get(&me->head->epoch);
     if (epoch == me->left_at)
-        return me->left & ~me->left_told;
+        return me->left & ~me->left_reported;
     me->left_at = epoch;
     me->left = 0;
     kv_note_losses(me);
@@ -523,15 +523,15 @@ static uint64_t kv_leavers(kv_self *me)
         if (kv_state(me, w) == KV_LEFT && kv_get(&peer->joined) != kv_get(&peer->incarnation))
             me->left |= kv_bit(w);
     }
-    me->left_told &= me->left;
-    return me->left & ~me->left_told;
+    me->left_reported &= me->left;
+    return me->left & ~me->left_reported;
 }
 
 /* Return those of the workers above that have pushed into the key, and are not in the complete round. */
 static uint64_t kv_left_out(kv_self *me, const kv_entry *e, uint64_t round)
 {
     const kv_part *part = kv_parts(me, e);
-    uint64_t out = kv_leavers(me);
+    uint64_t out = kv_unreported_leavers(me);
     for (int w = 0; out && w < me->size; w++) {
         uint64_t even = kv_get(&part[w].pushed[0]), odd = kv_get(&part[w].pushed[1]), last = even > odd ? even : odd;
         if (!last || last >= round)

@@ -36,7 +36,7 @@ cdef class Call:
         self.c.entry = handle.e
         self.c.round = pushed_round(handle)
         self.c.outs, self.c.n_outs = into, <int>n
-        self.c.delivered = NULL if kv_over_own(handle.job.me, &self.c) else self.delivered
+        self.c.delivered = NULL if kv_overlaps_slot(handle.job.me, &self.c) else self.delivered
         self.c.stream = large
 
     @property
@@ -88,7 +88,7 @@ cdef class Call:
                 outcome = kv_deliver(me, &self.c)
                 if outcome != KV_TICK:
                     kv_leave()
-        if outcome == KV_READY and kv_standing(me) == KV_FENCED:
+        if outcome == KV_READY and kv_check_membership(me) == KV_FENCED:
             return KV_FENCED  # what was copied may be of a round of the others
         if self.receives and outcome == KV_READY:
             self.receives = False
@@ -103,7 +103,7 @@ cdef class Call:
         cdef kv_self *me = self.handle.job.me
         self.pending = KV_READY
         self.pending = self.advance()
-        if self.pending != KV_READY or kv_untold(me, self.handle.e, self.handle.told, self.c.round):
+        if self.pending != KV_READY or kv_first_unreported(me, self.handle.e, self.handle.reported, self.c.round):
             return False
         return not kv_left_out(me, self.handle.e, self.c.round) and self.deliver() == KV_READY
 
@@ -166,7 +166,7 @@ cdef class Calls:
         if self.outcome != KV_READY:
             return False
         count_rounds(h, c.round)
-        if kv_untold(me, h.e, h.told, c.round) or kv_left_out(me, h.e, c.round):
+        if kv_first_unreported(me, h.e, h.reported, c.round) or kv_left_out(me, h.e, c.round):
             return False
         if not delivered:
             with nogil:
@@ -175,7 +175,7 @@ cdef class Calls:
             if self.outcome != KV_READY:
                 self.outcome = KV_READY  # of the round
                 return False
-        if kv_standing(me) == KV_FENCED:
+        if kv_check_membership(me) == KV_FENCED:
             return False  # what was copied may be of a round of the others
         kv_count_received(me, h.e.nbytes)
         return True
@@ -202,7 +202,7 @@ def can_arrive(Job job, list handles):
     cdef kv_self *me = job.me
     cdef kv_part *part
     cdef uint64_t arrived
-    if job.closed or me.forked or kv_standing(me) != KV_READY:
+    if job.closed or me.forked or kv_check_membership(me) != KV_READY:
         return False
     for handle in handles:
         h = <Handle?>handle
@@ -262,7 +262,7 @@ def begin_call(Job job, list handles):
     kv_begin_call(job.me)
     for handle in handles:
         h = <Handle?>handle
-        kv_take_stamp(job.me, h.e, pushed_round(h) + 1)
+        kv_record_stamp(job.me, h.e, pushed_round(h) + 1)
 
 
 def end_call(Job job):
@@ -274,14 +274,14 @@ def slot(Handle handle):
     """Return the slot of this worker's next push of the key, as an array; the caller writes to it at once."""
     cdef kv_self *me = handle.job.me
     cdef kv_part *part = &kv_parts(me, handle.e)[me.rank]
-    kv_fill(me, handle.e)
+    kv_announce_overwrite(me, handle.e)
     return handle.job.array(slot_of(handle, part), handle.shape, handle.dtype, None)
 
 
 cdef uint64_t slot_of(Handle handle, kv_part *part) except 0:
     cdef uint64_t parity = kv_get(&part.arrived) + 1 & 1
     if not part.slot[parity]:
-        part.slot[parity] = handle.job.take(max(<uint64_t>1, handle.e.nbytes), KV_SOURCE_COLOUR + handle.job.me.rank)
+        part.slot[parity] = handle.job.allocate(max(<uint64_t>1, handle.e.nbytes), KV_SOURCE_COLOUR + handle.job.me.rank)
     return part.slot[parity]
 
 
@@ -301,7 +301,7 @@ cdef uint64_t slot_with_copy(Handle handle, cnp.ndarray value) except 0:
     cdef kv_self *me = handle.job.me
     cdef uint64_t slot = slot_of(handle, &kv_parts(me, handle.e)[me.rank])
     kv_enter_round(me, KV_MOVING, handle.e.number, pushed_round(handle) + 1, handle.e.nbytes)
-    kv_fill(me, handle.e)
+    kv_announce_overwrite(me, handle.e)
     memcpy(me.base + slot, cnp.PyArray_DATA(value), handle.e.nbytes)
     return slot
 
@@ -419,12 +419,12 @@ def quick_pushpull(Job job, key, value, out):
     if not fits(value, h.like, out is None) or not (out is None or fits(out, h.like, True)):
         return None
     part = &kv_parts(me, h.e)[me.rank]
-    if kv_standing(me) != KV_READY or kv_complete_round(kv_get(&h.e.phase)) + 1 < kv_get(&part.arrived):
+    if kv_check_membership(me) != KV_READY or kv_complete_round(kv_get(&h.e.phase)) + 1 < kv_get(&part.arrived):
         return None
     if not part.slot[kv_get(&part.arrived) + 1 & 1]:
         return None
     kv_enter_round(me, KV_MOVING, h.e.number, kv_get(&part.arrived) + 1, h.e.nbytes)
-    kv_fill(me, h.e)
+    kv_announce_overwrite(me, h.e)
     memcpy(me.base + slot_of(h, part), cnp.PyArray_DATA(<cnp.ndarray>value), h.e.nbytes)
     kv_arrive(me, h.e, KV_SLOT, slot_of(h, part))
     target[0] = <char *>cnp.PyArray_DATA(<cnp.ndarray>(value if out is None else out))
@@ -438,9 +438,9 @@ def quick_pushpull(Job job, key, value, out):
             outcome = kv_deliver(me, &c)
         if outcome != KV_TICK:
             kv_leave()
-    if outcome == KV_READY and kv_standing(me) == KV_FENCED:
+    if outcome == KV_READY and kv_check_membership(me) == KV_FENCED:
         outcome = KV_FENCED
-    if outcome == KV_READY and not kv_untold(me, h.e, h.told, c.round) and not kv_left_out(me, h.e, c.round):
+    if outcome == KV_READY and not kv_first_unreported(me, h.e, h.reported, c.round) and not kv_left_out(me, h.e, c.round):
         count_rounds(h, c.round)
         kv_count_received(me, h.e.nbytes)
         return KV_READY
@@ -458,7 +458,7 @@ def quick_call(Handle h, cnp.ndarray like, value, out):
     """
     cdef kv_self *me = h.job.me
     cdef kv_part *part
-    if h.job.closed or me.forked or h.e.nbytes > KV_SMALL_KEY or h.e.sparse or kv_standing(me) != KV_READY:
+    if h.job.closed or me.forked or h.e.nbytes > KV_SMALL_KEY or h.e.sparse or kv_check_membership(me) != KV_READY:
         return None
     if not (value is None or fits(value, like, False)) or not (out is None or fits(out, like, True)):
         return None
@@ -468,7 +468,7 @@ def quick_call(Handle h, cnp.ndarray like, value, out):
             return None
         if not part.slot[kv_get(&part.arrived) + 1 & 1]:
             return None
-        kv_arrive_untold(me, h.e, KV_SLOT, 0, slot_with_copy(h, value))
+        kv_arrive_silently(me, h.e, KV_SLOT, 0, slot_with_copy(h, value))
         kv_count_sent(me, h.e.nbytes)
         kv_leave()
     return Call(h, [] if out is None else [out], False, out is not None)
@@ -476,7 +476,7 @@ def quick_call(Handle h, cnp.ndarray like, value, out):
 
 # ------------------------------------------------------------------------------------------- updates by Python
 
-def put_out(Handle handle, int rule, tuple params, master, list states, uint64_t updates):
+def publish_work(Handle handle, int rule, tuple params, master, list states, uint64_t updates):
     """Publish the work of the round that this worker has opened: an update by a compiled rule."""
     cdef kv_entry *e = handle.e
     cdef int i
@@ -490,7 +490,7 @@ def put_out(Handle handle, int rule, tuple params, master, list states, uint64_t
     for i in range(e.n_states):
         e.states[i] = places[i]
     kv_put(kv_next_updates(e), updates)
-    kv_put_out(handle.job.me, e, handle.held, rule)
+    kv_publish_work(handle.job.me, e, handle.held, rule)
 
 
 def sum_opened(Handle handle, cnp.ndarray to):
@@ -532,7 +532,7 @@ def close_opened(Handle handle, bint other, updates=None):
     kv_close(handle.job.me, handle.e, handle.held, 1 - current if other else current)
 
 
-cdef class Work:
+cdef class OpenedWork:
     """Work on an opened round, as a context; False if another worker has become the opener."""
 
     cdef Handle handle
@@ -544,23 +544,23 @@ cdef class Work:
 
     def __enter__(self):
         self.begun = kv_begin_work(self.handle.job.me)
-        return self.begun and holds(self.handle, self.round)
+        return self.begun and is_opener(self.handle, self.round)
 
     def __exit__(self, *_):
         if self.begun:
             kv_end_work(self.handle.job.me)
 
 
-def holds(Handle handle, uint64_t round):
+def is_opener(Handle handle, uint64_t round):
     """Whether this worker is the opener of a round, and is not fenced."""
     cdef kv_self *me = handle.job.me
-    return bool(kv_holds(me, kv_get(&handle.e.phase), round)) and kv_standing(me) != KV_FENCED
+    return bool(kv_is_opener(me, kv_get(&handle.e.phase), round)) and kv_check_membership(me) != KV_FENCED
 
 
-def close_held(Handle handle, uint64_t round, bint other):
+def close_if_opener(Handle handle, uint64_t round, bint other):
     """As `close_opened`, for a given round; return whether this worker has completed it."""
     cdef uint64_t phase = kv_get(&handle.e.phase), current = kv_current_of(phase)
-    if not kv_holds(handle.job.me, phase, round):
+    if not kv_is_opener(handle.job.me, phase, round):
         return False
     return bool(kv_close(handle.job.me, handle.e, phase, 1 - current if other else current))
 
@@ -580,7 +580,7 @@ def note_mode(Job job, uint64_t mode, bint able):
 
 
 def set_mode(Job job, uint64_t mode):
-    """Change the mode of the job; the caller holds `Lock`."""
+    """Change the mode of the job; the caller holds `RegionLock`."""
     kv_put(&job.me.head.mode, mode)
     kv_wake_all(job.me)
 
@@ -591,12 +591,12 @@ def settings_version(Job job):
 
 
 def settings(Job job):
-    """Return the description of the optimizer; the caller holds `Lock`."""
+    """Return the description of the optimizer; the caller holds `RegionLock`."""
     return text_at(job, kv_get(&job.me.head.settings))
 
 
 def set_settings(Job job, bytes text):
-    """Set the description of the optimizer; the caller holds `Lock`."""
+    """Set the description of the optimizer; the caller holds `RegionLock`."""
     if kv_set_settings(job.me, <char *>text, len(text)):
         raise no_memory(len(text))
 
@@ -644,7 +644,7 @@ def set_num_update(Job job, uint64_t n):
     kv_put(&job.me.head.num_update, n)
 
 
-cdef class Lock:
+cdef class RegionLock:
     """The region's lock, as a context; for short sections without waits."""
 
     cdef Job job

@@ -39,7 +39,7 @@ static int kv_same_key(kv_self *me, const kv_entry *e, const char *text, uint64_
 
 /* Return the number of a key's entry plus one; 0: there is none. Entries beyond the count of keys are incomplete: a
  * worker is making them, or died then. */
-static uint64_t kv_find(kv_self *me, const char *text, uint64_t bytes, int64_t number)
+static uint64_t kv_find_key(kv_self *me, const char *text, uint64_t bytes, int64_t number)
 {
     uint64_t index = kv_get(&me->head->index), log = index & 63, hash = kv_hash(text, bytes, number);
     const _Atomic uint64_t *slot = (const _Atomic uint64_t *)kv_at(me, index & ~63ull);
@@ -64,7 +64,7 @@ static void kv_put_number(_Atomic uint64_t *slot, uint64_t log, uint64_t hash, u
  * changed. */
 static int kv_grow_table(kv_self *me, uint64_t log)
 {
-    uint64_t bytes = 8ull << log, offset = kv_take_locked(me, bytes);
+    uint64_t bytes = 8ull << log, offset = kv_allocate_locked(me, bytes);
     if (!offset)
         return -1;
     _Atomic uint64_t *slot = (_Atomic uint64_t *)kv_at(me, offset);
@@ -87,7 +87,7 @@ static kv_entry *kv_new_entry(kv_self *me)
     if (2 * (n + 1) > 1ull << log && kv_grow_table(me, log + 1))
         return NULL;
     if (!head->blocks[n / KV_BLOCK_KEYS]) {
-        uint64_t block = kv_take_locked(me, KV_BLOCK_KEYS * sizeof(kv_entry));
+        uint64_t block = kv_allocate_locked(me, KV_BLOCK_KEYS * sizeof(kv_entry));
         if (!block)
             return NULL;
         atomic_thread_fence(memory_order_release);

@@ -38,7 +38,7 @@ static inline uint64_t kv_text_size(uint64_t bytes)
 /* Write a text and return its offset. The caller holds the lock. 0: there is no memory. */
 static uint64_t kv_new_text(kv_self *me, const char *text, uint64_t bytes)
 {
-    uint64_t offset = kv_take_locked(me, kv_text_size(bytes));
+    uint64_t offset = kv_allocate_locked(me, kv_text_size(bytes));
     if (offset) {
         *(kv_text_head *)kv_at(me, offset) = (kv_text_head){KV_GUARD, bytes};
         memcpy(kv_text(me, offset), text, bytes);
@@ -53,7 +53,7 @@ static void kv_set_why(kv_self *me, kv_entry *e, uint64_t round, const char *tex
     uint64_t old = kv_get(why), offset = kv_new_text(me, text, bytes);
     kv_put(why, offset);
     if (old)
-        kv_give_locked(me, old, kv_text_size(kv_text_bytes(me, old)));
+        kv_free_locked(me, old, kv_text_size(kv_text_bytes(me, old)));
 }
 
 /* Replace the settings. The caller holds the lock. -1: there is no memory, and nothing has changed. The version
@@ -67,7 +67,7 @@ static int kv_set_settings(kv_self *me, const char *text, uint64_t bytes)
     kv_add(&me->head->settings_version, 1);
     kv_put(&me->head->settings, offset);
     if (old)
-        kv_give_locked(me, old, kv_text_size(kv_text_bytes(me, old)));
+        kv_free_locked(me, old, kv_text_size(kv_text_bytes(me, old)));
     return 0;
 }
 

@@ -9,8 +9,8 @@
  *
  * - Helpers spin for about ten microseconds after a job (the next call of a training loop is near), then sleep.
  */
-#ifndef KV_POOL_H
-#define KV_POOL_H
+#ifndef KV_HELPER_THREADS_H
+#define KV_HELPER_THREADS_H
 
 #include <pthread.h>
 #include <sched.h>
@@ -56,7 +56,7 @@ static inline void kv_pause(void)
 
 /* Process tasks until none is left. Each thread has its own share, the same in every call of a loop, so that its part
  * of small arrays stays in its cache; when its share is done it helps the other threads. */
-static void kv_work(int self)
+static void kv_run_tasks(int self)
 {
     int shares = kv_pool.shares;
     for (int turn = 0; turn < shares; turn++) {
@@ -67,7 +67,7 @@ static void kv_work(int self)
     }
 }
 
-static void kv_deal(ptrdiff_t n, int shares)
+static void kv_assign_shares(ptrdiff_t n, int shares)
 {
     kv_pool.shares = shares;
     for (int s = 0; s < shares; s++) {
@@ -103,7 +103,7 @@ static void *kv_helper(void *number)
         uint64_t gate = kv_next_gate(seen);
         while (gate & KV_GATE_OPEN)
             if (atomic_compare_exchange_weak(&kv_pool.gate, &gate, gate + 1)) {
-                kv_work(self);
+                kv_run_tasks(self);
                 atomic_fetch_sub(&kv_pool.gate, 1);
                 break;
             }
@@ -180,9 +180,9 @@ static void kv_parallel(kv_task task, void *context, ptrdiff_t n, int threads)
         kv_pool_grow(threads - 1);
     kv_pool.task = task;
     kv_pool.context = context;
-    kv_deal(n, kv_pool.helpers + 1 < threads ? kv_pool.helpers + 1 : threads);
+    kv_assign_shares(n, kv_pool.helpers + 1 < threads ? kv_pool.helpers + 1 : threads);
     kv_open_gate();
-    kv_work(0);
+    kv_run_tasks(0);
     kv_shut_gate();
     pthread_mutex_unlock(&kv_pool.owner);
 }

@@ -3,15 +3,15 @@
  * The functions kv_run_* block until the job is done. Any thread may call them, without the interpreter's lock; the
  * pointers of a job are valid, and have the sizes that the job states.
  */
-#ifndef KV_RUN_H
-#define KV_RUN_H
+#ifndef KV_JOB_CHUNKS_H
+#define KV_JOB_CHUNKS_H
 
 #include <unistd.h>
 
 #include "levels.h"
 #include "merge.h"
 #include "overlap.h"
-#include "pool.h"
+#include "helper_threads.h"
 
 enum {
     KV_CHUNK_BYTES = 128 * 1024,

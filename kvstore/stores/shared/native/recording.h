@@ -1,9 +1,9 @@
-/* The spans of a worker's activity, for its counters and the timeline; see activity.h.
+/* The record of a worker's activity, for its counters and the timeline; see activity.h.
  *
  * A function that returns to Python with any outcome but KV_TICK ends the span.
  */
-#ifndef KV_SPANS_H
-#define KV_SPANS_H
+#ifndef KV_RECORDING_H
+#define KV_RECORDING_H
 
 #include "activity.h"
 #include "wait.h"
@@ -82,7 +82,7 @@ static inline void kv_count_received(kv_self *me, uint64_t nbytes)
 }
 
 /* Record an event of the timeline, if there is one. Does not block. */
-static void kv_tell(kv_self *me, uint16_t kind, int whom, uint64_t slice, uint64_t round, uint64_t nbytes)
+static void kv_record_event(kv_self *me, uint16_t kind, int whom, uint64_t slice, uint64_t round, uint64_t nbytes)
 {
     uint64_t now = kv_ring_here->size ? kv_ring_here->now() : 0;
     if (now)
@@ -97,9 +97,9 @@ static void kv_note_losses(kv_self *me)
     for (int w = 0; me->counters && lost != before && w < me->size; w++) {
         if (lost & ~before & kv_bit(w)) {
             kv_add_to(&me->counters->losses, 1);
-            kv_tell(me, KV_EVENT_LOST, w, KV_NO_SLICE, 0, 0);
+            kv_record_event(me, KV_EVENT_LOST, w, KV_NO_SLICE, 0, 0);
         } else if (before & ~lost & kv_bit(w)) {
-            kv_tell(me, KV_EVENT_BACK, w, KV_NO_SLICE, 0, 0);
+            kv_record_event(me, KV_EVENT_BACK, w, KV_NO_SLICE, 0, 0);
         }
     }
 }

@@ -67,7 +67,7 @@ class OtherProcesses:
         """Raise an error if this process may not enter a region with, or without, earlier meetings."""
 
 
-class JobMembership:
+class JobRegistration:
     """The rank of a process in a job of one machine."""
 
     def __init__(self, config: StoreConfig, place: RegionPlace, others: OtherProcesses | None = None) -> None:
@@ -78,12 +78,12 @@ class JobMembership:
         clock = WaitClock(config.timeout)
         with contextlib.closing(StartFailures(self._rendezvous.name, self.rank, self.size)) as self._failures:
             try:
-                if not self._come_in(config):
+                if not self._enter_region(config):
                     raise ConfigError(
                         f"rank {self.rank} of this job is taken by another living process; give each process "
                         "its own rank, and each job its own KVSTORE_JOB"
                     )
-                self._settle(clock)
+                self._register(clock)
             except BaseException:
                 self.leave(lost=False)
                 raise
@@ -106,7 +106,7 @@ class JobMembership:
         self._others.check()
         self._failures.check()
 
-    def _come_in(self, config: StoreConfig) -> bool:
+    def _enter_region(self, config: StoreConfig) -> bool:
         """Enter the region and listen; if that fails, report the cause to the waiting workers.
 
         False: a living process has this rank, and the workers wait for that.
@@ -114,7 +114,7 @@ class JobMembership:
         try:
             self._rendezvous.check()
             self.job = self._enter(config)
-            self._others.check_begun(self.job.begun())
+            self._others.check_begun(self.job.workers_have_met())
             return self._rendezvous.listen()
         except TimeoutError:  # the other workers have their own deadline
             raise
@@ -157,9 +157,9 @@ class JobMembership:
             log.warning("%s: install one version in all processes of the job", differ)
         return job
 
-    def _settle(self, clock: WaitClock) -> None:
+    def _register(self, clock: WaitClock) -> None:
         job = self.job
-        if job.was_taken() and not job.goes_on:
+        if job.rank_was_used() and not job.continues_after_loss:
             raise PeerLostError(
                 f"worker {self.rank} of {self.size} is lost, or has left, and with on_peer_loss='raise' no "
                 "other process may replace it; restart the job",
@@ -171,7 +171,7 @@ class JobMembership:
             log.info("worker %d replaces a process that was lost", self.rank)
             job.rejoin()
             return
-        job.enlist()
+        job.become_member()
         self._await(self._all_there, lambda: [w for w in range(self.size) if job.state(w) == 0], clock)
         job.probe()
         number = job.arrive_at_barrier()
@@ -226,7 +226,7 @@ def _check_region(job: shm.Job, rank: int, size: int, config: StoreConfig) -> No
             "start all processes with the same number of workers: "
             f"worker {rank} has {size}, and the founder of the job {job.size}"
         )
-    if job.goes_on != (config.on_peer_loss == "continue"):
+    if job.continues_after_loss != (config.on_peer_loss == "continue"):
         raise ConfigError(
             f"on_peer_loss={config.on_peer_loss!r} on worker {rank} and another on worker 0; all must agree"
         )
