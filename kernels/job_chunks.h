@@ -22,6 +22,7 @@ enum {
 static const kv_level *kv_now; /* the level in use */
 static ptrdiff_t kv_stream_bytes;
 
+/* Return the number of processors that this process may use. */
 static int kv_cpus(void)
 {
 #if defined(__linux__)
@@ -48,6 +49,7 @@ static ptrdiff_t kv_cache_bytes(int threads)
     return l3 > 0 && l3 < most ? (ptrdiff_t)l3 : most;
 }
 
+/* Set the level in use and the size of the cache; the module calls this once, when it is loaded. */
 static void kv_run_init(void)
 {
     kv_now = kv_all_levels[kv_usable_levels() - 1];
@@ -98,6 +100,7 @@ static const char *kv_anchor(const kv_item *it)
     return it->dst ? it->dst : it->out[0];
 }
 
+/* Run items that are independent of each other. */
 static void kv_run_all(kv_item *items, ptrdiff_t n, ptrdiff_t bytes, int threads)
 {
     ptrdiff_t chunks = 0;
@@ -164,6 +167,7 @@ static void kv_encode_task(void *context, ptrdiff_t chunk)
     kv_now->encode_span(job, chunk * step, end < job->n ? end : job->n);
 }
 
+/* Pack a sum of gradients. Cannot fail. */
 static void kv_run_encode(kv_encoding *job, int threads)
 {
     ptrdiff_t step = kv_chunk_elements(KV_F32), whole = kv_encoded_bytes(job->code, job->n);
@@ -192,6 +196,7 @@ static void kv_rows_task(void *context, ptrdiff_t chunk)
         kv_now->fence();
 }
 
+/* Sum or update rows, or update groups; one of the two jobs is NULL. The ids are in range. Cannot fail. */
 static void kv_run_rows(const kv_rows *rows, const kv_group *group, int threads)
 {
     int dtype = rows ? rows->dtype : group->dtype;
@@ -226,6 +231,7 @@ static void kv_norm_task(void *context, ptrdiff_t chunk)
         pair[0] = kv_now->sumsq(job->dtype, job->w + from * size, n);
 }
 
+/* Compute sums of squares. -1: there is no memory; `sums` is then 0. */
 static int kv_run_norm(kv_norm_job *job, double *sums, int threads)
 {
     ptrdiff_t step = kv_chunk_elements(job->dtype), chunks = (job->n + step - 1) / step;
@@ -259,6 +265,7 @@ static void kv_cast_task(void *context, ptrdiff_t chunk)
                      job->from + i * kv_itemsize[job->from_dtype], end - i < KV_BLOCK ? end - i : KV_BLOCK);
 }
 
+/* Cast an array. Cannot fail. */
 static void kv_run_cast(kv_cast_job *job, int threads)
 {
     ptrdiff_t step = KV_CHUNK_BYTES / 4;

@@ -48,6 +48,7 @@ static const kv_level *const kv_all_levels[] = {&level_v1, &level_v3, &level_v4}
 #define KV_HAS_F16C __builtin_cpu_supports("f16c")
 #endif
 
+/* Return how many of the levels, from the first on, this processor can run. */
 static int kv_usable_levels(void)
 {
     __builtin_cpu_init();

@@ -68,6 +68,7 @@ static void kv_add_extent(kv_extent **at, const char *array, ptrdiff_t bytes, pt
         *(*at)++ = (kv_extent){start, start + (uintptr_t)bytes, item, write};
 }
 
+/* Return the bytes of source number j of an item. */
 static ptrdiff_t kv_source_bytes(const kv_item *it, int j)
 {
     if (it->coding && it->coding[j].packed)

@@ -22,11 +22,14 @@ static inline uint64_t kv_phase_word(uint64_t round, int rank, uint64_t version,
     return round << 16 | (uint64_t)rank << 8 | (version & 0xf) << 4 | (uint64_t)step;
 }
 
+/* The parts of a phase: its round, the rank of the opener, the version of the value, the value in use (0 or 1), and
+ * the step. */
 static inline uint64_t kv_round_of(uint64_t phase) { return phase >> 16; }
 static inline int kv_opener_of(uint64_t phase) { return (int)(phase >> 8 & 0xff); }
 static inline uint64_t kv_version_of(uint64_t phase) { return phase >> 4 & 0xf; }
 static inline uint64_t kv_current_of(uint64_t phase) { return kv_version_of(phase) & 1; }
 static inline enum kv_step kv_step_of(uint64_t phase) { return (enum kv_step)(phase & 0xf); }
+/* Return the last complete round of a key in this phase. */
 static inline uint64_t kv_complete_round(uint64_t phase)
 {
     return kv_step_of(phase) == KV_CLOSED ? kv_round_of(phase) : kv_round_of(phase) - 1;
@@ -65,6 +68,7 @@ static inline int kv_delivers(const kv_call *call)
     return call->delivered && call->n_outs <= KV_MOST_OUTS;
 }
 
+/* Return the parts of a key, by rank. */
 static inline kv_part *kv_parts(kv_self *me, const kv_entry *e)
 {
     return (kv_part *)kv_at(me, e->parts);
@@ -77,6 +81,7 @@ static inline void kv_fail(kv_entry *e, uint64_t round)
     kv_put(&e->failed[round % KV_FAILURES], round);
 }
 
+/* Whether a round has failed, as far as `failed` still remembers it. */
 static inline int kv_has_failed(const kv_entry *e, uint64_t round)
 {
     return kv_get(&e->failed[round % KV_FAILURES]) == round;

@@ -13,6 +13,7 @@
 #define KV_STEP() ((void)0)
 #endif
 
+/* Load with acquire order, and store with release order. */
 static inline uint64_t kv_get(const _Atomic uint64_t *word)
 {
     KV_STEP();
@@ -25,6 +26,8 @@ static inline void kv_put(_Atomic uint64_t *word, uint64_t value)
     atomic_store_explicit(word, value, memory_order_release);
 }
 
+/* Replace `expected` by `value`; return whether the word was `expected`. Sequentially consistent, as the next three,
+ * which return the word as it was before. */
 static inline int kv_swap(_Atomic uint64_t *word, uint64_t expected, uint64_t value)
 {
     KV_STEP();
@@ -55,6 +58,7 @@ static inline void kv_fence(void)
     atomic_thread_fence(memory_order_seq_cst);
 }
 
+/* Tell the processor that this thread spins. */
 static inline void kv_relax(void)
 {
 #if defined(__x86_64__) || defined(__i386__)

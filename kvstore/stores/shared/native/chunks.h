@@ -14,6 +14,7 @@ static inline uint64_t kv_chunk_word(uint64_t round, int rank, enum kv_chunk_ste
     return round << 16 | (uint64_t)rank << 8 | (uint64_t)how;
 }
 
+/* Return the words of a key's chunks. */
 static inline _Atomic uint64_t *kv_map(kv_self *me, const kv_entry *e)
 {
     return (_Atomic uint64_t *)kv_at(me, e->map);

@@ -94,6 +94,7 @@ static enum kv_damage kv_find_damage(int fd)
     return harm;
 }
 
+/* In builds with KVSTORE_CHECKED=1: end the process if the guards of header or entry are destroyed. */
 #ifdef KV_CHECKED
 static void kv_check_guards(const kv_self *me, const kv_entry *e)
 {

@@ -196,6 +196,7 @@ static inline int kv_is_given(const kv_self *me, uint64_t offset, uint64_t bytes
     return !bytes || (offset >= KV_HEADER_BYTES && offset <= top && bytes <= top - offset);
 }
 
+/* Return the bit of a rank. */
 static inline uint64_t kv_bit(int rank)
 {
     return 1ull << rank;

@@ -143,6 +143,7 @@ static inline int kv_state_in(uint64_t word)
     return (int)(word & 0xff);
 }
 
+/* Return the present state of a worker. */
 static inline int kv_state(const kv_self *me, int w)
 {
     return kv_state_in(kv_get(&me->head->worker[w].state));
@@ -157,6 +158,7 @@ static int kv_is_present(uint64_t word)
 
 #define KV_ONE_WORK 0x100ull
 
+/* Whether a state word is of a worker that is at work. */
 static inline int kv_is_at_work(uint64_t word)
 {
     return (word & 0xffffff00ull) != 0;
