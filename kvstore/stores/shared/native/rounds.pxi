@@ -551,10 +551,10 @@ cdef class OpenedWork:
             kv_end_work(self.handle.job.me)
 
 
-def is_opener(Handle handle, uint64_t round):
+cdef bint is_opener(Handle handle, uint64_t round) noexcept:
     """Whether this worker is the opener of a round, and is not fenced."""
     cdef kv_self *me = handle.job.me
-    return bool(kv_is_opener(me, kv_get(&handle.e.phase), round)) and kv_check_membership(me) != KV_FENCED
+    return kv_is_opener(me, kv_get(&handle.e.phase), round) and kv_check_membership(me) != KV_FENCED
 
 
 def close_if_opener(Handle handle, uint64_t round, bint other):
