@@ -452,15 +452,15 @@ def spread(rows: Array, blank: Array, order: IdPositions, table: Array) -> Array
     return table
 
 
-def _mapped(change: Callable[[Array, Array], Array], tree: Tree, beside: Tree) -> Tree:
+def _mapped(change: Callable[[Array, Array], Array], tree: Tree, counterpart: Tree) -> Tree:
     """Build a state: `change` of each array of `tree` and its counterpart in the other state."""
     if isinstance(tree, tuple):
-        assert isinstance(beside, tuple)
-        return tuple(_mapped(change, part, other) for part, other in zip(tree, beside, strict=True))
+        assert isinstance(counterpart, tuple)
+        return tuple(_mapped(change, part, other) for part, other in zip(tree, counterpart, strict=True))
     if tree is None:
         return None
-    assert isinstance(beside, np.ndarray)
-    return change(tree, beside)
+    assert isinstance(counterpart, np.ndarray)
+    return change(tree, counterpart)
 
 
 def _room(rows: Array, count: int) -> Array:

@@ -188,7 +188,7 @@ LANES = {
 EIGHT_FLOATS = Lanes(4, 8, _load_8f, _store_8f, i.load_f, i.store_f, _add8, _plus, *_SAME)
 
 
-def beside(dtype: str, other: str) -> Lanes:
+def matching_lanes(dtype: str, other: str) -> Lanes:
     """Return the lanes of `dtype` for use with one element of `other` each."""
     if dtype == "float32" and other in HALVES:
         return EIGHT_FLOATS

@@ -10,7 +10,7 @@ from ..spec import Spec
 from ..table import DST, MASTER, PARAMS, STATES
 from .chunks import Body, field_now, framed, spreader
 from .intrinsics import bf16_pack, dual, f16_pack, forget
-from .lanes import LANES, Lanes, beside, store_words
+from .lanes import LANES, Lanes, matching_lanes, store_words
 from .rules import RULES, Rule
 from .sums import summer
 
@@ -205,7 +205,7 @@ def _updater(spec: Spec, grouped: bool) -> Callable[[int, int, int, Any], None]:
     rule, k, master = RULES[str(spec.rule)], spec.k, spec.master
     grad = LANES[spec.dtype]
     inner = "float32" if master else spec.dtype
-    wide = beside(inner, spec.dtype)
+    wide = matching_lanes(inner, spec.dtype)
     total = summer(grad, k, grouped)
     load, store = (wide.load, wide.store) if grouped else (wide.load_one, wide.store_one)
     narrow, settle = (grad.store, _settled(grad)) if grouped else (grad.store_one, grad.settle_one)

@@ -190,7 +190,7 @@ class HierarchyBackend(Backend):
         """Raise an error unless this worker may push; after a loss the scheduler is asked, too."""
         if self._lost:
             self._client.hear_of_loss()
-        self._told(self._check)
+        self._noting_loss(self._check)
 
     # -------------------------------------------------------------------------------------------- slices
 
@@ -249,7 +249,7 @@ class HierarchyBackend(Backend):
             if self._region.is_lowest():
                 self._bring([key for key in keys if not all(map(self._region.find, _slice_names(key)))])
             for key in keys:
-                self._told(partial(self._handles, key, first=True))
+                self._noting_loss(partial(self._handles, key, first=True))
 
     def assign(self, groups: list[Group]) -> None:
         """Overwrite known keys, and initialise others."""
@@ -307,14 +307,14 @@ class HierarchyBackend(Backend):
             return False
         return known[0], known[1][0]
 
-    def _takes(self, key: DistKey) -> bool:
+    def _can_push(self, key: DistKey) -> bool:
         """Return whether arrays of a key's type can be pushed, with this optimizer and this codec."""
         return self.feedback is None and (self.updater is None or key.dtype.kind not in "iu")
 
     def _pushed_quickly(self, key: DistKey, handle: Handle, value: Any, out: Any) -> bool | Finish:
         """Arrive; the returned function waits. False: nothing has happened."""
         before = handle.arrived
-        if value is None or (key.dtype is not _F32 and not self._takes(key)):
+        if value is None or (key.dtype is not _F32 and not self._can_push(key)):
             return False
         if handle.complete + 1 < before:  # the stamp of the round before the last is not sent yet
             return False
@@ -333,7 +333,7 @@ class HierarchyBackend(Backend):
         if not done and receives and call.opens and self._carrier is not None:
             done = self._carrier.carry_alone(call)
         if not done:
-            self._told(partial(self._region.finish, call, receives))
+            self._noting_loss(partial(self._region.finish, call, receives))
         self._client.counters.end_rounds(call.handle.newly_complete())
 
     def begin(self, verb: str, arguments: tuple[Any, ...], priority: int | None) -> Finish:
@@ -357,7 +357,7 @@ class HierarchyBackend(Backend):
         """Deliver results, and wait for rounds, that the next push of the keys would overwrite."""
         if verb in ("push", "pushpull"):
             self._from_servers.deliver(keys)
-        self._told(partial(self._region.wait_for_free_slot, verb, self._names(keys)))
+        self._noting_loss(partial(self._region.wait_for_free_slot, verb, self._names(keys)))
 
     def _names(self, keys: list[Key]) -> list[Key]:
         """Return the keys of the region for keys that were used here."""
@@ -408,10 +408,10 @@ class HierarchyBackend(Backend):
             if self._lost and not self._client.joined:
                 self._client.hear_of_loss()
         elif keys is None:
-            self._told(self._region.settle_all)
+            self._noting_loss(self._region.settle_all)
         else:
             handles = [handle for key in keys if key in self._slots for handle in self._slots[key][1]]
-            self._told(partial(self._region.settle, handles))
+            self._noting_loss(partial(self._region.settle, handles))
             self._count_rounds(keys)
 
     def _start_pushpull(self, groups: list[Group], outs: list[Group] | None, priority: int | None) -> Finish:
@@ -490,9 +490,11 @@ class HierarchyBackend(Backend):
 
     def _begin(self, verb: str, arguments: tuple[Any, ...], priority: int | None) -> Finish:
         """Begin an operation in the host's memory; the returned function waits."""
-        return partial(self._told, self._told(partial(self._region.begin, verb, arguments, priority)))
+        return partial(
+            self._noting_loss, self._noting_loss(partial(self._region.begin, verb, arguments, priority))
+        )
 
-    def _told(self, run: Callable[[], Any]) -> Any:
+    def _noting_loss(self, run: Callable[[], Any]) -> Any:
         """Run a wait in the host's memory; record that a loss is reported to the caller, perhaps its own."""
         try:
             return run()
@@ -624,7 +626,7 @@ class HierarchyBackend(Backend):
         if self._client.joined:
             self._flat.barrier()
         else:
-            self._flat.learn(self._client.barrier_of_host(self._told(self._region.meet)))
+            self._flat.learn(self._client.barrier_of_host(self._noting_loss(self._region.meet)))
         shm.raise_num_update(self._region.job, self._flat.settings_version)
 
     def side(self) -> HierarchyBackend:

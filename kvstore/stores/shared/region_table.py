@@ -262,35 +262,35 @@ class RegionTable(RowTable):
 
     # ------------------------------------------------------------------------------------ the other place
 
-    def replace_beside(self, sources: list[RowSparseArray]) -> None:
+    def replace_other(self, sources: list[RowSparseArray]) -> None:
         """Write the sum of `sources` to the place that is not in use."""
         with self.lock:
             ids, maps, datas = merge(sources)
-            rows = self._room_beside(ids)
+            rows = self._allocate_other(ids)
             cpu.reduce_rows(datas, maps, rows[: len(ids)])
 
-    def assign_beside(self, value: RowSparseArray, updates: JobUpdater) -> None:
+    def assign_other(self, value: RowSparseArray, updates: JobUpdater) -> None:
         """Write `value` to the place that is not in use; if rows have states, they keep their order."""
         with self.lock:
             self.look()
             try:
-                self._assign_beside(value, updates)
+                self._assign_other(value, updates)
             finally:
                 self._outgrown.clear()
                 self._taken.clear()
                 self.forget()
 
-    def _assign_beside(self, value: RowSparseArray, updates: JobUpdater) -> None:
+    def _assign_other(self, value: RowSparseArray, updates: JobUpdater) -> None:
         record = None if updates.updater is None else self._found(shm.mode(self._job))
         if record is None:
-            self._room_beside(value.indices)[: len(value.indices)] = value.data
+            self._allocate_other(value.indices)[: len(value.indices)] = value.data
         elif "blank" in record:
             self._attach(updates)
             self._assign_in_order(value)
         else:  # all rows have states
             self._assign_whole(value, updates)
 
-    def _room_beside(self, ids: Ids) -> Array:
+    def _allocate_other(self, ids: Ids) -> Array:
         """Let the other place hold the rows of `ids`; return memory for these."""
         words = self._handle.table_words(other=True)
         words[_HELD] = 0
@@ -320,7 +320,7 @@ class RegionTable(RowTable):
     def _assign_in_order(self, value: RowSparseArray) -> None:
         """Write `value` to the place that is not in use, with rows in the order of the states."""
         assert self.index is not None
-        rows = self._room_beside(self._lying[: self.count])
+        rows = self._allocate_other(self._lying[: self.count])
         words = self._handle.table_words(other=True)
         lying = self._handle.region_array(int(words[_IDS]), (int(words[_IDS_ROOM]),), _INT64)
         rows[: self.count] = 0
@@ -335,7 +335,7 @@ class RegionTable(RowTable):
 
     def _assign_whole(self, value: RowSparseArray, updates: JobUpdater) -> None:
         """Write `value` with all rows to the place that is not in use."""
-        rows = self._room_beside(np.arange(self.shape[0], dtype=np.int64))
+        rows = self._allocate_other(np.arange(self.shape[0], dtype=np.int64))
         rows[...] = 0
         rows[value.indices] = value.data
         self._block, self.index, self.count = rows, None, self.shape[0]

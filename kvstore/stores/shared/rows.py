@@ -122,7 +122,7 @@ class SparseKeys:
     def _carry_out_table(self, table: RegionTable, handle: Handle, sources: list[RowSparseArray]) -> None:
         updates = self._job_updater
         if not shm.mode(self._job) & 1:
-            table.replace_beside(sources)
+            table.replace_other(sources)
             shm.close_opened(handle, True)
             return
         with table.working():
@@ -178,7 +178,7 @@ class SparseKeys:
 
     def overwrite(self, handle: Handle, value: RowSparseArray) -> None:
         """Write the rows of `value` to the place that is not in use."""
-        self._job_updater.tables.of(handle).assign_beside(value, self._job_updater)
+        self._job_updater.tables.of(handle).assign_other(value, self._job_updater)
 
 
 def rows_at(handle: Handle, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> RowSparseArray:

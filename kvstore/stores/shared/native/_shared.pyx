@@ -234,7 +234,7 @@ cdef extern from "region.h" nogil:
     uint64_t kv_pushed_round(kv_self *me, kv_entry *e)
     void kv_fail(kv_entry *e, uint64_t round)
     int kv_has_failed(kv_entry *e, uint64_t round)
-    uint64_t kv_first_unreported(kv_self *me, kv_entry *e, const uint64_t *told, uint64_t round)
+    uint64_t kv_first_unreported(kv_self *me, kv_entry *e, const uint64_t *reported, uint64_t round)
     uint64_t kv_next_behind(kv_self *me, uint64_t start, uint64_t n)
     int kv_is_unopened(kv_self *me, kv_entry *e, uint64_t round, uint64_t *within)
     uint64_t kv_left_out(kv_self *me, kv_entry *e, uint64_t round)

@@ -454,14 +454,14 @@ static uint64_t kv_pushed_round(kv_self *me, const kv_entry *e)
     return arrived >= kv_get(&part->first) ? arrived : 0;
 }
 
-/* Return the first failed round, up to `round`, that waited for this worker and was not reported to it; `told` has
+/* Return the first failed round, up to `round`, that waited for this worker and was not reported to it; `reported` has
  * the reported rounds, at the same places as `failed`. 0: there is none. */
-static uint64_t kv_first_unreported(kv_self *me, const kv_entry *e, const uint64_t *told, uint64_t round)
+static uint64_t kv_first_unreported(kv_self *me, const kv_entry *e, const uint64_t *reported, uint64_t round)
 {
     uint64_t found = 0, first = kv_get(&kv_parts(me, e)[me->rank].first);
     for (int i = 0; i < KV_FAILURES; i++) {
         uint64_t failed = kv_get(&e->failed[i]);
-        if (failed > told[i] && failed >= first && failed <= round && (!found || failed < found))
+        if (failed > reported[i] && failed >= first && failed <= round && (!found || failed < found))
             found = failed;
     }
     return found;
