@@ -100,7 +100,7 @@ def test_a_row_that_does_not_fit_is_named(spec: Spec, row: Row, what: str) -> No
 
 def test_the_row_that_is_named_is_the_one() -> None:
     good = Row(4, srcs=(16, 16), dst=16)
-    with pytest.raises(ValueError, match="row 2 has not"):
+    with pytest.raises(ValueError, match="row 2 does not have"):
         image(SUM2, [good, good, good._replace(dst=0), good])
 
 
