@@ -271,7 +271,7 @@ _TYPERS: dict[int, Callable[[Any], Callable[..., Any]]] = {
 def _overload(extend: Any, function: Callable[..., Any], made: Callable[..., Any]) -> None:
     """Register the implementation of a function in bodies.
 
-    Without a C wrapper, which takes ten times as long.
+    It has no C wrapper, which would take ten times as long.
     """
     options = {"no_cfunc_wrapper": True} if extend is extending else {}
     extend.overload(function, jit_options=options, strict=False)(made)
