@@ -1,4 +1,4 @@
-"""Types of the compiled CPU kernels; what each does is said in `_cpu.pyx`."""
+"""The names of the compiled CPU kernels that Python code may use; `_cpu.pyx` documents them."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,9 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""CPU kernels: the Python face of the loops in the headers beside this file.
+"""CPU kernels: the Python interface of the loops in the headers of this folder.
 
-Every array is an exact `numpy.ndarray`, C-contiguous, aligned and in native byte order; whatever does not fit
-raises before any memory is touched. Large work releases the GIL and uses all cores; the bits of a result
-depend neither on the number of threads nor on the instruction set.
+Every array is an exact `numpy.ndarray`, C-contiguous, aligned and in native byte order; any other argument raises
+before memory is read or written. Large work releases the GIL and uses all cores; the bits of a result depend neither
+on the number of threads nor on the instruction set.
 """
 
 cimport cython
@@ -17,7 +17,7 @@ import numpy as np
 
 cnp.import_array()
 
-cdef extern from "run.h" nogil:
+cdef extern from "job_chunks.h" nogil:
     enum:
         KV_MAX_PARAMS
         KV_F32
@@ -139,12 +139,12 @@ cdef extern from *:
     const int *kv_rule_params
     const int kv_n_rules
 
-# Below this many bytes, giving up the GIL and taking it again costs more than the work.
+# Below this many bytes, releasing and acquiring the GIL costs more than the work.
 cdef ptrdiff_t GIL_BYTES = 32 * 1024
-cdef ptrdiff_t SMALL_BYTES = 64 * 1024  # up to here a call of one key keeps it: some microseconds at most
+cdef ptrdiff_t SMALL_BYTES = 64 * 1024  # a call of one key up to this size keeps the GIL: some microseconds at most
 cdef enum:
-    SMALL_VALUES = 16  # arrays of one key in a call that is made in few steps
-cdef object np_ndarray = np.ndarray  # a name of the module costs a look-up at every use
+    SMALL_VALUES = 16  # the most arrays of one key in a call of the short path
+cdef object np_ndarray = np.ndarray  # a module attribute costs a look-up at every use
 cdef int default_threads
 
 kv_run_init()
@@ -164,12 +164,12 @@ def rule_id(str name):
 
 
 def rule_states(str name):
-    """Number of state arrays that a rule wants."""
+    """Number of state arrays that a rule needs."""
     return kv_rule_states[<int>_rule_ids[name]]
 
 
 def rule_parameters(str name):
-    """Number of parameters that a rule reads, the four that all have included."""
+    """Number of parameters that a rule reads, including the four that all rules have."""
     return kv_rule_params[<int>_rule_ids[name]]
 
 
@@ -200,7 +200,7 @@ def threads():
 
 
 def set_threads(int n):
-    """Use `n` threads, and the shares of as many cores in the cache, for large work from now on; 0: all usable cores."""
+    """From now on, use `n` threads, and the cache shares of as many cores, for large work; 0: all usable cores."""
     global default_threads, kv_stream_bytes
     if n < 0:
         raise ValueError(f"the number of threads must not be negative, got {n}")
@@ -225,17 +225,17 @@ def level_pointer():
 
 
 def run_pointer():
-    """For other compiled modules: a capsule with the function that does dense items (`kv_run_dense`)."""
+    """For other compiled modules: a capsule with the function that processes dense items (`kv_run_dense`)."""
     return PyCapsule_New(<void *>&kv_run_dense, "kvstore.run", NULL)
 
 
 def run_rows_pointer():
-    """For other compiled modules: a capsule with the function that does rows (`kv_run_rows`)."""
+    """For other compiled modules: a capsule with the function that processes rows (`kv_run_rows`)."""
     return PyCapsule_New(<void *>&kv_run_rows, "kvstore.run_rows", NULL)
 
 
 def threads_pointer():
-    """For other compiled modules: a capsule with the address of what `threads` returns."""
+    """For other compiled modules: a capsule with the address of the number of threads."""
     return PyCapsule_New(<void *>&default_threads, "kvstore.threads", NULL)
 
 

@@ -29,7 +29,7 @@ cdef class Arena:
 
 
 cdef inline Py_ssize_t how_many(object arrays) except -1:
-    """The number of arrays in a list, or of one without a list around it; None stands for none."""
+    """Return the number of arrays in a list, or 1 for an array without a list, or 0 for None."""
     if arrays is None:
         return 0
     return len(<list?>arrays) if type(arrays) is not np.ndarray else 1
@@ -53,7 +53,7 @@ cdef inline size_t doubles_size(tuple params) noexcept:
 
 
 cdef double *take_doubles(Arena arena, tuple params) except? NULL:
-    """The parameters of a rule; those that are not given are zero, so that no rule reads past them."""
+    """Copy the parameters of a rule; missing ones are zero, so that no rule reads beyond them."""
     cdef double *p = <double *>arena.take(doubles_size(params))
     cdef Py_ssize_t i
     for i in range(KV_MAX_PARAMS):
@@ -68,7 +68,7 @@ cdef int take_states(char **into, tuple states, int rule, int dtype, ptrdiff_t n
     if rule < 0 or rule >= kv_n_rules:
         raise ValueError(f"no rule has the id {rule}")
     if len(states) != kv_rule_states[rule]:
-        raise ValueError(f"rule {kv_rule_names[rule].decode()} wants {kv_rule_states[rule]} states, got {len(states)}")
+        raise ValueError(f"rule {kv_rule_names[rule].decode()} needs {kv_rule_states[rule]} states, got {len(states)}")
     for i in range(len(states)):
         into[i] = pointer(states[i], dtype, n, True)
     return 0

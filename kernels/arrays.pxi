@@ -1,7 +1,7 @@
-# What may go to a kernel, and where its memory is. Part of _cpu.pyx.
+# Checks of the arrays that are passed to kernels, and their addresses. Part of _cpu.pyx.
 
 cdef enum:
-    N_NUMS = 24  # NumPy's own numbers of element types end here
+    N_NUMS = 24  # NumPy's numbers of its own element types are below this
 
 cdef int bfloat16_num = -1
 cdef int[N_NUMS] code_by_num
@@ -11,7 +11,7 @@ cdef int read_nums() except -1:
     cdef int i
     for i in range(N_NUMS):
         code_by_num[i] = -1
-    for letter in "bBhHiIlLqQefd":  # of two integers of one size, both
+    for letter in "bBhHiIlLqQefd":  # includes both integer types of one size, such as long and long long
         dtype = np.dtype(letter)
         code_by_num[<int>dtype.num] = _dtypes.get(dtype.name, -1)
     return 0
@@ -20,23 +20,23 @@ read_nums()
 
 
 cdef inline int code_of(int num) noexcept:
-    """Our number of a NumPy element type, or -1."""
+    """Return the kernels' number of a NumPy element type, or -1."""
     if 0 <= num < N_NUMS: return code_by_num[num]
     return KV_BF16 if num == bfloat16_num else -1
 
 
 def dtypes():
-    """Element types in the order of their numbers: name, and size in bytes with whether it is a float."""
+    """Return the element types in the order of their numbers: name, size in bytes, and whether it is a float."""
     return {name: (kv_itemsize[i], bool(kv_is_float[i])) for name, i in _dtypes.items()}
 
 
 def dtype_number(dtype):
-    """The kernels' number of a NumPy dtype; -1: they do not take it."""
+    """Return the kernels' number of a NumPy dtype; -1: they do not support it."""
     return code_of((<cnp.dtype>dtype).type_num)
 
 
 def accept_bfloat16(dtype):
-    """Tell the kernels which NumPy dtype is bfloat16 (that of ml_dtypes, once somebody has imported it)."""
+    """Register the NumPy dtype of bfloat16 (that of ml_dtypes, once it is imported)."""
     global bfloat16_num
     if dtype.name != "bfloat16" or dtype.itemsize != 2:
         raise TypeError(f"{dtype} is not bfloat16")
@@ -44,18 +44,18 @@ def accept_bfloat16(dtype):
 
 
 def supported(dtype):
-    """Whether the kernels take arrays of this NumPy dtype."""
+    """Whether the kernels support arrays of this NumPy dtype."""
     return code_of((<cnp.dtype>dtype).type_num) >= 0 and dtype.isnative
 
 
 def is_plain(array):
-    """Whether `array` can go to a kernel as it is: an exact ndarray, contiguous, aligned, of a supported type."""
+    """Whether a kernel can use `array` directly: an exact ndarray, contiguous, aligned, of a supported type."""
     return (type(array) is np.ndarray and cnp.PyArray_ISCARRAY_RO(<cnp.ndarray>array)
             and code_of(cnp.PyArray_TYPE(<cnp.ndarray>array)) >= 0)
 
 
 def first_misfit(list values, cnp.ndarray like, bint write=False):
-    """Index of the first value that is not a plain array of the shape and type of `like`, or -1.
+    """Return the index of the first value that is not a plain array of the shape and type of `like`, or -1.
 
     With `write`, a read-only array does not fit either. `like` itself is a plain array.
     """
@@ -101,10 +101,10 @@ def plain_arrays(list values, list likes, bint write=False):
 
 
 cdef char *pointer(object array, int dtype, ptrdiff_t n, bint write) except? NULL:
-    """The data of an array that has `n` elements of type `dtype`."""
+    """Return the address of an array of `n` elements of type `dtype`."""
     cdef cnp.ndarray a
     if type(array) is not np.ndarray:
-        raise TypeError(f"a kernel takes numpy.ndarray, not {type(array).__name__}")
+        raise TypeError(f"a kernel needs numpy.ndarray, not {type(array).__name__}")
     a = <cnp.ndarray>array
     if not cnp.PyArray_ISCARRAY_RO(a) or code_of(cnp.PyArray_TYPE(a)) != dtype:
         raise TypeError(f"array of type {a.dtype} is not contiguous, not aligned, or not of the type of its key")
@@ -118,7 +118,7 @@ cdef char *pointer(object array, int dtype, ptrdiff_t n, bint write) except? NUL
 cdef int dtype_of(object array) except -1:
     cdef int code
     if type(array) is not np.ndarray:
-        raise TypeError(f"a kernel takes numpy.ndarray, not {type(array).__name__}")
+        raise TypeError(f"a kernel needs numpy.ndarray, not {type(array).__name__}")
     code = code_of(cnp.PyArray_TYPE(<cnp.ndarray>array))
     if code < 0:
         raise TypeError(f"no kernel for {array.dtype}")

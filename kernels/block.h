@@ -1,11 +1,12 @@
-/* A block is a few kilobytes of one key: summed, updated and handed out while it is in the first-level cache,
- * so that each array crosses the memory bus once. Included once per level.
- */
+/* A block is a few kilobytes of one key: it is summed, updated and copied out while it is in the first-level cache,
+ * so that each array crosses the memory bus once. Included once per level. */
 
-/* Copy a block past the cache: for jobs that do not fit it, a plain store would first read the line it overwrites.
+/* Copy a block past the cache: if the job does not fit the cache, a plain store would first read the line that it
+ * overwrites.
  *
- * Only whole lines go past it. The line that a block begins or ends within is left to the next block, which reads the
- * bytes before `from` again: they must still be there unless the block is the `first` of its span. */
+ * Only whole lines bypass the cache. The line in which a block begins or ends is left to the next block, which reads
+ * the bytes before `from` again: they must still be there unless the block is the `first` of its span.
+ */
 static void LV(stream)(size_t bytes, char *to, const char *from, int first, int last)
 {
 #if KV_X86
@@ -68,8 +69,8 @@ static void LV(sum_block)(int dtype, ptrdiff_t n, char *to, const char *const *s
     }
 }
 
-/* The rule in the arithmetic of the key: float64 as such, all others as float32.
- * src points at the block in each source; w, master and states at its place in their arrays. */
+/* Apply a rule in the arithmetic of the key: float64 as such, all other types as float32. `src` points to the block
+ * in each source; `w`, `master` and `states` to the block in their arrays. */
 static void LV(update_block)(int dtype, int rule, int k, ptrdiff_t n, ptrdiff_t at, char *w, char *master,
                              const char *const *src, char *const *states, int n_states, const double *p)
 {
@@ -114,14 +115,15 @@ static int LV(is_source)(const kv_item *it, const char *array)
     return 0;
 }
 
-/* A block on its way: where in the item it lies, and whether its span begins or ends with it. */
+/* A block: its place in the item, and whether its span begins or ends with it. */
 typedef struct {
     ptrdiff_t at, n;
     size_t offset, bytes;
     int first, last;
 } LV(place);
 
-/* Hand the block out. Lines of an array that was just read lie in the cache: a plain store is best there. */
+/* Write the block to the outs. Lines of an array that was just read are in the cache: for these a plain store is
+ * best. */
 static void LV(emit)(const kv_item *it, const LV(place) *b, const char *from)
 {
     for (int j = 0; j < it->m; j++) {
@@ -135,7 +137,7 @@ static void LV(emit)(const kv_item *it, const LV(place) *b, const char *from)
     }
 }
 
-/* `sum` has room for a block, and before it for the line that `stream` may read again. */
+/* Sum one block. `sum` holds a block, and before it the line that `stream` may read again. */
 static void LV(reduce_item_block)(const kv_item *it, const LV(place) *b, const char *const *src, char *sum)
 {
     const char *from = src[0];
@@ -153,8 +155,9 @@ static void LV(reduce_item_block)(const kv_item *it, const LV(place) *b, const c
         memcpy(sum - KV_LINE, sum + b->bytes - KV_LINE, KV_LINE);
 }
 
-/* Copy an array of a state to where it is kept, past the cache where the job is larger than that. `stream` would read
- * again what lies before a block that does not begin with a line, which has been updated by now. */
+/* Copy a block of a state to its array in `kept`, past the cache if the job is larger than the cache. If the block
+ * does not begin with a cache line, `stream` would read the bytes before it again, and these have been updated: then
+ * the copy is a plain one. */
 static void LV(keep_block)(const kv_item *it, const LV(place) *b, char *kept, const char *from, ptrdiff_t wide)
 {
     char *to = kept + b->at * wide;
@@ -182,7 +185,7 @@ static void LV(update_item_block)(const kv_item *it, const LV(place) *b, const c
     LV(emit)(it, b, w);
 }
 
-/* What the sources stand for is summed first; from there on it is one plain source. */
+/* The decoded sources are summed first; the sum then counts as one plain source. */
 static void LV(coded_item_block)(const kv_item *it, const LV(place) *b, char *sum)
 {
     int direct = it->dst && it->rule < 0 && (!it->stream || LV(is_source)(it, it->dst));
@@ -201,7 +204,7 @@ static void LV(coded_item_block)(const kv_item *it, const LV(place) *b, char *su
 }
 
 #if KV_X86
-/* What the sources of a coded item count multiplied by; 0 where a coding is more than that. */
+/* Find the factors of the sources of a coded item; 0 if a coding is more than a factor. */
 static int LV(find_factors)(const kv_item *it, float *factor)
 {
     for (int j = 0; j < it->k; j++) {
@@ -213,7 +216,7 @@ static int LV(find_factors)(const kv_item *it, float *factor)
     return 1;
 }
 
-/* As `sum_past`, of products. */
+/* As `sum_past`, for sources that are multiplied by factors. */
 static ptrdiff_t LV(products_past)(ptrdiff_t n, float *dst, const float *const *s, const float *factor, int k,
                                    float *const *out, int m)
 {
@@ -237,8 +240,8 @@ static ptrdiff_t LV(products_past)(ptrdiff_t n, float *dst, const float *const *
 }
 #endif
 
-/* A sum whose outs are all among its sources goes from registers to memory, without a buffer in between.
- * Returns how far it came: the rest, and whatever does not fit, is the blocks' work. */
+/* A sum with outs that are all among its sources is written from registers to memory, without a buffer. Returns the
+ * end of the processed elements: `item_span` processes the others in blocks. */
 static ptrdiff_t LV(in_place_span)(const kv_item *it, ptrdiff_t from, ptrdiff_t to)
 {
 #if KV_X86
@@ -273,7 +276,7 @@ static ptrdiff_t LV(in_place_span)(const kv_item *it, ptrdiff_t from, ptrdiff_t 
     return from;
 }
 
-/* One source that goes to one place is copied at once: many short copies write memory that lies in no cache more slowly. */
+/* One source with one output is copied in one piece: many short copies to memory that is in no cache are slower. */
 static int LV(copy_span)(const kv_item *it, ptrdiff_t from, ptrdiff_t to)
 {
     if (it->k != 1 || it->rule >= 0 || it->coding || it->m + (it->dst != NULL) != 1)
@@ -289,6 +292,9 @@ static int LV(copy_span)(const kv_item *it, ptrdiff_t from, ptrdiff_t to)
     return 1;
 }
 
+/* Process elements `from` to `to` of an item, in blocks. Blocks for the time of the work. The pointers of the item
+ * are valid and do not overlap in a way that `kv_independent` excludes; `from` is 0, or begins a chunk as
+ * `kv_run_all` cuts them. */
 static void LV(item_span)(const kv_item *it, ptrdiff_t from, ptrdiff_t to)
 {
     if (LV(copy_span)(it, from, to))
@@ -323,13 +329,13 @@ static inline ptrdiff_t LV(source_row)(const kv_rows *job, int j, ptrdiff_t u)
     return job->map[j] ? (ptrdiff_t)job->map[j][u] : u;
 }
 
-/* How many of n ids are like the first: each one more than the id before it, or, where `step` is 0, the same. */
+/* Return how many of n ids continue the first: each one more than the id before it, or the same if `step` is 0. */
 KV_INLINE ptrdiff_t LV(run)(const int64_t *ids, ptrdiff_t n, int64_t step)
 {
     ptrdiff_t i = 1;
     if (n < 2 || ids[1] != ids[0] + step)
         return 1;
-    for (; i + KV_RUN_IDS <= n; i += KV_RUN_IDS) { /* so many at a time, without branches */
+    for (; i + KV_RUN_IDS <= n; i += KV_RUN_IDS) { /* a fixed number at a time, without branches */
         int64_t wrong = 0, first = ids[0] + i * step;
         for (int64_t j = 0; j < KV_RUN_IDS; j++)
             wrong |= ids[i + j] ^ (first + (j & -step));
@@ -341,8 +347,8 @@ KV_INLINE ptrdiff_t LV(run)(const int64_t *ids, ptrdiff_t n, int64_t step)
     return i;
 }
 
-/* How many rows from u on, before `to`, lie behind each other in the table and in each source that has them: these are
- * worked on as one row. */
+/* Return how many rows from u on, before `to`, are consecutive in the table and in each source that has them: these
+ * are processed as one row. */
 static ptrdiff_t LV(rows_together)(const kv_rows *job, ptrdiff_t u, ptrdiff_t to)
 {
     ptrdiff_t n = job->cols < KV_BLOCK ? to - u : 1;
@@ -354,7 +360,7 @@ static ptrdiff_t LV(rows_together)(const kv_rows *job, ptrdiff_t u, ptrdiff_t to
     return n;
 }
 
-/* One row, or a piece of a long one: sources that do not have the row are left out of the sum. */
+/* Process one row, or a piece of a long row: sources without the row are left out of the sum. */
 static void LV(row_piece)(const kv_rows *job, ptrdiff_t u, ptrdiff_t col, ptrdiff_t n, const char **have)
 {
     ptrdiff_t size = kv_itemsize[job->dtype], wide = job->master ? (ptrdiff_t)sizeof(float) : size;
@@ -373,7 +379,7 @@ static void LV(row_piece)(const kv_rows *job, ptrdiff_t u, ptrdiff_t col, ptrdif
             LV(sum_block)(job->dtype, n, w, have, k);
         return;
     }
-    if (job->before) /* seldom read, and not soon: the cache is for what is */
+    if (job->before) /* rarely read, and not soon: keep the cache for other data */
         LV(stream)((size_t)(n * size), job->before + (u * job->cols + col) * size, w, 1, 1);
     for (int j = 0; j < job->n_states; j++)
         states[j] = job->states[j] + at * wide;
@@ -381,7 +387,7 @@ static void LV(row_piece)(const kv_rows *job, ptrdiff_t u, ptrdiff_t col, ptrdif
                      job->n_states, job->p);
 }
 
-/* Rows lie anywhere in a table, so the processor cannot guess which comes next: ask for it some rows ahead. */
+/* Prefetch a row. Rows may be anywhere in a table, so the processor cannot predict the next one. */
 static void LV(prefetch_row)(const char *table, ptrdiff_t row, ptrdiff_t bytes)
 {
     const char *p = table + row * bytes;
@@ -409,7 +415,7 @@ static void LV(rows_span)(const kv_rows *job, ptrdiff_t from, ptrdiff_t to)
 {
     const char *few[16];
     const char **have = job->k <= 16 ? few : (const char **)malloc((size_t)job->k * sizeof(char *));
-    ptrdiff_t asked = from; /* rows before it were asked for, or are worked on */
+    ptrdiff_t asked = from; /* rows before this are prefetched or processed */
     for (ptrdiff_t u = from, n; u < to; u += n) {
         n = LV(rows_together)(job, u, to);
         for (asked = asked < u + n ? u + n : asked; asked < to && asked <= u + n - 1 + KV_AHEAD_ROWS; asked++)

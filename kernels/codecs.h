@@ -1,7 +1,7 @@
 /* Gradient codecs on float32. Included once for the list, then once per level (LV names it).
  *
- *   pack     gradient + residual -> packed, residual keeps what was not sent
- *   unpack   packed -> what it stands for, written or added
+ *   pack     gradient + residual -> packed; the residual keeps the part that was not sent
+ *   unpack   packed -> decoded, written or added
  *   pass     both at once, without the packed form
  *
  * Two bits (docs/reference of MXNet's 2-bit compression, bit for bit): with x = residual + gradient, x >= t sends +t
@@ -14,9 +14,11 @@
  */
 
 #ifndef KV_CODECS
-/* The codecs, each named once: X(tag, name, bits of an element, whether what is not sent stays in a residual).
+/* The codecs, each named once: X(tag, name, bits of an element, whether the part that is not sent stays in a
+ * residual).
  *
- * Numbers follow the order here, from 1. They live in one process, or one job; names are stored and sent. */
+ * Numbers follow the order here, from 1. They are valid within one process, or one job; names are stored and sent.
+ */
 #define KV_CODECS(X)          \
     X(TWO_BIT, two_bit, 2, 1) \
     X(ONE_BIT, one_bit, 1, 1) \
@@ -25,7 +27,7 @@
 
 #define KV_NUMBER(tag, name, bits, residual) KV_##tag,
 #define KV_BITS_OF(tag, name, bits, residual) bits,
-/* KV_DIVIDED: plain numbers that count divided by what takes the threshold's place. */
+/* KV_DIVIDED: plain numbers that are divided by the number in the place of the threshold. */
 enum kv_code { KV_PLAIN, KV_CODECS(KV_NUMBER) KV_N_CODES, KV_DIVIDED = KV_N_CODES };
 static const int kv_code_bits[KV_N_CODES] = {32, KV_CODECS(KV_BITS_OF)};
 #undef KV_NUMBER
@@ -35,14 +37,14 @@ static const int kv_code_bits[KV_N_CODES] = {32, KV_CODECS(KV_BITS_OF)};
 #ifdef LV
 
 #ifndef KV_SPREAD
-/* What to multiply by instead of dividing, with the same bits: of powers of two there is one; else 0. */
+/* Return a factor that gives the same bits as the division: one exists for powers of two; else 0. */
 static inline float kv_exact_inverse(float divisor)
 {
     int power;
     return frexpf(divisor, &power) == 0.5f ? 1.0f / divisor : 0.0f;
 }
 
-/* From a mask of 8 elements to their two bytes: bit i goes to where element i has its lower bit. */
+/* Spread a mask of 8 elements over their two bytes: bit i is moved to the lower bit of element i. */
 #define KV_SPREAD(b)                                                                                     \
     (uint16_t)(((b)&1) << 6 | ((b)&2) << 3 | ((b)&4) | ((b)&8) >> 3 | ((b)&16) << 10 | ((b)&32) << 7 | \
                ((b)&64) << 4 | ((b)&128) << 1)
@@ -103,7 +105,7 @@ KV_INLINE unsigned LV(two_bit_one)(float g, float *r, float t)
     return (unsigned)((up | down) << 1 | up);
 }
 
-/* Bytes of 4 elements each; what is missing in the last one counts as nothing. */
+/* Pack into bytes of 4 elements each; elements that are missing in the last one count as 0. */
 static void LV(two_bit_tail)(ptrdiff_t n, const float *g, float *r, uint8_t *to, float t)
 {
     for (ptrdiff_t i = 0; i < n; i += 4) {
@@ -130,7 +132,7 @@ KV_INLINE void LV(two_bit_put)(uint8_t *to, uint64_t sent, uint64_t up)
     };
     memcpy(to, words, sizeof words);
 #else
-    for (int b = 0; b < 8; b++) { /* some processors of the lower levels take hundreds of cycles for a pdep */
+    for (int b = 0; b < 8; b++) { /* a pdep needs hundreds of cycles on some processors of the lower levels */
         uint16_t pair = (uint16_t)(kv_spread[sent >> 8 * b & 0xff] << 1 | kv_spread[up >> 8 * b & 0xff]);
         memcpy(to + 2 * b, &pair, sizeof pair);
     }
@@ -155,7 +157,7 @@ static void LV(two_bit_pack)(ptrdiff_t n, const float *restrict g, float *restri
         LV(two_bit_put)(to + i / 4, up | down, up);
     }
 #else
-    for (; i + 64 <= n; i += 64) { /* codes as bytes first; a product brings the four of a byte together */
+    for (; i + 64 <= n; i += 64) { /* codes as bytes first; a product combines the four codes of a byte */
         uint8_t code[64];
         uint32_t four[16];
         KV_SIMD
@@ -183,7 +185,7 @@ static void LV(two_bit_unpack)(ptrdiff_t n, float *restrict to, const uint8_t *r
 {
     ptrdiff_t i = 0;
 #if KV_X86 && KV_LEVEL >= 3
-    /* The two bits of an element choose among four values that every lane has at hand. */
+    /* The two bits of an element select one of four values in every lane. */
     const __m128 four = _mm_setr_ps(0.0f, 0.0f, -t, t);
 #if KV_LEVEL >= 4
     const __m512 values = _mm512_broadcast_f32x4(four);
@@ -270,7 +272,7 @@ static void LV(one_bit_unpack)(ptrdiff_t n, float *restrict to, const uint8_t *r
 {
     ptrdiff_t i = 0;
 #if KV_X86 && KV_LEVEL >= 3
-    /* Bring an element's bit to where the sign is, and turn it over: 1 means +1. */
+    /* Move an element's bit to the sign, and invert it: 1 means +1. */
 #if KV_LEVEL >= 4
     const __m512i places = _mm512_setr_epi32(24, 25, 26, 27, 28, 29, 30, 31, 16, 17, 18, 19, 20, 21, 22, 23);
     const __m512i top = _mm512_set1_epi32((int)0x80000000u), less = _mm512_set1_epi32((int)0xbf800000u);
@@ -351,7 +353,7 @@ static void LV(divide_block)(ptrdiff_t n, float *to, const float *from, float di
     }
 }
 
-/* One source, at most a block of it, written or added to what there is. */
+/* Decode one source, at most a block of it, and write it to `to` or add it there. */
 static void LV(decode_source)(const kv_coding *c, const char *src, ptrdiff_t at, ptrdiff_t n, float *to, int add)
 {
     const float *g = (const float *)src + at;
@@ -391,14 +393,15 @@ static void LV(decode_source)(const kv_coding *c, const char *src, ptrdiff_t at,
     }
 }
 
-/* The sum, left to right, of what the sources of a coded item stand for. */
+/* Sum the decoded sources of a coded item, from left to right. */
 static void LV(decode_block)(const kv_item *it, ptrdiff_t at, ptrdiff_t n, float *to)
 {
     for (int j = 0; j < it->k; j++)
         LV(decode_source)(&it->coding[j], it->src[j], at, n, to, j > 0);
 }
 
-/* Elements from..to of the sum of gradients, packed. `from` is a multiple of KV_BLOCK. */
+/* Pack elements from..to of the sum of gradients. `from` is a multiple of KV_BLOCK. Blocks for the time of the work;
+ * the arrays of the job are valid. */
 static void LV(encode_span)(const kv_encoding *job, ptrdiff_t from, ptrdiff_t to)
 {
     float sum[KV_BLOCK];

@@ -1,18 +1,18 @@
-# Packing gradients, and sums of what packed ones stand for. Part of _cpu.pyx.
+# Packing of gradients, and sums of packed gradients. Part of _cpu.pyx.
 
 cdef dict _codings = {kv_code_names[i].decode(): i for i in range(KV_PLAIN + 1, KV_N_CODES)}
 
 
-DIVIDED = KV_DIVIDED  # how plain numbers are coded that count divided by what takes the threshold's place
+DIVIDED = KV_DIVIDED  # the code of plain numbers that are divided by the number in the place of the threshold
 
 
 def codings():
-    """Names of the compiled codes."""
+    """Return the names of the compiled codes."""
     return list(_codings)
 
 
 def coding(str name):
-    """Number of a code. Raises KeyError for an unknown name."""
+    """Return the number of a code. Raises KeyError for an unknown name."""
     return _codings[name]
 
 
@@ -23,13 +23,13 @@ cdef int check_code(int code) except -1:
 
 
 def coding_bits(int code):
-    """Bits of a packed element."""
+    """Return the bits of a packed element."""
     check_code(code)
     return kv_code_bits[code]
 
 
 def encoded_bytes(int code, ptrdiff_t size):
-    """Bytes that `size` elements take when packed: whole 32-bit words for the codes of one and two bits."""
+    """Return the bytes of `size` packed elements: whole 32-bit words for the codes of one and two bits."""
     check_code(code)
     if size < 0:
         raise ValueError(f"the number of elements must not be negative, got {size}")
@@ -37,7 +37,7 @@ def encoded_bytes(int code, ptrdiff_t size):
 
 
 cdef class Coded:
-    """The sources of one sum, float32, that count as what they decode to; for `reduce` and `update`.
+    """The coded float32 sources of one sum, which adds their decoded values; for `reduce` and `update`.
 
     Parameters
     ----------
@@ -71,14 +71,14 @@ cdef class Coded:
 
 
 cdef size_t sources_size(object srcs) except? 0:
-    """Bytes of an arena that `take_item_sources` uses."""
+    """Return the bytes of an arena that `take_item_sources` uses."""
     if type(srcs) is list or type(srcs) is np.ndarray:
         return how_many(srcs) * sizeof(char *)
     return len((<Coded?>srcs).arrays) * (sizeof(char *) + sizeof(kv_coding)) + 16
 
 
 cdef int take_item_sources(Arena arena, kv_item *it, object srcs) except -1:
-    """Fill in where an item reads; its type and size are known."""
+    """Fill in the sources of an item with known type and size."""
     cdef Coded coded
     cdef kv_coding *codes
     cdef int j
@@ -117,7 +117,7 @@ def encode(int code, double threshold, list srcs, residual, packed):
     srcs : list of numpy.ndarray
         float32, summed left to right.
     residual : numpy.ndarray or None
-        float32, as many elements; added to the sum, and left with what was not sent. None for the codes of 16 bits.
+        float32, as many elements; added to the sum, and set to the part that was not sent. None for the codes of 16 bits.
     packed : numpy.ndarray
         uint8, `encoded_bytes(code, n)` of them. Written.
     """
@@ -143,7 +143,7 @@ def encode(int code, double threshold, list srcs, residual, packed):
 
 
 def decode(int code, double threshold, list packed, dst, bint accumulate=False):
-    """Sum what packed gradients stand for, left to right: ``dst = p[0] + p[1] + ...``.
+    """Sum packed gradients, left to right: ``dst = p[0] + p[1] + ...``.
 
     Parameters
     ----------

@@ -7,8 +7,8 @@ def reduce(list items):
     ----------
     items : list of (srcs, dst, outs)
         `srcs`: list of one or more arrays, or `Coded`; `dst`: array or None; `outs`: list of arrays; all of one type and size.
-        One array may stand without a list around it, and None for no outs: the collector soon forgets a tuple of arrays,
-        and no list.
+        One array may be given without a list, and None for no outs: the garbage collector soon stops tracking a tuple of
+        arrays, but never a list.
         ``dst = outs[j] = ((srcs[0] + srcs[1]) + srcs[2]) + ...``; 16-bit floats are summed in float32 and rounded
         once, integers wrap. An out may be one of the sources. Where arrays overlap otherwise, the sums of all items
         that have a dst are made in the order of the items before any out is written.
@@ -54,7 +54,7 @@ def reduce(list items):
 
 
 def reduce_small(value, cnp.ndarray dst, out):
-    """Sum one small key where everything is as it mostly is; for calls in which each microsecond counts.
+    """Sum one small key in the usual case; for calls in which each microsecond counts.
 
     Parameters
     ----------
@@ -66,8 +66,8 @@ def reduce_small(value, cnp.ndarray dst, out):
     Returns
     -------
     bool
-        Whether it is done: ``dst = outs[j] = sum(values)``. False, and nothing has happened, where a value or out is
-        no plain array of the shape and type of `dst`, where there is none, or where the work is large.
+        Whether it is done: ``dst = outs[j] = sum(values)``. False, and nothing has changed, if a value or out is not a
+        plain array of the shape and type of `dst`, if there is none, or if the work is large.
     """
     cdef kv_item it
     cdef char *src[SMALL_VALUES]
@@ -93,7 +93,7 @@ def reduce_small(value, cnp.ndarray dst, out):
 
 
 cdef int small_pointers(value, cnp.ndarray like, char **into, bint write):
-    """Put the data of one or a few arrays into `into` and return how many; 0 where they are not plain."""
+    """Write the addresses of one or a few arrays to `into` and return their number; 0 if they are not plain."""
     cdef Py_ssize_t i, n
     if type(value) is list:
         n = len(<list>value)
@@ -119,8 +119,8 @@ def update(list items):
         `rule`: id; `params`: tuple of float; `srcs`: gradients, summed as by `reduce`; `weight`: updated in
         place, or a pair of the new weight and the old one, which stays as it is; `master`: float32 copy behind a 16-bit
         weight, or None; `states`: tuple of arrays of the weight's type (float32 where there is a master); `outs`: list of
-        arrays that receive the new weight; `kept`: arrays like master, if there is one, and states, which receive what
-        these were.
+        arrays that receive the new weight; `kept`: arrays like master, if there is one, and states, which receive their
+        previous contents.
     """
     cdef Arena arena = Arena()
     cdef Py_ssize_t i, n_items = len(items)
@@ -169,7 +169,7 @@ def update(list items):
 
 
 cdef char **take_kept(Arena arena, kv_item *it, tuple kept) except? NULL:
-    """Where master and states go before they change; NULL: nowhere."""
+    """Return the arrays that receive master and states before the update; NULL: none."""
     if not kept:
         return NULL
     if len(kept) != it.n_states + (it.master != NULL):
@@ -183,8 +183,8 @@ def independent(list items):
     Parameters
     ----------
     items : list of (srcs, outs)
-        Lists of contiguous arrays that are read, and written. What is written may overlap nothing else, but it may be
-        the very same array as others of its item.
+        Lists of contiguous arrays that are read, and written. A written array may overlap no other array, but it may be
+        identical to arrays of its own item.
     """
     cdef Arena arena = Arena()
     cdef Py_ssize_t i, most = 0

@@ -1,4 +1,4 @@
-# Whether an array is what a kernel takes for a key. Part of every module that looks at callers' arrays.
+# Whether a kernel can use an array for a key. Part of every module that checks callers' arrays.
 
 cdef inline bint fits(object value, cnp.ndarray like, bint write) noexcept:
     """Whether `value` is a plain array of the shape and type of `like`."""

@@ -81,7 +81,7 @@ static void LV(store_bfloat)(ptrdiff_t n, uint16_t *restrict to, const float *re
         to[i] = LV(float_to_bfloat)(from[i]);
 }
 
-/* 16-bit floats as float32, whichever of the two they are. */
+/* Convert 16-bit floats of either type to float32. */
 KV_INLINE void LV(widen)(int dtype, ptrdiff_t n, float *to, const void *from)
 {
     if (dtype == KV_F16)

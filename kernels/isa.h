@@ -1,7 +1,7 @@
-/* Instruction-set levels: how one text becomes code for x86-64, x86-64-v3 (AVX2) and x86-64-v4 (AVX-512).
+/* Instruction-set levels: one source is compiled for x86-64, x86-64-v3 (AVX2) and x86-64-v4 (AVX-512).
  *
- * level.h is included once per level between KV_TARGET_BEGIN and KV_TARGET_END. On other processors there is
- * one level, the compiler's own default; so there is with KV_ONE_LEVEL, for analysis.
+ * level.h is included once per level between KV_TARGET_BEGIN and KV_TARGET_END. On other processors there is one
+ * level, the compiler's default; and so it is with KV_ONE_LEVEL, for analysis.
  */
 #ifndef KV_ISA_H
 #define KV_ISA_H
@@ -19,7 +19,7 @@
 #define KV_X86 0
 #endif
 
-/* The loops never overlap in memory across iterations: say so once. */
+/* The iterations of a loop never overlap in memory: this tells the compiler. */
 #if defined(__clang__)
 #define KV_SIMD _Pragma("clang loop vectorize(assume_safety)")
 #elif defined(__GNUC__)
@@ -33,36 +33,16 @@
 #define KV_PASTE2(a, b) a##_##b
 #define KV_PASTE(a, b) KV_PASTE2(a, b)
 
-/* The element types, each named once: PLAIN(tag, NumPy's name, C type) is summed in its C type, HALF(...) in float.
- *
- * Numbers follow the order here, and stand in the shared region. Signed integers wrap like unsigned ones, bit for bit. */
-#define KV_DTYPES(PLAIN, HALF)       \
-    PLAIN(F32, float32, float)       \
-    PLAIN(F64, float64, double)      \
-    HALF(F16, float16, uint16_t)     \
-    HALF(BF16, bfloat16, uint16_t)   \
-    PLAIN(I8, int8, uint8_t)         \
-    PLAIN(U8, uint8, uint8_t)        \
-    PLAIN(I32, int32, uint32_t)      \
-    PLAIN(I64, int64, uint64_t)
-
-#define KV_NUMBER(tag, name, T) KV_##tag,
-#define KV_SIZE(tag, name, T) sizeof(T),
-enum kv_dtype { KV_DTYPES(KV_NUMBER, KV_NUMBER) KV_N_DTYPES };
-static const int kv_itemsize[KV_N_DTYPES] = {KV_DTYPES(KV_SIZE, KV_SIZE)};
-#undef KV_NUMBER
-#undef KV_SIZE
-
 enum {
     KV_MAX_GROUP = 8,    /* values summed in one pass over a block */
     KV_BLOCK = 512,        /* elements: all arrays of a block share the first-level cache (docs/decisions/0003) */
-    KV_STREAM_BLOCK = 256, /* the same where arrays come from memory: shorter turns keep more of them open */
+    KV_STREAM_BLOCK = 256, /* the same for arrays that are not cached: shorter blocks keep more memory pages open */
     KV_MAX_STATES = 4,
     KV_MAX_PARAMS = 16,
     KV_LINE = 64,        /* bytes of a cache line */
     KV_RUN_IDS = 64,     /* row ids that are compared at a time */
-    KV_NEAR_IDS = 32,    /* row ids that are looked at one by one */
-    KV_AHEAD_ROWS = 6,   /* rows of a table that are asked for before their turn */
+    KV_NEAR_IDS = 32,    /* row ids that are compared one by one */
+    KV_AHEAD_ROWS = 6,   /* rows of a table that are prefetched */
     KV_AHEAD_BYTES = 1024
 };
 

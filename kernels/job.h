@@ -1,23 +1,24 @@
-/* What a caller asks for, as plain structs; filled by _cpu.pyx, worked on by a level's functions. */
+/* The jobs of the kernels, as plain structs; _cpu.pyx fills them, and the functions of a level process them. */
 #ifndef KV_JOB_H
 #define KV_JOB_H
 
+#include "dtypes.h"
 #include "isa.h"
 #include "codecs.h" /* the list of codecs */
 
-/* Rules work in place on n elements of which the first is number `at` of its tensor. */
+/* Rules update n elements in place; the first is number `at` of its tensor. */
 typedef void (*kv_rule_f32)(ptrdiff_t n, ptrdiff_t at, float *w, const float *g, float *const *s, const double *p);
 typedef void (*kv_rule_f64)(ptrdiff_t n, ptrdiff_t at, double *w, const double *g, double *const *s, const double *p);
 
-/* A source that stands for other numbers than it holds. `packed`: it is what an encoder wrote. Else it is a gradient
- * that counts as what its encoding would decode to; the rest goes to the residual, which codes without one leave. */
+/* A coded source. `packed`: it is the output of an encoder. Else it is a gradient that counts as its decoded value;
+ * the rest is added to the residual, if the code has one. */
 typedef struct {
     int code, packed;
     float threshold;
     float *residual;
 } kv_coding;
 
-/* Whole bytes, or where an element has less, whole 32-bit words. */
+/* Return the bytes of n packed elements: whole bytes, or whole 32-bit words if an element has less than a byte. */
 static inline ptrdiff_t kv_encoded_bytes(int code, ptrdiff_t n)
 {
     const int bits = kv_code_bits[code];
@@ -28,24 +29,24 @@ static inline ptrdiff_t kv_encoded_bytes(int code, ptrdiff_t n)
 typedef struct {
     int dtype;               /* of src, dst and out */
     int rule;                /* -1: no rule, dst is the sum */
-    int k, m;                /* numbers of sources and outs */
+    int k, m;                /* counts of sources and outs */
     int n_states;
     int stream;              /* the job is larger than the cache: write past it */
     ptrdiff_t n;             /* elements */
     char *dst;               /* may be NULL for a sum without a rule */
-    const char *weight;      /* what the rule begins with, where dst is elsewhere; NULL: it is in dst */
+    const char *weight;      /* the weight before the update if it is not in dst; NULL: it is in dst */
     char *master;            /* float32 weight behind a 16-bit dst, or NULL */
     char **src, **out;
     const kv_coding *coding; /* by source, of float32 items; NULL: all are plain */
     char *states[KV_MAX_STATES];
-    char *const *kept;       /* gets what master and states were, in this order; NULL: nobody asks */
+    char *const *kept;       /* receive the previous master and states, in this order; NULL: not needed */
     const double *p;
-    ptrdiff_t lead;          /* elements before the first out (or dst) reaches a cache line */
+    ptrdiff_t lead;          /* elements before the first cache line of the first out (or dst) */
     ptrdiff_t first_chunk;
 } kv_item;
 
-/* Rows of a table: row u of the job is the sum of row map[s][u] of each source s that has it (-1: it has not). A map
- * that is NULL stands for row u itself. */
+/* Rows of a table: row u of the job is the sum of row map[s][u] of each source s that has it (-1: it does not). A map
+ * that is NULL means row u itself. */
 typedef struct {
     int dtype, rule, k, n_states;
     ptrdiff_t cols, n_rows;
@@ -53,7 +54,7 @@ typedef struct {
     const int64_t **map;
     const int64_t *dst_row;  /* row of dst for row u; NULL: u itself */
     char *dst, *master;
-    char *before;            /* of an update: takes row u as it was; or NULL */
+    char *before;            /* of an update: receives the previous row u; or NULL */
     char *states[KV_MAX_STATES];
     const double *p;
 } kv_rows;
@@ -68,7 +69,7 @@ typedef struct {
     const double *p;
 } kv_group;
 
-/* The sum of gradients, packed. `to` has whole 32-bit words, of which the last is padded with zeros. */
+/* A sum of gradients to be packed. `to` has whole 32-bit words, and the last one is padded with zeros. */
 typedef struct {
     int code, k;
     float threshold;

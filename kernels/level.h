@@ -1,5 +1,5 @@
-/* All loops of one instruction-set level. Included by levels.h with LV(name), KV_LEVEL and
- * KV_LEVEL_NAME set, which it takes back. */
+/* All loops of one instruction-set level. levels.h defines LV(name), KV_LEVEL and KV_LEVEL_NAME and includes this
+ * file, which undefines them. */
 
 #include "half.h"
 

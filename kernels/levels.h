@@ -41,13 +41,14 @@
 
 static const kv_level *const kv_all_levels[] = {&level_v1, &level_v3, &level_v4};
 
-/* Clang has no name for F16C here; every processor with AVX2 and FMA has it. */
+/* Clang has no name for F16C; every processor with AVX2 and FMA has it. */
 #if defined(__clang__)
 #define KV_HAS_F16C 1
 #else
 #define KV_HAS_F16C __builtin_cpu_supports("f16c")
 #endif
 
+/* Return how many of the levels, from the first on, this processor can run. */
 static int kv_usable_levels(void)
 {
     __builtin_cpu_init();

@@ -1,11 +1,13 @@
-/* The union of sorted lists of row ids, and where each list has each row. */
+/* The union of sorted lists of row ids, and the position of each row in each list. The functions do not block; their
+ * callers pass valid arrays. */
 #ifndef KV_MERGE_H
 #define KV_MERGE_H
 
 #include "isa.h"
 
-/* ids[s] has n[s] ascending unique ids. Writes the union to `out` (room for the sum of n) and to map[s][u] the
- * position of out[u] in list s, or -1. Without branches on the data: their order is random to the processor. */
+/* Merge two lists. ids[s] has n[s] ascending unique ids. Writes the union to `out` (space for the sum of n) and to
+ * map[s][u] the position of out[u] in list s, or -1. Without branches on the data, which the processor cannot
+ * predict. */
 static ptrdiff_t kv_merge2(const int64_t *const *ids, const ptrdiff_t *n, int64_t *out, int64_t *const *map)
 {
     const int64_t *a = ids[0], *b = ids[1];
@@ -32,7 +34,8 @@ static ptrdiff_t kv_merge2(const int64_t *const *ids, const ptrdiff_t *n, int64_
     return u;
 }
 
-/* Any number of lists; at[k] is scratch. A finished list counts as holding the largest id of all. */
+/* As `kv_merge2`, for any number of lists; at[k] is scratch. A list at its end counts as holding the largest possible
+ * id. */
 static ptrdiff_t kv_merge(const int64_t *const *ids, const ptrdiff_t *n, int k, int64_t *out, int64_t *const *map,
                           ptrdiff_t *at)
 {
@@ -58,8 +61,8 @@ static ptrdiff_t kv_merge(const int64_t *const *ids, const ptrdiff_t *n, int k, 
     }
 }
 
-/* Positions of sorted `wanted` ids in sorted `have`, -1 where absent. The next one is near the last: it is looked for
- * one by one, whose branches are foreseen; then in steps that double, and between the last two. */
+/* Find the positions of the sorted `wanted` ids in the sorted `have`, -1 if absent. The next id is usually near the
+ * last: it is searched one by one, with predictable branches; then in steps that double, and between the last two. */
 static void kv_locate(const int64_t *have, ptrdiff_t n_have, const int64_t *wanted, ptrdiff_t n, int64_t *position)
 {
     ptrdiff_t low = 0; /* all ids before it are smaller */
@@ -81,7 +84,7 @@ static void kv_locate(const int64_t *have, ptrdiff_t n_have, const int64_t *want
     }
 }
 
-/* Drop repetitions from ascending ids, in place; returns how many are left. */
+/* Remove repetitions from ascending ids, in place; returns the count of the remaining ones. */
 static ptrdiff_t kv_unique(int64_t *ids, ptrdiff_t n)
 {
     ptrdiff_t kept = 0;
@@ -95,8 +98,8 @@ static ptrdiff_t kv_unique(int64_t *ids, ptrdiff_t n)
     return kept;
 }
 
-/* Sort ids and drop repetitions, in place, by marking them in a map of one bit for each of `rows` rows.
- * Returns how many are left; -1: an id lies outside, nothing has changed; -2: no memory. */
+/* Sort ids and remove repetitions, in place, by marks in a map of one bit for each of `rows` rows. Returns the count
+ * of the remaining ids; -1: an id is out of range, and nothing has changed; -2: no memory. */
 static ptrdiff_t kv_unique_by_map(int64_t *ids, ptrdiff_t n, int64_t rows)
 {
     int64_t words = (rows + 63) / 64;

@@ -1,6 +1,6 @@
 /* Sums over a chunk, and casts. Included once per level.
  *
- * A sum runs in 16 lanes whatever the width of the vectors, so that every level gives the same bits.
+ * A sum has 16 lanes at every width of the vectors, so that every level gives the same bits.
  */
 
 #define KV_LANES 16
@@ -50,7 +50,7 @@ static void LV(lamb_norms)(int dtype, ptrdiff_t n, const char *w, const char *m,
                                               sums + 1);
 }
 
-/* float16, bfloat16 and float32 into each other; n is at most KV_BLOCK. */
+/* Cast between float16, bfloat16 and float32; n is at most KV_BLOCK. */
 static void LV(cast)(int to_dtype, char *to, int from_dtype, const char *from, ptrdiff_t n)
 {
     float middle[KV_BLOCK];

@@ -1,12 +1,12 @@
 # Sums of squares. Part of _cpu.pyx.
 
 def sumsq(a):
-    """Sum of squares in float64, added in an order that depends on the size of `a` only."""
+    """Return the sum of squares in float64, in an order that depends on the size of `a` only."""
     return norms(a, None, None, ())[0]
 
 
 def lamb_norms(weight, m, v, tuple params):
-    """Sums of squares of the weight and of the LAMB direction u, which is computed and not stored."""
+    """Return the sums of squares of the weight and of the LAMB direction u, which is computed and not stored."""
     return norms(weight, m, v, params)
 
 

@@ -1,7 +1,7 @@
-/* May the items of a call run in any order, all at once?
+/* Whether the items of a call can run concurrently and in any order.
  *
- * They may unless something that is written overlaps something else that is read or written. The one overlap that
- * does no harm is the very same array within one item: an in-place sum, or an out given twice.
+ * They can unless a written array overlaps another array that is read or written. One overlap does no harm: the
+ * identical array within one item, that is an in-place sum, or an out that is given twice.
  */
 #ifndef KV_OVERLAP_H
 #define KV_OVERLAP_H
@@ -14,14 +14,15 @@ typedef struct {
     int write;
 } kv_extent;
 
-/* Of those that begin together, writes come first: then every one of the others is compared with them. */
+/* Order extents by their start. Among equal starts, writes come first: then every other extent is compared with
+ * them. */
 static int kv_by_start(const void *a, const void *b)
 {
     const kv_extent *x = (const kv_extent *)a, *y = (const kv_extent *)b;
     return x->start != y->start ? (x->start > y->start) - (x->start < y->start) : y->write - x->write;
 }
 
-/* A call of one key has a handful of extents: insertion beats qsort there. */
+/* Sort extents. A call of one key has few extents, for which insertion is faster than qsort. */
 static void kv_sort_extents(kv_extent *e, ptrdiff_t n)
 {
     if (n > 32) {
@@ -37,7 +38,8 @@ static void kv_sort_extents(kv_extent *e, ptrdiff_t n)
     }
 }
 
-/* e is sorted. Compares each extent with the longest-reaching write and read before it. */
+/* Whether extents of different items clash; e is sorted. Compares each extent with the longest-reaching write and
+ * read before it. */
 static int kv_extents_clash(const kv_extent *e, ptrdiff_t n)
 {
     kv_extent write = {0, 0, -1, 1}, read = {0, 0, -1, 0};
@@ -58,6 +60,7 @@ static int kv_extents_clash(const kv_extent *e, ptrdiff_t n)
     return 0;
 }
 
+/* Append the extent of an array. The caller has allocated the place. */
 static void kv_add_extent(kv_extent **at, const char *array, ptrdiff_t bytes, ptrdiff_t item, int write)
 {
     uintptr_t start = (uintptr_t)array;
@@ -65,6 +68,7 @@ static void kv_add_extent(kv_extent **at, const char *array, ptrdiff_t bytes, pt
         *(*at)++ = (kv_extent){start, start + (uintptr_t)bytes, item, write};
 }
 
+/* Return the bytes of source number j of an item. */
 static ptrdiff_t kv_source_bytes(const kv_item *it, int j)
 {
     if (it->coding && it->coding[j].packed)
@@ -72,8 +76,8 @@ static ptrdiff_t kv_source_bytes(const kv_item *it, int j)
     return it->n * kv_itemsize[it->dtype];
 }
 
-/* 1: independent, 0: not, -1: no memory. Masters, states and residuals belong to the store and are never
- * handed out. */
+/* Whether items are independent: 1: yes, 0: no, -1: no memory. Masters, states and residuals belong to the store and
+ * are never passed to callers. */
 static int kv_independent(const kv_item *items, ptrdiff_t n)
 {
     kv_extent few[32], *extents = few;

@@ -14,7 +14,7 @@ cdef ptrdiff_t columns(object table, ptrdiff_t *n_rows) except -1:
 
 
 cdef int check_ids(const int64_t *ids, ptrdiff_t n, int64_t low, int64_t high) except -1:
-    """Every id in low <= id < high: the last line of defence before memory is touched."""
+    """Check low <= id < high for every id, before memory is accessed."""
     cdef ptrdiff_t i
     cdef bint bad = False
     with nogil:
@@ -53,7 +53,7 @@ cdef int take_sources(Arena arena, kv_rows *job, list srcs, list maps) except -1
 def reduce_rows(list srcs, list maps, dst):
     """``dst[u] = sum over s of srcs[s][maps[s][u]]``, left to right; -1 in a map means that source has no such row.
 
-    Rows that no source has become zero. With one source this is a gather. A map that is None stands for row u itself.
+    Rows that no source has become zero. With one source this is a gather. A map that is None means row u itself.
     """
     cdef Arena arena = Arena()
     cdef kv_rows job
@@ -85,7 +85,7 @@ def update_rows(int rule, tuple params, list srcs, list maps, rows, weight, mast
         Unique row ids of `weight`, one for each entry of the maps; None: all, in their order.
     weight : array of shape (n_rows, ...)
     before : array of shape (len(rows), ...), optional
-        Takes the rows as they were.
+        Receives the previous rows.
     """
     cdef Arena arena = Arena()
     cdef kv_rows job
@@ -149,7 +149,7 @@ def group_adagrad(tuple params, grad, weight, history, rows=None):
 
 
 def merge_ids(list ids):
-    """Union of ascending, unique id lists.
+    """Return the union of ascending, unique id lists.
 
     Returns
     -------
@@ -187,7 +187,7 @@ def merge_ids(list ids):
 
 
 def locate_ids(have, wanted):
-    """Position of each ascending `wanted` id in the ascending `have`, or -1."""
+    """Return the position of each ascending `wanted` id in the ascending `have`, or -1."""
     cdef const int64_t *p = ids_of(have)
     cdef const int64_t *w = ids_of(wanted)
     cdef ptrdiff_t n_have = cnp.PyArray_SIZE(<cnp.ndarray>have), n = cnp.PyArray_SIZE(<cnp.ndarray>wanted)
@@ -199,9 +199,9 @@ def locate_ids(have, wanted):
 
 
 def unique_ids(ids, int64_t rows):
-    """Sort an int64 array in place, drop repetitions, and return the part of it that holds the result.
+    """Sort an int64 array in place, remove repetitions, and return the part of it that holds the result.
 
-    Raises IndexError, with the array as it was, if an id lies outside ``0 <= id < rows``.
+    Raises IndexError, with the array unchanged, if an id is not in ``0 <= id < rows``.
     """
     cdef int64_t *p = <int64_t *>pointer(ids, KV_I64, cnp.PyArray_SIZE(<cnp.ndarray?>ids), True)
     cdef ptrdiff_t n = cnp.PyArray_SIZE(<cnp.ndarray>ids), kept
@@ -223,7 +223,7 @@ def unique_ids(ids, int64_t rows):
 
 
 def ascending_ids(ids, int64_t rows):
-    """Whether the int64 `ids` ascend, none twice, within ``0 <= id < rows``."""
+    """Whether the int64 `ids` ascend strictly, within ``0 <= id < rows``."""
     return bool(do_ascend(ids_of(ids), cnp.PyArray_SIZE(<cnp.ndarray>ids), rows))
 
 

@@ -7,7 +7,7 @@
  *
  * The first four parameters are the same everywhere: learning rate (multiplied by the key's multiplier, and
  * bias-corrected where the rule says so), weight decay, rescale_grad, and the clip bound (INFINITY: no clipping).
- * What follows them is listed at each rule.
+ * The further parameters are listed at each rule.
  *
  * Formulas are those of the Python optimizers of MXNet's master branch, in their order of operations. Where MXNet
  * forms 1 - beta in the precision of the weight it is REAL arithmetic here; where it does so in Python the
@@ -20,7 +20,8 @@
 #ifndef KV_RULES
 /* The rules, each named once: X(name, number of states, number of parameters after the first four).
  *
- * Rule numbers follow the order here. They live in one process only and are never stored or sent: names are. */
+ * Rule numbers follow the order here. They are valid within one process only and are never stored or sent: names are.
+ */
 #define KV_RULES(X)           \
     X(sgd, 0, 0)              \
     X(sgd_momentum, 1, 1)     \
@@ -64,7 +65,7 @@ KV_INLINE REAL FN(bounded)(REAL x, REAL bound)
     return x < -bound ? -bound : x;
 }
 
-/* Gradient as most rules want it: rescaled, clipped, then the weight decay added. */
+/* The gradient as most rules need it: rescaled, clipped, then the weight decay added. */
 KV_INLINE REAL FN(decayed)(REAL g, REAL w, REAL rescale, REAL clip, REAL wd)
 {
     return FN(bounded)(rescale * g, clip) + wd * w;
@@ -124,7 +125,7 @@ KV_RULE(adam)
     }
 }
 
-/* As adam, with the decay beside the step and not inside the moments. Loshchilov and Hutter, arXiv:1711.05101. */
+/* As adam, with the decay outside the step and not inside the moments. Loshchilov and Hutter, arXiv:1711.05101. */
 KV_RULE(adamw)
 {
     KV_COMMON;
@@ -265,7 +266,7 @@ KV_RULE(ftml)
     }
 }
 
-/* p[4..5] momentum, wd_lh (decay beside the step); state: momentum. Bernstein and others, arXiv:1802.04434. */
+/* p[4..5] momentum, wd_lh (decay outside the step); state: momentum. Bernstein and others, arXiv:1802.04434. */
 KV_RULE(signum)
 {
     KV_COMMON;
@@ -277,7 +278,7 @@ KV_RULE(signum)
     }
 }
 
-/* p[1] wd + wd_lh. The sign of the raw gradient: rescaling and clipping have no part in it. */
+/* p[1] wd + wd_lh. The sign of the raw gradient: rescaling and clipping do not matter. */
 KV_RULE(signsgd)
 {
     KV_COMMON;
@@ -304,7 +305,7 @@ KV_INLINE void FN(philox)(const uint32_t counter[4], uint32_t k0, uint32_t k1, u
 }
 
 /* A standard normal number for one element of one update of one key (Box and Muller 1958). It depends on nothing
- * else: neither threads nor the way a tensor is cut change it. */
+ * else: threads and the cut of a tensor do not change it. */
 KV_INLINE double FN(normal)(uint64_t element, uint64_t update, uint32_t seed, uint32_t key)
 {
     const uint32_t counter[4] = {(uint32_t)element, (uint32_t)(element >> 32), (uint32_t)update,
@@ -316,8 +317,8 @@ KV_INLINE double FN(normal)(uint64_t element, uint64_t update, uint32_t seed, ui
     return sqrt(-2.0 * log(u)) * cos(6.283185307179586 * v);
 }
 
-/* p[4..7] seed, hash of the key (32 bits each), update count, place in the tensor of what begins here.
- * Welling and Teh, ICML 2011. */
+/* p[4..7] seed, hash of the key (32 bits each), update count, place in the tensor of the first element here. Welling
+ * and Teh, ICML 2011. */
 KV_RULE(sgld)
 {
     KV_COMMON;
@@ -397,7 +398,7 @@ KV_RULE(test)
         w[i] -= lr * (rescale * g[i] + wd * w[i]);
 }
 
-/* Sums run in eight lanes of doubles, element i in lane i % 8, so that their bits do not depend on the level. */
+/* Sums have eight lanes of doubles, element i in lane i % 8, so that their bits do not depend on the level. */
 KV_INLINE double FN(lane_total)(const double lane[8])
 {
     return ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));

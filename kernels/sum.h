@@ -1,7 +1,7 @@
 /* k-way sums of one element type. Template: included for each T, with TN(name) decorating names.
  *
  * acc = ((s0 + s1) + s2) + ..., or with `carry` acc = ((acc + s0) + s1) + ...: always left to right, so the bits
- * depend on the order of the values and on nothing else. acc may be one of the sources.
+ * depend on the order of the values only. acc may be one of the sources.
  */
 
 #define KV_S1 s[0][i]
@@ -49,8 +49,8 @@ static void TN(sum)(ptrdiff_t n, T *acc, const T *const *src, int k)
 }
 
 #if KV_X86
-/* The same sum held in registers and written from there: past the cache to dst, which begins with a cache line, and to
- * every out, whose lines are in the cache because each out is a source too. Returns how many elements it did. */
+/* The same sum, held in registers and written from there: past the cache to dst, which begins with a cache line, and
+ * to every out; these are in the cache because each out is a source too. Returns how many elements it has processed. */
 typedef T TN(lanes) __attribute__((vector_size(KV_VECTOR), aligned(1), may_alias));
 
 KV_INLINE ptrdiff_t TN(sum_step)(ptrdiff_t n, T *dst, const T *const *s, const int k, T *const *out, int m)

@@ -45,7 +45,7 @@ from .optimizer.changes import REVISION, Followed, differing, read_by
 from .optimizer.update_clock import CallOrder
 from .plan import Plan
 from .step import Step, check_whole_steps, refuse_async
-from .stores.protocol import Backend, counted
+from .stores.protocol import Backend, done_and_counted
 
 if TYPE_CHECKING:
     from .collective import CollectiveCalls
@@ -1199,7 +1199,7 @@ class KVStore(KVStoreBase):
                     done = backend.quick_pull(key, out)
                 if not done:
                     return False
-                if done is counted:
+                if done is done_and_counted:
                     return True
                 if done is True:
                     self._counters.count(_CALL[verb])

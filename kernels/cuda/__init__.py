@@ -1,18 +1,18 @@
 """CUDA kernels: one launch for all keys of a call, compiled ahead of time or once per machine.
 
-A kernel is named by a `Spec`. What a launch works on is an *image*: one array of 64-bit words with the
-addresses of all keys, made by `image` from one `Row` for each key, and copied to the device as it is::
+A `Spec` names a kernel. The arguments of a launch are an *image*: one array of 64-bit words with the
+addresses of all keys, made by `image` from one `Row` for each key, and copied unchanged to the device::
 
     spec = choose("sum", "float32", 4)
     words, chunks = image(spec, [Row(numel, srcs=(a, b, c, d), dst=w, outs=(x, y)), ...])
     ...                                   # copy `words` to `address` on the device
     load(spec, device)(stream, address, chunks)
 
-The same call on a `HostKernel` runs the same body on host memory. An image holds no address of itself: it
-works wherever it is copied to, and as long as the addresses in it do.
+The same call on a `HostKernel` runs the same body on host memory. An image does not contain its own
+address: it is valid at any address, as long as the addresses in it are.
 
-Nothing here imports numba or cuda before it is needed; a process that finds its kernels in the cache, or in
-the folder that KVSTORE_CUDA_KERNELS names, never imports numba at all.
+This package imports numba and cuda only when needed; a process that finds its kernels in the cache, or in
+the folder that KVSTORE_CUDA_KERNELS names, never imports numba.
 """
 
 from .constants import WIDTH, constants

@@ -1,4 +1,4 @@
-"""``python -m kvstore.kernels.cuda``: compile kernels ahead of time, report what the compiler made."""
+"""``python -m kvstore.kernels.cuda``: compile kernels ahead of time, report facts about the compiled code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ARCHS = ("sm_80", "sm_90", "sm_100")
     help="Compile the CUDA kernels ahead of time. Needs kvstore-train[cuda], but no GPU and no driver."
 )
 def main() -> None:
-    """Gather the commands."""
+    """Group the commands."""
 
 
 @main.command(help="Put every kernel into FOLDER, for KVSTORE_CUDA_KERNELS.")
@@ -24,7 +24,7 @@ def main() -> None:
 @click.option("--arch", "archs", multiple=True, default=_ARCHS, show_default=True, help="May be repeated.")
 @click.option("--kernel", "names", multiple=True, help="By name; may be repeated. [default: all]")
 def build(folder: Path, archs: tuple[str, ...], names: tuple[str, ...]) -> None:
-    """Compile and write; what is there already is not compiled again."""
+    """Compile and write kernels; existing files are not compiled again."""
     from .compile import assemble, compile_ptx
 
     specs = [Spec.named(name) for name in names] or all_specs()
@@ -38,11 +38,11 @@ def build(folder: Path, archs: tuple[str, ...], names: tuple[str, ...]) -> None:
     click.echo(f"{made} kernels compiled into {folder}, {len(specs) * len(archs) - made} were there")
 
 
-@main.command(help="Write what the compiler made of each kernel, as a table in Markdown, to FILE.")
+@main.command(help="Write facts about the compiled code of each kernel, as a table in Markdown, to FILE.")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--arch", "archs", multiple=True, default=_ARCHS, show_default=True, help="May be repeated.")
 def report(file: Path, archs: tuple[str, ...]) -> None:
-    """Compile everything and count."""
+    """Compile all kernels, and write the report."""
     from .report import page
 
     file.write_text(page(archs))

@@ -1,8 +1,8 @@
-"""Where compiled kernels lie: a folder made ahead of time, or the user's cache; and how one is found.
+"""The files of compiled kernels: a folder made ahead of time, or the user's cache; and the search for one.
 
-A file belongs to the text of the kernels, and in the cache to the versions of what compiles them, too: after
-an upgrade they are compiled again. What is damaged, or in the cache belongs to another user, counts as
-absent. A cache that cannot be written is no error: the kernel is then compiled in each process.
+A file is valid for one text of the kernels, and in the cache for one version of the compilers, too: after an
+upgrade they are compiled again. A damaged file, or a file of another user in the cache, counts as absent.
+ A cache that cannot be written is no error: the kernel is then compiled in each process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def file_name(spec: Spec, arch: str) -> str:
 
 
 def read(path: Path, spec: Spec, arch: str, own: bool) -> Cubin | None:
-    """Read a kernel's file; None if it is not there, not whole, or another's where it must be one's own."""
+    """Read a kernel's file; None if it is absent, incomplete, or belongs to another user and `own` is set."""
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
@@ -49,7 +49,7 @@ def read(path: Path, spec: Spec, arch: str, own: bool) -> Cubin | None:
 
 
 def write(folder: Path, spec: Spec, cubin: Cubin, private: bool = True) -> Path:
-    """Put a kernel into a folder, whole or not at all; `private`: others may not read it.
+    """Write a kernel to a folder, completely or not at all; `private`: other users may not read it.
 
     Raises OSError if it cannot be written.
     """
@@ -104,7 +104,7 @@ def find(spec: Spec, capability: tuple[int, int], directory: str | None = None) 
 
 
 def _ahead(folder: Path, spec: Spec, capability: tuple[int, int]) -> Cubin | None:
-    """Look for what was made for the device's major capability and a minor one that is not higher."""
+    """Look for a kernel for the device's major capability and at most its minor one."""
     major, minor = capability
     for lower in range(minor, -1, -1):
         arch = f"sm_{major}{lower}"

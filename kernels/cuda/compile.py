@@ -1,7 +1,7 @@
 """From a spec to code for a GPU, without a GPU or its driver: numba-cuda makes PTX, cuda.core links it.
 
-This file and `targets` are all that knows numba. numba-cuda is in maintenance, and pinned to the versions
-whose inside this file uses.
+Only this file and `targets` use numba. numba-cuda is in maintenance mode, and pinned to versions with the
+internals that this file uses.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def compile_spec(spec: Spec, arch: str) -> Cubin:
 
 
 def assemble(spec: Spec, arch: str, ptx: str) -> Cubin:
-    """Link PTX to code, and read off what it takes."""
+    """Link PTX to code, and read its resource usage."""
     from cuda.core import Linker, LinkerOptions, ObjectCode
 
     entry = re.search(r"\.entry\s+([^\s(]+)", ptx)

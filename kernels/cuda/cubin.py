@@ -23,13 +23,13 @@ class Cubin:
     entry : str
         Name of the kernel in the code.
     code : bytes
-        What the driver loads.
+        The code that the driver loads.
     registers, stack, spill_stores, spill_loads : int
         Per thread, in bytes but for the first, as the assembler says.
     source : str
         Hash of the kernels' text (`cache.source_key`).
     toolchain : str
-        What it was compiled with.
+        The versions of the compilers.
     """
 
     name: str

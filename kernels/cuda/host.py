@@ -1,4 +1,4 @@
-"""The same kernels on host memory: what a launch would do, done by this process."""
+"""The same kernels on host memory: this process does the work of a launch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What compiled kernels are made of: the text of this package, and the tools that compile it."""
+"""The origin of compiled kernels: the text of this package, and the tools that compile it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def source_key() -> str:
 
 @lru_cache(maxsize=1)
 def toolchain() -> str:
-    """Versions of all that has a part in compiling, read without importing it."""
+    """Return the versions of all tools that take part in compiling, without importing them."""
     found = []
     for name in _TOOLS:
         with contextlib.suppress(metadata.PackageNotFoundError):

@@ -1,4 +1,4 @@
-"""What the compiler made of each kernel: facts for the compile gate, and a table for the documentation."""
+"""Facts about the compiled code of each kernel: for the compile gate, and a table for the documentation."""
 
 from __future__ import annotations
 

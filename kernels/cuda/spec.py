@@ -1,4 +1,4 @@
-"""What kernels there are, and what each is called."""
+"""The list of kernels, and their names."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ ITEMSIZE = {name.removeprefix("u"): size for name, (size, _) in cpu.dtypes().ite
 FLOATS = tuple(name for name, (_, is_float) in cpu.dtypes().items() if is_float)
 HALVES = tuple(name for name in FLOATS if ITEMSIZE[name] == 2)
 
-#: Update rules that exist as kernels, and how many states each has. Of those in kernels/rules.h the ones are
-#: left out that need norms of whole tensors (LAMB) or the C library's logarithm and cosine (SGLD).
+#: Update rules that exist as kernels, and the number of their states. Rules of kernels/rules.h are missing
+#: here if they need norms of whole tensors (LAMB) or the C library's logarithm and cosine (SGLD).
 RULE_STATES = {name: cpu.rule_states(name) for name in cpu.rules() if name in RULES}
 
-#: Codecs that exist as kernels, and in which module of `bodies` each is.
+#: Codecs that exist as kernels, and the module of `bodies` of each.
 CODECS = {"2bit": "two_bit", "1bit": "one_bit"}
-#: Operations on words of a codec: sum and quantise, dequantise and sum, all of it without words in between.
+#: Operations on words of a codec: sum and quantise, dequantise and sum, and both without packed words.
 CODEC_OPS = tuple(f"{verb}_{codec}" for codec in CODECS for verb in ("quantise", "dequantise", "reduce"))
 OPS = ("sum", "update", "cast", *CODEC_OPS)
 
-#: The most values whose number a kernel may have compiled in.
+#: The largest number of values that a kernel may have compiled in.
 MOST = 8
 _CHUNK_BYTES = 32 * 1024
 
@@ -45,10 +45,10 @@ class Spec:
           states; every out receives the new weight. 16-bit weights without `master` have 16-bit states.
         * ``"cast"``: dst and every out become the source as `target`, rounded to nearest even.
         * ``"quantise_2bit"``, ``"quantise_1bit"``: the sum of the sources is added to the residual, words are
-          written, what they do not say stays in the residual.
+          written, and the rest stays in the residual.
         * ``"dequantise_2bit"``, ``"dequantise_1bit"``: dst and every out become the sum of the decoded words.
         * ``"reduce_2bit"``, ``"reduce_1bit"``: each source is quantised with its own residual, and dst and
-          every out become the sum of what decoding would give. No words are written.
+          every out become the sum of the decoded values. No words are written.
     dtype : str
         Element type of the sources, dst and outs. float32 for the codecs.
     k : int
@@ -92,7 +92,7 @@ class Spec:
 
     @property
     def entry(self) -> str:
-        """What its entry point is called; a compiler adds to that."""
+        """Name of its entry point; a compiler extends it."""
         return _ENTRY + self.name
 
     @classmethod
@@ -125,7 +125,7 @@ class Spec:
 
     @property
     def states(self) -> int:
-        """How many states a row has."""
+        """Number of states of a row."""
         return RULE_STATES[self.rule] if self.rule else 0
 
     @property
@@ -151,7 +151,7 @@ _NAMES = (
 
 
 def _problem(spec: Spec) -> str | None:
-    """Say what is wrong with a spec, or None."""
+    """Return what is wrong with a spec, or None."""
     if spec.op not in OPS:
         return f"op must be one of {', '.join(OPS)}"
     if not 0 <= spec.k <= MOST:
@@ -177,9 +177,9 @@ def _problem(spec: Spec) -> str | None:
 
 
 def most_registers(spec: Spec) -> int:
-    """Return how many registers a thread of a kernel may have: no spills, and blocks enough under way.
+    """Return the registers that a thread of a kernel may have, for no spills and enough concurrent blocks.
 
-    64, or 80 for updates whose numbers are wide (float64) or many (eight 16-bit weights and their states).
+    64, or 80 for updates with wide numbers (float64) or many of them (eight 16-bit weights and their states).
     """
     many = spec.dtype == "float64" or (spec.dtype in HALVES and not spec.master)
     return 80 if spec.op == "update" and many else 64
@@ -208,7 +208,7 @@ def _all() -> Iterator[Spec]:
 
 @lru_cache(maxsize=1)
 def all_specs() -> tuple[Spec, ...]:
-    """Every kernel that is built ahead and checked; others are compiled when they are asked for."""
+    """Return every kernel that is built ahead and checked; others are compiled when they are needed."""
     return tuple(_all())
 
 

@@ -1,9 +1,9 @@
-"""Images: what one launch works on, as one array of 64-bit words.
+"""Images: the arguments of one launch, as one array of 64-bit words.
 
 An image is, in this order:
 
-* the chunk map, a word for each block of threads: where the header of its row is (low half) and which chunk
-  of that row is its (high half);
+* the chunk map, a word for each block of threads: the place of its row's header (low half) and the number of
+  its chunk in that row (high half);
 * a header of `HEADER` words for each row;
 * the addresses of all rows' sources, then residuals, then words of a codec, then outs, which end with a 0 for
   each row.
@@ -37,11 +37,11 @@ HEADER = STATES + MOST_STATES
 
 
 class Row(NamedTuple):
-    """What a kernel does to one key. All addresses are of the memory that the kernel sees, as int.
+    """The arguments of a kernel for one key. All addresses are of the memory that the kernel uses, as int.
 
-    Arrays are contiguous. Rows whose arrays all begin at a multiple of 16 bytes are read and written 16 bytes
-    at a time; others work too, more slowly. An out may be one of the sources, or dst; arrays may not overlap
-    otherwise.
+    Arrays are contiguous. If all arrays of a row begin at a multiple of 16 bytes, the row is read and written
+    16 bytes at a time; others work too, more slowly. An out may be one of the sources, or dst; arrays may not
+    overlap otherwise.
 
     Attributes
     ----------
@@ -92,12 +92,12 @@ def image(spec: Spec, rows: Sequence[Row]) -> tuple[Words, int]:
     words : numpy.ndarray of uint64
         To be copied to the device, at a multiple of 8 bytes, before the launch, and kept until it is done.
     chunks : int
-        Blocks of the launch; 0 where there is nothing to do.
+        Blocks of the launch; 0 if there is nothing to do.
 
     Raises
     ------
     ValueError
-        A row has not the arrays that the kernel wants.
+        A row does not have the arrays that the kernel needs.
     """
     if not rows:
         return np.empty(0, np.uint64), 0
@@ -113,7 +113,7 @@ def image(spec: Spec, rows: Sequence[Row]) -> tuple[Words, int]:
 
 
 class _Lengths(NamedTuple):
-    """How many arrays of each kind the rows have."""
+    """The numbers of arrays of each kind in the rows."""
 
     srcs: list[int]
     residuals: list[int]
@@ -122,7 +122,7 @@ class _Lengths(NamedTuple):
     states: list[int]
 
     def summed(self, spec: Spec) -> list[int]:
-        """How many arrays of each row are summed."""
+        """Return the number of summed arrays of each row."""
         return self.words if spec.op.startswith("dequantise") else self.srcs
 
 
@@ -132,7 +132,7 @@ def _lengths(columns: Any) -> _Lengths:
     return _Lengths(*(list(map(len, lists)) if any(lists) else [0] * n for lists in kinds))
 
 
-# How many arrays of each kind an operation wants: none, one, or as many as are summed.
+# The arrays of each kind that an operation needs: none, one, or as many as are summed.
 _NONE, _ONE, _EACH = "none", "one", "each"
 _ARRAYS = {
     "quantise": {"srcs": _EACH, "residuals": _ONE, "words": _ONE},
@@ -143,7 +143,7 @@ _PLAIN = {"srcs": _EACH, "residuals": _NONE, "words": _NONE}
 
 
 def _check(spec: Spec, columns: Any, lengths: _Lengths) -> None:
-    """Raise unless every row has the arrays that the kernel wants."""
+    """Raise an error unless every row has the arrays that the kernel needs."""
     counts = lengths.summed(spec)
     if set(counts) != {spec.k} if spec.k else min(counts) < 1:
         _refuse(spec, "arrays to sum", [n == spec.k if spec.k else n > 0 for n in counts])
@@ -166,7 +166,7 @@ def _check(spec: Spec, columns: Any, lengths: _Lengths) -> None:
 
 def _refuse(spec: Spec, what: str, fits: Sequence[object]) -> None:
     row = next(number for number, fit in enumerate(fits) if not fit)
-    raise ValueError(f"{spec.name}: row {row} has not the {what} that this kernel wants")
+    raise ValueError(f"{spec.name}: row {row} does not have the {what} that this kernel needs")
 
 
 def _flat(lists: Iterable[Iterable[int]], total: int) -> Words:
@@ -176,7 +176,7 @@ def _flat(lists: Iterable[Iterable[int]], total: int) -> Words:
 def _headers(
     spec: Spec, columns: Any, sizes: npt.NDArray[np.int64], lengths: _Lengths
 ) -> npt.NDArray[np.uint64]:
-    """Make the headers of all rows, but for the places of their lists."""
+    """Make the headers of all rows, without the places of their lists."""
     headers = np.zeros((len(sizes), HEADER), np.uint64)
     headers[:, NUMEL] = sizes
     headers[:, COUNT] = lengths.summed(spec)
@@ -198,7 +198,7 @@ _SINGLE_ARRAYS = [DST, MASTER, *range(STATES, HEADER)]
 
 
 def _lists(columns: Any, lengths: _Lengths, headers: npt.NDArray[np.uint64]) -> Iterator[Words]:
-    """Give the lists of addresses, and tell the headers, behind whose first they begin, where they are."""
+    """Yield the lists of addresses, and write their places, counted from each header, to the headers."""
     own = np.arange(len(headers)) * HEADER
     first = headers.size
     for kind, place in (("srcs", SOURCES), ("residuals", RESIDUALS), ("words", CODES), ("outs", OUTS)):
@@ -220,7 +220,7 @@ def _lists(columns: Any, lengths: _Lengths, headers: npt.NDArray[np.uint64]) -> 
 
 
 def _terminated(addresses: Words, counts: npt.NDArray[np.int64]) -> tuple[Words, npt.NDArray[np.int64]]:
-    """Put a 0 behind each row's addresses."""
+    """Append a 0 to each row's addresses."""
     ended = np.zeros(addresses.size + counts.size, np.uint64)
     ended[np.arange(addresses.size) + np.repeat(np.arange(counts.size), counts)] = addresses
     return ended, counts + 1
@@ -231,7 +231,7 @@ def _addresses(column: Sequence[int]) -> Words:
 
 
 def _chunk_map(per_row: npt.NDArray[np.int64], chunks: int) -> Words:
-    """For each block, the place of its row, which comes after the map, and the number of its chunk."""
+    """Return for each block the place of its row, after the map, and the number of its chunk."""
     rows_at = chunks + HEADER * np.arange(len(per_row))
     first = np.cumsum(per_row) - per_row
     # Row plus number of the chunk, which is the block's number less that of the row's first block.

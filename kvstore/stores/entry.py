@@ -1,4 +1,4 @@
-"""What is stored for a key, and what may be pushed to it or pulled from it."""
+"""The stored data of a key, and checks of arrays that are pushed to it or pulled from it."""
 
 from __future__ import annotations
 
@@ -32,36 +32,36 @@ class Keyed(Protocol):
 
     @property
     def key(self) -> Key:
-        """Its name."""
+        """Name of the key."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape."""
+        """Shape of the value."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Its element type."""
+        """Element type of the value."""
 
 
 class Entry:
-    """What is stored for a key: a dense array, or a row table."""
+    """The stored data of a key: a dense array, or a row table."""
 
     __slots__ = ("_spare", "dtype", "key", "number", "shape", "slice", "table", "value")
 
     def __init__(self, key: Key, number: int, value: Array | RowSparseArray) -> None:
         self.key = key
-        #: Place in the order of updates: int keys ascend, str keys follow the order of their init.
+        #: The position in the order of updates: int keys ascend, str keys follow the order of their init.
         self.number = key if isinstance(key, int) else number
         self.shape, self.dtype = value.shape, value.dtype
         #: The key in counters and events.
         self.slice = Slice(self.number, math.prod(value.shape) * value.dtype.itemsize)
         self.table = StoreTable(key, value) if isinstance(value, RowSparseArray) else None
         self.value: Array = np.empty(0) if isinstance(value, RowSparseArray) else pages.copy(value)
-        #: Memory for a merged gradient or for a weight to go back to; made when first needed.
+        #: Memory for a merged gradient, or for a weight to restore; allocated when first needed.
         self._spare: dict[str, Array] = {}
 
     def renumber(self, number: int) -> None:
-        """Take another place in the order of updates."""
+        """Change the position in the order of updates."""
         self.number, self.slice = number, Slice(number, self.slice.nbytes)
 
     def assign(self, value: Array | RowSparseArray) -> None:
@@ -78,7 +78,7 @@ class Entry:
 
     @contextmanager
     def scratch(self, name: str) -> Iterator[Array]:
-        """Lend memory of the key's shape and type; a call within the call gets its own."""
+        """Provide memory of the key's shape and type for a context; a nested call gets other memory."""
         memory = self.take(name)
         try:
             yield memory
@@ -86,7 +86,7 @@ class Entry:
             self.give(name, memory)
 
     def take(self, name: str) -> Array:
-        """Return memory of the key's shape and type; what was given under this name, if it is there."""
+        """Return memory of the key's shape and type, that of the last `give` of this name if possible."""
         memory = self._spare.pop(name, None)
         return pages.empty(self.shape, self.dtype) if memory is None else memory
 
@@ -96,18 +96,18 @@ class Entry:
 
 
 def first_value(key: Key, values: list[Any], taken: bool) -> Array | RowSparseArray:
-    """Return the one value of a key that is to be initialised."""
+    """Return the first value of a key that is about to be initialised."""
     check_text(key)
     if taken:
         raise initialised_already(key)
     if len(values) > 1:
-        raise DuplicateKeyError(f"key {key!r} stands {len(values)} times in one init; give it one value")
+        raise DuplicateKeyError(f"key {key!r} occurs {len(values)} times in one init; give it one value")
     value = values[0]
     return checked(value) if isinstance(value, RowSparseArray) else readable(value, f"value of key {key!r}")
 
 
 def initialised_already(key: Key) -> DuplicateKeyError:
-    """Make the error for a second init of a key."""
+    """Return the error for a second init of a key."""
     return DuplicateKeyError(
         f"key {key!r} is initialised already; init and broadcast take a key once. Where a cell of a notebook "
         "runs again, close() the store and create a new one first; push and load change a value that is there"
@@ -121,7 +121,7 @@ def check_shape(entry: Keyed, array: Array | RowSparseArray, what: str) -> None:
 
 
 def check_same(key: Keyed, is_table: bool, value: Array | RowSparseArray, where: str, rank: int) -> None:
-    """Raise unless a value of worker `rank` is what the key is `where` it was made."""
+    """Raise an error unless a value of worker `rank` has the form of the key `where` it was made."""
     if is_table != isinstance(value, RowSparseArray):
         there = "row-sparse" if is_table else "dense"
         raise ArrayError(f"key {key.key!r} is {there} {where} and something else on worker {rank}")
@@ -134,12 +134,12 @@ def check_same(key: Keyed, is_table: bool, value: Array | RowSparseArray, where:
 
 
 def not_row_sparse(key: Key) -> ArrayError:
-    """Make the error for rows of a key that has none."""
+    """Return the error for rows of a dense key."""
     return ArrayError(f"key {key!r} holds a dense array; row_sparse_pull reads row-sparse keys only")
 
 
 def check_dtype(entry: Keyed, dtype: np.dtype[Any]) -> None:
-    """Raise DTypeError unless `dtype` is the key's, whatever its byte order."""
+    """Raise DTypeError unless `dtype` is the key's, in any byte order."""
     if not same_type(dtype, entry.dtype):
         name = f"{'ml_dtypes' if entry.dtype.name == 'bfloat16' else 'np'}.{entry.dtype.name}"
         raise DTypeError(
@@ -151,9 +151,9 @@ def check_dtype(entry: Keyed, dtype: np.dtype[Any]) -> None:
 def sparse_outs(
     entry: Keyed, is_table: bool, outs: list[Any], ignore_sparse: bool, told: set[Key], log: logging.Logger
 ) -> list[RowSparseArray]:
-    """Return the row-sparse outs of a pull, which are left alone unless asked for.
+    """Return the row-sparse outs of a pull, which are unchanged unless the caller asks for them.
 
-    `told` holds the keys of which `log` has been told so.
+    `told` holds the keys for which this was logged.
     """
     if ignore_sparse:
         if entry.key not in told:
@@ -194,7 +194,7 @@ def dense_source(entry: Keyed, value: Any) -> Array:
 
 
 def dense_out(entry: Keyed, out: Any) -> tuple[Array, Deliver | None]:
-    """View `out` as a plain array that the key's value can be written to, and what brings a copy home."""
+    """Return `out` as a plain array for the key's value, and a function that copies it back, if needed."""
     array, deliver = writable(out, f"out of key {entry.key!r}")
     check_shape(entry, array, "out")
     return array, deliver
@@ -214,12 +214,12 @@ def dense_of(entry: Entry) -> Array:
 
 
 def conversion(entry: Entry, out: Array) -> Deliver:
-    """Make the function that converts what is stored then to the type of `out`."""
+    """Return a function that converts the stored value to the type of `out` when it is called."""
     return partial(copy_out, entry, out)
 
 
 def copy_out(entry: Entry, out: Array) -> None:
-    """Copy what is stored to an array of the key's shape, of any type."""
+    """Copy the stored value to an array of the key's shape, of any type."""
     if entry.table is not None:
         entry.table.copy_dense(out)
     else:
@@ -227,7 +227,7 @@ def copy_out(entry: Entry, out: Array) -> None:
 
 
 def row_ids(entry: Keyed, ids: Any) -> Array:
-    """Sorted, unique row ids, checked; fractions are cut off as MXNet does."""
+    """Return sorted, unique, checked row ids; fractions are cut off as in MXNet."""
     what = f"row_ids of key {entry.key!r}"
     ids = _whole_numbers(ids, what)
     try:

@@ -1,7 +1,7 @@
-"""What calls with the same list of keys have in common, kept from call to call; their arrays as columns.
+"""The common part of calls with the same list of keys, kept from call to call, with arrays as columns.
 
-A call of many keys makes no object for each of them that the garbage collector looks at again and again: it
-soon forgets tuples of arrays and numbers, but no lists.
+A call of many keys creates no object for each key that the garbage collector would visit again and again: it
+soon stops tracking tuples of arrays and numbers, but never lists.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ from .entry import Array
 
 T = TypeVar("T")
 
-_LISTS = 16  # that are kept;
+_LISTS = 16  # lists that are kept;
 _LISTED = 4096  # more, if they have no more keys in all
 
 
 class Columns(Generic[T]):
-    """Dense keys, each there once, with one array each in a call.
+    """Dense, distinct keys, with one array each in a call.
 
     Parameters
     ----------
     keys : sequence
-        What the store has of each key.
+        The store's object of each key.
     ranks : sequence of int
-        Their places in the order of updates.
+        Their positions in the order of updates.
     likes : sequence of numpy.ndarray
-        Of each key a plain array with its shape and type.
+        For each key a plain array of its shape and type.
     """
 
     def __init__(self, keys: Sequence[T], ranks: Sequence[int], likes: Sequence[Array]) -> None:
         order = sorted(range(len(keys)), key=ranks.__getitem__)
-        #: Where the keys stand in the caller's lists; None: as here.
+        #: The positions of the keys in the caller's lists; None: the same as here.
         self.order = None if order == list(range(len(order))) else order
-        #: In the order of updates, as all that follows.
+        #: In the order of updates, as all that follow.
         self.keys = [keys[at] for at in order]
         self.likes = [likes[at] for at in order]
         self.integral = any(like.dtype.kind in "iu" for like in likes)
         self.nbytes = sum(like.nbytes for like in likes)
 
     def found(self, given: Any, write: bool) -> tuple[list[Array], bytes] | None:
-        """Return the arrays of a call and their addresses; None: they need the usual way."""
+        """Return the arrays of a call and their addresses; None: they need the general path."""
         if type(given) is not list or len(given) != len(self.keys):
             return None
         in_order = given if self.order is None else [given[at] for at in self.order]
@@ -58,10 +58,10 @@ class KeyLists(Generic[T]):
         self._listed = 0
 
     def find(self, names: list[Any], make: Callable[[list[Key]], T | None]) -> T | None:
-        """Return the result of `make` for a list of keys; None: these keys need the usual way.
+        """Return the result of `make` for a list of keys; None: these keys need the general path.
 
-        `make` is not kept: a method of the owner would be a cycle, and the owner's memory would be given back
-        late, and in any order.
+        `make` is not kept: a method of the owner would be a reference cycle, and the owner's memory would be
+        freed late, and in any order.
         """
         if not names or not {int, str}.issuperset(map(type, names)):
             return None

@@ -1,4 +1,4 @@
-"""Outs of one call that are written once its values are there: converted, brought home, or kept apart."""
+"""Outs of one call that are written after its values: converted, copied back, or kept apart."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
 
 
 class Later(dict[Key, list[Deliver]]):
-    """What is to be done for the outs of each key once the values of the call are there."""
+    """The work for the outs of each key that follows the arrival of the call's values."""
 
     def __init__(self) -> None:
         super().__init__()
-        #: Arrays that are converted to.
+        #: Arrays that receive converted values.
         self._converted: list[Array] = []
-        #: By key: outs, and the buffer that gets their value.
+        #: By key: outs, and the buffer that receives their value.
         self._copies: dict[Key, tuple[list[Array], Array]] = {}
 
     def add(self, key: Key, deliver: Deliver) -> None:
-        """Do something for a key."""
+        """Add a function to call for a key."""
         self.setdefault(key, []).append(deliver)
 
     def convert(self, key: Key, out: Array, deliver: Deliver) -> None:
-        """Fill an array of another element type than the key's."""
+        """Add the conversion to an array of another element type."""
         self._converted.append(out)
         self.add(key, deliver)
 
     def keep_apart(self, wanted: Iterable[tuple[Keyed, list[Array], list[Array]]]) -> None:
-        """Where an out overlaps anything else of the call, let outs be written at its end, in their order.
+        """If an out overlaps another array of the call, write outs at its end, in their order.
 
-        `wanted`: for each key what is pushed and what is filled. A key is given one buffer to fill then.
+        `wanted`: for each key the pushed arrays and the arrays to fill. Such a key fills one buffer instead.
         """
         wanted = list(wanted)
         if len(wanted) == 1 and not self._converted and len(wanted[0][2]) < 2 and not wanted[0][1]:
@@ -56,11 +56,11 @@ class Later(dict[Key, list[Deliver]]):
 
     @property
     def has_any(self) -> bool:
-        """Whether anything is to be done."""
+        """Whether there is any work."""
         return bool(self or self._copies)
 
     def deliver(self, keys: Sequence[Key] | None = None) -> None:
-        """Do it for some keys, or for all."""
+        """Do the work for some keys, or for all."""
         if not self.has_any:
             return
         for key in self._copies if keys is None else keys:
@@ -82,10 +82,10 @@ class _KeyForm(NamedTuple):
 def host_outs(
     key: Keyed, outs: list[Any], later: Later, value: Callable[[], Array] | None = None
 ) -> tuple[list[Array], list[Any]]:
-    """Check the dense outs of a key that lie on the host; return those to be filled, and those on GPUs.
+    """Check the dense outs of a key that are on the host; return those to be filled, and those on GPUs.
 
-    What must be converted or copied home is added to `later`; `value` gives what is stored, where a store can
-    be asked for it.
+    Conversions and copies that follow are added to `later`; `value` returns the stored value, if the store
+    can be asked for it.
     """
     direct: list[Array] = []
     on_gpu: list[Any] = []
@@ -106,7 +106,10 @@ def host_outs(
 
 
 def check_first_outs(groups: Sequence[Group], outs: Sequence[Group]) -> Iterator[tuple[Keyed, list[Any]]]:
-    """Raise, before keys are made, for outs on the host that cannot take the values; yield others."""
+    """Raise an error, before keys are made, for outs on the host that cannot hold the values.
+
+    Yield others.
+    """
     first = {key: values[0] for key, values in groups if len(values) == 1}
     for key, arrays in outs:
         shape = getattr(first.get(key), "shape", None)
@@ -118,7 +121,7 @@ def check_first_outs(groups: Sequence[Group], outs: Sequence[Group]) -> Iterator
 
 
 def check_outs(kind: Callable[[Key], Kind], outs: Iterable[Group]) -> None:
-    """Raise what a pull into these arrays would raise; `kind` as that of a backend."""
+    """Raise the error of a pull into these arrays; `kind` is that of a backend."""
     for key, arrays in outs:
         _, dtype, shape = kind(key)
         form = _KeyForm(key, shape, dtype)
@@ -132,8 +135,8 @@ def check_outs(kind: Callable[[Key], Kind], outs: Iterable[Group]) -> None:
 def convert(value: Callable[[], Array] | None, filled: list[Array], out: Array) -> None:
     """Write the result to an array of another element type.
 
-    It is taken from an array that the round has filled, if there is one: of a small key, each worker has its
-    own result sooner than the store has its.
+    The source is an array that the round has filled, if there is one: each worker has its own result of a
+    small key sooner than the store has it.
     """
     with np.errstate(all="ignore"):
         np.copyto(out, filled[0] if filled or value is None else value(), casting="unsafe")

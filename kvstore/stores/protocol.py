@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 Kind = tuple[str, str, tuple[int, ...]]
 
 
-def counted() -> None:
-    """Stand for a quick call that is done, and counted."""
+def done_and_counted() -> None:
+    """Mark a quick call as done and counted."""
 
 
 class Backend(Protocol):
@@ -39,9 +39,9 @@ class Backend(Protocol):
     num_workers: int
     #: Whether asynchronous operations begin in the call; otherwise they run in the background.
     begins_async: bool = False
-    #: With `begins_async`: whether what `begin` returns can be called again after Ctrl-C.
+    #: With `begins_async`: whether the result of `begin` can be called again after Ctrl-C.
     can_resume: bool = False
-    #: Whether what an exchange needs is processors of the host that the workers compute on, and nothing else.
+    #: Whether an exchange needs only processors of the host, on which the workers compute, too.
     bound_by_processors: bool = False
     #: Whether calls of several threads can wait at the same time. `KVStore` then calls `begin` under the
     #: lock, with None as the priority, and calls the result without the lock.
@@ -65,16 +65,16 @@ class Backend(Protocol):
     #: Whether the store can update weights. If not, methods for optimizers raise `CapabilityError`, or define
     #: their meaning.
     runs_optimizer: bool = True
-    #: Whether all workers must call `assign` together, with the same keys; else what one assigns is for all.
+    #: Whether all workers must call `assign` together, with the same keys; else one call is for all.
     assigns_together: bool = False
     #: Why pushes of several keys in one call do not count together when a process dies, and what to use
     #: instead; empty: they do.
     no_steps: str = ""
-    #: Name of the logger for what changes the store.
+    #: Name of the logger for changes of the store.
     logger: str = "kvstore"
 
     def describe(self) -> str:
-        """Say for the log of which parts the store consists, and how they exchange data."""
+        """Describe for the log the parts of the store, and how they exchange data."""
         return "in this process"
 
     def observe(self, counters: Counters) -> None:
@@ -106,11 +106,11 @@ class Backend(Protocol):
         """Sum the values of each key, then update or replace the stored value."""
 
     def prepare_step(self) -> None:
-        """Before the one call of a step: make sure that it can be taken back as a whole."""
+        """Before the one call of a step: make sure that all of it can be undone."""
         return
 
     def settle_pushes(self) -> None:
-        """Wait until what was pushed counts also if this process dies now."""
+        """Wait until all pushes count even if this process dies now."""
         return
 
     def pull(self, groups: list[Group], ignore_sparse: bool) -> None:
@@ -120,7 +120,7 @@ class Backend(Protocol):
         """Push, then pull into `outs`, or into the values if `outs` is None."""
 
     def can_divide(self, values: Iterable[Any]) -> bool:
-        """Return whether `pushpull` takes a third argument, by which such values are divided first."""
+        """Return whether `pushpull` has a third argument, which divides such values first."""
         return False
 
     def begin(self, verb: str, arguments: tuple[Any, ...], priority: int | None) -> Callable[[], None]:
@@ -149,11 +149,11 @@ class Backend(Protocol):
     def quick_pushpull(self, key: Any, value: Any, out: Any) -> bool | Callable[[], None]:
         """Do a simple `pushpull` of one key, with the arguments of the caller, in few steps.
 
-        With `quick_lists` it can be a list of keys, beside lists of arrays.
+        With `quick_lists` it can be a list of keys, with lists of arrays.
 
-        If the result is False, nothing has happened, and `pushpull` must be called. If it is `counted`, the
-        call is done, and counted as one. With `begins_async` the result can be a callable that completes the
-        operation; it needs no lock.
+        If the result is False, nothing has happened, and `pushpull` must be called. If it is
+        `done_and_counted`, the call is done, and counted as one. With `begins_async` the result can be a
+        callable that completes the operation; it needs no lock.
         """
         return False
 
@@ -214,10 +214,10 @@ class Backend(Protocol):
         """Return the present optimizer with the states of all keys in host memory. They can be live."""
 
     def adopt_states(self, content: Content) -> None:
-        """Take over states, counts and settings of a file; what one worker adopts holds for all."""
+        """Replace states, counts and settings by those of a file, for all workers."""
 
     def follow_states(self, content: Content) -> None:
-        """Take over what this worker itself must know of what another one has adopted: settings and time."""
+        """Update the settings and counts in this worker after another worker has replaced the states."""
         return
 
     def keys(self) -> list[Key]:
@@ -255,17 +255,17 @@ class Backend(Protocol):
         """Count other processes that are lost, or that sent no heartbeat for `timeout` seconds."""
 
     def side(self) -> Backend:
-        """Return a store of the same workers for side keys, whose names begin with `SIDE`.
+        """Return a store of the same workers for side keys, which have names that begin with `SIDE`.
 
-        Their rounds are sums, whatever optimizer, updater or compression the store has, and `keys` and its
-        like do not have them. It has the same life as this store, which must have several workers.
+        Their rounds are sums, with any optimizer, updater or compression of the store, and `keys` and the
+        like do not list them. It exists as long as this store, which must have several workers.
         """
         raise CapabilityError("this type of store sums over no other workers")
 
     def expects(self, rank: int) -> bool:
-        """Return whether rounds wait for a worker, whose part one of `side` was without.
+        """Return whether rounds wait for a worker although a round of `side` was complete without it.
 
-        True where servers can lose parts that they have answered. It is not asked where workers come back.
+        True if servers can lose parts that they have answered. Not called if workers can return.
         """
         return False
 

@@ -1,7 +1,7 @@
-"""Where the rows of a table lie, by their ids: a large sorted list, and a small one of the latest.
+"""The positions of a table's rows by their ids: a large sorted list, and a small one of the latest.
 
-To put a few new ids into a sorted list of millions means to copy it; so new ones gather in a list of their
-own until that is worth the copy.
+An insertion into a sorted list of millions copies it; so new ids gather in a separate list until the copy is
+worth it.
 """
 
 from __future__ import annotations
@@ -11,30 +11,30 @@ import numpy as np
 from ..kernels import cpu
 from .rows import Ids
 
-_SHARE = 8  # the small list has at most such a part of the large one ...
-_LEAST = 4096  # ... or so many ids
+_SHARE = 8  # the small list has at most this part of the large one ...
+_LEAST = 4096  # ... or this many ids
 
-#: Ascending ids, and where each lies.
-Pair = tuple[Ids, Ids]
+#: Ascending ids, and the position of each.
+IdPositions = tuple[Ids, Ids]
 
-NONE: Pair = (np.empty(0, np.int64), np.empty(0, np.int64))
+NONE: IdPositions = (np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 class RowIndex:
-    """Positions of rows. What `mark` returns is never changed, so it can be gone back to."""
+    """Positions of rows. A result of `mark` never changes, so it can be restored."""
 
     def __init__(self, ids: Ids, where: Ids) -> None:
-        self._old: Pair = ids, where
-        self._new: Pair = NONE
-        self._last: Pair = NONE  # ids that were asked for last: a push is often of the rows that were pulled
+        self._old: IdPositions = ids, where
+        self._new: IdPositions = NONE
+        self._last: IdPositions = NONE  # ids of the last search: a push often has the rows that were pulled
 
     @property
     def nbytes(self) -> int:
-        """Memory, in bytes."""
+        """Memory of the index, in bytes."""
         return sum(array.nbytes for array in (*self._old, *self._new))
 
     def positions(self, ids: Ids) -> Ids:
-        """Where rows of ascending ids lie; -1 for those that are not there."""
+        """Return the positions of rows of ascending ids; -1 for absent ones."""
         last_ids, last_found = self._last
         if len(ids) == len(last_ids) and np.array_equal(ids, last_ids):
             return last_found.copy()
@@ -45,31 +45,31 @@ class RowIndex:
         return found
 
     def add(self, ids: Ids, where: Ids) -> None:
-        """Take in rows that are not there, by ascending ids."""
+        """Add absent rows, by ascending ids."""
         self._new, self._last = _inserted(self._new, ids, where), NONE
         if len(self._new[0]) > max(_LEAST, len(self._old[0]) // _SHARE):
             self.all()
 
-    def all(self) -> Pair:
-        """Return all ids, ascending, and where each lies."""
+    def all(self) -> IdPositions:
+        """Return all ids, ascending, and the position of each."""
         if len(self._new[0]):
             self._old, self._new = _inserted(self._old, *self._new), NONE
         return self._old
 
-    def mark(self) -> tuple[Pair, Pair]:
-        """Return what `go_back` takes."""
+    def mark(self) -> tuple[IdPositions, IdPositions]:
+        """Return the state for `go_back`."""
         return self._old, self._new
 
-    def go_back(self, mark: tuple[Pair, Pair]) -> None:
-        """Be as at a mark."""
+    def go_back(self, mark: tuple[IdPositions, IdPositions]) -> None:
+        """Restore the state of a mark."""
         (self._old, self._new), self._last = mark, NONE
 
 
-def _located(pair: Pair, ids: Ids) -> Ids:
+def _located(pair: IdPositions, ids: Ids) -> Ids:
     found = cpu.locate_ids(pair[0], ids)
     return np.where(found >= 0, pair[1][found], -1) if len(pair[1]) else found
 
 
-def _inserted(pair: Pair, ids: Ids, where: Ids) -> Pair:
+def _inserted(pair: IdPositions, ids: Ids, where: Ids) -> IdPositions:
     at = np.searchsorted(pair[0], ids)
     return np.insert(pair[0], at, ids), np.insert(pair[1], at, where)

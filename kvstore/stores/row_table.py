@@ -1,8 +1,8 @@
-"""Rows of a row-sparse key: in every store, only rows that were touched take memory.
+"""Rows of a row-sparse key: in every store, only rows that were touched use memory.
 
-Rows lie in the order of their first touch, and the rows of the optimizer's states lie in the same order. One
-blank row stands for all absent rows: its weight and its states have a part in every update of absent rows.
-So a table gives the numbers of a dense key, whatever the rule does to rows without a gradient.
+Rows are in the order of their first touch, and the rows of the optimizer's states are in the same order. One
+blank row stands for all absent rows: its weight and its states take part in every update of absent rows. So a
+table gives the numbers of a dense key with every rule, also for rows without a gradient.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from ..optimizer import SGLD, GroupAdaGrad, Optimizer, Updater
 from ..optimizer.builtin import BuiltIn, arrays_of
 from ..optimizer.optimizer import State as Tree
 from ..optimizer.updater import Plan
-from .row_index import NONE, Pair, RowIndex
+from .row_index import NONE, IdPositions, RowIndex
 from .rows import Array, Ids, Merged
 
 #: The updater for one update.
-Lent = AbstractContextManager[Updater]
+UpdaterContext = AbstractContextManager[Updater]
 
-_ROOM = 1.25  # memory for so many times the rows that are there
-_LARGE = 2 * 1024 * 1024  # from so many bytes on,
-_ADDRESSES = 16  # addresses for so many times the rows
-_MAP_NORESERVE = 0x4000  # in mmap since some Python only
+_ROOM = 1.25  # allocated rows per row held
+_LARGE = 2 * 1024 * 1024  # from this many bytes on,
+_ADDRESSES = 16  # reserved addresses per row held
+_MAP_NORESERVE = 0x4000  # in mmap since a later Python
 
 
 class RowTable:
@@ -44,21 +44,21 @@ class RowTable:
 
     def __init__(self, key: Key, shape: tuple[int, ...], dtype: np.dtype[Any], start: int = 0) -> None:
         self.key, self.start, self.shape, self.dtype = key, start, shape, dtype
-        #: Has the optimizer's state of the rows held.
+        #: The updater with the optimizer's state of the rows held.
         self.updater: Updater | None = None
-        #: Where the rows that are held lie; None: all, in their order.
+        #: The positions of the rows held; None: all rows, in their order.
         self.index: RowIndex | None = RowIndex(*NONE)
         self.count = 0
-        #: What an absent row is.
+        #: The contents of an absent row.
         self.blank: Array = np.zeros((1, *shape[1:]), dtype)
         self.blank_tree: Tree = None
-        self._blank_of: Updater | None = None  # that `blank_tree` belongs to
+        self._blank_of: Updater | None = None  # the updater of `blank_tree`
         self._block: Array = np.empty((0, *shape[1:]), dtype)
         self._rooms: list[Array] = []
 
     @property
     def held(self) -> Array:
-        """Rows in the order in which they lie."""
+        """The rows held, in the order of their positions."""
         return self._block[: self.count]
 
     @property
@@ -66,16 +66,16 @@ class RowTable:
         """Memory of the rows and their ids, in bytes."""
         return int(self.held.nbytes) + (0 if self.index is None else self.index.nbytes)
 
-    # What a store has to know or to decide of; here nothing is.
+    # Hooks for a store; they do nothing here.
 
     def hide(self) -> None:
-        """Leave reads and updates to this class; called before anything changes."""
+        """Let this class handle reads and updates; called before any change."""
 
     def _note_changes(self, rows: Ids | None, arrays: list[Array]) -> None:
-        """Note that an update is about to change arrays, or the rows of them at the places `rows`."""
+        """Record that an update is about to change arrays, or their rows at the positions `rows`."""
 
     def _new_rows(self, like: Array, count: int) -> Array:
-        """Return memory for `count` rows such as those of `like`, or for more."""
+        """Return memory for at least `count` rows like those of `like`."""
         return _room(like, count)
 
     def _new_whole(self, like: Array) -> Array:
@@ -85,7 +85,7 @@ class RowTable:
     # --------------------------------------------------------------------------------------------- values
 
     def assign(self, value: RowSparseArray) -> None:
-        """Become `value`; states of rows stay."""
+        """Replace the rows by `value`; states of rows stay."""
         self.hide()
         if self.tree() is None:
             self._take_over(value.indices.copy(), pages.copy(value.data))
@@ -96,12 +96,12 @@ class RowTable:
         self.held[positions] = value.data
 
     def assign_all(self, rows: Array) -> None:
-        """Become a table with all rows."""
+        """Hold all rows, with these values."""
         self.fill()
         np.copyto(self.held, rows.reshape(self.shape))
 
     def read(self, ids: Ids | None) -> tuple[Ids, Array]:
-        """Return rows, of which ids ascend, as new arrays; None: all that are held."""
+        """Return rows of ascending ids as new arrays; None: all rows held."""
         if ids is None:
             ids = self._all_ids()
         rows = np.empty((len(ids), *self.shape[1:]), self.dtype)
@@ -109,7 +109,7 @@ class RowTable:
         return ids, rows
 
     def copy_rows(self, out: RowSparseArray, ids: Ids | None) -> None:
-        """Fill `out` with rows of ascending ids; None: all that are not zero for being absent."""
+        """Write rows of ascending ids to `out`; None: all rows that can differ from zero."""
         if ids is None:
             self.show_all()
             ids = self._all_ids()
@@ -121,7 +121,7 @@ class RowTable:
         out.data, out.indices = block, ids
 
     def copy_dense(self, out: Array) -> None:
-        """Fill an array of the table's shape, of any type."""
+        """Write the table to an array of its shape, of any type."""
         with np.errstate(all="ignore"):
             if self.index is None:
                 np.copyto(out, self.held, casting="unsafe")
@@ -131,14 +131,14 @@ class RowTable:
             out[ids] = self.held[where].astype(out.dtype, copy=False)
 
     def view(self) -> RowSparseArray:
-        """Return the rows held, read-only: live where all of them are, else as copies."""
+        """Return the rows held, read-only: live if all are, else as copies."""
         self.show_all()
         ids, data = (self._all_ids(), self.held.view()) if self.index is None else self.read(None)
         data.flags.writeable = ids.flags.writeable = False
         return trusted_rows(data, ids, self.shape)
 
     def show_all(self) -> None:
-        """Hold every row if an absent one is something else than zeros."""
+        """Hold every row if an absent one is not zero."""
         if self.index is not None and self.blank.astype(bool).any():
             self.fill()
 
@@ -156,7 +156,7 @@ class RowTable:
             raise KVStoreError(self._too_large()) from error
         return self.held
 
-    def _fill(self, order: Pair) -> None:
+    def _fill(self, order: IdPositions) -> None:
         before, tree = self.held, self.tree()
         block = spread(before, self.blank, order, self._new_whole(before))
         if tree is not None:
@@ -195,11 +195,11 @@ class RowTable:
         self.blank[...] = 0
 
     def _positions(self, ids: Ids) -> Ids:
-        """Where rows lie; -1 for absent ones."""
+        """Return the positions of rows; -1 for absent ones."""
         return ids if self.index is None else self.index.positions(ids)
 
     def _hold(self, ids: Ids) -> Ids:
-        """Where rows of ascending ids lie, now that absent ones are copies of the blank one."""
+        """Return the positions of rows of ascending ids; absent ones are added as copies of the blank row."""
         positions = self._positions(ids)
         if self.index is not None and (new := positions < 0).any():
             positions[new] = np.arange(self.count, self.count + int(new.sum()))
@@ -216,7 +216,7 @@ class RowTable:
 
             def grow(leaf: Array, blank: Array) -> Array:
                 room = next(rooms, leaf)
-                if room.ctypes.data != leaf.ctypes.data:  # another state by now
+                if room.ctypes.data != leaf.ctypes.data:  # the state was replaced
                     room = leaf
                 return self._grown(room, leaf, blank, count)
 
@@ -227,7 +227,7 @@ class RowTable:
         self.count = count
 
     def _grown(self, room: Array, rows: Array, blank: Array, count: int) -> Array:
-        """Memory that begins with `rows` and has copies of a blank one behind them, at least to `count`."""
+        """Return memory that begins with `rows`, with copies of the blank row after them, up to `count`."""
         if len(room) < count:
             room = self._new_rows(rows, count)
             room[: len(rows)] = rows
@@ -255,11 +255,11 @@ class RowTable:
     # --------------------------------------------------------------------------------------------- states
 
     def tree(self) -> Tree:
-        """Return the optimizer's state of the rows held; None also where there is none yet."""
+        """Return the optimizer's state of the rows held; None also if there is none yet."""
         return None if self.updater is None else self.updater.states.get(self.key)
 
     def _spread_states(self, tree: Tree, blank: Tree) -> Tree:
-        """Return the state of all rows, in new arrays: `tree` is that of the rows held, `blank` of any other.
+        """Return the state of all rows, in new arrays, from that of the rows held and that of a blank row.
 
         KVStoreError: there is no memory for that.
         """
@@ -277,7 +277,7 @@ class RowTable:
         self.updater.states[self.key] = tree
 
     def ids_as_they_lie(self) -> Ids:
-        """Return the ids of the rows held, in the order in which they lie."""
+        """Return the ids of the rows held, in the order of their positions."""
         assert self.index is not None
         ids, where = self.index.all()
         lying = np.empty(self.count, np.int64)
@@ -285,7 +285,7 @@ class RowTable:
         return lying
 
     def follow(self) -> None:
-        """Bring float32 copies of 16-bit rows in line with rows that were set from outside."""
+        """Update float32 copies of 16-bit rows after a change outside of pushes."""
         updater, tree = self.updater, self.tree()
         if updater is None or tree is None:
             return
@@ -296,7 +296,7 @@ class RowTable:
             blank.follow(self.key, self.blank)
 
     def _blank_for(self, updater: Updater | None) -> None:
-        """See that absent rows have a state."""
+        """Create the state of absent rows, if there is none."""
         if updater is not None and self._blank_of is not updater:
             self.blank_tree = updater.optimizer.create_state_multi_precision(self.key, self.blank)
             self._blank_of = updater
@@ -312,7 +312,10 @@ class RowTable:
     # ------------------------------------------------------------------------------------------ updates
 
     def replace(self, sources: list[RowSparseArray], parts: Merged) -> None:
-        """Become the sum of `sources`, of which `parts` are the rows; rows that none of them has are gone."""
+        """Replace the rows by the sum of `sources`, which have the rows `parts`.
+
+        Rows in none of them are dropped.
+        """
         self.hide()
         ids, maps, datas = parts
         room = self._block
@@ -322,14 +325,14 @@ class RowTable:
         self._take_over(ids if len(ids) == self.shape[0] else ids.copy(), room)
         self.updater = self._blank_of = self.blank_tree = None
 
-    def update(self, parts: Merged, lent: Lent, before: Array | None = None) -> Plan:
-        """Update the rows of `parts`; `before` takes them as they were. If it fails, nothing changes.
+    def update(self, parts: Merged, context: UpdaterContext, before: Array | None = None) -> Plan:
+        """Update the rows of `parts`; `before` receives their previous values. If it fails, nothing changes.
 
-        Returns the plan that it was done by.
+        Returns the plan of the update.
         """
         self.hide()
         ids, maps, datas = parts
-        with self._unless_it_fails(), lent as updater:
+        with self._unless_it_fails(), context as updater:
             positions = self._hold(ids)
             plan = kind, params, master, states = self._plan(updater)
             where = None if self.index is None and len(ids) == self.count else positions
@@ -338,10 +341,10 @@ class RowTable:
         self._settle()
         return plan
 
-    def update_all(self, gradient: RowSparseArray, lent: Lent) -> None:
-        """Update every row: where `gradient` has none, it is zero."""
+    def update_all(self, gradient: RowSparseArray, context: UpdaterContext) -> None:
+        """Update every row; rows without a gradient get zero."""
         self.hide()
-        with self._unless_it_fails(), lent as updater:
+        with self._unless_it_fails(), context as updater:
             positions = self._hold(gradient.indices)
             whole = self._spread_gradient(gradient, positions)
             kind, params, master, states = self._plan(updater)
@@ -368,19 +371,19 @@ class RowTable:
         nothing = np.zeros_like(self.blank)
         return kind, params, [nothing], self.blank, master, arrays_of(inner), []
 
-    def update_dense(self, sources: list[Array], lent: Lent) -> None:
-        """Update every row, which are all held, by dense gradients."""
-        with lent as updater:
+    def update_dense(self, sources: list[Array], context: UpdaterContext) -> None:
+        """Update every row by dense gradients; all rows are held."""
+        with context as updater:
             kind, params, master, states = self._plan(updater)
             cpu.update([(kind, params, sources, self.held, master, states, [])])
 
-    def call(self, gradient: Array | RowSparseArray, lent: Lent) -> None:
-        """Let a rule in Python work on the rows held, which are all where it needs them.
+    def call(self, gradient: Array | RowSparseArray, context: UpdaterContext) -> None:
+        """Call a rule in Python with the rows held, which are all if it needs them.
 
         If it raises, rows and states are as before.
         """
         self.hide()
-        with self._unless_it_fails(), lent as updater:
+        with self._unless_it_fails(), context as updater:
             rows = None
             if isinstance(gradient, RowSparseArray):
                 rows = self._hold(gradient.indices)
@@ -395,7 +398,7 @@ class RowTable:
         self._settle()
 
     def _settle(self) -> None:
-        """Have all rows lie in their order once all are held: no look-ups any more."""
+        """Order all rows once all are held: then no index is needed."""
         if self.index is not None and self.count == self.shape[0]:
             with suppress(KVStoreError):
                 self.fill()
@@ -405,17 +408,17 @@ class RowTable:
 
 
 def is_lazy(optimizer: Optimizer) -> bool:
-    """Whether an update changes no other rows than those that have a gradient."""
+    """Return whether an update changes only rows that have a gradient."""
     return optimizer.sparse_mode(True) != "dense"
 
 
 def works_by_rows(optimizer: Optimizer | None) -> bool:
-    """Whether a rule that is not element-wise needs no more of a table than single rows."""
+    """Return whether a rule that is not element-wise needs only single rows of a table."""
     return isinstance(optimizer, GroupAdaGrad) and type(optimizer).update is BuiltIn.update
 
 
 def needs_all_rows(optimizer: Optimizer) -> bool:
-    """Whether an update needs all rows: each has noise of its own, or the rule looks at the whole table."""
+    """Return whether an update needs all rows: each has its own noise, or the rule needs the whole table."""
     return isinstance(optimizer, SGLD) if optimizer.fused else not works_by_rows(optimizer)
 
 
@@ -424,7 +427,7 @@ def needs_all_rows(optimizer: Optimizer) -> bool:
 
 @contextmanager
 def undone(arrays: list[Array], rows: Ids | None = None) -> Iterator[None]:
-    """Put arrays, or these rows of them, back if the body raises."""
+    """Restore arrays, or these rows of them, if the body raises."""
     before = [array.copy() if rows is None else array[rows] for array in arrays]
     try:
         yield
@@ -434,36 +437,36 @@ def undone(arrays: list[Array], rows: Ids | None = None) -> Iterator[None]:
         raise
 
 
-def spread_tree(tree: Tree, blank: Tree, order: Pair, n: int) -> Tree:
-    """Return the state of all `n` rows: that of `order`, and copies of the blank one elsewhere."""
+def spread_tree(tree: Tree, blank: Tree, order: IdPositions, n: int) -> Tree:
+    """Return the state of all `n` rows: that of `order`, and copies of the blank one for others."""
     return _mapped(
         lambda rows, one: spread(rows, one, order, pages.empty((n, *rows.shape[1:]), rows.dtype)), tree, blank
     )
 
 
-def spread(rows: Array, blank: Array, order: Pair, table: Array) -> Array:
-    """Fill a table with every row: `rows[where]` at `ids`, copies of the blank row elsewhere."""
+def spread(rows: Array, blank: Array, order: IdPositions, table: Array) -> Array:
+    """Write every row to a table: `rows[where]` at `ids`, copies of the blank row elsewhere."""
     ids, where = order
     table[...] = blank
     table[ids] = rows[where]
     return table
 
 
-def _mapped(change: Callable[[Array, Array], Array], tree: Tree, beside: Tree) -> Tree:
-    """Build a state: `change` of each array of `tree` and its twin in `beside`."""
+def _mapped(change: Callable[[Array, Array], Array], tree: Tree, counterpart: Tree) -> Tree:
+    """Build a state: `change` of each array of `tree` and its counterpart in the other state."""
     if isinstance(tree, tuple):
-        assert isinstance(beside, tuple)
-        return tuple(_mapped(change, part, other) for part, other in zip(tree, beside, strict=True))
+        assert isinstance(counterpart, tuple)
+        return tuple(_mapped(change, part, other) for part, other in zip(tree, counterpart, strict=True))
     if tree is None:
         return None
-    assert isinstance(beside, np.ndarray)
-    return change(tree, beside)
+    assert isinstance(counterpart, np.ndarray)
+    return change(tree, counterpart)
 
 
 def _room(rows: Array, count: int) -> Array:
-    """Memory for more rows: addresses for many, of which only pages that are touched take memory.
+    """Return memory for more rows: addresses for many, of which only touched pages use memory.
 
-    So a table that grows is seldom copied.
+    So a table that grows is rarely copied.
     """
     row_bytes = rows.dtype.itemsize * math.prod(rows.shape[1:])
     if count * row_bytes >= _LARGE:

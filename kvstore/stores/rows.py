@@ -14,15 +14,15 @@ Array = npt.NDArray[Any]
 Ids = npt.NDArray[np.int64]
 
 
-#: Ascending ids of rows; where each source has each of them (-1: the row is absent; None: the source has
-#: all of them, in this order); the rows of each source.
+#: Ascending ids of rows; their positions in each source (-1: the row is absent; None: the source has all of
+#: them, in this order); the rows of each source.
 Merged = tuple[Ids, list[Ids | None], list[Array]]
 
 
 def merge(sources: list[RowSparseArray]) -> Merged:
-    """Return the union of the sources' rows, with their places in each source; ids that all have are no copy.
+    """Return the union of the sources' rows, with their positions in each source.
 
-    Sources without rows are left out.
+    Ids that all sources have are not copied. Sources without rows are left out.
     """
     some = [source for source in sources if len(source.indices)]
     if some and all(_have_same_rows(some[0], source) for source in some[1:]):

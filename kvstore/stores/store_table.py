@@ -11,25 +11,25 @@ from ..arrays.sparse import RowSparseArray
 from ..errors import KVStoreError
 from ..optimizer import Updater
 from ..optimizer.optimizer import State as Tree
-from .row_table import Lent, RowTable, needs_all_rows
+from .row_table import RowTable, UpdaterContext, needs_all_rows
 from .rows import Array
 
 _MISSING: Any = object()
 
 
 class StoreTable(RowTable):
-    """A table that has the states of its rows itself as long as some rows are absent.
+    """A table that keeps the states of its rows itself as long as some rows are absent.
 
-    Once all are held, their states are the updater's, as those of a dense key are.
+    Once all are held, the store's updater keeps their states, as for a dense key.
     """
 
     def __init__(self, key: Key, value: RowSparseArray) -> None:
         super().__init__(key, value.shape, value.dtype)
-        self._of: dict[Any, Tree] | None = None  # the updater's states, to which the table's belong
+        self._of: dict[Any, Tree] | None = None  # the updater's states that belong with the table's
         self.assign(value)
 
     def dense(self) -> Array:
-        """Return the table as a dense array: the live one where all rows are held.
+        """Return the table as a dense array: the live one if all rows are held.
 
         KVStoreError: there is no memory for that.
         """
@@ -44,7 +44,7 @@ class StoreTable(RowTable):
 
     # -------------------------------------------------------------------------------------------- states
 
-    def lend(self, main: Updater) -> Lent:
+    def updater_for(self, main: Updater) -> UpdaterContext:
         """Hold the rows that the rule needs, and return the updater for an update with it.
 
         KVStoreError: there is no memory for these rows.
@@ -56,17 +56,17 @@ class StoreTable(RowTable):
     def attach(self, main: Updater) -> Updater:
         """Return the updater that has the table's states, with the settings of the store's."""
         given = main.states.get(self.key, _MISSING)
-        if self.updater is None or self._of is not main.states:  # another optimizer, or states of a file
+        if self.updater is None or self._of is not main.states:  # another optimizer, or states from a file
             self.updater, self._of = Updater(main.optimizer), main.states
         if given is not _MISSING and given is not self.updater.states.get(self.key, _MISSING):
-            self.fill()  # states from outside are those of all rows
+            self.fill()  # loaded states are those of all rows
             self.updater.states[self.key] = given
         self._move_states(self.updater, main)
         self.updater.optimizer = main.optimizer
         return self.updater
 
     def _move_states(self, own: Updater, main: Updater) -> None:
-        """Have the store's updater keep states of all rows, and this table those of some."""
+        """Move states of all rows to the store's updater, and states of some rows to this table."""
         if self.index is not None:
             self.updater = Updater(main.optimizer) if own is main else own
         elif own is not main:
@@ -82,7 +82,7 @@ class StoreTable(RowTable):
             self.updater = self._of = self._blank_of = self.blank_tree = None
 
     def has_own_state(self, main: Updater) -> bool:
-        """Whether there is a state, be it None, that the store's updater does not have."""
+        """Return whether there is a state, possibly None, that the store's updater does not have."""
         own = self.updater
         return own is not None and own is not main and self._of is main.states and self.key in own.states
 
@@ -97,6 +97,6 @@ class StoreTable(RowTable):
         return self._spread_states(self.tree(), self.blank_tree)
 
     def follow_by(self, main: Updater) -> None:
-        """Bring float32 copies of 16-bit rows in line with rows that were set from outside."""
+        """Update float32 copies of 16-bit rows after a change outside of pushes."""
         self.attach(main)
         self.follow()

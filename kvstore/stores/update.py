@@ -1,4 +1,4 @@
-"""What a push does to a weight: replace it, update it by a compiled rule, or hand it to a callable."""
+"""The update of a weight by a push: replacement, a compiled rule, or a callable."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from .row_table import is_lazy
 from .rows import merge, merged
 from .store_table import StoreTable
 
-#: What is summed for a key: arrays, one array without a list, or arrays that count as what they decode to.
+#: The sources of a sum: arrays, one array without a list, or coded arrays.
 Sources = list[Array] | Array | Pushed
-#: A dense key of one call: its entry, what to sum, the arrays to fill with the result.
+#: A dense key of one call: its entry, the sources, the arrays to fill with the result.
 Work = tuple[Entry, Sources, list[Array] | Array | None]
 Batch = Iterable[Work]
 UserUpdater = Callable[[Key, Any, Array], None]
 
 
 class WeightUpdate:
-    """How pushed values reach the weights."""
+    """The way in which pushed values change the weights."""
 
-    #: What it is called in counters and events.
+    #: The phase in counters and events.
     phase = UPDATING
-    #: Whether `dense` takes an iterator over arrays without lists around them.
+    #: Whether `dense` accepts an iterator over arrays without lists.
     takes_columns = False
 
     def check(self, entry: Entry) -> None:
-        """Raise if the key's weight cannot be updated this way; called before anything changes."""
+        """Raise an error if the key's weight cannot be updated this way; called before any change."""
 
     def dense(self, batch: Batch) -> None:
-        """Apply the sums of dense values, and fill the outs."""
+        """Apply the sums of dense values, and write the outs."""
         raise NotImplementedError
 
     def small(self, entry: Entry, value: Any, out: Any) -> bool:
-        """Apply the sum for one small key where all is plain; False: nothing has happened."""
+        """Apply the sum of one small key with plain arrays; False: nothing has happened."""
         return False
 
     def rows(self, entry: Entry, sources: list[RowSparseArray]) -> None:
@@ -63,7 +63,7 @@ def apply_with(updater: UserUpdater | None) -> WeightUpdate:
 
 
 def emit(batch: Batch) -> None:
-    """Fill the outs of each key with what is stored."""
+    """Copy the stored value of each key to its outs."""
     cpu.reduce([([entry.value], None, outs) for entry, _, outs in batch if outs and entry.table is None])
     for entry, _, outs in batch:
         if entry.table is not None and outs is not None:
@@ -72,19 +72,19 @@ def emit(batch: Batch) -> None:
 
 
 def summands(srcs: Sources) -> cpu.Sources:
-    """Return what the kernels sum."""
+    """Return the sources as the kernels need them."""
     return srcs if isinstance(srcs, (list, np.ndarray)) else srcs.sources()
 
 
 def keep(batch: Batch) -> None:
-    """Say that the sums of a batch have been applied."""
+    """Keep the residuals of a batch, whose sums have been applied."""
     for _, srcs, _ in batch:
         if not isinstance(srcs, (list, np.ndarray)):
             srcs.keep()
 
 
 def guarded(srcs: Sources) -> Any:
-    """Return a context that has residuals as before if its body fails."""
+    """Return a context that restores residuals if its body fails."""
     return nullcontext() if isinstance(srcs, (list, np.ndarray)) else srcs.guarded()
 
 
@@ -96,7 +96,7 @@ def check_floating(entry: Keyed, updater: Updater | None) -> None:
 
 
 def give_up(updater: Updater, counts: Counts, error: BaseException) -> NoReturn:
-    """Count no update; what a schedule or a setting of the user raised is an error of the updater."""
+    """Restore the counts; raise an error of the user's schedule or setting as an error of the updater."""
     updater.restore_counts(counts)
     if isinstance(error, (KVStoreError, MemoryError)) or not isinstance(error, Exception):
         raise error
@@ -105,27 +105,27 @@ def give_up(updater: Updater, counts: Counts, error: BaseException) -> NoReturn:
 
 
 def updater_error(error: Exception, key: Key) -> UpdaterError:
-    """Make the error for a callable that has raised."""
+    """Return the error for a callable that has raised."""
     return UpdaterError(f"the updater raised {type(error).__name__} on key {key!r} (worker 0): {error}")
 
 
 class AssignUpdate(WeightUpdate):
-    """The sum replaces what is stored."""
+    """The sum replaces the stored value."""
 
     phase = SUMMING
     takes_columns = True
 
     def dense(self, batch: Batch) -> None:
-        """All keys in one pass over memory."""
+        """Replace all keys in one pass over memory."""
         cpu.reduce([(summands(srcs), entry.weight(), outs) for entry, srcs, outs in batch])
         keep(batch)
 
     def small(self, entry: Entry, value: Any, out: Any) -> bool:
-        """In one call of the kernels."""
+        """Replace the value by one call of the kernels."""
         return cpu.reduce_small(value, entry.value, out)
 
     def rows(self, entry: Entry, sources: list[RowSparseArray]) -> None:
-        """Keep the union of the rows; a dense key gets zeros elsewhere."""
+        """Store the union of the rows; a dense key gets zeros elsewhere."""
         if entry.table is not None:
             entry.table.replace(sources, merge(sources))
             return
@@ -147,7 +147,7 @@ class FusedUpdate(WeightUpdate):
         check_floating(entry, self._updater)
 
     def dense(self, batch: Batch) -> None:
-        """All keys in one pass over memory; if that fails, no update is counted."""
+        """Update all keys in one pass over memory; if that fails, no update is counted."""
         counts = self._updater.snapshot_counts()
         plan = self._updater.plan
         try:
@@ -164,7 +164,7 @@ class FusedUpdate(WeightUpdate):
             give_up(self._updater, counts, error)
 
     def rows(self, entry: Entry, sources: list[RowSparseArray]) -> None:
-        """Only the rows that were pushed, or all of them where absent ones feel decay and momentum too."""
+        """Update the pushed rows, or all rows if decay and momentum change absent ones too."""
         if entry.table is None and self._updater.optimizer.sparse_mode(False) == "dense":
             self.dense([(entry, [merged(sources).todense()], [])])
             return
@@ -180,11 +180,11 @@ class FusedUpdate(WeightUpdate):
             give_up(self._updater, counts, error)
 
     def _update_table(self, table: StoreTable, sources: list[RowSparseArray]) -> None:
-        lent = table.lend(self._updater)
+        context = table.updater_for(self._updater)
         if is_lazy(self._updater.optimizer):
-            table.update(merge(sources), lent)
+            table.update(merge(sources), context)
         else:
-            table.update_all(merged(sources), lent)
+            table.update_all(merged(sources), context)
 
 
 class CallbackUpdate(WeightUpdate):
@@ -194,12 +194,12 @@ class CallbackUpdate(WeightUpdate):
         self._updater = updater
 
     def check(self, entry: Entry) -> None:
-        """Leave it to the callable, unless that is an optimizer."""
+        """Let the callable decide, unless it is an optimizer."""
         if isinstance(self._updater, Updater):
             check_floating(entry, self._updater)
 
     def dense(self, batch: Batch) -> None:
-        """Sum and call, key by key in their order; then fill the outs."""
+        """Sum and call, key by key in their order; then write the outs."""
         for entry, srcs, _ in batch:
             with entry.scratch("merged") as total, guarded(srcs):
                 entry.weight()  # with all its rows
@@ -208,14 +208,14 @@ class CallbackUpdate(WeightUpdate):
         emit(batch)
 
     def rows(self, entry: Entry, sources: list[RowSparseArray]) -> None:
-        """Hand over the row-sparse sum."""
+        """Pass the row-sparse sum to the callable."""
         self._call(entry, merged(sources))
 
     def _call(self, entry: Entry, gradient: Array | RowSparseArray) -> None:
         if entry.table is not None and isinstance(self._updater, Updater):
-            lent = entry.table.lend(self._updater)
+            context = entry.table.updater_for(self._updater)
             with _told(entry.key):
-                entry.table.call(gradient, lent)
+                entry.table.call(gradient, context)
             return
         weight = entry.weight()
         # Views: an updater may change the attributes of its arrays as it likes.

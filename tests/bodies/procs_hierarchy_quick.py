@@ -124,7 +124,7 @@ def who_carries(rounds: int) -> dict[str, int]:
 
 def interrupted(rounds: int) -> int:
     """Have Ctrl-C come wherever a caller carries a sum, in turn; return how often it did."""
-    points = ("begin", "end", "close_held", "sum_opened")
+    points = ("begin", "end", "close_if_opener", "sum_opened")
     hits: Counter[str] = Counter()
     store = begun(create())
     for t in range(rounds):

@@ -30,7 +30,7 @@ from references import Array
 import kvstore as kv
 from kvstore.store import start_pushpull
 from kvstore.stores.shared.native import _shared as shm
-from kvstore.stores.shared.native.membership import OtherProcesses
+from kvstore.stores.shared.native.registration import OtherProcesses
 
 F = np.float32
 SHAPES = {
@@ -410,7 +410,7 @@ def leaves_as_a_thread_waits(folder: str) -> float:
             def closing(descriptor: int) -> None:
                 close(descriptor)
                 os.dup2(stranger.fileno(), descriptor)  # the number is used again at once
-                job.look_around()
+                job.detect_losses()
                 with contextlib.suppress(MemoryError, InterruptedError):
                     job.empty((1 << 26,), np.dtype(F))
                 close(descriptor)
@@ -419,7 +419,7 @@ def leaves_as_a_thread_waits(folder: str) -> float:
             with pytest.raises(ZeroDivisionError), store:
                 raise ZeroDivisionError("on purpose")
             os.close = close
-            job.look_around()
+            job.detect_losses()
         assert path.stat().st_size == 0
         assert "pidfd" not in " ".join(os.readlink(link) for link in links_of_descriptors())
         return 0.0
@@ -447,7 +447,7 @@ def holds_the_lock(lost: bool) -> list[str]:
         hear()  # until it is killed
     provoke(store) if lost else store.barrier()
     if store.rank == 1:
-        with shm.Lock(job):
+        with shm.RegionLock(job):
             tell("holds")
             hear()
         return []
@@ -977,7 +977,7 @@ def stopped_at_work(where: str, loss: str) -> list[float]:
     if store.rank == 2:
         hear()
         if where == "lock":
-            with shm.Lock(store._backend._job):
+            with shm.RegionLock(store._backend._job):
                 stops()
     store.push("w", one)
     tell("pushed")

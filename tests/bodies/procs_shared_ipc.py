@@ -89,7 +89,7 @@ def sums(name: str, places: list[str], real: bool = False) -> str:
             pair.close()
             return "refused"
         assert "CUDA IPC is tried" in lines[0]
-        wanted = [f"worker {rank} sums arrays on GPUs by CUDA IPC, where no optimizer is set"]
+        wanted = [f"worker {rank} sums arrays on GPUs by CUDA IPC if no optimizer is set"]
         assert lines[1:] == wanted, lines
 
         def put(array: Any) -> Any:

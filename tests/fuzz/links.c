@@ -16,7 +16,7 @@ static void *try_realloc(void *p, size_t n) { return fails() ? NULL : realloc(p,
 static int try_memalign(void **p, size_t to, size_t n) { return fails() ? 1 : posix_memalign(p, to, n); }
 
 #include <pthread.h>
-#include "run.h"
+#include "job_chunks.h"
 
 #define KP_GATHER_BYTES 4096 /* so most answers with rows are gathered when they are sent */
 #define malloc try_malloc

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <sys/wait.h>
 
-#include "run.h"
+#include "job_chunks.h"
 
 enum { CALLERS = 3, ELEMENTS = 100000 };
 

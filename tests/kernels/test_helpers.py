@@ -15,7 +15,7 @@ from nightly import nightly_unless
 HERE = Path(__file__).parent
 KERNELS = HERE.parents[1] / "kernels"
 
-# One line of pool.h, and what to put in its place; each is a race, and must be noticed.
+# One line of helper_threads.h, and what to put in its place; each is a race, and must be noticed.
 MUTANTS = {
     "the caller leaves before its helpers": (
         "    for (int spin = 0; atomic_load(&kv_pool.gate) & KV_GATE_INSIDE; spin++)",
@@ -69,8 +69,8 @@ def test_a_race_is_noticed(tmp_path: Path, name: str) -> None:
     headers = tmp_path / "kernels"
     shutil.copytree(KERNELS, headers, ignore=shutil.ignore_patterns("_cpu*", "cuda", "__pycache__"))
     text, instead = MUTANTS[name]
-    pool = headers / "pool.h"
-    assert pool.read_text().count(text) == 1, f"pool.h reads otherwise by now: {text!r}"
+    pool = headers / "helper_threads.h"
+    assert pool.read_text().count(text) == 1, f"helper_threads.h reads otherwise by now: {text!r}"
     pool.write_text(pool.read_text().replace(text, instead))
     ended = helpers(tmp_path, headers, 1000)
     assert ended.returncode, "nothing was noticed"

@@ -255,7 +255,7 @@ FORMER = [
         "86c019d",
         "who was taken for dead reads rounds that went on without it",
         "kvstore/stores/shared/waiting.py",
-        "        if self._job.standing() == shm.FENCED:",
+        "        if self._job.check_membership() == shm.FENCED:",
         "        if False:",
         why_not="what was copied is looked at once more since then: 88f38db",
     ),
@@ -263,7 +263,8 @@ FORMER = [
         "88f38db",
         "a read under way in a process that is taken for dead is of a round without it",
         "kvstore/stores/shared/native/rounds.pxi",
-        "        if outcome == KV_READY and kv_standing(me) == KV_FENCED:\n            return KV_FENCED",
+        "        if outcome == KV_READY and kv_check_membership(me) == KV_FENCED:\n"
+        "            return KV_FENCED",
         "        if False:\n            return KV_FENCED",
         "test_losses_among_delays[hierarchy-stopped-{}]",
         (2, 5, 9, 10),

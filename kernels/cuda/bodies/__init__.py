@@ -1,1 +1,1 @@
-"""Bodies of kernels: what is compiled for GPUs, and runs on the processor in tests."""
+"""Bodies of kernels, which are compiled for GPUs, and run on the processor in tests."""

@@ -8,12 +8,15 @@ from ..spec import Spec
 from ..table import SOURCES
 from .chunks import Body, emitter, framed, listed
 from .intrinsics import dual
-from .lanes import beside
+from .lanes import matching_lanes
 
 
 def body(spec: Spec) -> Body:
     """Make the body of a cast. In registers all of these are float32, so a cast is a load and a store."""
-    source, target = beside(spec.dtype, str(spec.target)), beside(str(spec.target), spec.dtype)
+    source, target = (
+        matching_lanes(spec.dtype, str(spec.target)),
+        matching_lanes(str(spec.target), spec.dtype),
+    )
     load, load_one, size = source.load, source.load_one, source.size
     emit, emit_one = emitter(target.size, target.store), emitter(target.size, target.store_one)
 

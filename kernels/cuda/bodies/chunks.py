@@ -1,4 +1,7 @@
-"""The frame of every kernel: a block finds its chunk; groups go 16 bytes at a time, the rest singly."""
+"""The frame of every kernel: a block finds its chunk.
+
+Groups of 16 bytes are processed first, then the rest.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def framed(
     step: int = 1,
     whole: int = 1,
 ) -> Body:
-    """Make a body out of what is done to a group of elements, and to what is left.
+    """Make a body from functions for a group of elements, and for the remaining elements.
 
     Parameters
     ----------
@@ -33,13 +36,13 @@ def framed(
     count : int
         Elements of a group, a power of two.
     group : callable
-        ``group(row, e, end, scalar)`` does elements e to e + count of a row whose arrays are aligned.
+        ``group(row, e, end, scalar)`` processes elements e to e + count of a row with aligned arrays.
     rest : callable
-        ``rest(row, e, end, scalar)`` does elements e to e + step, as far as they are below `end`.
+        ``rest(row, e, end, scalar)`` processes elements e to e + step, as far as they are below `end`.
     pair : callable or None
-        ``pair(row, e, f, scalar)`` does two groups, with the loads of both before the first store.
+        ``pair(row, e, f, scalar)`` processes two groups, with the loads of both before the first store.
     step : int
-        Elements that `rest` does.
+        Elements that `rest` processes.
     whole : int
         `rest` is also called beyond the end of a row, up to a multiple of this power of two: for padding.
     """
@@ -78,7 +81,7 @@ def framed(
 
     def body(block: int, thread: int, image: int, scalar: Scalar) -> None:
         groups(block, thread, image, scalar)
-        forget()  # the chunk is found again, so that nothing is kept in registers through the first loop
+        forget()  # the chunk is found again, so that the first loop keeps nothing in registers
         remainder(block, thread, image, scalar)
 
     return dual(body)
@@ -86,7 +89,7 @@ def framed(
 
 @cache
 def _bounds(chunk: int, count: int) -> tuple[Callable[[int, int], bool], Callable[[int], bool]]:
-    """Make the functions that tell whether a group lies in its row, and whether in its chunk."""
+    """Make the functions that check whether a group is in its row, and in its chunk."""
 
     @dual
     def fits(row: int, e: int) -> bool:
@@ -94,7 +97,7 @@ def _bounds(chunk: int, count: int) -> tuple[Callable[[int, int], bool], Callabl
 
     @dual
     def in_chunk(e: int) -> bool:
-        """Say so of an e that was moved on: behind its chunk it is at a first place of the next."""
+        """Check an e that was increased: beyond its chunk it is at a first position of the next."""
         return e & (chunk - 1) >= BLOCK * count
 
     return fits, in_chunk
@@ -107,31 +110,31 @@ def _no_pair(row: int, e: int, f: int, scalar: Scalar) -> None:
 
 @dual
 def field(row: int, place: int) -> int:
-    """One word of a row's header."""
+    """Return one word of a row's header."""
     return table(row + 8 * place)
 
 
 @dual
 def field_now(row: int, place: int) -> int:
-    """One word of a row's header, read at this point: where registers are few."""
+    """Return one word of a row's header, read at this point, to save registers."""
     return word(row + 8 * place)
 
 
 @dual
 def listed(row: int, place: int, j: int) -> int:
-    """Address number j of the list that begins where the header's word `place` says."""
+    """Return address number j of the list at the place in the header's word `place`."""
     return table(row + 8 * (table(row + 8 * place) + j))
 
 
 @dual
 def listed_now(row: int, place: int, j: int) -> int:
-    """As `listed`, read at this point: where registers are few."""
+    """As `listed`, read at this point, to save registers."""
     return word(row + 8 * (word(row + 8 * place) + j))
 
 
 @cache
 def counter(k: int) -> Callable[[int], int]:
-    """Make the function that tells how many arrays of a row are summed: a constant, or what the row says."""
+    """Make the function that returns the number of summed arrays: a constant, or a word of the row."""
 
     @dual
     def fixed(row: int) -> int:
@@ -153,7 +156,7 @@ def emitter(size: int, store: Callable[[int, Any], None]) -> Callable[[int, int,
     size : int
         Bytes of an element.
     store : callable
-        Of a group or of an element.
+        Stores a group or an element.
     """
     spread = spreader(size, store)
 
@@ -167,13 +170,13 @@ def emitter(size: int, store: Callable[[int, Any], None]) -> Callable[[int, int,
 
 @cache
 def spreader(size: int, store: Callable[[int, Any], None]) -> Callable[[int, int, Any], None]:
-    """Make the function that stores into all outs of a row, as `emitter`, but leaves dst alone."""
+    """Make the function that stores into all outs of a row, as `emitter`, but not into dst."""
 
     @dual
     def spread(row: int, e: int, value: Any) -> None:
         at = row + 8 * field_now(row, OUTS)
         out = word(at)
-        while out != 0:  # a loop that cannot be unrolled, as one over a number of outs would be, for nothing
+        while out != 0:  # unlike a loop over a count, this loop is not unrolled, which would be useless
             store(out + e * size, value)
             at += 8
             out = word(at)

@@ -1,8 +1,8 @@
-"""What the kernels of all codecs have in common: quantise, dequantise and sum, both without words between.
+"""The common part of the kernels of all codecs: quantise, dequantise and sum, and both without packed words.
 
 A codec has some codes in a byte, the first element's in the highest bits; bytes follow each other in memory,
-and what is missing in the last 32-bit word is 0. What a code does not say stays in the residual (error
-feedback).
+and missing codes in the last 32-bit word are 0. The part that a code does not send stays in the residual
+(error feedback).
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class CodecOperations(NamedTuple):
     Attributes
     ----------
     lanes : Lanes
-        Of such a group of float32.
+        The lanes of such a group of float32.
     bits : int
-        Of a code.
+        Bits of a code.
     in_byte, in_word : int
         Codes in a byte and in a word.
     encode, encode_one : callable
-        ``(r, threshold) -> (byte, left)``: the codes, and what they leave; for one element its code.
+        ``(r, threshold) -> (byte, left)``: the codes, and the residual; for one element its code.
     settle, settle_one : callable
-        ``(r, threshold) -> (decoded, left)``: what the codes stand for, and what they leave.
+        ``(r, threshold) -> (decoded, left)``: the decoded values, and the residual.
     decode, decode_one : callable
         ``(byte, threshold) -> decoded``; for one element of its code.
     """
@@ -57,7 +57,7 @@ def _log2(power: int) -> int:
 
 
 def quantise(spec: Spec, codec: CodecOperations) -> Body:
-    """Sum of k gradients and the residual -> words, and what is left -> residual."""
+    """Make the body: sum of k gradients and the residual -> words, and the rest -> residual."""
     lanes, bits, in_byte, shift = codec.lanes, codec.bits, codec.in_byte, _log2(codec.in_byte)
     size, load, store, add = lanes.size, lanes.load, lanes.store, lanes.add
     load_one, store_one = lanes.load_one, lanes.store_one
@@ -87,7 +87,7 @@ def quantise(spec: Spec, codec: CodecOperations) -> Body:
 
 
 def dequantise(spec: Spec, codec: CodecOperations) -> Body:
-    """Words of k senders -> sum of what they stand for, from left to right."""
+    """Make the body: words of k senders -> sum of their decoded values, from left to right."""
     lanes, bits, in_byte, shift = codec.lanes, codec.bits, codec.in_byte, _log2(codec.in_byte)
     add, decode, decode_one, count = lanes.add, codec.decode, codec.decode_one, counter(spec.k)
     apart = BLOCK * lanes.width >> shift  # bytes between the groups of a pair
@@ -141,7 +141,7 @@ def dequantise(spec: Spec, codec: CodecOperations) -> Body:
 
 
 def _summed_pairs(k: int, decoded: Callable[..., Any], add: Callable[..., Any]) -> Callable[..., Any]:
-    """Make the function that sums the pairs of k senders, without a loop: a compiler keeps one of many."""
+    """Make the function that sums the pairs of k senders, without a loop, which a compiler would keep."""
     before = _summed_pairs(k - 1, decoded, add) if k > 1 else None
 
     @dual
@@ -158,7 +158,7 @@ def _summed_pairs(k: int, decoded: Callable[..., Any], add: Callable[..., Any]) 
 
 
 def reduce(spec: Spec, codec: CodecOperations) -> Body:
-    """K gradients, each with its residual -> sum of what their codes would stand for, and the residuals."""
+    """Make the body: k gradients and residuals -> sum of their decoded values, and new residuals."""
     lanes = codec.lanes
     total, total_one = _settled_sum(spec, codec, grouped=True), _settled_sum(spec, codec, grouped=False)
     emit, emit_one = emitter(lanes.size, lanes.store), emitter(lanes.size, lanes.store_one)
@@ -175,7 +175,7 @@ def reduce(spec: Spec, codec: CodecOperations) -> Body:
 
 
 def _settled_sum(spec: Spec, codec: CodecOperations, grouped: bool) -> Callable[..., Group]:
-    """Make the function that quantises each source in place of its residual and sums what was sent."""
+    """Make the function that quantises each source, updates its residual, and sums the decoded values."""
     lanes, count, size = codec.lanes, counter(spec.k), codec.lanes.size
     load, store = (lanes.load, lanes.store) if grouped else (lanes.load_one, lanes.store_one)
     add, settle = (lanes.add, codec.settle) if grouped else (lanes.add_one, codec.settle_one)

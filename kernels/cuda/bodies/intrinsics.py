@@ -1,6 +1,6 @@
-"""What kernel bodies are made of: memory at addresses, and arithmetic whose every bit is said.
+"""The primitives of kernel bodies: memory at addresses, and arithmetic with every bit defined.
 
-Each primitive stands here as a plain Python function, which is what it means and what runs where a body is
+Each primitive is a plain Python function here, which defines it and runs if a body is
 interpreted; `targets` gives the same to numba and numba-cuda. A function that is marked `dual` may be called
 from a body under either of them, and stays as it is.
 
@@ -25,7 +25,7 @@ _register: Callable[[Callable[..., Any]], None] | None = None
 
 
 def dual(function: F) -> F:
-    """Let a plain function be called from a body, whichever way the body is run."""
+    """Let bodies call a plain function on every target."""
     if _register is None:
         _duals.append(function)
     else:
@@ -34,7 +34,7 @@ def dual(function: F) -> F:
 
 
 def register_duals(register: Callable[[Callable[..., Any]], None]) -> None:
-    """Hand all functions marked so far, and those to come, to `register`."""
+    """Pass all marked functions, and those marked later, to `register`."""
     global _register
     _register = register
     while _duals:
@@ -180,15 +180,15 @@ def store_byte(address: int, value: int) -> None:
 
 
 def word(address: int) -> int:
-    """One word of an image, as int64, read when it is needed: it takes no register in the meantime."""
+    """Return one word of an image, as int64, read at this point, to save registers."""
     return ctypes.c_int64.from_address(address).value
 
 
 def forget() -> None:
-    """Let the compiler forget what it has read, and begin nothing earlier: registers are freed in between."""
+    """Make the compiler forget its earlier reads, and start none earlier: this frees registers."""
 
 
-# What no kernel writes while it runs: compilers may read it once, early.
+# Memory that no kernel writes while it runs: compilers may read it once, early.
 
 
 def table(address: int) -> int:
@@ -200,12 +200,12 @@ def table(address: int) -> int:
 
 
 def select(condition: bool, a: Value, b: Value) -> Value:
-    """Return `a` if so, else `b`, both being there: no branch."""
+    """Return `a` if the condition holds, else `b`; both are computed: no branch."""
     return a if condition else b
 
 
 def divide(a: Value, b: Value) -> Value:
-    """Quotient, rounded to nearest even; by zero as IEEE 754 has it."""
+    """Return the quotient, rounded to nearest even; division by zero as in IEEE 754."""
     return np.divide(a, b)
 
 
@@ -220,7 +220,7 @@ def magnitude(x: Value) -> Value:
 
 
 def real_of(bits: int) -> Value:
-    """Float32 that the low 32 bits are."""
+    """Return the float32 with these low 32 bits."""
     return np.uint32(bits & 0xFFFFFFFF).view(np.float32)
 
 
@@ -277,7 +277,7 @@ def _bfloat(bits: int) -> Value:
 
 def _bfloat_bits(x: Value) -> int:
     bits = int(np.float32(x).view(np.uint32))
-    if bits & 0x7FFFFFFF > 0x7F800000:  # NaN stays one, whatever is cut off
+    if bits & 0x7FFFFFFF > 0x7F800000:  # NaN stays NaN, even if its low bits are cut off
         return bits >> 16 | 0x40
     return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
 

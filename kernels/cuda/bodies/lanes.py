@@ -1,4 +1,4 @@
-"""What sixteen bytes of an element type are in registers: how they are loaded, added and stored.
+"""Sixteen bytes of an element type in registers: how they are loaded, added and stored.
 
 16-bit floats are float32 in registers. Integers are unsigned: sums wrap, and then a sign makes no difference.
 """
@@ -26,13 +26,13 @@ class Lanes(NamedTuple):
     width : int
         Elements that a thread handles together.
     load, store : callable
-        That many, at an address that is a multiple of 16.
+        `width` elements, at an address that is a multiple of 16.
     load_one, store_one : callable
         One element, at an address that is a multiple of its size.
     add, add_one : callable
         Sums of two groups, and of two elements.
     settle_one : callable
-        What storing and loading again would make of an element.
+        Rounds an element as a store and a load would.
     pack, unpack : callable
         Between a group and the words that are stored: for 16-bit floats, where these take half the registers.
     """
@@ -127,7 +127,7 @@ def _store_2q(address: int, g: Group) -> None:
 
 @dual
 def _load_8f(address: int) -> Group:
-    """Eight float32: they go with eight halves."""
+    """Load eight float32, to be used with eight halves."""
     a = i.load_4f(address)
     b = i.load_4f(address + 16)
     return a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]
@@ -188,8 +188,8 @@ LANES = {
 EIGHT_FLOATS = Lanes(4, 8, _load_8f, _store_8f, i.load_f, i.store_f, _add8, _plus, *_SAME)
 
 
-def beside(dtype: str, other: str) -> Lanes:
-    """Lanes of `dtype` where each of them meets one of `other`."""
+def matching_lanes(dtype: str, other: str) -> Lanes:
+    """Return the lanes of `dtype` for use with one element of `other` each."""
     if dtype == "float32" and other in HALVES:
         return EIGHT_FLOATS
     return LANES[dtype]

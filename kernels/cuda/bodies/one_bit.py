@@ -1,7 +1,7 @@
 """The 1-bit codec: +1 or -1 for each element, as MXNet's.
 
 ``r = residual + gradient``; ``r > threshold``: code 1, ``r - 1`` is left; else code 0, and ``r + 1`` is left.
-Codes stand for +1 and -1; the threshold only decides which is sent.
+Codes mean +1 and -1; the threshold only decides between them.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ Value = Any
 
 @dual
 def settle_one(r: Value, t: Value) -> tuple[Value, Value]:
-    """Return what is sent for r, and what is left."""
+    """Return the decoded value for r, and the residual."""
     sent = select(r > t, one(r), -one(r))
     return sent, r - sent
 
 
 @dual
 def encode_one(r: Value, t: Value) -> tuple[int, Value]:
-    """Code for r, and what is left."""
+    """Return the code for r, and the residual."""
     _, left = settle_one(r, t)
     return select(r > t, 1, 0), left
 
 
 @dual
 def decode_one(code: int, t: Value) -> Value:
-    """Return what a code stands for."""
+    """Return the decoded value of a code."""
     return select(code & 1 != 0, one(t), -one(t))
 
 
 @dual
 def encode(r: Group, t: Value) -> tuple[int, Group]:
-    """Byte of eight elements, and what is left of them."""
+    """Return the byte of eight elements, and their residuals."""
     c0, l0 = encode_one(r[0], t)
     c1, l1 = encode_one(r[1], t)
     c2, l2 = encode_one(r[2], t)
@@ -53,7 +53,7 @@ def encode(r: Group, t: Value) -> tuple[int, Group]:
 
 @dual
 def settle(r: Group, t: Value) -> tuple[Group, Group]:
-    """Return what is sent for eight elements, and what is left of them."""
+    """Return the decoded values for eight elements, and their residuals."""
     s0, l0 = settle_one(r[0], t)
     s1, l1 = settle_one(r[1], t)
     s2, l2 = settle_one(r[2], t)
@@ -67,7 +67,7 @@ def settle(r: Group, t: Value) -> tuple[Group, Group]:
 
 @dual
 def decode(byte: int, t: Value) -> Group:
-    """Return what the eight codes of a byte stand for."""
+    """Return the decoded values of the eight codes of a byte."""
     return (
         decode_one(byte >> 7, t),
         decode_one(byte >> 6, t),

@@ -3,7 +3,7 @@
 A rule takes the weight, the gradient, three states (those it has not are passed through) and the constants
 that `constants` made, and returns the new weight and states. Numbers are all float32 or all float64. The
 constants begin with learning rate, weight decay, rescale_grad and clip bound; kernels/rules.h says what
-follows at each rule; what stands from place 12 on is said before a rule that reads it.
+follows at each rule; a rule that reads places from 12 on names them before it.
 
 Comparisons are written so that NaN stays NaN.
 """
@@ -24,8 +24,8 @@ Constants = Any  # a tuple of WIDTH numbers
 Updated = tuple[Real, Real, Real, Real]
 Rule = Callable[[Real, Real, Real, Real, Real, Constants], Updated]
 
-# Takes the parameters in double (p) and rounded (r), a line for each parameter, and returns what goes to
-# places 12 and following. Which differences are taken in double follows kernels/rules.h.
+# Maps the parameters in double (p) and rounded (r), a line for each parameter, to the numbers at places 12
+# and following. Which differences are computed in double follows kernels/rules.h.
 Derive = Callable[[Numbers, Numbers], tuple[Numbers, ...]]
 
 RULES: dict[str, Rule] = {}
@@ -38,7 +38,7 @@ def _rule(function: Rule) -> Rule:
 
 
 def _rule_with(derive: Derive) -> Callable[[Rule], Rule]:
-    """Enter a rule that reads more than its parameters, and how that follows from them."""
+    """Register a rule that reads derived numbers, and the function that computes them."""
 
     def enter(function: Rule) -> Rule:
         DERIVED[function.__name__.lstrip("_")] = derive
@@ -54,7 +54,7 @@ def _rest(share: Numbers) -> Numbers:
 
 @dual
 def bounded(x: Real, bound: Real) -> Real:
-    """Clip, leaving NaN alone."""
+    """Clip; NaN stays NaN."""
     x = select(x > bound, bound, x)
     return select(x < -bound, -bound, x)
 

@@ -35,7 +35,7 @@ def summer(lanes: Lanes, k: int, grouped: bool) -> Callable[[int, int], Group]:
 
 @cache
 def pair_summer(lanes: Lanes, k: int) -> Callable[[int, int, int], tuple[Group, Group]]:
-    """Make the function that sums two groups: two loads of each source are under way together."""
+    """Make the function that sums two groups: the two loads of each source overlap."""
     load, add, count, size = lanes.load, lanes.add, counter(k), lanes.size
 
     @dual
@@ -75,5 +75,5 @@ def body(spec: Spec) -> Body:
     def rest(row: int, e: int, end: int, scalar: Any) -> None:
         emit_one(row, e, total_one(row, e))
 
-    # Of many sources the loads of one group are enough: registers are few.
+    # With many sources the loads of one group are enough, and save registers.
     return framed(spec.chunk, lanes.width, group, rest, pair if 1 <= spec.k <= _MOST_PAIRED else None)

@@ -1,6 +1,6 @@
 """The primitives of `intrinsics` for numba on the processor and, where it is installed, for numba-cuda.
 
-This file and `compile` are all that knows numba. Importing it needs numba.
+Only this file and `compile` use numba. Importing this file needs numba.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Primitive = Callable[..., Typed | None]
 def import_cuda() -> Any:
     """Import numba's CUDA module; numba-cuda 0.30 fails where NumPy has no `row_stack` (2.5 and later)."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of NumPy, for numba-cuda's own lines
+        warnings.simplefilter("ignore", DeprecationWarning)  # NumPy's, about numba-cuda's own lines
         from numba import cuda
 
         if not hasattr(np, "row_stack"):
@@ -243,7 +243,7 @@ def _halves() -> Iterator[tuple[Callable[..., Any], Primitive]]:
 
 
 def primitives(space: int) -> Iterator[tuple[Callable[..., Any], Primitive]]:
-    """Each primitive with what types it and makes its code, for memory of an address space."""
+    """Yield each primitive with the function that types it and generates its code, for an address space."""
     yield from _memory(space)
     yield from _arithmetic()
     yield from _halves()
@@ -269,7 +269,10 @@ _TYPERS: dict[int, Callable[[Any], Callable[..., Any]]] = {
 
 
 def _overload(extend: Any, function: Callable[..., Any], made: Callable[..., Any]) -> None:
-    """Register what stands for a function in a body; without a wrapper for C, a tenth of what it took."""
+    """Register the implementation of a function in bodies.
+
+    It has no C wrapper, which would take ten times as long.
+    """
     options = {"no_cfunc_wrapper": True} if extend is extending else {}
     extend.overload(function, jit_options=options, strict=False)(made)
 

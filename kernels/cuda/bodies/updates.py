@@ -10,7 +10,7 @@ from ..spec import Spec
 from ..table import DST, MASTER, PARAMS, STATES
 from .chunks import Body, field_now, framed, spreader
 from .intrinsics import bf16_pack, dual, f16_pack, forget
-from .lanes import LANES, Lanes, beside, store_words
+from .lanes import LANES, Lanes, matching_lanes, store_words
 from .rules import RULES, Rule
 from .sums import summer
 
@@ -20,7 +20,7 @@ Number = Any
 
 @cache
 def constant_reader(real: str) -> Callable[[int], tuple[Number, ...]]:
-    """Make the function that reads a row's constants; those that a rule does not look at cost nothing."""
+    """Make the function that reads a row's constants; those that a rule does not use cost nothing."""
     read, size = LANES[real].load_one, LANES[real].size
 
     @dual
@@ -126,7 +126,7 @@ _STEPPERS = {1: _one, 2: _two, 4: _four, 8: _eight}
 
 @cache
 def _states(states: int, size: int, load: Any, store: Any) -> tuple[Any, Any]:
-    """Make what loads a row's three states, as far as there are so many, and what stores them."""
+    """Make the functions that load and store a row's states, up to three."""
 
     @dual
     def address(row: int, place: int, e: int) -> int:
@@ -157,7 +157,7 @@ def _states(states: int, size: int, load: Any, store: Any) -> tuple[Any, Any]:
 
 @cache
 def _settled(lanes: Lanes) -> Callable[[Group], Group]:
-    """Make the function that does to a group what storing and loading again would do."""
+    """Make the function that rounds a group as a store and a load would."""
     pack, unpack = lanes.pack, lanes.unpack
 
     @dual
@@ -168,7 +168,7 @@ def _settled(lanes: Lanes) -> Callable[[Group], Group]:
 
 
 def _halves_updater(spec: Spec) -> Callable[[int, int, int, Any], None]:
-    """Make the function that updates eight 16-bit weights with a master, four by four: registers are few."""
+    """Make the function that updates eight 16-bit weights with a master, four at a time for few registers."""
     grad, wide = LANES[spec.dtype], LANES["float32"]
     total, load, store = summer(grad, spec.k, True), wide.load, wide.store
     step = _four(RULES[str(spec.rule)], "float32")
@@ -205,7 +205,7 @@ def _updater(spec: Spec, grouped: bool) -> Callable[[int, int, int, Any], None]:
     rule, k, master = RULES[str(spec.rule)], spec.k, spec.master
     grad = LANES[spec.dtype]
     inner = "float32" if master else spec.dtype
-    wide = beside(inner, spec.dtype)
+    wide = matching_lanes(inner, spec.dtype)
     total = summer(grad, k, grouped)
     load, store = (wide.load, wide.store) if grouped else (wide.load_one, wide.store_one)
     narrow, settle = (grad.store, _settled(grad)) if grouped else (grad.store_one, grad.settle_one)

@@ -86,7 +86,7 @@ def shared_regions(root: Path = ROOT) -> Finding:
     for _, link in memfds(_REGION, root):
         with contextlib.suppress(OSError), link.open("rb") as region:
             place = os.fstat(region.fileno()).st_ino
-            found[place] = found.get(place) or _shared.harm_of(region.fileno())
+            found[place] = found.get(place) or _shared.damage_of(region.fileno())
     harm = next(filter(None, found.values()), "")
     if harm:
         text = f"in the memory that the workers of a running job share, {harm}: its values may be wrong"

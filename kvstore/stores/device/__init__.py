@@ -1,1 +1,1 @@
-"""The store of one process whose values may lie on GPUs."""
+"""The store of one process with values that may be on GPUs."""

@@ -1,4 +1,4 @@
-"""The arrays of a call, checked, and brought within reach of the kernels of one GPU."""
+"""The arrays of a call, checked, and made accessible to the kernels of one GPU."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Streams:
         self._known: dict[int, Stream] = {}
 
     def of(self, device: int) -> Stream:
-        """Find it out once."""
+        """Return the caller's stream on a GPU, which is looked up once."""
         stream = self._known.get(device)
         if stream is None:
             stream = self._known[device] = arrays.stream_for(self._objects, device)
@@ -44,7 +44,7 @@ class Streams:
 
 
 class HostOut(NamedTuple):
-    """An out on the host, and what brings its content home if it is a buffer."""
+    """An out on the host, and a function that copies its contents back if it is a buffer."""
 
     array: Array
     deliver: Deliver | None
@@ -59,12 +59,12 @@ class Item(NamedTuple):
 
 
 def seen_value(entry: DeviceKey | Entry, value: Any, streams: Streams) -> DeviceView | Array:
-    """Check a value that is pushed to a key on a GPU, or to one that will move there."""
+    """Check a value that is pushed to a key on a GPU, or to a key that will move there."""
     what = f"value of key {entry.key!r}"
     if isinstance(value, RowSparseArray):
         place = f"cuda:{entry.device}" if isinstance(entry, DeviceKey) else "the host"
         raise CapabilityError(
-            f"{what} is row-sparse, and the key lies on {place}; row-sparse keys and values stay on the host"
+            f"{what} is row-sparse, and the key is on {place}; row-sparse keys and values stay on the host"
         )
     device = arrays.device_of(value)
     found = readable(value, what) if device is None else arrays.view(value, what, streams.of(device))
@@ -89,7 +89,7 @@ def seen_out(entry: DeviceKey, out: Any, streams: Streams) -> DeviceView | HostO
 
 
 class Call:
-    """Addresses for the kernels of one GPU, and what must happen before and after them."""
+    """Addresses for the kernels of one GPU, and the work before and after them."""
 
     def __init__(self, place: GpuContext, stream: Stream, streams: Streams) -> None:
         self.place, self.stream = place, stream
@@ -98,18 +98,18 @@ class Call:
         self._scratch: list[int] = []
         self._held: list[Any] = []
         self._later: list[Deliver] = []
-        #: Whether the same arrays give the same addresses, with nothing to do before and after.
+        #: Whether the same arrays give the same addresses, without work before and after.
         self.plain = True
 
     @property
     def alone(self) -> bool:
-        """Whether all arrays belong to the stream."""
+        """Return whether all arrays belong to the stream."""
         return not self._others
 
     # ---------------------------------------------------------------------------------- before the work
 
     def source(self, entry: DeviceKey, value: DeviceView | Array) -> int:
-        """Address of a value, or of a copy of it."""
+        """Return the address of a value, or of a copy of it."""
         if isinstance(value, np.ndarray):
             return self._brought_up(value)
         self.order_with(value)
@@ -145,7 +145,7 @@ class Call:
         return address
 
     def order_with(self, view: DeviceView) -> None:
-        """Note a stream on which the array's owner works, if it is another one than ours."""
+        """Record the stream of the array's owner, if it is another one."""
         if view.device != self.place.device:
             self._note(self._streams.of(view.device))
         if view.producer is not None:
@@ -159,7 +159,7 @@ class Call:
             self._others[other.device, other.handle] = other
 
     def begin(self, entries: Iterable[DeviceKey]) -> None:
-        """Let the stream wait for the arrays' owners, and for what was done with these keys before."""
+        """Let the stream wait for the arrays' owners, and for earlier work on these keys."""
         for other in self._others.values():
             order(self.place.driver, other, self.stream)
         order_behind(entries, self.place, self.stream)
@@ -167,7 +167,7 @@ class Call:
     # -------------------------------------------------------------------------------------- outs, after
 
     def out(self, entry: DeviceKey, out: DeviceView | HostOut) -> int | None:
-        """Address that the kernels write the result to; None if it is brought there afterwards."""
+        """Return the address that the kernels write the result to; None if it is copied there afterwards."""
         if isinstance(out, HostOut):
             self._later.append(partial(self._download, entry, out))
             self.plain = False
@@ -202,7 +202,7 @@ class Call:
             out.deliver()
 
     def _convert(self, entry: DeviceKey, out: DeviceView) -> None:
-        """Write the value in another element type: by a kernel, or where there is none, on the host."""
+        """Write the value in another element type: by a kernel, or, if there is none, on the host."""
         if frozenset((entry.dtype.name, out.dtype.name)) not in _CASTS:
             buffer = np.empty(entry.shape, entry.dtype)
             self._download(entry, HostOut(buffer, None))
@@ -230,17 +230,17 @@ class Call:
             driver.copy_between(*pair, out.nbytes, handle, device)
 
     def staged(self, entry: DeviceKey, address: int) -> int:
-        """Copy a source that overlaps with an out, so that it is read before that is written."""
+        """Copy a source that overlaps an out, so that it is read before the out is written."""
         copy = self._lend(entry.nbytes)
         self.place.driver.copy(copy, address, entry.nbytes, self.stream.handle, self.place.device)
         return copy
 
     def end(self, entries: Iterable[DeviceKey]) -> None:
-        """Bring results to where no kernel reaches, and let the arrays' owners wait for all of it."""
+        """Copy the results that no kernel writes, and let the arrays' owners wait for all work."""
         tail = self.place.tail(self.stream)
         leave_at(entries, tail)
         tail.moved()
-        if self._later:  # what a library does itself runs on its own stream
+        if self._later:  # a library's own work
             for other in self._others.values():
                 tail.hold(other)
         for deliver in self._later:
@@ -255,21 +255,21 @@ class Call:
             self.place.keep(self._held, self.stream)
 
     def abandon(self) -> None:
-        """Give back what was lent, after an error."""
+        """Free the scratch memory after an error."""
         for address in self._scratch:
             self.place.take_back(address, self.stream)
         self._scratch.clear()
 
 
 def order_behind(entries: Iterable[DeviceKey], place: GpuContext, stream: Stream) -> None:
-    """Let a stream wait for what other streams have to do with these keys."""
+    """Let a stream wait for the work of other streams on these keys."""
     mine = place.tail(stream)
     for tail in {entry.tail for entry in entries if entry.tail is not mine}:
         tail.hold(stream)
 
 
 def leave_at(entries: Iterable[DeviceKey], tail: StreamCursor) -> None:
-    """Say where the last work on these keys is."""
+    """Record the place of the last work on these keys."""
     for entry in entries:
         if entry.tail is not tail:
             entry.tail = tail
@@ -285,7 +285,7 @@ def _converted(source: Array, target: Array) -> None:
 
 
 def new_key(place: GpuContext, key: Key, number: int, value: DeviceView, streams: Streams) -> DeviceKey:
-    """Make a key with a copy of its first value, which lies on the GPU."""
+    """Make a key with a copy of its first value, which is on the GPU."""
     stream = streams.of(value.device)
     call = Call(place, stream, streams)
     entry = DeviceKey(place, key, number, value.shape, value.dtype, place.tail(stream))
@@ -298,7 +298,7 @@ def new_key(place: GpuContext, key: Key, number: int, value: DeviceView, streams
 
 
 def adopted_key(place: GpuContext, key: Key, number: int, value: Array, stream: Stream) -> DeviceKey:
-    """Make a key of one that lay on the host."""
+    """Make a key from a key of the host."""
     entry = DeviceKey(place, key, number, value.shape, value.dtype, place.tail(stream))
     if value.nbytes:
         address = value.ctypes.data
@@ -342,7 +342,7 @@ def send(value: Array, out: DeviceView, place: GpuContext, streams: Streams) -> 
 
 
 class Target(NamedTuple):
-    """An out on a GPU, checked; `bring` is what its library does to a strided one afterwards."""
+    """A checked out on a GPU; `bring` is its library's copy to a strided one afterwards."""
 
     view: DeviceView
     stream: Stream
@@ -366,7 +366,7 @@ def fetched(driver: Driver, value: Any, what: str) -> Array:
 
 
 def writable_there(key: Keyed, out: Any, streams: Streams) -> tuple[DeviceView, Stream]:
-    """View an out on a GPU, which fits its key."""
+    """View an out on a GPU that fits its key."""
     stream = streams.of(arrays.device_of(out))  # type: ignore[arg-type]
     seen = arrays.view(out, f"out of key {key.key!r}", stream, write=True)
     check_shape(key, seen, "out")  # type: ignore[arg-type]
@@ -374,19 +374,19 @@ def writable_there(key: Keyed, out: Any, streams: Streams) -> tuple[DeviceView, 
 
 
 def check_there(key: Keyed, outs: list[Any]) -> None:
-    """Raise for outs on GPUs that do not fit a key."""
+    """Raise an error for outs on GPUs that do not fit a key."""
     streams = Streams(outs)
     for out in outs:
         writable_there(key, out, streams)
 
 
 def target(key: Keyed, out: Any, streams: Streams) -> Target:
-    """Check an out on a GPU, and say where it is to be written."""
+    """Check an out on a GPU, and return its target."""
     return target_in(key, *writable_there(key, out, streams))
 
 
 def target_in(key: Keyed, seen: DeviceView, stream: Stream) -> Target:
-    """Say where an out that was checked is to be written."""
+    """Return the target of a checked out."""
     if seen.contiguous:
         return Target(seen, stream, None)
     room, bring = arrays.room_for(seen, f"out of key {key.key!r}", stream)
@@ -394,7 +394,7 @@ def target_in(key: Keyed, seen: DeviceView, stream: Stream) -> Target:
 
 
 def put(driver: Driver, source: int, out: Target, copied: Callable[[], None]) -> None:
-    """Copy a result of the host to an out, on its stream; `copied` is called behind the copy."""
+    """Copy a result of the host to an out, on its stream; `copied` is called after the copy."""
     view, stream, bring = out
     if not view.nbytes:
         return

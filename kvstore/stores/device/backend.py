@@ -1,8 +1,8 @@
-"""The store of one process whose values may lie on GPUs.
+"""The store of one process with values that may be on GPUs.
 
-A key lives where its value lies. One that was initialised on the host moves to the GPU of the first value
-when values on GPUs are pushed to it, and stays there. Host keys are `LocalBackend`'s, untouched: a process
-that meets no array of a GPU never imports CUDA. Row-sparse keys stay on the host.
+A key of the host moves to the GPU of the first value when values on GPUs are pushed to it, and stays there.
+`LocalBackend` handles the keys on the host: a process without an array on a GPU never imports CUDA.
+Row-sparse keys stay on the host.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...errors import CapabilityError, KVStoreError
 from ...optimizer import Updater
 from ...settings.options import StoreConfig
 from ..entry import Array, Entry
-from ..local.bound import Anything, Bound
+from ..local.bound import BoundCall, GeneralCall
 from ..update import UserUpdater
 from .arguments import Item, Streams
 from .host_and_gpu import HostAndGpuBackend
@@ -29,7 +29,7 @@ from .keys import DeviceKey
 if TYPE_CHECKING:
     from ...optimizer.states import Content
 
-#: What a key's part of a call is: to be done in the order of numbers where the user's code is called.
+#: A key's part of a call: its number, by which calls of the user's code are ordered, and a function.
 Part = tuple[int, Callable[[], None]]
 
 
@@ -39,7 +39,7 @@ class DeviceBackend(HostAndGpuBackend):
     can_compress = True
 
     def __init__(self, config: StoreConfig) -> None:
-        #: The keys on GPUs; None until an array of a GPU has been met.
+        #: The keys on GPUs; None until the first array on a GPU.
         self._gpus: Any = None
         self._order: dict[Key, None] = {}  # all keys, in the order of their init
         self._on_gpu: dict[Key, Any] = {}  # the GPUs' entries
@@ -49,7 +49,7 @@ class DeviceBackend(HostAndGpuBackend):
     # ------------------------------------------------------------------------------------------ verbs
 
     def init(self, groups: list[Group]) -> None:
-        """Copy one value for each new key, to where it lies."""
+        """Copy one value for each new key, on its device."""
         new = [(key, values) for key, values in groups if values]
         first = len(self._order)
         on_gpu = {i: None for i, (_, values) in enumerate(new) if arrays.any_on_device(values)}
@@ -79,7 +79,7 @@ class DeviceBackend(HostAndGpuBackend):
             raise
 
     def assign(self, groups: list[Group]) -> None:
-        """Overwrite known keys, where they lie, and initialise others."""
+        """Overwrite known keys, on their devices, and initialise others."""
         super().assign([(key, values) for key, values in groups if key not in self._on_gpu])
         for key, values in groups:
             if key in self._on_gpu:
@@ -101,7 +101,7 @@ class DeviceBackend(HostAndGpuBackend):
             self._push_both(groups, {})
 
     def pushpull(self, groups: list[Group], outs: list[Group] | None) -> None:
-        """Push, and hand the result out in the same launch, or while it is in the cache."""
+        """Push, and write the result to the outs in the same launch, or while it is in the cache."""
         if self._on_gpu and self._again(groups, dict(groups if outs is None else outs)):
             return
         if self._on_host(groups, outs or ()):
@@ -129,35 +129,35 @@ class DeviceBackend(HostAndGpuBackend):
         gpus.pull(items, streams)
 
     def quick_pushpull(self, key: Any, value: Any, out: Any) -> bool | Callable[[], None]:
-        """Keys of the host with plain arrays, or one on a GPU with tensors that were there before."""
+        """Push and pull keys of the host with plain arrays, or one key on a GPU with tensors seen before."""
         if type(key) is list or key not in self._on_gpu:
             return super().quick_pushpull(key, value, out)
         values = _listed(value)
         return self._again([(key, values)], {key: values if out is None else _listed(out)})
 
     def _again(self, groups: list[Group], outs: dict[Key, list[Any]]) -> bool:
-        """Push PyTorch tensors to keys on a GPU that know such; False: nothing has happened."""
+        """Push PyTorch tensors to keys on a GPU that had such tensors before; False: nothing has happened."""
         return self._push_tensors(self._gpus, groups, outs)
 
-    def bind(self, groups: list[Group], outs: list[Group] | None) -> Bound:
-        """Check a call once, and return the shortest way to do it again."""
+    def bind(self, groups: list[Group], outs: list[Group] | None) -> BoundCall:
+        """Check a call once, and return the shortest way to repeat it."""
         targets: dict[Key, list[Any]] = dict(groups if outs is None else outs)
         if self._on_host(groups, targets.items()):
             return super().bind(groups, outs)
         gpus = self._use_gpus()
         goes = [self._goes_to_gpu(key, values) for key, values in groups]
         if not all(goes) or set(targets) != {key for key, _ in groups}:
-            return Anything(self, groups, outs)
+            return GeneralCall(self, groups, outs)
         streams = Streams([a for _, own in (*groups, *targets.items()) for a in own])
         items = self._items(groups, targets, streams)
         if not all(key in self._on_gpu for key in targets):
-            return Moving(self, groups, outs)
+            return MovingCall(self, groups, outs)
         values = dict(groups)
         objects = [a for item in items for a in (*values[item.entry.key], *targets[item.entry.key])]
-        return gpus.bind(items, streams, objects) or Anything(self, groups, outs)
+        return gpus.bind(items, streams, objects) or GeneralCall(self, groups, outs)
 
     def capture_streams(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Note on which streams the caller works, for an operation that runs in the background."""
+        """Record the caller's streams for an operation that runs in the background."""
         groups = [argument for argument in arguments if isinstance(argument, list)]
         found = [a for group in groups for _, values in group for a in values if isinstance(values, list)]
         if not arrays.any_on_device(found):
@@ -173,7 +173,7 @@ class DeviceBackend(HostAndGpuBackend):
     # --------------------------------------------------------------------------------- between the places
 
     def _on_host(self, *lists: Iterable[Group]) -> bool:
-        """Whether neither a key nor an array of a call lies on a GPU."""
+        """Return whether all keys and arrays of a call are on the host."""
         for groups in lists:
             for key, values in groups:
                 if key in self._on_gpu or arrays.any_on_device(values):
@@ -199,7 +199,7 @@ class DeviceBackend(HostAndGpuBackend):
         self._send(sent, streams)
 
     def _items(self, mine: list[Group], outs: dict[Key, list[Any]], streams: Streams) -> list[Item]:
-        """Check what is pushed to GPUs, or only pulled from there."""
+        """Check the keys that are pushed to on GPUs, or only pulled from there."""
         pushed = {key for key, _ in mine}
         only: list[Group] = [(key, []) for key in outs if key in self._on_gpu and key not in pushed]
         dense = {key: self._dense_outs(key, own, True) for key, own in outs.items()}
@@ -211,7 +211,7 @@ class DeviceBackend(HostAndGpuBackend):
     def _push_by_key(
         self, host: list[Group], outs: dict[Key, list[Any]], items: list[Item], streams: Streams
     ) -> None:
-        """Show the user's code the keys in their order, wherever they lie."""
+        """Call the user's code for the keys in their order, on both devices."""
         parts: list[Part] = [
             (self._entry(key).number, partial(self._push_host, [(key, values)], [(key, outs.pop(key, []))]))
             for key, values in host
@@ -228,7 +228,7 @@ class DeviceBackend(HostAndGpuBackend):
             super().pull(outs, True)
 
     def _goes_to_gpu(self, key: Key, values: list[Any]) -> bool:
-        """Whether a push to a key is done on a GPU, where it lies or to where it moves."""
+        """Return whether a push to a key is done on a GPU: the key is there, or moves there."""
         comes = self._comes_from_gpu(key, values)
         if key in self._on_gpu:
             return True
@@ -238,7 +238,7 @@ class DeviceBackend(HostAndGpuBackend):
         return comes
 
     def _moved(self, item: Item, streams: Streams) -> Item:
-        """Let a key of the host move to the GPU of its first value."""
+        """Move a key of the host to the GPU of its first value."""
         entry: Any = item.entry
         if not isinstance(entry, Entry):
             return item
@@ -250,7 +250,7 @@ class DeviceBackend(HostAndGpuBackend):
         return item._replace(entry=adopted)
 
     def _use_gpus(self) -> Any:
-        """Return the GPUs' side of the store, which brings CUDA in."""
+        """Return the executor for GPUs; the first call imports CUDA."""
         if self._gpus is None:
             from .bound import push_tensors
             from .executor import GpuExecutor
@@ -270,7 +270,7 @@ class DeviceBackend(HostAndGpuBackend):
     # ---------------------------------------------------------------------------------------- updates
 
     def set_updater(self, updater: UserUpdater | None) -> None:
-        """Use a callable, or go back to plain sums."""
+        """Use a callable, or plain sums."""
         super().set_updater(updater)
         self._user = self._as_part(updater)
         if self._gpus is not None:
@@ -279,7 +279,7 @@ class DeviceBackend(HostAndGpuBackend):
             self._gpus.use(self._apply_on_gpus())
 
     def set_compression(self, codec: Codec) -> None:
-        """Compress each value of a push, with a residual for each place in the list."""
+        """Compress each value of a push, with a residual for each position in the list."""
         from .compression import DeviceFeedback
 
         earlier = self.feedback
@@ -291,7 +291,7 @@ class DeviceBackend(HostAndGpuBackend):
             self._gpus.use(self._apply_on_gpus())
 
     def gather_states(self) -> Updater:
-        """Return the optimizer with its states, wherever they lie."""
+        """Return the optimizer with its states, from all devices."""
         updater = self._updater_set()
         gathered = Updater(updater.optimizer)
         elsewhere = {**self._states_of_tables(updater), **self._states_on_gpus(updater)}
@@ -304,7 +304,7 @@ class DeviceBackend(HostAndGpuBackend):
         return {key: to_host(entry) for key, entry in self._on_gpu.items() if entry.owner is updater}
 
     def adopt_states(self, content: Content) -> None:
-        """Take over the optimizer's states; those of keys on GPUs go up when the keys are pushed."""
+        """Replace the optimizer's states; those of keys on GPUs are copied there when the keys are pushed."""
         super().adopt_states(content)
         for entry in self._on_gpu.values():
             entry.state = entry.owner = None
@@ -322,7 +322,7 @@ class DeviceBackend(HostAndGpuBackend):
         return [(f"cuda:{copy.device}", copy.nbytes)]
 
     def close(self) -> None:
-        """Wait for what is under way, and let the memory go."""
+        """Wait for the work in progress, and free the memory."""
         if self._gpus is not None:
             self._gpus.close()
         super().close()
@@ -336,11 +336,11 @@ class DeviceBackend(HostAndGpuBackend):
         return super()._first_value(key, values)
 
 
-class Moving(Anything):
-    """A call with a key that is still on the host, and will move."""
+class MovingCall(GeneralCall):
+    """A call with a key that is on the host, and will move."""
 
     def fits(self) -> bool:
-        """Whether it is still there."""
+        """Return whether a key is still on the host."""
         return any(key in self._backend._entries for key, _ in self._groups)
 
 
@@ -349,7 +349,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _captured(value: Any, streams: Streams) -> Any:
-    """See an array on a GPU now; what is wrong with it is said when it is used."""
+    """View an array on a GPU now; its use raises the error if something is wrong with it."""
     try:
         device = arrays.device_of(value)
         if device is None:

@@ -1,4 +1,4 @@
-"""Short ways for calls that are made again: plans, and PyTorch tensors that come back."""
+"""Short paths for repeated calls: plans, and PyTorch tensors that were seen before."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...arrays.tensors import whole_address
 from ...devices import arrays, streams
 from ...devices.streams import Stream, StreamCursor
 from ...observe.counters import MEMORY
-from ..local.bound import Bound
+from ..local.bound import BoundCall
 from .arguments import leave_at, order_behind
 from .keys import DeviceKey
 from .launches import KeyWork, Launches, are_apart
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from .executor import GpuExecutor
 
 
-class GpuCall(Bound):
-    """A plan for keys of one GPU: nothing is looked at but the caller's stream.
+class GpuCall(BoundCall):
+    """A plan for keys of one GPU: each run only looks up the caller's stream.
 
-    The arrays of `works` lie on the GPU too and do not overlap; `objects` are these, in the order of the
-    addresses there.
+    The arrays of `works` are on the GPU too and do not overlap; `objects` are these arrays, in the order of
+    their addresses in `works`.
     """
 
     def __init__(self, gpus: GpuExecutor, works: list[KeyWork], objects: list[Any]) -> None:
@@ -34,20 +34,20 @@ class GpuCall(Bound):
         self._addresses = arrays.addresses_of(objects)
         gpus.bound.add(self)
         self._launches: Launches | None = None
-        #: End of the stream where the last work on all keys was, and `GpuContext.moves` then.
+        #: End of the stream with the last work on all keys, and `GpuContext.moves` then.
         self._behind: tuple[StreamCursor | None, int] = None, 0
         self._account = _account(works)
 
     def fits(self) -> bool:
-        """Whether updates and keys are the same."""
+        """Return whether updates and keys are the same."""
         return (self._gpus.version, self._gpus.apply.tag) == self._version
 
     def is_current(self) -> bool:
-        """Whether all arrays lie where they lay."""
+        """Return whether all arrays have the same addresses."""
         return self.fits() and arrays.addresses_of(self._objects) == self._addresses
 
     def drop(self) -> None:
-        """Let the keys' memory go: the store is closed."""
+        """Release the keys' memory: the store is closed."""
         self._works, self._entries, self._launches, self._behind = [], [], None, (None, 0)
 
     def run(self) -> None:
@@ -60,7 +60,7 @@ class GpuCall(Bound):
         counters.passed(self._gpus.apply.phase, begin, MEMORY, *self._account)
 
     def _order(self, stream: Stream) -> None:
-        """Come behind the earlier work on these keys; at once where all of it is on this stream."""
+        """Order the stream behind earlier work on these keys; at once if all of it is on this stream."""
         place = self._place
         tail = place.tail(stream)
         if self._behind != (tail, place.moves):
@@ -75,7 +75,7 @@ class GpuCall(Bound):
 
 
 def _account(works: list[KeyWork]) -> tuple[int, ...]:
-    """Return what `Counters.passed` takes: bytes there and back, rounds, and of one key its number."""
+    """Return arguments of `Counters.passed`: bytes sent and received, rounds, and a single key's number."""
     sent = sum(work.entry.nbytes * len(work.srcs) for work in works)
     received = sum(work.entry.nbytes * len(work.outs) for work in works)
     about = (works[0].entry.slice.number,) if len(works) == 1 else ()
@@ -83,9 +83,9 @@ def _account(works: list[KeyWork]) -> tuple[int, ...]:
 
 
 def push_tensors(gpus: GpuExecutor, groups: list[Group], outs: dict[Key, list[Any]]) -> bool:
-    """Push PyTorch tensors to keys of one GPU that have met such before, and fill the outs, in few steps.
+    """Push PyTorch tensors to keys of one GPU that had such before, and write the outs, in few steps.
 
-    False: nothing has happened, and the long way decides.
+    False: nothing has happened, and the general path decides.
     """
     works = None if gpus.apply.by_key else _works(gpus, groups, outs)
     if not works or not (gpus.is_known(works) or _may_run(gpus, works)):
@@ -107,7 +107,7 @@ def _may_run(gpus: GpuExecutor, works: list[KeyWork]) -> bool:
 
 
 def _works(gpus: GpuExecutor, groups: list[Group], outs: dict[Key, list[Any]]) -> list[KeyWork] | None:
-    """Addresses of all arrays; None if one of them is not as it should be."""
+    """Return the works with the addresses of all arrays; None if an array does not fit."""
     if outs and outs.keys() != {key for key, _ in groups}:
         return None
     works: list[KeyWork] = []
@@ -127,7 +127,7 @@ def _works(gpus: GpuExecutor, groups: list[Group], outs: dict[Key, list[Any]]) -
 
 
 def _addresses_if(entry: DeviceKey, tensors: list[Any]) -> tuple[int, ...] | None:
-    """Where tensors begin, if all of them are contiguous ones of the key's GPU, type and shape."""
+    """Return the addresses of tensors, if all are contiguous and of the key's GPU, type and shape."""
     dtype, shape = entry.form  # type: ignore[misc]
     device = entry.device
     found = []

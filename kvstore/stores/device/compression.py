@@ -1,4 +1,4 @@
-"""Compressed pushes on a GPU: quantised, decoded and summed in one launch; residuals beside values."""
+"""Compressed pushes on a GPU: quantised, decoded and summed in one launch, with residuals on the GPU."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _ON_GPU = (*cuda.CODECS, *_HALVES)
 
 
 class DeviceFeedback(Feedback):
-    """A codec whose residuals lie where their keys do: on the host, or on a GPU.
+    """A codec with residuals on the devices of their keys: the host, or a GPU.
 
-    Those of keys on a GPU are copied down to be saved, and up when the key is pushed after they were loaded.
+    Residuals on a GPU are copied to the host to be saved, and back when the key is pushed after a load.
     """
 
     def __init__(self, codec: Codec, on_gpu: Callable[[], Iterable[DeviceKey]]) -> None:
@@ -32,7 +32,7 @@ class DeviceFeedback(Feedback):
         self._on_gpu = on_gpu
 
     def save(self, path: str) -> None:
-        """Write all residuals, wherever they lie."""
+        """Write all residuals, from all devices."""
         mine = {
             (entry.key, source): entry.download(memory, _FLOAT32)
             for entry in self._on_gpu()
@@ -46,13 +46,13 @@ class DeviceFeedback(Feedback):
                 del self._residuals[name]
 
     def load(self, path: str, keys: Mapping[Key, Array]) -> None:
-        """Read residuals; those of keys on a GPU go up at the next push."""
+        """Read residuals; those of keys on a GPU are copied there at the next push."""
         super().load(path, keys)
         for entry in self._on_gpu():
             entry.residuals.clear()
 
     def taken(self, key: Key, source: int) -> Array | None:
-        """Hand a residual over to the GPU."""
+        """Remove a residual and return it, for the GPU."""
         return self._residuals.pop((key, source), None)
 
     @property
@@ -62,7 +62,7 @@ class DeviceFeedback(Feedback):
 
 
 class CompressedSum(PlainSum):
-    """Each value counts as what it decodes to."""
+    """A sum of decoded values."""
 
     def __init__(self, feedback: DeviceFeedback) -> None:
         self._feedback = feedback
@@ -77,7 +77,7 @@ class CompressedSum(PlainSum):
             )
 
     def prepare(self, works: Sequence[KeyWork], stream: Stream) -> None:
-        """Let each source have its residual."""
+        """Allocate the residual of each source."""
         if not self._codec.feedback:
             return
         for work in works:
@@ -95,7 +95,7 @@ class CompressedSum(PlainSum):
         return memory
 
     def add(self, launches: Launches, works: Sequence[KeyWork], into: Callable[[KeyWork], int]) -> None:
-        """One launch, or for the 16-bit codecs three."""
+        """Append one launch, or three for the 16-bit codecs."""
         half = _HALVES.get(self._codec.name)
         if half is not None:
             works = self._rounded(launches, works, half)
@@ -119,7 +119,7 @@ class CompressedSum(PlainSum):
 
     @staticmethod
     def _rounded(launches: Launches, works: Sequence[KeyWork], half: str) -> list[KeyWork]:
-        """Round every source to 16 bits and back, in memory of the keys."""
+        """Round every source to 16 bits and back, in the keys' memory."""
         down, up, rounded = [], [], []
         for work in works:
             entry, restored = work.entry, []
@@ -135,7 +135,7 @@ class CompressedSum(PlainSum):
         return rounded
 
     def gathered(self, launches: Launches, works: Sequence[KeyWork]) -> Sequence[KeyWork]:
-        """Sum beside the value, for an update that then has one source."""
+        """Sum into other memory than the value, for an update that then has one source."""
 
         def summed(work: KeyWork) -> int:
             return work.entry.spare("merged", _FLOAT32).address

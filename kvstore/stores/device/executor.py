@@ -1,4 +1,4 @@
-"""The keys of a store that lie on GPUs, and the work on them."""
+"""The keys of a store on GPUs, and the work on them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .keys import Array, DeviceKey
 from .launches import KeyWork, Launches, are_apart
 from .updates import GpuUpdate, emit
 
-#: Calls whose launches are kept, to be found again when the same arrays come back.
+#: Calls with launches that are kept, to be reused for the same arrays.
 _MOST_CALLS = 64
 
 
@@ -34,9 +34,9 @@ class GpuExecutor:
     entries : dict
         Key -> `DeviceKey`.
     apply : GpuUpdate
-        What a push does.
+        The update that a push applies.
     counters : Counters
-        Of the store. Times are those of this process, which does not wait for the GPU.
+        The store's counters. Times are those of this process, which does not wait for the GPU.
     """
 
     def __init__(self, apply: GpuUpdate, counters: Counters) -> None:
@@ -45,7 +45,7 @@ class GpuExecutor:
         self.apply, self.counters = apply, counters
         self._places: dict[int, GpuContext] = {}
         self._launches: OrderedDict[Any, Launches] = OrderedDict()
-        #: Another number whenever launches that were made before no longer hold.
+        #: A number that changes when earlier launches become invalid.
         self.version = 0
         self.bound: weakref.WeakSet[GpuCall] = weakref.WeakSet()
 
@@ -57,12 +57,12 @@ class GpuExecutor:
         return place
 
     def use(self, apply: GpuUpdate) -> None:
-        """Apply pushes in another way from now on."""
+        """Use another update from now on."""
         self.apply = apply
         self.changed()
 
     def changed(self) -> None:
-        """Forget launches that were made for other states, parameters or keys."""
+        """Forget launches for earlier states, parameters or keys."""
         self._launches.clear()
         self.version += 1
 
@@ -73,16 +73,16 @@ class GpuExecutor:
         what = f"value of key {key!r}"
         device = arrays.device_of(value)
         if device is None:
-            raise ArrayError(f"{what} lies on the host")
+            raise ArrayError(f"{what} is on the host")
         seen = arrays.view(value, what, streams.of(device))
         return seen if seen.contiguous else arrays.gathered(seen, what, streams.of(device))
 
     def add(self, key: Key, number: int, value: DeviceView, streams: Streams) -> None:
-        """Take a key, with a copy of its value."""
+        """Add a key, with a copy of its value."""
         self.entries[key] = new_key(self.place(value.device), key, number, value, streams)
 
     def adopt(self, key: Key, number: int, value: Array, device: int, stream: Stream) -> DeviceKey:
-        """Take a key over from the host."""
+        """Move a key from the host to a GPU."""
         entry = self.entries[key] = adopted_key(self.place(device), key, number, value, stream)
         return entry
 
@@ -105,7 +105,7 @@ class GpuExecutor:
         streams: Streams,
         entry_of: Callable[[Key], Any],
     ) -> list[Item]:
-        """Check all arrays of a call; none is touched."""
+        """Check all arrays of a call, without access to their contents."""
         items = []
         for key, values in groups:
             entry = entry_of(key)
@@ -121,7 +121,7 @@ class GpuExecutor:
         return sorted(items, key=lambda item: item.entry.number)
 
     def push(self, items: list[Item], streams: Streams) -> None:
-        """Sum, apply, and fill the outs; keys without values are only pulled."""
+        """Sum, apply, and write the outs; keys without values are only pulled."""
         pushed = [item for item in items if item.values]
         batches = [[item] for item in pushed] if self.apply.by_key else _by_device(pushed)
         for batch in batches:
@@ -169,7 +169,7 @@ class GpuExecutor:
         works: list[KeyWork],
         run: Callable[[str, list[KeyWork], Stream], None],
     ) -> None:
-        """Arrays overlap: one key after the other, sources that are written meanwhile copied before."""
+        """Process keys with overlapping arrays one by one; sources that an out overlaps are copied first."""
         for work in works:
             if not are_apart([work]):
                 work = work._replace(srcs=tuple(call.staged(work.entry, source) for source in work.srcs))
@@ -188,11 +188,11 @@ class GpuExecutor:
             self._found(verb, works, lambda launches: emit(launches, works)).run(stream)
 
     def is_known(self, works: Sequence[KeyWork]) -> bool:
-        """Whether there are launches that push these works."""
+        """Return whether there are launches that push these works."""
         return _signature(f"push {self.apply.tag}", works) in self._launches
 
     def _found(self, verb: str, works: Sequence[KeyWork], build: Callable[[Launches], None]) -> Launches:
-        """Return the launches of a call with these arrays, made now or before."""
+        """Return the launches of a call with these arrays, new or from before."""
         signature = _signature(verb, works)
         known = self._launches.get(signature)
         if known is not None:
@@ -206,7 +206,7 @@ class GpuExecutor:
         return launches
 
     def bind(self, items: list[Item], streams: Streams, objects: list[Any]) -> GpuCall | None:
-        """Return the short way to push these items; None if there is none."""
+        """Return the short path to push these items; None if there is none."""
         if self.apply.by_key or not items or not all(_is_short(item, items[0].entry) for item in items):
             return None
         place = items[0].entry.place
@@ -217,7 +217,7 @@ class GpuExecutor:
     # -------------------------------------------------------------------------------------------- the end
 
     def close(self) -> None:
-        """Wait for what is under way, and give all memory back."""
+        """Wait for the work in progress, and free all memory."""
         for call in list(self.bound):
             call.drop()
         self.changed()
@@ -239,7 +239,7 @@ def _work(call: Call, item: Item) -> KeyWork:
 
 
 def _is_short(item: Item, first: Any) -> bool:
-    """Whether an item needs nothing but a kernel of the first one's GPU."""
+    """Return whether an item needs only a kernel of the same GPU as the first."""
     if item.entry.device != first.device or not item.values:
         return False
     arrays_of = (*item.values, *item.outs)

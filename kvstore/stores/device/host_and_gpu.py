@@ -1,4 +1,4 @@
-"""Stores whose keys lie on the host or on GPUs, each where its first value lay, or where pushes moved it."""
+"""Stores with keys on the host or on GPUs, by the place of their first values and of later pushes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from ..local.backend import LocalBackend
 from .arguments import Streams, copy_to, seen_out, send
 from .keys import DeviceKey
 
-#: Arrays on GPUs that take values of the host's keys.
+#: Arrays on GPUs that receive values of the host's keys.
 Sent = list[tuple[Key, list[DeviceView]]]
 
 
 class HostAndGpuBackend(LocalBackend):
-    """What does not depend on how the GPUs sum. Subclasses keep what is here, and say which copy is shown."""
+    """The part of a store that does not depend on how GPUs sum.
 
-    #: The GPUs' side of the store.
+    Subclasses say which copy of a key is read.
+    """
+
+    #: The executor for GPUs.
     _gpus: Any
     #: All keys, in the order of their init.
     _order: dict[Key, None]
@@ -29,11 +32,11 @@ class HostAndGpuBackend(LocalBackend):
     _on_gpu: dict[Key, Any]
 
     def _copy(self, key: Key) -> DeviceKey:
-        """Return the copy of a key on GPUs that is looked at."""
+        """Return the copy of a key on GPUs that reads use."""
         raise NotImplementedError
 
     def names(self) -> dict[int, str]:
-        """Keys by the number of their entry, here or there."""
+        """Return the keys by the number of their entry, on all devices."""
         gpus = {self._copy(key).slice.number: str(key) for key in self._on_gpu}
         return super().names() | gpus
 
@@ -45,7 +48,7 @@ class HostAndGpuBackend(LocalBackend):
             self._on_gpu.pop(key, None)
 
     def close(self) -> None:
-        """Let the memory go."""
+        """Free the memory."""
         self._on_gpu.clear()
         self._order.clear()
         super().close()
@@ -53,11 +56,11 @@ class HostAndGpuBackend(LocalBackend):
     # ------------------------------------------------------------------------------------ inspection
 
     def keys(self) -> list[Key]:
-        """All keys in the order of their init."""
+        """Return all keys in the order of their init."""
         return list(self._order)
 
     def view(self, key: Key) -> Any:
-        """Live memory, read-only."""
+        """Return live memory, read-only."""
         return self._copy(key).array(readonly=True) if key in self._on_gpu else super().view(key)
 
     def fetch(self, key: Key) -> Any:
@@ -65,7 +68,7 @@ class HostAndGpuBackend(LocalBackend):
         return self._copy(key).to_host() if key in self._on_gpu else super().view(key)
 
     def empty(self, key: Key) -> Any:
-        """Memory where the key lies; on its first GPU."""
+        """Return an array on the key's device, or on its first GPU."""
         if key not in self._on_gpu:
             return super().empty(key)
         like = self._copy(key)
@@ -81,23 +84,23 @@ class HostAndGpuBackend(LocalBackend):
         copy_to(target, self._copy(key), array, streams)
 
     def key_templates(self) -> dict[Key, Array]:
-        """For each key an array of its shape and type that takes no memory."""
+        """Return for each key an array of its shape and type that needs no memory."""
         host = super().key_templates()
         return {key: self._copy(key).like if key in self._on_gpu else host[key] for key in self._order}
 
     def placement(self) -> dict[Key, list[tuple[str, int]]]:
-        """Say where each key lies, with its bytes there."""
+        """Return the devices of each key, with its bytes there."""
         host = super().placement()
         return {key: self._places(key) if key in self._on_gpu else host[key] for key in self._order}
 
     def _places(self, key: Key) -> list[tuple[str, int]]:
-        """Say where a key on GPUs lies."""
+        """Return the devices of a key on GPUs."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------------------ between the places
 
     def _comes_from_gpu(self, key: Key, values: list[Any]) -> bool:
-        """Whether the values of one push lie on GPUs; they lie there all or none."""
+        """Return whether the values of one push are on GPUs; all of them are, or none."""
         if not arrays.any_on_device(values):
             return False
         arrays.check_all_on_devices(values, key)
@@ -110,7 +113,7 @@ class HostAndGpuBackend(LocalBackend):
         return [out for out in outs if not isinstance(out, RowSparseArray)]
 
     def _from_host(self, groups: list[Group], streams: Streams) -> tuple[list[Group], Sent]:
-        """Check the outs of the host's keys; those there, and those on GPUs."""
+        """Check the outs of the host's keys; return those on the host, and those on GPUs."""
         host: list[Group] = []
         sent: Sent = []
         for key, outs in groups:
@@ -136,7 +139,7 @@ class HostAndGpuBackend(LocalBackend):
         if key in self._order:
             raise initialised_already(key)
         if len(values) > 1:
-            raise DuplicateKeyError(f"key {key!r} stands {len(values)} times in one init; give it one value")
+            raise DuplicateKeyError(f"key {key!r} occurs {len(values)} times in one init; give it one value")
 
     def _check_kind(self, key: Key) -> None:
         some = next(iter(self._order), key)
@@ -145,5 +148,5 @@ class HostAndGpuBackend(LocalBackend):
 
     def _entry(self, key: Key) -> Entry:
         if key in self._on_gpu:
-            raise CapabilityError(f"key {key!r} lies on cuda:{self._copy(key).device}, which cannot do that")
+            raise CapabilityError(f"key {key!r} is on cuda:{self._copy(key).device}, which cannot do that")
         return super()._entry(key)

@@ -1,4 +1,4 @@
-"""What is stored for a key whose value lies on a GPU: value, optimizer state, residuals."""
+"""The stored data of a key on a GPU: value, optimizer state, residuals."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class DeviceKey:
     memory : Memory
         The value.
     tail : StreamCursor
-        Where the last work on it was put.
+        The place of the last work on it.
     state : State
-        What the optimizer keeps, as the optimizer nests it.
+        The optimizer's state, nested as the optimizer does.
     owner : Updater or None
-        Whose state that is; None where there is none yet.
+        The updater of that state; None if there is none yet.
     residuals : dict
-        Residual of each place in the list of values, for compressed pushes.
+        The residual of each position in the list of values, for compressed pushes.
     """
 
     __slots__ = (
@@ -63,9 +63,9 @@ class DeviceKey:
         self.slice = Slice(number, self.numel * dtype.itemsize)
         #: Name of the element type.
         self.type_name = dtype.name
-        #: Element type and shape as PyTorch has them, once a tensor of the key has been met.
+        #: Element type and shape in PyTorch, once a tensor of the key was pushed.
         self.form: tuple[Any, Any] | None = None
-        #: An array of the key's shape and type that takes no memory.
+        #: An array of the key's shape and type that needs no memory.
         self.like = template(shape, dtype)
         self.memory = self.new(dtype)
         self.tail = tail
@@ -89,18 +89,18 @@ class DeviceKey:
         return Memory(self.place.driver, self.place.device, self.numel * dtype.itemsize)
 
     def spare(self, name: Any, dtype: np.dtype[Any]) -> Memory:
-        """Return memory that the key keeps for a purpose; of any content."""
+        """Return memory that the key keeps for a purpose, with undefined contents."""
         known = self._spare.get(name)
         if known is None:
             known = self._spare[name] = self.new(dtype)
         return known
 
     def array(self, readonly: bool = False) -> DeviceArray:
-        """Show the value."""
+        """Return the value as an array."""
         return self.show(self.memory, self.dtype, readonly)
 
     def show(self, memory: Memory, dtype: np.dtype[Any], readonly: bool = False) -> DeviceArray:
-        """Show memory of the key's shape."""
+        """Return memory of the key's shape as an array."""
         return DeviceArray(memory, dtype, self.shape, self.tail.stream, readonly)
 
     def to_host(self) -> Array:

@@ -1,7 +1,7 @@
 """Launches for the keys of a call: one for each kernel, made once for the same arrays.
 
-What a launch works on, its image, is copied up when it is made; the parameters of an update only when they
-have changed.
+The image of a launch, that is its arguments, is copied to the GPU when it is made; the parameters of an
+update only if they have changed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Step:
         self._loan: StreamBuffer | None = None
 
     def put(self, place: GpuContext, stream: Stream, tail: StreamCursor) -> None:
-        """Launch; the first time the image goes up before."""
+        """Launch; the first time after a copy of the image to the GPU."""
         loan = self._loan
         if loan is None:
             loan = self._loan = StreamBuffer(place, self.words.nbytes, stream)
@@ -60,12 +60,12 @@ class Parameters:
         self._last: Values | None = None
 
     def addresses(self, rows: int) -> range:
-        """Where each row's line begins."""
+        """Return the address of each row's line."""
         start = self._loan.address
         return range(start, start + rows * self._line, self._line)
 
     def set(self, values: Values, stream: Stream) -> None:
-        """Copy the lines up if they have changed."""
+        """Copy the lines to the GPU if they have changed."""
         if values != self._last:
             self._place.upload(self._loan.address, cuda.constants(self._spec, values), stream)
             self._last = values
@@ -73,13 +73,13 @@ class Parameters:
 
 
 class Launches:
-    """What a call puts on a stream of one GPU."""
+    """The launches of a call on a stream of one GPU."""
 
     def __init__(self, place: GpuContext, entries: Iterable[DeviceKey] = ()) -> None:
         self._place = place
         self.entries = list(entries)
         self._steps: list[_Step] = []
-        #: For updates: constants, and the numbers of the works that they are for.
+        #: For updates: constants, and the numbers of their works.
         self.parameters: list[tuple[Parameters, list[int]]] = []
 
     def add(self, spec: cuda.Spec, rows: Sequence[cuda.Row], scalars: tuple[Any, ...] = ()) -> None:
@@ -90,7 +90,7 @@ class Launches:
             self._steps.append(_Step(kernel, words, chunks, scalars))
 
     def run(self, stream: Stream, values: Values = ()) -> None:
-        """Put everything on a stream that is ordered behind the earlier work on these keys."""
+        """Put all launches on a stream that is ordered behind earlier work on these keys."""
         place, tail = self._place, self._place.tail(stream)
         entered = place.driver.enter(place.device)
         try:
@@ -105,15 +105,15 @@ class Launches:
 
 
 def count_of(rows: Iterable[tuple[int, ...]]) -> int | None:
-    """How many arrays each row has; None where they differ."""
+    """Return the number of arrays of each row; None if they differ."""
     counts = {len(row) for row in rows}
     return counts.pop() if len(counts) == 1 else None
 
 
 def are_apart(works: Sequence[KeyWork]) -> bool:
-    """Whether all works can run at once: what one of them writes no other one reads or writes.
+    """Return whether all works can run at once: no work writes an array that another reads or writes.
 
-    An array may be a source and an out of one key, but not overlap with another one in part.
+    An array may be a source and an out of one key, but not overlap another one in part.
     """
     spans: dict[tuple[int, int, int], bool] = {}
     for number, work in enumerate(works):
@@ -123,7 +123,7 @@ def are_apart(works: Sequence[KeyWork]) -> bool:
                 spans.setdefault((start, start + nbytes, number), False)
             for start in (*work.outs, work.entry.memory.address):
                 spans[start, start + nbytes, number] = True
-    reach = written = 0  # ends of what comes before, and of that which is written
+    reach = written = 0  # ends of the earlier spans, and of the written ones
     for (start, end, _), writes in sorted(spans.items()):
         if start < (reach if writes else written):
             return False

@@ -1,4 +1,4 @@
-"""Optimizer states in a GPU's memory: made, brought up from the host, and copied down for files."""
+"""Optimizer states in a GPU's memory: created there, copied from the host, and copied back for files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...optimizer.builtin import Elementwise, arrays_of, mapped
 from .keys import Array, DeviceKey, State, StateArray
 from .launches import Launches
 
-#: A weight of two elements, to see what a rule makes of it.
+#: A weight of two elements, to find out the state that a rule creates for it.
 _PROBE = (3.0, 5.0)
 
 
@@ -30,7 +30,7 @@ def check_rule(optimizer: Optimizer) -> None:
 
 
 def ensure(updater: Updater, entry: DeviceKey, stream: Stream) -> None:
-    """Let the key have the state that the updater's optimizer keeps: one from the host, or a fresh one."""
+    """Give the key the state of the updater's optimizer: one from the host, or a new one."""
     if entry.owner is updater:
         return
     if entry.key in updater.states:
@@ -44,7 +44,7 @@ def ensure(updater: Updater, entry: DeviceKey, stream: Stream) -> None:
 
 
 def split(optimizer: Optimizer, entry: DeviceKey) -> tuple[int, tuple[int, ...]]:
-    """Addresses of the float32 copy of a 16-bit weight (0 where there is none) and of the rule's states."""
+    """Return the addresses of the float32 copy of a 16-bit weight, or 0, and of the rule's states."""
     arrays = tuple(leaf.memory.address for leaf in arrays_of(entry.state))
     if optimizer.keeps_master(entry.like):
         return arrays[0], arrays[1:]
@@ -52,14 +52,14 @@ def split(optimizer: Optimizer, entry: DeviceKey) -> tuple[int, tuple[int, ...]]
 
 
 def to_host(entry: DeviceKey) -> Any:
-    """Copy a state down."""
+    """Copy a state to the host."""
     return mapped(entry.state, lambda leaf: entry.download(leaf.memory, leaf.dtype))
 
 
 def follow(updater: Updater, entry: DeviceKey, weight: Array, stream: Stream) -> None:
-    """Bring the float32 copy of a 16-bit weight in line with a weight set from outside.
+    """Update the float32 copy of a 16-bit weight after a change outside of pushes.
 
-    Where the copy rounds to the weight it stays, as `Updater.follow` has it.
+    Elements of the copy that round to the weight stay, as in `Updater.follow`.
     """
     if entry.owner is not updater or not updater.optimizer.keeps_master(entry.like):
         return
@@ -84,7 +84,7 @@ def _brought_up(entry: DeviceKey, state: Any, stream: Stream) -> State:
 
 
 def _fresh(optimizer: Optimizer, entry: DeviceKey, stream: Stream) -> State:
-    """Make the state of a key without its weight on the host, if two elements tell what it holds."""
+    """Create the state of a key without its weight on the host, if two elements determine it."""
     probe = np.array(_PROBE, entry.dtype)
     form = optimizer.create_state_multi_precision(entry.key, probe)
     try:
@@ -95,7 +95,7 @@ def _fresh(optimizer: Optimizer, entry: DeviceKey, stream: Stream) -> State:
 
 
 class _Unclear(Exception):
-    """Two elements do not tell."""
+    """Two elements do not determine the state."""
 
 
 def _like_probe(entry: DeviceKey, probe: Array, array: Array, stream: Stream) -> StateArray:
@@ -126,7 +126,7 @@ def _copy_weight(entry: DeviceKey, leaf: StateArray, stream: Stream) -> None:
 
 
 def _check(optimizer: Any, entry: DeviceKey) -> None:
-    """Refuse a state, a loaded one mostly, that the kernel cannot work on."""
+    """Raise an error for a state, usually a loaded one, that the kernel cannot use."""
     arrays = arrays_of(entry.state)
     master = optimizer.keeps_master(entry.like)
     wanted = cuda.RULE_STATES[optimizer.rule()] + master
@@ -134,5 +134,5 @@ def _check(optimizer: Any, entry: DeviceKey) -> None:
     if len(arrays) != wanted or any(leaf.dtype != kind for leaf in arrays):
         raise ShapeError(
             f"key {entry.key!r} has states of types {[str(leaf.dtype) for leaf in arrays]}, and "
-            f"{type(optimizer).__name__} as it is set now wants {wanted} of {kind}"
+            f"{type(optimizer).__name__} as it is set now needs {wanted} of {kind}"
         )

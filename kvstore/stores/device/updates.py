@@ -1,4 +1,4 @@
-"""What a push does to a value on a GPU: replace it, update it in the same launch, or call the user's code."""
+"""The update of a value on a GPU by a push: replacement, a rule in the same launch, or the user's code."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ UserUpdater = Callable[[Key, Any, Any], None]
 
 
 class PlainSum:
-    """How the sources of a key become one gradient: left to right, in one pass; a subclass compresses."""
+    """The sum of a key's sources: left to right, in one pass; a subclass compresses."""
 
     def check(self, entry: DeviceKey) -> None:
-        """Raise if the key's values cannot be summed this way."""
+        """Raise an error if the key's values cannot be summed this way."""
 
     def prepare(self, works: Sequence[KeyWork], stream: Stream) -> None:
-        """Make what the sum keeps with the keys; before launches are built or found."""
+        """Allocate the memory that the sum keeps with the keys; before launches are built or found."""
 
     def add(self, launches: Launches, works: Sequence[KeyWork], into: Callable[[KeyWork], int]) -> None:
         """Append launches that write each key's sum to `into(work)` and to its outs; one for each type."""
@@ -36,16 +36,16 @@ class PlainSum:
             launches.add(spec, rows)
 
     def gathered(self, launches: Launches, works: Sequence[KeyWork]) -> Sequence[KeyWork]:
-        """Append what must come before an update that sums by itself; return works for that."""
+        """Append the launches that precede an update with its own sum; return works for that."""
         return works
 
 
 class GpuUpdate:
-    """How pushed values reach the values on a GPU."""
+    """The way in which pushed values change the values on a GPU."""
 
     #: Whether `run` calls the user's code, key by key.
     by_key = False
-    #: What it is called in counters and events.
+    #: The phase in counters and events.
     phase = UPDATING
 
     def __init__(self, total: PlainSum) -> None:
@@ -53,25 +53,25 @@ class GpuUpdate:
 
     @property
     def tag(self) -> str:
-        """Name what `build` depends on and the user may change at any time."""
+        """Return the settings that `build` depends on and the user may change at any time."""
         return ""
 
     def check(self, entry: DeviceKey) -> None:
-        """Raise if the key cannot be updated this way; called before anything changes."""
+        """Raise an error if the key cannot be updated this way; called before any change."""
         self._sum.check(entry)
 
     def build(self, launches: Launches, works: Sequence[KeyWork], stream: Stream) -> None:
-        """Append what these works need."""
+        """Append the launches of these works."""
         raise NotImplementedError
 
     def run(self, works: Sequence[KeyWork], stream: Stream, launches: Callable[[], Launches]) -> None:
-        """Do it; `launches` makes, or finds, what `build` has built."""
+        """Run the update; `launches` makes, or finds, the result of `build`."""
         self._sum.prepare(works, stream)
         launches().run(stream)
 
 
 def by_type(works: Sequence[KeyWork]) -> list[tuple[str, list[KeyWork]]]:
-    """Works grouped by element type."""
+    """Group works by element type."""
     groups: dict[str, list[KeyWork]] = {}
     for work in works:
         groups.setdefault(work.entry.type_name, []).append(work)
@@ -79,7 +79,7 @@ def by_type(works: Sequence[KeyWork]) -> list[tuple[str, list[KeyWork]]]:
 
 
 def emit(launches: Launches, works: Sequence[KeyWork]) -> None:
-    """Append launches that fill the outs with the values."""
+    """Append launches that copy the values to the outs."""
     for dtype, group in by_type([work for work in works if work.outs]):
         rows = [
             cuda.Row(w.entry.numel, srcs=(w.entry.memory.address,), dst=w.outs[0], outs=w.outs[1:])
@@ -112,7 +112,7 @@ class GpuFusedUpdate(GpuUpdate):
         super().check(entry)
 
     def build(self, launches: Launches, works: Sequence[KeyWork], stream: Stream) -> None:
-        """One launch for each element type and kind of state."""
+        """Append one launch for each element type and kind of state."""
         optimizer, rule = self._optimizer, self.tag
         place = {work.entry.key: number for number, work in enumerate(works)}
         for dtype, group in by_type(self._sum.gathered(launches, works)):
@@ -169,7 +169,7 @@ class GpuCallbackUpdate(GpuUpdate):
         self._updater = updater
 
     def check(self, entry: DeviceKey) -> None:
-        """Leave it to the callable; optimizers that are not compiled work on host arrays."""
+        """Let the callable decide; optimizers that are not compiled need host arrays."""
         if isinstance(self._updater, Updater):
             check_floating(entry, self._updater)
             states.check_rule(self._updater.optimizer)
@@ -177,12 +177,12 @@ class GpuCallbackUpdate(GpuUpdate):
         super().check(entry)
 
     def build(self, launches: Launches, works: Sequence[KeyWork], stream: Stream) -> None:
-        """Sum into memory beside the value."""
+        """Sum into other memory than the value."""
         bare = [work._replace(outs=()) for work in works]
         self._sum.add(launches, bare, lambda work: work.entry.spare("merged", work.entry.dtype).address)
 
     def run(self, works: Sequence[KeyWork], stream: Stream, launches: Callable[[], Launches]) -> None:
-        """Sum and call; then fill the outs."""
+        """Sum and call; then write the outs."""
         super().run(works, stream, launches)
         for work in works:
             self._call(work.entry, stream)
@@ -203,7 +203,7 @@ class GpuCallbackUpdate(GpuUpdate):
         except BaseException as error:
             if size:
                 copy(entry.memory.address, before.address, size, stream.handle, device)
-            if not isinstance(error, Exception):  # Ctrl-C stays what it is
+            if not isinstance(error, Exception):  # Ctrl-C is not an error of the updater
                 raise
             raise updater_error(error, entry.key) from error
 

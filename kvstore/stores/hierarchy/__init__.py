@@ -1,1 +1,1 @@
-"""Stores on servers for which the workers of each host sum first: one sum for each host travels."""
+"""Stores on servers with a first sum on each host: one sum for each host is sent."""

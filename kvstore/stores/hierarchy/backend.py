@@ -1,8 +1,9 @@
-"""Stores on servers where hosts push and not workers: verbs go through the memory of the host.
+"""Stores on servers to which each host pushes one sum: verbs use the memory of the host.
 
-The order of a sum is that of the ranks within each host, then that of the hosts by their lowest ranks. What
-the workers of a host push meets in its region (`region.py`), whoever opens a round there carries it to the
-servers (`carrier.py`), and all read there what comes back. Everything else is the flat store's.
+A sum is made in the order of the ranks within each host, then in the order of the hosts by their lowest
+ranks. The pushes of the workers of a host are summed in its region (`region.py`), the opener of a round there
+sends it to the servers (`carrier.py`), and all workers read the answer there. All other work is that of the
+flat store.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from ..parameter_server.worker.pulls import delivering
 from ..parameter_server.worker.pushes import DensePushes, SparsePushes
 from ..protocol import Backend, Kind
 from ..shared.native import _shared as shm
-from ..shared.native.membership import OtherProcesses, RegionPlace
+from ..shared.native.registration import OtherProcesses, RegionPlace
 from ..shared.undelivered import UndeliveredResults
 from .carrier import HostCarrier
 from .packing import HostFeedback
@@ -65,7 +66,7 @@ Finish = Callable[[], None]
 
 
 def by_hosts(config: StoreConfig, flat: DistBackend) -> Backend:
-    """Return the store where hosts push; or the flat one, if no host has workers that could sum first."""
+    """Return the store to which hosts push; or the flat one, if no host has workers that could sum first."""
     if not flat.synchronous:
         log.info(
             "hierarchy=%r: a store without rounds stays flat, each push counts by itself", config.hierarchy
@@ -75,39 +76,39 @@ def by_hosts(config: StoreConfig, flat: DistBackend) -> Backend:
 
 
 class HostProcesses(OtherProcesses):
-    """The workers of a host, of these ranks, as the scheduler tells while there is no thread to hear it."""
+    """The workers of a host, by the scheduler's reports while no thread receives them."""
 
     def __init__(self, client: Client, ranks: list[int]) -> None:
         self._client, self._ranks, self.dead_after = client, ranks, client.dead_after
 
     def check(self) -> None:
-        """Raise if the job is broken, or this worker is out of it."""
+        """Raise an error if the job is broken, or this worker is not in it."""
         self._client.driver.glance()
         self._client.driver.check_alive()
         if self._client.member.broken:
             raise self._client.lost_peer()
 
     def lost(self) -> set[int]:
-        """Return the places of workers that are no members any more."""
+        """Return the places of the workers that are not members."""
         view = self._client.member.view
         there = {one.rank for one in view.members} if view is not None else set(self._ranks)
         return {place for place, rank in enumerate(self._ranks) if rank not in there}
 
     def check_begun(self, begun: bool) -> None:
-        """Raise if this worker came back, and nobody of its host is left who knows how far its rounds are.
+        """Raise an error if this worker has returned, and no worker of its host knows its rounds.
 
-        The scheduler turns it away, too, once it knows of all these losses.
+        The scheduler refuses it, too, once it knows of all these losses.
         """
         welcome = self._client.member.welcome
         if welcome is not None and welcome.returned and not begun:
             raise raised(host_is_gone(self._client.rank))
 
 
-_ALL = (1 << 64) - 1  # workers of the host
+_ALL = (1 << 64) - 1  # a mask of all workers of the host
 
 
 class HierarchyBackend(Backend):
-    """See `kvstore.stores.protocol.Backend`; `flat` is the store as it is without hosts."""
+    """See `kvstore.stores.protocol.Backend`; `flat` is the store without hosts."""
 
     begins_async = True
     waits_concurrently = True
@@ -125,18 +126,18 @@ class HierarchyBackend(Backend):
         self._parts: dict[Key, Slice] = {}
         self._slots: dict[Key, tuple[DistKey, list[Handle]]] = {}
         self._known = flat.directory.known
-        #: Keys whose value in the host's memory is as new as this worker can know.
+        #: Keys with a value in the host's memory that is as new as this worker can know.
         self._fresh: set[Key] = set()
-        self._from_servers = UndeliveredResults()  # what the region does not know of
+        self._from_servers = UndeliveredResults()  # reads from servers, unknown to the region
         self._pid = os.getpid()
-        self._lost = False  # the caller was told of a loss
+        self._lost = False  # a loss was reported to the caller
         self._carrier: HostCarrier | None = None
         try:
             others = HostProcesses(self._client, self._ranks)
             self._region = HostRegion(
                 config, self._place(), self._ranks, self._check, others, self._client.listening
             )
-            self._client.before_leaving = partial(_be_lost, weakref.ref(self._region))
+            self._client.before_leaving = partial(_declare_lost, weakref.ref(self._region))
             self._carrier = HostCarrier(self._client, self._region, self._parts, self._settings)
         except BaseException as error:
             self._leave_at_start(error)
@@ -144,7 +145,10 @@ class HierarchyBackend(Backend):
         _stores.add(self)
 
     def _leave_at_start(self, error: BaseException) -> None:
-        """Leave a job whose host's workers have not met; raise if that is since one of them is lost."""
+        """Leave the job if the workers of the host have not met.
+
+        Report a lost worker if that is the cause.
+        """
         client = self._client
         try:
             raises = self._config.on_peer_loss == "raise"
@@ -155,26 +159,26 @@ class HierarchyBackend(Backend):
             self._flat.abandon()
 
     def _place(self) -> RegionPlace:
-        """Return the place of this worker among those of its host."""
+        """Return the place of this worker among the workers of its host."""
         return RegionPlace(*self._client.host_job, self._ranks.index(self.rank), len(self._ranks))
 
     def observe(self, counters: Counters) -> None:
-        """Count what goes to servers and comes from them; from now on they are listened to."""
+        """Count the traffic with the servers; from now on their messages are received."""
         self._flat.observe(counters)
         if self._carrier is not None:
             self._carrier.start()
 
     def names(self) -> dict[int, str]:
-        """Name the key of each slice."""
+        """Return the key of each slice."""
         return self._flat.names()
 
     def describe(self) -> str:
-        """Name servers and scheduler, and with whom this worker sums first."""
+        """Describe servers and scheduler, and the workers that sum first with this worker."""
         together = ", ".join(map(str, self._ranks))
         return f"{self._flat.describe()}, workers {together} of this host sum first"
 
     def _check(self) -> None:
-        """Raise what ends every wait in the host's memory."""
+        """Raise an error if waits in the host's memory must end."""
         client = self._client
         client.driver.check_alive()
         if client.member.broken:
@@ -183,17 +187,17 @@ class HierarchyBackend(Backend):
             self._carrier.check()
 
     def _check_writing(self) -> None:
-        """Raise unless this worker may push; after a loss it is also the scheduler's word that counts."""
+        """Raise an error unless this worker may push; after a loss the scheduler is asked, too."""
         if self._lost:
             self._client.hear_of_loss()
-        self._told(self._check)
+        self._noting_loss(self._check)
 
     # -------------------------------------------------------------------------------------------- slices
 
     def _handles(self, key: DistKey, first: bool = False) -> list[Handle]:
-        """Return the keys of the slices in the host's memory, made if nobody of the host has made them.
+        """Return the keys of the slices in the host's memory, made if no worker of the host has made them.
 
-        `first`: all workers of the host come here, and the lowest makes them.
+        `first`: all workers of the host call this, and the lowest makes the keys.
         """
         known = self._slots.get(key.key)
         if known is not None and known[0] is key:
@@ -213,12 +217,12 @@ class HierarchyBackend(Backend):
             and self._carrier is not None
             and self._region.is_lowest()
         ):
-            self._carrier.packing.move(known[1], handles)  # before this worker pushes, and so before any sum
+            self._carrier.packing.move(known[1], handles)  # before this worker pushes: so before any sum
         self._slots[key.key] = key, handles
         return handles
 
     def _bring(self, keys: list[DistKey]) -> None:
-        """Bring the values of keys from the servers into the host's memory; tables stay there."""
+        """Copy the values of keys from the servers to the host's memory; tables stay on the servers."""
         for name in (name for key in keys if key.sparse for name in _slice_names(key)):
             self._region.add_table(name)
         keys = [key for key in keys if not key.sparse]
@@ -237,15 +241,15 @@ class HierarchyBackend(Backend):
     # --------------------------------------------------------------------------------------------- verbs
 
     def init(self, groups: list[Group]) -> None:
-        """Take the values of the lowest rank, and wait until servers and host have them."""
+        """Use the values of the lowest rank, and wait until servers and host have them."""
         self._check_writing()
         self._flat.init(groups)
-        with contextlib.suppress(KeyNotFoundError):  # another worker has them moved: the push finds them
+        with contextlib.suppress(KeyNotFoundError):  # another worker has moved them: the push finds them
             keys = [self._flat.directory.find_or_raise(key) for key, values in groups if values]
             if self._region.is_lowest():
                 self._bring([key for key in keys if not all(map(self._region.find, _slice_names(key)))])
             for key in keys:
-                self._told(partial(self._handles, key, first=True))
+                self._noting_loss(partial(self._handles, key, first=True))
 
     def assign(self, groups: list[Group]) -> None:
         """Overwrite known keys, and initialise others."""
@@ -255,42 +259,42 @@ class HierarchyBackend(Backend):
         self._flat.assign(groups)
 
     def discard(self, keys: list[Key]) -> None:
-        """Let the keys be initialised again by this process; the others may have them already."""
+        """Let this process initialise the keys again; other workers may have them already."""
         self._flat.discard(keys)
 
     def push(self, groups: list[Group]) -> None:
-        """Sum within the host; whoever comes last sends."""
+        """Sum within the host; the last worker to arrive sends the sum."""
         self._start_push(groups, None)()
 
     def pull(self, groups: list[Group], ignore_sparse: bool) -> None:
-        """Wait for the rounds that this worker has pushed into, and copy."""
+        """Wait for the rounds that this worker has pushed into, and copy the values."""
         self._start_pull(groups, ignore_sparse, None)()
 
     def pushpull(self, groups: list[Group], outs: list[Group] | None) -> None:
-        """Push, and receive what becomes of it."""
+        """Push, and receive the result."""
         self._start_pushpull(groups, outs, None)()
 
     def quick_pushpull(self, key: Key, value: Any, out: Any) -> bool | Finish:
-        """One small dense key with plain arrays."""
+        """Push and pull one small dense key with plain arrays."""
         found = self._quick_slot(key)
         return found and self._pushed_quickly(*found, value, value if out is None else out)
 
     def quick_push(self, key: Key, value: Any) -> bool | Finish:
-        """As `quick_pushpull`."""
+        """As `quick_pushpull`, for a push."""
         found = self._quick_slot(key)
         return found and self._pushed_quickly(*found, value, None)
 
     def quick_pull(self, key: Key, out: Any) -> bool | Finish:
-        """As `quick_pushpull`."""
+        """As `quick_pushpull`, for a pull."""
         found = out is not None and key in self._fresh and self._quick_slot(key)
         if not found or (call := shm.quick_call(found[1], found[0].like, None, out)) is None:
             return False
         return partial(self._finish_quickly, call, True)
 
     def _quick_slot(self, key: Key) -> tuple[DistKey, Handle] | Literal[False]:
-        """Find a key of one slice; False: it is none, or a call may have to raise, or to ask the servers.
+        """Find a key of one slice; False: none, or the call may raise an error or ask the servers.
 
-        Written out, and without properties: see `KVStore._quickly`.
+        Written in one piece, without properties: see `KVStore._quickly`.
         """
         client, known = self._client, self._slots.get(key)
         driver, view = client.driver, client.member.view
@@ -303,16 +307,16 @@ class HierarchyBackend(Backend):
             return False
         return known[0], known[1][0]
 
-    def _takes(self, key: DistKey) -> bool:
-        """Whether arrays of a key's type can be pushed, with this optimizer and this codec."""
+    def _can_push(self, key: DistKey) -> bool:
+        """Return whether arrays of a key's type can be pushed, with this optimizer and this codec."""
         return self.feedback is None and (self.updater is None or key.dtype.kind not in "iu")
 
     def _pushed_quickly(self, key: DistKey, handle: Handle, value: Any, out: Any) -> bool | Finish:
-        """Arrive; what is left to do is to wait. False: nothing has happened."""
+        """Arrive; the returned function waits. False: nothing has happened."""
         before = handle.arrived
-        if value is None or (key.dtype is not _F32 and not self._takes(key)):
+        if value is None or (key.dtype is not _F32 and not self._can_push(key)):
             return False
-        if handle.complete + 1 < before:  # the time of the round before the last is still to be sent
+        if handle.complete + 1 < before:  # the stamp of the round before the last is not sent yet
             return False
         pushes, round = self._flat.pushes, before + 1
         shm.note_stamp(handle, round, pushes.stamps([key])[0])
@@ -329,11 +333,11 @@ class HierarchyBackend(Backend):
         if not done and receives and call.opens and self._carrier is not None:
             done = self._carrier.carry_alone(call)
         if not done:
-            self._told(partial(self._region.finish, call, receives))
+            self._noting_loss(partial(self._region.finish, call, receives))
         self._client.counters.end_rounds(call.handle.newly_complete())
 
     def begin(self, verb: str, arguments: tuple[Any, ...], priority: int | None) -> Finish:
-        """Arrive in the host's memory at once; what is left is to wait."""
+        """Arrive in the host's memory at once; the returned function waits."""
         starts: dict[str, Callable[..., Finish]] = {
             "push": self._start_push,
             "pull": self._start_pull,
@@ -344,19 +348,19 @@ class HierarchyBackend(Backend):
         return super().begin(verb, arguments, priority) if start is None else start(*arguments, priority)
 
     def is_clear(self, verb: str, keys: list[Key]) -> bool:
-        """Whether a push has memory, and no result is still to be delivered."""
+        """Return whether a push of the keys has memory, and no result of them is still to be delivered."""
         if verb in ("push", "pushpull") and self._from_servers.has_any(keys):
             return False
         return self._region.is_clear(verb, self._names(keys))
 
     def wait_for_free_slot(self, verb: str, keys: list[Key]) -> None:
-        """See results delivered, and rounds complete, that the next push of the keys would overwrite."""
+        """Deliver results, and wait for rounds, that the next push of the keys would overwrite."""
         if verb in ("push", "pushpull"):
             self._from_servers.deliver(keys)
-        self._told(partial(self._region.wait_for_free_slot, verb, self._names(keys)))
+        self._noting_loss(partial(self._region.wait_for_free_slot, verb, self._names(keys)))
 
     def _names(self, keys: list[Key]) -> list[Key]:
-        """Return the keys of the region that belong to keys which were used here."""
+        """Return the keys of the region for keys that were used here."""
         return [handle.key for key in keys if key in self._slots for handle in self._slots[key][1]]
 
     def _start_push(self, groups: list[Group], priority: int | None) -> Finish:
@@ -385,11 +389,11 @@ class HierarchyBackend(Backend):
 
     @property
     def _apart(self) -> bool:
-        """Whether this worker's reads are no more those of the host's rounds."""
+        """Return whether this worker's reads are no longer those of the host's rounds."""
         return self._lost or self._client.member.broken or self._client.joined
 
     def _pull_from_servers(self, groups: list[Group], ignore_sparse: bool) -> None:
-        """Read keys that others may have written, or after a loss."""
+        """Read keys from the servers: other workers may have written them, or there was a loss."""
         read = [
             key
             for key, outs in groups
@@ -399,15 +403,15 @@ class HierarchyBackend(Backend):
         self._flat.pull(groups, ignore_sparse)
 
     def _settle(self, keys: list[Key] | None) -> None:
-        """See the rounds complete that this worker has pushed into: of these keys, or of all."""
+        """Complete the rounds that this worker has pushed into: of these keys, or of all."""
         if self._apart:
             if self._lost and not self._client.joined:
                 self._client.hear_of_loss()
         elif keys is None:
-            self._told(self._region.settle_all)
+            self._noting_loss(self._region.settle_all)
         else:
             handles = [handle for key in keys if key in self._slots for handle in self._slots[key][1]]
-            self._told(partial(self._region.settle, handles))
+            self._noting_loss(partial(self._region.settle, handles))
             self._count_rounds(keys)
 
     def _start_pushpull(self, groups: list[Group], outs: list[Group] | None, priority: int | None) -> Finish:
@@ -434,24 +438,24 @@ class HierarchyBackend(Backend):
         return delivering(partial(self._ended, begun, groups), later, self._client)
 
     def _ended(self, finish: Finish, groups: list[Group]) -> None:
-        """Finish an operation; then its rounds are complete."""
+        """Finish an operation, and count its rounds, which are then complete."""
         finish()
         self._count_rounds([key for key, _ in groups])
 
     def _count_rounds(self, keys: Iterable[Key]) -> None:
-        """Count what is complete of the rounds of keys that this worker has pushed into."""
+        """Count the complete rounds of keys that this worker has pushed into."""
         handles = [handle for key in keys if key in self._slots for handle in self._slots[key][1]]
         self._client.counters.end_rounds(sum(handle.newly_complete() for handle in handles))
 
     def _checked(self, groups: list[Group]) -> tuple[DensePushes, SparsePushes]:
-        """Check everything that is pushed, before anything changes."""
+        """Check all pushed values before any change."""
         checked = self._flat.pushes.checked(groups)
         self._check_writing()
         return checked
 
     @contextlib.contextmanager
     def _arriving(self, dense: list[DistKey], rows: Sequence[DistKey] = ()) -> Iterator[None]:
-        """Tell carriers of a push, and count it for the keys at which this worker has then arrived."""
+        """Record the stamps of a push, and count it for the keys at which this worker has then arrived."""
         keys = [*dense, *rows]
         self._count_rounds([key.key for key in keys])
         before = [self._arrived(key) for key in keys]
@@ -469,7 +473,7 @@ class HierarchyBackend(Backend):
             self._fresh.update(key.key for key in pushed if not key.sparse)
 
     def _give_up_half(self, keys: list[DistKey], before: int, error: BaseException) -> None:
-        """Leave the job if a push has come to some slices: nobody is to wait for the rest."""
+        """Leave the job if a push has reached some slices only: no worker may wait for the others."""
         arrived = sum(map(self._arrived, keys)) - before
         if 0 < arrived < sum(len(self._handles(key)) for key in keys) and not self._client.failed:
             self._client.give_up_half("a push", error)
@@ -485,20 +489,22 @@ class HierarchyBackend(Backend):
         return shm.num_update(self._region.job), shm.stamp(handle, round, _ALL)
 
     def _begin(self, verb: str, arguments: tuple[Any, ...], priority: int | None) -> Finish:
-        """Begin an operation in the host's memory; what is left is to wait."""
-        return partial(self._told, self._told(partial(self._region.begin, verb, arguments, priority)))
+        """Begin an operation in the host's memory; the returned function waits."""
+        return partial(
+            self._noting_loss, self._noting_loss(partial(self._region.begin, verb, arguments, priority))
+        )
 
-    def _told(self, run: Callable[[], Any]) -> Any:
-        """Run what waits in the host's memory; note if the caller is told of a loss, perhaps its own."""
+    def _noting_loss(self, run: Callable[[], Any]) -> Any:
+        """Run a wait in the host's memory; record that a loss is reported to the caller, perhaps its own."""
         try:
             return run()
         except PeerLostError as error:
             self._lost = True
             if (error.role, error.rank) == ("worker", self.rank):
-                raise FencedError(f"worker {self.rank} was given up after a long silence") from error
+                raise FencedError(f"worker {self.rank} was declared lost after a long silence") from error
             raise
         except FencedError as error:
-            if self._region.fenced and not self._client.failed:  # its host was sooner: tell the job
+            if self._region.fenced and not self._client.failed:  # its host was first: notify the job
                 self._client.leave_as_lost(Failure("FencedError", str(error)))
             raise
 
@@ -509,7 +515,7 @@ class HierarchyBackend(Backend):
         return read if priority is None else self._from_servers.note([key for key, _ in wanted], read)
 
     def row_sparse_pull(self, wanted: list[tuple[Key, list[tuple[RowSparseArray, Any]]]]) -> None:
-        """Gather rows from the servers, after the rounds that this worker has pushed into."""
+        """Read rows from the servers, after the rounds that this worker has pushed into."""
         self._settle([key for key, _ in wanted])
         self._flat.row_sparse_pull(wanted)
 
@@ -522,22 +528,22 @@ class HierarchyBackend(Backend):
 
     @property
     def feedback(self) -> Feedback | None:
-        """The codec, where sums of hosts are compressed; the residuals are the host's."""
+        """The codec, if sums of hosts are compressed; the residuals are the host's."""
         return self._flat.feedback
 
     def set_updater(self, updater: Any) -> None:
-        """Go back to plain sums; servers run no functions of a worker."""
+        """Return to plain sums; servers run no functions of a worker."""
         self._between_rounds(partial(self._flat.set_updater, updater))
 
     def set_compression(self, codec: Codec) -> None:
-        """Pack what this host sends; all of its workers set the same codec."""
+        """Pack the sums that this host sends; all of its workers set the same codec."""
         assert self._carrier is not None
         self._settle(None)
         self._carrier.packing.set(codec)
         self._flat.pushes.feedback = HostFeedback(codec)
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
-        """Use an optimizer; the first worker that says so installs it, the others must mean the same."""
+        """Use an optimizer; the first worker installs it, and the others must pass an equal one."""
         self._between_rounds(partial(self._flat.set_optimizer, optimizer))
 
     def configure(self, changes: dict[str, Any]) -> None:
@@ -545,86 +551,86 @@ class HierarchyBackend(Backend):
         self._between_rounds(partial(self._flat.configure, changes))
 
     def set_learning_rate(self, lr: float) -> None:
-        """Change the rate; see `configure`."""
+        """Change the learning rate; see `configure`."""
         self._between_rounds(partial(self._flat.set_learning_rate, lr))
 
     def _between_rounds(self, change: Callable[[], None]) -> None:
-        """Change settings after the rounds that this worker has pushed into; carriers then have them."""
+        """Change settings after the rounds that this worker has pushed into; carriers then use them."""
         self._check_writing()
         self._settle(None)
         change()
         shm.raise_num_update(self._region.job, self._flat.settings_version)
 
     def gather_states(self) -> Updater:
-        """Bring the optimizer's states from the servers."""
+        """Fetch the optimizer's states from the servers."""
         self._settle(None)
         return self._flat.gather_states()
 
     def adopt_states(self, content: Content) -> None:
-        """Take over the optimizer's states; what one worker adopts holds for all."""
+        """Replace the optimizer's states, for all workers."""
         self._between_rounds(partial(self._flat.adopt_states, content))
 
     def follow_states(self, content: Content) -> None:
-        """Agree with the servers on the settings and the time that another worker has adopted."""
+        """Agree with the servers on the settings and the update counts that another worker has loaded."""
         self._between_rounds(partial(self._flat.follow_states, content))
 
     # ---------------------------------------------------------------------------------------- inspection
 
     def keys(self) -> list[Key]:
-        """All keys in the order of their init."""
+        """Return all keys in the order of their init."""
         return self._flat.keys()
 
     def view(self, key: Key) -> Array | RowSparseArray:
-        """Raise: the servers have the value."""
+        """Raise an error: the servers have the value."""
         return self._flat.view(key)
 
     def fetch(self, key: Key) -> Array | RowSparseArray:
-        """Pull."""
+        """Pull the value of a key."""
         return self.fetch_all([key])[0]
 
     def fetch_all(self, keys: list[Key]) -> list[Array | RowSparseArray]:
-        """Pull all together."""
+        """Pull the values of all keys in one call."""
         self._settle(keys)
         return self._flat.fetch_all(keys)
 
     def kind(self, key: Key) -> Kind:
-        """As the key was made."""
+        """Return kind, type and shape of a key."""
         return self._flat.kind(key)
 
     def empty(self, key: Key) -> Array:
-        """Return a new array in the host's memory: a push of it copies nothing."""
+        """Return a new array in the host's memory, which a push does not copy."""
         found = self._flat.directory.find_or_raise(key)
         if found.sparse:
             raise ArrayError(f"key {key!r} is row-sparse; empty makes dense arrays")
         return self._region.memory(found.like)
 
     def key_templates(self) -> dict[Key, Array]:
-        """For each key an array of its shape and type that takes no memory."""
+        """Return for each key an array of its shape and type that needs no memory."""
         return self._flat.key_templates()
 
     def placement(self) -> dict[Key, list[tuple[str, int]]]:
-        """Bytes of each key on each server."""
+        """Return the bytes of each key on each server."""
         return self._flat.placement()
 
     def num_dead_nodes(self, timeout: float) -> int:
-        """Count the processes that are lost, or that the scheduler has not heard of for so long."""
+        """Count the processes that are lost, or sent the scheduler no heartbeat for `timeout` seconds."""
         return self._flat.num_dead_nodes(timeout)
 
     # ------------------------------------------------------------------------------------------- the job
 
     def barrier(self) -> None:
-        """Wait until every member has come here."""
+        """Wait until every member has reached the barrier."""
         self._count_rounds(self._fresh)
         self._fresh.clear()
         self._check_writing()
         if self._client.joined:
             self._flat.barrier()
         else:
-            self._flat.learn(self._client.barrier_of_host(self._told(self._region.meet)))
+            self._flat.learn(self._client.barrier_of_host(self._noting_loss(self._region.meet)))
         shm.raise_num_update(self._region.job, self._flat.settings_version)
 
     def side(self) -> HierarchyBackend:
-        """Return the same store for side keys, which have names of their own in the host's memory."""
+        """Return this store for side keys, which have separate names in the host's memory."""
         side = copy.copy(self)
         side._flat = self._flat.side()
         side._known, side._slots = side._flat.directory.known, {}
@@ -632,7 +638,7 @@ class HierarchyBackend(Backend):
         return side
 
     def expects(self, rank: int) -> bool:
-        """As the flat store."""
+        """Return the answer of the flat store."""
         return self._flat.expects(rank)
 
     def join(self) -> None:
@@ -645,11 +651,11 @@ class HierarchyBackend(Backend):
         self._flat.join()
 
     def command(self, head: int, body: str) -> None:
-        """Hand a command to every server, and wait until all have it."""
+        """Send a command to every server, and wait until all have it."""
         self._flat.command(head, body)
 
     def abandon(self) -> None:
-        """Leave the job as one who is lost."""
+        """Leave the job as a lost worker."""
         self._leave(lost=True)
 
     def close(self) -> None:
@@ -672,10 +678,10 @@ class HierarchyBackend(Backend):
                 log.error("worker %d, as its store is closed: %s", self.rank, error)
 
 
-def _be_lost(region: weakref.ref[HostRegion]) -> None:
-    """Have the others of the host take over what this worker carries, if it is still in the host's memory."""
+def _declare_lost(region: weakref.ref[HostRegion]) -> None:
+    """Let the other workers of the host complete what this worker carries, if its region exists."""
     if (there := region()) is not None:
-        there.be_lost()
+        there.declare_lost()
 
 
 def _slice_names(key: DistKey) -> list[str]:
@@ -686,7 +692,7 @@ _stores: weakref.WeakSet[HierarchyBackend] = weakref.WeakSet()
 
 
 def _leave_at_exit() -> None:
-    """Leave all jobs while there are threads to carry; as one who is lost, if this process failed."""
+    """Leave all jobs while carrier threads exist; as a lost worker if this process failed."""
     engine.finish_all()
     failed = getattr(sys, "last_exc", None) is not None or getattr(sys, "last_value", None) is not None
     for store in list(_stores):

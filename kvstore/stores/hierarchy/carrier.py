@@ -53,16 +53,16 @@ class Exchange(NamedTuple):
     handle: Handle
     round: int
 
-    def work(self) -> shm.Work:
+    def work(self) -> shm.OpenedWork:
         """Return work on it, as a context that says whether it is still this worker's."""
-        return shm.Work(*self)
+        return shm.OpenedWork(*self)
 
     def fail(self, failure: Failure) -> None:
         """Have all workers of the host told why the round came to nothing."""
         with self.work() as held:
             if held:
                 self.handle.fail_round(self.round, noted(failure))
-                shm.close_held(self.handle, self.round, False)
+                shm.close_if_opener(self.handle, self.round, False)
 
 
 class HostCarrier:
@@ -142,7 +142,7 @@ class HostCarrier:
         """
         exchange = None
         try:
-            if not handle.take_plan():
+            if not handle.begin_plan():
                 return None
             exchange = Exchange(handle, handle.complete + 1)
             with self._summing:
@@ -210,7 +210,7 @@ class HostCarrier:
 
     def hand_in_rest(self) -> None:
         """Be waited for no longer by the host; its last worker pushes what nobody has opened."""
-        if not self._region.rest() or not self._can_push:
+        if not self._region.retire() or not self._can_push:
             return
         self._client.driver.forget_reads()  # else a push would wait for the value of the round before it
         requests, nbytes = [], 0
@@ -323,7 +323,7 @@ class HostCarrier:
             with exchange.work() as held:
                 if held:
                     handle.value(other=True)[...] = call.received
-                    shm.close_held(handle, round, True)
+                    shm.close_if_opener(handle, round, True)
         else:
             self._plans.pop(handle, None)  # its memory is the operation's
             self._open.append((operation, [exchange]))
@@ -376,7 +376,7 @@ class HostCarrier:
             if held:  # else another has taken it over, and the memory is that of a later round
                 if not self._write(handle, part, record, frames):
                     return False
-                shm.close_held(handle, round, True)
+                shm.close_if_opener(handle, round, True)
         self._sums.pop(exchange, None)
         self._shared.give_back(handle, round)
         return True
@@ -411,7 +411,7 @@ class HostCarrier:
         now = time.monotonic()
         if now - self._looked >= _LOOKS:
             self._looked = now
-            self._region.look_after()
+            self._region.open_next()
 
     def _give_up(self, error: BaseException) -> None:
         """Carry no more."""
@@ -433,7 +433,7 @@ class HostCarrier:
         failure = self._client.driver.failure
         out = failure is not None and failure.role != "scheduler"
         if out or isinstance(error, FencedError):  # it alone: the others can carry on
-            self._region.be_lost()
+            self._region.declare_lost()
             return
         failure = failure or Failure(type(error).__name__, str(error))
         left = [one for _, one in self._left]

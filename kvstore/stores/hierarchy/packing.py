@@ -1,7 +1,7 @@
-"""What a host sends, packed: one codec for all its workers, and residuals that outlive any of them.
+"""The packed sums of a host: one codec for all its workers, and residuals that outlive each of them.
 
-The residual of a slice lies in the host's memory twice, by parity of the round: that of a round is worked out
-from that of the round before, which stays. So whoever takes a round over from a dead carrier packs the same.
+The host's memory holds two residuals of each slice, by parity of the round: that of a round is computed from
+that of the round before, which stays. So a worker that replaces a dead carrier packs the same bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FLAT = "create the store with hierarchy='flat' on all workers"
 
 
 class HostFeedback(Feedback):
-    """What a worker knows of a codec whose residuals are its host's."""
+    """A worker's part of a codec with residuals that belong to its host."""
 
     def save(self, path: str) -> None:
         """Raise: the residuals belong to no worker."""
@@ -37,16 +37,16 @@ class HostFeedback(Feedback):
 
 
 class HostPacking:
-    """The codec of a host, as one of its workers sets it or finds it set."""
+    """The codec of a host, which one of its workers sets and the others find set."""
 
     def __init__(self, job: shm.Job) -> None:
         self._job = job
-        #: How often this worker has set one; who came back goes on where its host is.
+        #: How often this worker has set a codec; a restarted worker continues the count of its host.
         self._set = 0
         self._version = 0
         self._codec: Codec | None = None
         if job.returned():
-            with shm.Lock(job):
+            with shm.RegionLock(job):
                 self._set = max(0, self._read()["set"] - 1)
 
     def set(self, codec: Codec) -> None:
@@ -54,14 +54,14 @@ class HostPacking:
         if codec.compiled is None:
             raise CapabilityError(f"hosts do not pack with {codec.name!r}, which has no kernels; {_FLAT}")
         wanted = {"set": self._set + 1, "codec": {"type": codec.name, **codec.config()}}
-        with shm.Lock(self._job):
+        with shm.RegionLock(self._job):
             there = self._read()
             if there["set"] < wanted["set"]:
                 shm.set_settings(self._job, json.dumps(wanted).encode())
-            elif there["set"] == wanted["set"] and there != wanted:  # else the other has set two meanwhile
+            elif there["set"] == wanted["set"] and there != wanted:  # else the other worker has set two since
                 raise ConfigError(
-                    f"another worker of this host has set the codec {there['codec']}, this one wants "
-                    f"{wanted['codec']}: what a host sends is packed with one"
+                    f"another worker of this host has set the codec {there['codec']}, this worker "
+                    f"{wanted['codec']}: all workers of a host must set the same"
                 )
         self._set += 1
 
@@ -73,14 +73,14 @@ class HostPacking:
         """Return the codec that the workers of the host have set."""
         version = shm.settings_version(self._job)
         if version != self._version:
-            with shm.Lock(self._job):
+            with shm.RegionLock(self._job):
                 version, found = shm.settings_version(self._job), self._read()
             self._codec = create(found["codec"]) if found["codec"] else None
-            self._version = version  # last: two threads come here
+            self._version = version  # last: two threads call this
         return self._codec
 
     def pack(self, handle: Handle, round: int, total: Array, codec: Codec) -> Array:
-        """Pack the sum of a round, which this worker has opened; or of the next one."""
+        """Pack the sum of a round that this worker has opened, or of the next one."""
         assert codec.compiled is not None
         residual = None
         if codec.feedback:
@@ -91,7 +91,7 @@ class HostPacking:
         return words
 
     def move(self, before: Sequence[Handle], now: Sequence[Handle]) -> None:
-        """Move the residuals of a key to other slices. No worker of the host may push the key during it."""
+        """Move the residuals of a key to other slices. No worker of the host may push the key during this."""
         records = [_record(handle) for handle in before]
         if None in records:
             return
@@ -105,7 +105,7 @@ class HostPacking:
             at += begun.size
 
     def _residuals(self, handle: Handle, codec: Codec, round: int) -> tuple[Array, Array]:
-        """Return those of the round before and of this one; zeros for another codec than before."""
+        """Return the residuals of the round before and of this round; zeros if the codec has changed."""
         record = _record(handle)
         there = (
             _begun(handle, codec.name)
@@ -116,7 +116,7 @@ class HostPacking:
 
 
 def _record(handle: Handle) -> Any:
-    """Return which codec a slice has residuals of, and where they are; None: it has none."""
+    """Return the codec and the offsets of a slice's residuals; None: it has none."""
     _, text = handle.record()
     return json.loads(text) if text else None
 
@@ -127,7 +127,7 @@ def _arrays(handle: Handle, record: Any) -> list[Array]:
 
 
 def _begun(handle: Handle, codec: str) -> list[Array]:
-    """Return new residuals of a slice, which are 0."""
+    """Return new residuals of a slice, all 0."""
     made = [handle.new_state(handle.shape, np.dtype(np.float32), at) for at in range(2)]
     for _, array in made:
         array[...] = 0

@@ -12,15 +12,15 @@ from ..shared.pushing import RoundPusher
 from ..shared.rows import SparseKeys
 from ..shared.waiting import RoundWaiter
 
-#: Bytes that are copied until the host can send the first of them: a millisecond's work.
+#: Bytes of a portion: the copy of about a millisecond.
 _PORTION = 4 * 1024 * 1024
 
 
 class HostPusher(RoundPusher):
-    """Has the first slices of a large call on their way to the servers while the next ones are copied.
+    """Pushes a large call in portions: servers receive its first slices during the copy of the next ones.
 
-    A worker that dies within such a call may have come to some of its slices and not to others, as in flat
-    stores; to all of a portion or to none.
+    If a worker dies within such a call, some portions count and others do not, as in flat stores; each
+    portion counts as a whole.
     """
 
     def __init__(
@@ -34,11 +34,14 @@ class HostPusher(RoundPusher):
         super().__init__(job, gpus, rows, waiter)
         self._open_next = open_next
         self._has_memory: set[tuple[shm.Handle, int]] = set()  # by parity of the round
-        self._call = threading.local()  # its `errors` are of rounds that were opened in this thread's call
+        self._call = threading.local()  # its `errors` are of rounds that this thread's call has opened
 
     @contextlib.contextmanager
     def one_call(self, handles: list[shm.Handle]) -> Iterator[None]:
-        """Each portion is one; errors between them are raised once all has arrived: others wait for that."""
+        """Make each portion one call.
+
+        Raise errors once all has arrived, because other workers wait for that.
+        """
         errors: list[Exception] = []
         self._call.errors = errors
         yield
@@ -51,11 +54,11 @@ class HostPusher(RoundPusher):
             handles = [handle for handle, _ in portion]
             with super().one_call(handles):
                 super()._copy_to_slots(portion, divisor)
-            if portion[-1] is not pairs[-1]:  # at the end the caller opens rounds
+            if portion[-1] is not pairs[-1]:  # after the last one, the caller opens rounds
                 self._open(handles)
 
     def _reserve(self, pairs: Dense) -> None:
-        """Take memory for all of a call, so that none of it arrives if there is too little."""
+        """Reserve memory for the whole call, so that nothing arrives if there is too little."""
         for handle, _ in pairs:
             slot = handle, handle.arrived & 1
             if slot not in self._has_memory:
@@ -63,7 +66,10 @@ class HostPusher(RoundPusher):
                 self._has_memory.add(slot)
 
     def _open(self, handles: list[shm.Handle]) -> None:
-        """Open the rounds to which this worker was the last to come; of failed ones it hears later."""
+        """Open the rounds for which this worker was the last to arrive.
+
+        Errors of failed ones are raised later.
+        """
         try:
             for handle in handles:
                 self._open_next(handle)

@@ -1,7 +1,7 @@
-"""The memory that the workers of one host share: where they sum, and where the servers' values come to.
+"""The memory that the workers of one host share: they sum there, and the servers' values are copied there.
 
-It is a region of the shared store with one key for each slice of a key on servers. What makes a round of it
-complete is not the sum but what the servers answer to it: whoever opens a round hands it to its carrier.
+It is a region of the shared store with one key for each slice of a key on servers. A round of it is complete
+when the servers have answered, not when it is summed: the opener of a round passes it to its carrier.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..shared.arguments import Sparse
 from ..shared.backend import SharedBackend
 from ..shared.gpu_access import Dense
 from ..shared.native import _shared as shm
-from ..shared.native.membership import JobMembership, OtherProcesses, RegionPlace
+from ..shared.native.registration import JobRegistration, OtherProcesses, RegionPlace
 from ..shared.optimizer import JobUpdater
 from ..shared.rows import SparseKeys
 from ..shared.wait_errors import Missing, WaitErrors
@@ -37,27 +37,27 @@ from ..shared.waiting import RoundWaiter, Step
 from .pusher import HostPusher
 from .rows import HostRows
 
-#: Seconds for which a worker leaves it to the lowest of its host to bring a value: once a host is enough.
+#: Seconds for which a worker lets the lowest of its host fetch a value: one fetch for each host is enough.
 _PATIENCE = 0.3
 
 Handle = shm.Handle
-#: Takes over a round that this worker has opened.
+#: Carries a round that this worker has opened.
 Carry = Callable[[Handle, int], None]
-#: Has another worker of the host carry a round that this one cannot, for this reason.
+#: Lets another worker of the host carry a round that this worker cannot, for a reason.
 GiveUp = Callable[[Handle, BaseException], None]
 
 
 class HostUpdater(JobUpdater):
-    """What becomes of a round of a host: its sum is carried to the servers."""
+    """The update of a round of a host: its sum is sent to the servers."""
 
     completes = False
     carry: Carry
     give_up: GiveUp
 
     def carry_out(self, handle: Handle, rows: SparseKeys) -> None:
-        """Hand the round that this worker has opened to the carrier, unless another thread does."""
+        """Pass the round that this worker has opened to the carrier, unless another thread does."""
         try:
-            if handle.take_plan():
+            if handle.begin_plan():
                 self.carry(handle, handle.complete + 1)
         except BaseException as error:
             self.give_up(handle, error)
@@ -65,13 +65,13 @@ class HostUpdater(JobUpdater):
 
 
 def noted(failure: Failure) -> str:
-    """Return what `HostWaitErrors` makes an error of; a long text may be cut at its end."""
+    """Return the text from which `HostWaitErrors` makes an error; a long text may be cut at its end."""
     head = msgspec.structs.replace(failure, text="")
     return f"{msgspec.json.encode(head).decode()}\n{failure.text}"
 
 
 class HostWaitErrors(WaitErrors):
-    """Errors that the servers have answered reach every worker of the host, as what they were."""
+    """Errors in the servers' answers reach every worker of the host with their type."""
 
     _of = ""  # the job has more workers than the region
 
@@ -80,29 +80,29 @@ class HostWaitErrors(WaitErrors):
         try:
             return raised(msgspec.structs.replace(msgspec.json.decode(head, type=Failure), text=why))
         except msgspec.MsgspecError:
-            why = text or "there was no memory to say why"
-            return KVStoreError(f"round {round} of key {handle.key!r} came to nothing: {why}")
+            why = text or "there was no memory for the cause"
+            return KVStoreError(f"round {round} of key {handle.key!r} failed: {why}")
 
     def waiting(self, handle: Handle | None, missing: Missing | None, what: str, waited: float) -> str:
-        """Say on what this worker waits, and for whom: workers of its host, or other hosts."""
+        """Describe a wait of this worker, for workers of its host or for other hosts."""
         if handle is None or self.absent(handle, missing):
             return super().waiting(handle, missing, what, waited)
         return (
             f"worker {self._rank} has waited {waited:.0f} s on round {handle.complete + 1} of key "
-            f"{handle.key!r} for the sums of other hosts; look there for a worker that is slow, or waits"
+            f"{handle.key!r} for the sums of other hosts; look there for a worker that is slow or waits"
         )
 
 
 class HostWaiter(RoundWaiter):
-    """Waits of a worker end, too, when its job is broken at another host, or its way to the servers."""
+    """The waits of a worker, which also end if its job breaks at another host, or its link to the servers."""
 
-    #: Raises what ends all waits.
+    #: Raises an error if all waits must end.
     check: Callable[[], None]
-    #: Has it found out, in a long wait, if the scheduler is lost: another may be the carrier.
+    #: Detects, in a long wait, the loss of the scheduler: another worker may be the carrier.
     listening: Callable[[], AbstractContextManager[None]]
 
     def check_writing(self) -> None:
-        """Raise unless this worker may push."""
+        """Raise an error unless this worker may push."""
         self.check()
         super().check_writing()
 
@@ -114,7 +114,7 @@ class HostWaiter(RoundWaiter):
         what: str = "",
         first: int = shm.TICK,
     ) -> None:
-        """Take steps until one is ready, within the deadline."""
+        """Repeat a step until it is ready, or the deadline is reached."""
 
         def checked() -> int:
             self.check()
@@ -128,13 +128,13 @@ class HostWaiter(RoundWaiter):
         with self.listening():
             super()._wait_long(step, handle, missing, what, clock)
 
-    def look_after(self, handle: Handle) -> None:
-        """Open the next round of a key, if all are there and nobody who waits does."""
+    def open_next(self, handle: Handle) -> None:
+        """Open the next round of a key, if all parts are there and no waiting worker does."""
         self._help(shm.Call(handle, [], False))
 
 
 class HostRegion(SharedBackend):
-    """The region of one host's workers, which have these ranks in their job."""
+    """The region of one host's workers, with their ranks in the job."""
 
     _updater: HostUpdater
     _waiter: HostWaiter
@@ -153,14 +153,15 @@ class HostRegion(SharedBackend):
         super().__init__(config)
         self._updater.set_updater(self.hand_over)
         self.job, self.waits = self._job, self._waiter
-        #: Rows that are pushed to keys of this worker.
+        #: The rows that are pushed to keys of this worker.
         self.rows = HostRows()
 
-    def _make_membership(self) -> JobMembership:
-        # What comes over the network takes longer than to wake up, and whoever has a processor may bring it.
+    def _register(self) -> JobRegistration:
+        # A message of the network takes longer than a wake-up, and any worker with a processor may receive
+        # it.
         crowded = len(self._ranks) > len(os.sched_getaffinity(0))
         config = dataclasses.replace(self.config, spin=0.0) if crowded else self.config
-        return JobMembership(config, self._place, self._others)
+        return JobRegistration(config, self._place, self._others)
 
     def _make_updater(self) -> HostUpdater:
         return HostUpdater(self._job, self._keys, self._gpus, self.rank)
@@ -175,13 +176,13 @@ class HostRegion(SharedBackend):
 
     def _make_pusher(self, rows: SparseKeys) -> HostPusher:
         waiter = self._waiter
-        return HostPusher(self._job, self._gpus, rows, waiter, waiter.look_after)
+        return HostPusher(self._job, self._gpus, rows, waiter, waiter.open_next)
 
     def hand_over(self, *_: object) -> None:
-        """Stand for what carries: `carry_with` says what."""
+        """Mark the updater as a callable; `carry_with` sets the carrier."""
 
     def carry_with(self, carry: Carry, give_up: GiveUp) -> None:
-        """Have rounds that this worker opens carried; before it pushes."""
+        """Set the carrier of the rounds that this worker opens; called before it pushes."""
         self._updater.carry, self._updater.give_up = carry, give_up
 
     # ---------------------------------------------------------------------------------------------- keys
@@ -191,19 +192,19 @@ class HostRegion(SharedBackend):
         return self._keys.find(name)
 
     def add(self, name: str, value: Array) -> None:
-        """Make the key of a slice, unless another worker has made it meanwhile."""
+        """Make the key of a slice, unless another worker has made it concurrently."""
         self._keys.add(name, value)
 
     def add_table(self, name: str) -> None:
-        """Make the key of a row-sparse slice, which has no value here; as `add`."""
+        """Make the key of a row-sparse slice, which has no value here; see `add`."""
         self._keys.add(name, np.zeros(1, np.int8))
 
     def is_lowest(self) -> bool:
-        """Whether this is the lowest of the host's workers that take part."""
+        """Return whether this worker is the lowest member of the host."""
         return self.rank == min(self._job.members(), default=self.rank)
 
     def wait_for(self, name: str) -> None:
-        """Wait until the key of a slice is there, or this worker may as well make it."""
+        """Wait until the key of a slice is there, or this worker may make it."""
         end = time.monotonic() + _PATIENCE
 
         def step() -> int:
@@ -221,42 +222,42 @@ class HostRegion(SharedBackend):
     # -------------------------------------------------------------------------------------------- rounds
 
     def finish(self, call: shm.Call, receives: bool) -> None:
-        """Open the round of a quick call, if it is to be opened; wait, if it `receives` anything."""
+        """Open the round of a quick call, if needed; wait, if it `receives` a result."""
         if receives:
             self._waiter.read([call])
         elif call.help() != shm.TICK or call.handle.has_failed(call.round):
             self._waiter.help([call])
 
     def _sources(self, groups: list[Group]) -> tuple[Dense, Sparse]:
-        """Take rows as they are: they were checked, and the region has not the form of their keys."""
+        """Return rows unchanged: they are checked, and the region does not have the form of their keys."""
         dense, _ = super()._sources([one for one in groups if not isinstance(one[1][0], RowSparseArray)])
         rows = [one for one in groups if isinstance(one[1][0], RowSparseArray)]
         return dense, [(self._arguments.handle(key), values) for key, values in rows]
 
     def total_of_rows(self, handle: Handle) -> RowSparseArray | Array | None:
-        """Sum the round that this worker has opened, if rows were pushed into it."""
+        """Sum the round that this worker has opened, if it has parts that are rows."""
         if not shm.opened_with_rows(handle):
             return None
         return self.rows.total(handle, shm.opened_sources(handle))
 
     def settle(self, handles: Sequence[Handle]) -> None:
-        """See the rounds complete that this worker has pushed into."""
+        """Complete the rounds that this worker has pushed into."""
         self._waiter.check_open()
         for handle in handles:
             self._waiter.settle(handle)
 
     def settle_all(self) -> None:
-        """See all rounds complete that this worker has pushed into."""
+        """Complete all rounds that this worker has pushed into."""
         self._waiter.settle_all()
 
-    def look_after(self) -> None:
-        """Open what waits for a worker that has died, and that nobody waits for."""
-        self._job.look_around()
-        for handle in self._keys.behind():
-            self._waiter.look_after(handle)
+    def open_next(self) -> None:
+        """Open the rounds of dead openers that no worker waits for."""
+        self._job.detect_losses()
+        for handle in self._keys.with_open_rounds():
+            self._waiter.open_next(handle)
 
     def meet(self) -> int:
-        """Wait until every worker of the host has come to its next barrier; return the number of that."""
+        """Wait until every worker of the host has reached its next barrier; return the number of that."""
         self._waiter.check_writing()
         job, number = self._job, self._job.arrive_at_barrier()
         self._waiter.wait(lambda: job.wait_at_barrier(number), None, lambda: job.missing_at_barrier(number))
@@ -267,32 +268,32 @@ class HostRegion(SharedBackend):
         self._waiter.joined = True
         self._job.stop_taking_part()
 
-    def rest(self) -> bool:
-        """Be waited for no longer; return whether this was the last for whom rounds of the host waited."""
-        self._job.look_around()  # who has died is not left
-        with contextlib.suppress(InterruptedError):  # fenced: then others are left
-            return self._job.rest()
+    def retire(self) -> bool:
+        """Let no round wait for this worker; return whether rounds of the host waited for no other."""
+        self._job.detect_losses()  # dead workers do not count
+        with contextlib.suppress(InterruptedError):  # fenced: then other workers remain
+            return self._job.retire()
         return False
 
     def unopened(self) -> Iterator[tuple[Handle, int, RowSparseArray | Array]]:
-        """Sum what whoever of the host has pushed, and nobody has opened: keys, rounds and sums."""
+        """Sum the unopened rounds of the host's workers: keys, rounds and sums."""
         for handle in self._keys.all():
             first = handle.complete + 1
             for round in (first, first + 1):  # a push waits for the round before the last
-                # Of a key that this worker has never used nobody can say what its rows are: see the carrier.
+                # Without use of a key, this worker does not know the form of its rows: see the carrier.
                 merge = partial(self.rows.total, handle) if self.rows.knows(handle) else tuple
                 if (total := shm.sum_unopened(handle, round, merge)) is not None:
                     yield handle, round, total
 
     @property
     def fenced(self) -> bool:
-        """Whether the others of the host take this worker for dead."""
-        return self._job.standing() == shm.FENCED
+        """Whether the other workers of the host have declared this worker lost."""
+        return self._job.check_membership() == shm.FENCED
 
-    def be_lost(self) -> None:
-        """Have the others of the host take this worker for dead: they take over what it has begun."""
-        self._job.be_lost()
+    def declare_lost(self) -> None:
+        """Declare this worker lost: other workers of the host complete its work."""
+        self._job.declare_lost()
 
     def memory(self, like: Array) -> Array:
-        """Return a new array that lies in the region."""
+        """Return a new array in the region."""
         return self._job.empty(like.shape, like.dtype)

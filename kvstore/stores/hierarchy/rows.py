@@ -1,7 +1,7 @@
-"""Rows that the workers of a host push to slices of keys on servers: merged there, and carried as one part.
+"""Rows that the workers of a host push to slices of keys on servers: merged there, and sent as one part.
 
-They pass through the region and do not stay: a row-sparse key has one byte there, of which only the rounds
-count; a dense key, to which rows may be pushed too, has its value.
+They pass through the region and do not stay: a row-sparse key has one byte there, and only its rounds matter;
+a dense key, to which rows may be pushed too, has its value.
 """
 
 from __future__ import annotations
@@ -54,22 +54,22 @@ class HostRows:
         self._slices: dict[Key, SliceOfRows] = {}
 
     def note(self, name: Key, key: DistKey, part: Slice) -> None:
-        """Take in a slice, by its name in the region."""
+        """Record a slice, by its name in the region."""
         if key.sparse or key.takes_rows:
             first = part.start if key.sparse else part.start // key.line
             self._slices[name] = SliceOfRows(key.sparse, first, _shape_in_lines(key), key.dtype)
 
     def knows(self, handle: Handle) -> bool:
-        """Whether rows may be pushed to a slice, as far as this worker has heard of it."""
+        """Return whether rows may be pushed to a slice, as far as this worker knows."""
         return handle.key in self._slices
 
     def is_table(self, handle: Handle) -> bool:
-        """Whether a slice is of a row-sparse key."""
+        """Return whether a slice is of a row-sparse key."""
         known = self._slices.get(handle.key)
         return known is not None and known.sparse
 
     def total(self, handle: Handle, sources: Sequence[int | Array]) -> RowSparseArray | Array:
-        """Sum what was pushed into a round: rows, or a dense value if one of the parts is; in own memory."""
+        """Sum the parts of a round, in private memory: to rows, or to a dense value if one part is dense."""
         of = self._slices[handle.key]
         parts = [
             rows_at(handle, source, of.shape, of.dtype) if isinstance(source, int) else source
@@ -92,9 +92,10 @@ class HostRows:
         total: RowSparseArray,
         take: Take | None,
     ) -> list[Request]:
-        """Push rows; with `take`, which is told when their round is complete, ask for what comes of it.
+        """Return the requests that push rows and, with `take`, read the result when the round is complete.
 
-        That is the value of a dense key, and one row of a row-sparse one, if it has any: nobody reads it.
+        The read is of the value of a dense key, or of one row of a row-sparse key, if it has any: its data is
+        not used. `take` is called with the answer.
         """
         payload = as_bytes(total.indices), as_bytes(total.data)
         nbytes = sum(map(len, payload))

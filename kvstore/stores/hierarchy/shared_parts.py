@@ -1,7 +1,7 @@
-"""Sums of a host for the servers beside it: they read them where they were summed, and nothing is sent.
+"""Sums of a host for servers on the same host, which read them in shared memory: nothing is sent.
 
-A sum has a block of the carrier's own, and no place in the host's region: there whoever takes the round over
-from a dead carrier sums again, while a server may still read.
+A sum is in a block of the carrier's own, and not in the host's region: there, a worker that replaces a dead
+carrier sums again while a server may still read.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ Handle = shm.Handle
 
 
 class SharedParts:
-    """What one worker carries to servers of its host, by the key's handle and the round."""
+    """The sums that one worker carries to servers of its host, by the key's handle and the round."""
 
     def __init__(self, client: Client) -> None:
         self._client, self._pool = client, client.host_pool
         self._blocks: dict[tuple[Handle, int], Block] = {}
 
     def place(self, handle: Handle, round: int, server: int) -> Array | None:
-        """Return memory for a sum, where its server reads it; None: the sum is to be sent.
+        """Return memory for a sum that its server can read; None: the sum is sent.
 
-        One thread at a time comes here; `give_back` may be called by another.
+        One thread at a time calls this; another may call `give_back`.
         """
         if self._pool is None or handle.nbytes < SHARED_BYTES or self._client.server_memory(server) is None:
             return None
@@ -41,7 +41,7 @@ class SharedParts:
         return block.array.view(handle.dtype).reshape(handle.shape)
 
     def payload(self, handle: Handle, round: int) -> dict[str, Any] | None:
-        """Say, as a record does, where a sum lies; None: in no memory of this worker's."""
+        """Return the place of a sum as the fields of a record; None: in no memory of this worker's."""
         block = self._blocks.get((handle, round))
         if block is None:
             return None
@@ -49,18 +49,18 @@ class SharedParts:
         return {"place": PayloadLocation.SHARED, **where}
 
     def copy(self, server: int, record: Record, to: Array) -> bool:
-        """Copy what a server answers from its memory; False: it has changed meanwhile."""
+        """Copy a server's answer from its memory; False: the memory has changed during the copy."""
         memory = self._client.server_memory(server)
         where = record.frame, record.offset, record.nbytes, record.seqlock
         return memory is not None and memory.copy(*where, to.reshape(-1).view(np.uint8))
 
     def give_back(self, handle: Handle, round: int) -> None:
-        """Use the memory of a sum again: its server reads it no more."""
+        """Reuse the memory of a sum, which its server no longer reads."""
         block = self._blocks.pop((handle, round), None)
         if block is not None and self._pool is not None:
             self._pool.free(block)
 
     def close(self) -> None:
-        """Let the memory go."""
+        """Free the memory."""
         if self._pool is not None:
             self._pool.close()

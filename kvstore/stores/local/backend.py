@@ -34,10 +34,10 @@ from ..entry import (
     sparse_source,
 )
 from ..key_lists import Columns, KeyLists
-from ..protocol import Backend, Kind, counted
+from ..protocol import Backend, Kind, done_and_counted
 from ..store_table import StoreTable
 from ..update import UserUpdater, Work, apply_with, emit
-from .bound import Bound, bind, columns_of
+from .bound import BoundCall, bind, columns_of
 
 if TYPE_CHECKING:
     from ...optimizer.states import Content
@@ -57,13 +57,13 @@ class LocalBackend(Backend):
     can_bind = quick_lists = True
     feedback: Feedback | None = None
     updater: Updater | None = None
-    _counters = Counters("", "", 0, 1, shown=False)  # of a store that nobody observes
+    _counters = Counters("", "", 0, 1, shown=False)  # of a store without counters
 
     def __init__(self, config: StoreConfig) -> None:
         self.config = config
         self._apply = apply_with(None)
         self._entries: dict[Key, Entry] = {}
-        self._quick = self._entries  # empty while times are taken
+        self._quick = self._entries  # empty while times are recorded
         self._lists: KeyLists[Columns[Entry]] = KeyLists()
         self._told: set[Key] = set()
         if config.threads:
@@ -100,7 +100,7 @@ class LocalBackend(Backend):
                 self._follow(self.updater, entry)
 
     def _follow(self, updater: Updater, entry: Entry) -> None:
-        """Bring the float32 copy of a 16-bit weight in line with a value that was set from outside."""
+        """Update the float32 copy of a 16-bit weight after a change outside of pushes."""
         if entry.table is None:
             updater.follow(entry.key, entry.value)
         else:
@@ -197,10 +197,10 @@ class LocalBackend(Backend):
             return False
         if self._counters.count_small(_PUSHPULL, entry.slice, value, value if out is None else out):
             self._quick = {}
-        return counted
+        return done_and_counted
 
     def _timed_pushpull(self, key: Key, value: Any, out: Any) -> bool | Callable[[], None]:
-        """Do the same while times are taken."""
+        """Do the same while times are recorded."""
         entry, counters = self._entries.get(key), self._counters
         if entry is None or entry.table is not None or self.feedback is not None:
             return False
@@ -212,14 +212,14 @@ class LocalBackend(Backend):
         counters.end_work(self._apply.phase, begin, MEMORY, entry.slice, value, outs)
         if not begin:
             self._quick = self._entries
-        return counted
+        return done_and_counted
 
     def quick_push(self, key: Any, value: Any) -> bool | Callable[[], None]:
-        """Do the same for a `push`; of lists only."""
+        """Do the same for a `push`; for lists only."""
         return type(key) is list and self._push_columns(key, value, None)
 
     def quick_pull(self, key: Any, out: Any) -> bool | Callable[[], None]:
-        """Do the same for a `pull`; of lists only."""
+        """Do the same for a `pull`; for lists only."""
         columns = self._lists.find(key, self._columns) if type(key) is list else None
         found = None if columns is None else columns.found(out, write=True)
         if columns is None or found is None:
@@ -230,7 +230,7 @@ class LocalBackend(Backend):
         return True
 
     def _push_columns(self, names: list[Any], value: Any, out: Any) -> bool:
-        """Push, and fill the outs if there are any; False: nothing has happened."""
+        """Push, and write the outs if there are any; False: nothing has happened."""
         columns = self._lists.find(names, self._columns)
         if columns is None or not self.may_push(columns):
             return False
@@ -242,7 +242,7 @@ class LocalBackend(Backend):
         return True
 
     def may_push(self, columns: Columns[Entry]) -> bool:
-        """Whether pushes to these keys need nothing but arrays."""
+        """Return whether pushes to these keys need nothing but arrays."""
         apply = self._apply
         return (
             self.feedback is None
@@ -251,7 +251,7 @@ class LocalBackend(Backend):
         )
 
     def push_columns(self, columns: Columns[Entry], values: list[Array], outs: list[Array] | None) -> None:
-        """Sum, update, fill the outs; each key has one value, and one out or none."""
+        """Sum, update, write the outs; each key has one value, and one out or none."""
         counters, apply = self._counters, self._apply
         begin = counters.begin()
         apply.dense(zip(columns.keys, values, repeat(None) if outs is None else outs))  # noqa: B905
@@ -259,16 +259,17 @@ class LocalBackend(Backend):
         counters.passed(apply.phase, begin, MEMORY, columns.nbytes, received, len(values))
 
     def _columns(self, names: list[Key]) -> Columns[Entry] | None:
-        """Return what calls with this list of keys have in common, if all are dense, each there once."""
+        """Return the common part of calls with this list of keys, if all are dense and distinct."""
         entries = [self._entries.get(name) for name in names]
         dense = [entry for entry in entries if entry is not None and entry.table is None]
         return columns_of(dense) if len(dense) == len(names) == len(set(names)) else None
 
-    def bind(self, groups: list[Group], outs: list[Group] | None) -> Bound:
+    def bind(self, groups: list[Group], outs: list[Group] | None) -> BoundCall:
         """Check a call once, and return a callable that repeats it."""
         return bind(self, groups, outs)
 
-    # The usual call, one dense key with plain arrays, in few steps. None: take the long way, which explains.
+    # The usual call, one dense key with plain arrays, in few steps. None: use the general path, which reports
+    # errors.
 
     def _plain_work(
         self, pushed: Group, outs: Sequence[Group]
@@ -353,7 +354,7 @@ class LocalBackend(Backend):
         self._apply = apply_with(self._as_part(updater))
 
     def _as_part(self, updater: UserUpdater | None) -> UserUpdater | None:
-        """Have calls of this store that an updater makes be part of the update."""
+        """Let calls of this store that an updater makes count as a part of the update."""
         if updater is None or isinstance(updater, Updater):
             return updater
         counters = self._counters
@@ -384,7 +385,7 @@ class LocalBackend(Backend):
         self._updater_set().optimizer.set_learning_rate(lr)
 
     def gather_states(self) -> Updater:
-        """Return the optimizer with its states: live, but for those of tables that lack rows."""
+        """Return the optimizer with its states: live, except those of tables that lack rows."""
         updater = self._updater_set()
         tables = self._states_of_tables(updater)
         if not tables:
@@ -402,7 +403,7 @@ class LocalBackend(Backend):
         }
 
     def adopt_states(self, content: Content) -> None:
-        """Take over states of the optimizer."""
+        """Replace the states of the optimizer."""
         self._updater_set().adopt(content, self.key_templates())
 
     def _updater_set(self) -> Updater:
@@ -440,7 +441,7 @@ class LocalBackend(Backend):
         return pages.empty(entry.shape, entry.dtype)
 
     def key_templates(self) -> dict[Key, Array]:
-        """Return for each key an array with its shape and type that takes no memory."""
+        """Return for each key an array of its shape and type that needs no memory."""
         return {key: template(e.shape, e.dtype) for key, e in self._entries.items()}
 
     def placement(self) -> dict[Key, list[tuple[str, int]]]:
@@ -473,7 +474,7 @@ class LocalBackend(Backend):
     # ----------------------------------------------------------------------------------------- checks
 
     def _by_number(self, groups: list[Group]) -> list[tuple[Entry, list[Any]]]:
-        """Entries in the order of updates, so that overlapping outs end the same way in pull and pushpull."""
+        """Sort entries into the order of updates, in which pull and pushpull write overlapping outs."""
         found = [(self._entry(key), arrays) for key, arrays in groups]
         if len(found) > 1:
             found.sort(key=lambda pair: pair[0].number)
@@ -499,7 +500,7 @@ class LocalBackend(Backend):
     def _sources(
         self, groups: list[Group]
     ) -> tuple[list[tuple[Entry, list[Array]]], list[tuple[Entry, list[RowSparseArray]]]]:
-        """Check everything that is pushed, before anything changes; dense and row-sparse work apart."""
+        """Check all pushed values before any change; return dense and row-sparse work."""
         dense: list[tuple[Entry, list[Array]]] = []
         sparse: list[tuple[Entry, list[RowSparseArray]]] = []
         for key, values in groups:
@@ -521,7 +522,7 @@ class LocalBackend(Backend):
         return dense, sparse
 
     def _outs(self, entry: Entry, outs: list[Any], later: list[Deliver]) -> list[Array]:
-        """Arrays to fill; what must be converted or copied home is added to `later`."""
+        """Return the arrays to fill; conversions and copies that follow are added to `later`."""
         if entry.table is None and cpu.first_misfit(outs, entry.value, True) < 0:
             return outs
         direct = []
@@ -537,7 +538,7 @@ class LocalBackend(Backend):
         return direct
 
     def _fused_outs(self, entry: Entry, targets: dict[Key, list[Any]], later: list[Deliver]) -> list[Array]:
-        """Take a key's outs out of `targets` where they can be filled together with the sum."""
+        """Remove a key's outs from `targets` if they can be written together with the sum."""
         outs = targets.get(entry.key, [])
         usual = entry.table is None and cpu.first_misfit(outs, entry.value, True) < 0
         if not usual and (entry.table is not None or any(isinstance(out, RowSparseArray) for out in outs)):
@@ -546,7 +547,7 @@ class LocalBackend(Backend):
         return outs if usual else self._outs(entry, outs, later)
 
     def _check_outs(self, rest: list[Group]) -> None:
-        """Make sure, before the push, that the pull after it will work."""
+        """Check before the push that the pull after it will work."""
         for key, outs in rest:
             entry = self._entry(key)
             for out in outs:

@@ -20,55 +20,58 @@ if TYPE_CHECKING:
 Plain = list[tuple[Entry, list[Array], list[Array]]]
 
 
-class Bound:
+class BoundCall:
     """A `pushpull` with fixed arrays."""
 
     def fits(self) -> bool:
-        """Whether keys and updates are still those that it was made for."""
+        """Return whether keys and updates are unchanged since the plan was made."""
         return True
 
     def is_current(self) -> bool:
-        """Whether the arrays also lie where they lay."""
+        """Return whether the arrays also have the same addresses."""
         return True
 
     def run(self) -> None:
-        """Do it; where it fits."""
+        """Run the call, if it fits."""
         raise NotImplementedError
 
 
-class Anything(Bound):
-    """Any call, done the long way each time: everything is looked at then."""
+class GeneralCall(BoundCall):
+    """Any call, by the general path: everything is checked each time."""
 
     def __init__(self, backend: LocalBackend, groups: list[Group], outs: list[Group] | None) -> None:
         self._backend, self._groups, self._outs = backend, groups, outs
 
     def run(self) -> None:
-        """Check, and do it."""
+        """Check, and run the call."""
         self._backend.pushpull(self._groups, self._outs)
 
 
-class HostCall(Bound):
+class HostCall(BoundCall):
     """Dense keys with plain arrays of the host."""
 
-    def __init__(self, backend: LocalBackend, work: Plain, exchangeable: bool, call: Anything) -> None:
+    def __init__(self, backend: LocalBackend, work: Plain, exchangeable: bool, call: GeneralCall) -> None:
         self._backend, self._work, self._exchangeable = backend, work, exchangeable
         self._call = call
         self._apply, self._feedback = backend._apply, backend.feedback
         self._columns = self._as_columns()
 
     def fits(self) -> bool:
-        """Whether updates and keys are the same."""
+        """Return whether updates and keys are the same."""
         backend = self._backend
         if backend._apply is not self._apply or backend.feedback is not self._feedback:
             return False
         return all(backend._entries.get(entry.key) is entry for entry, _, _ in self._work)
 
     def is_current(self) -> bool:
-        """Whether these are NumPy arrays, whose memory is not exchanged while somebody has a view of it."""
+        """Return whether these are NumPy arrays: their memory is not replaced while a view of it exists."""
         return not self._exchangeable and self.fits()
 
     def run(self) -> None:
-        """Sum, update, fill the outs; if an array was reshaped in place, or locked, the long way explains."""
+        """Sum, update, write the outs.
+
+        If an array was reshaped in place, or locked, the general path raises the error.
+        """
         if self._columns is not None:
             self._run_columns(*self._columns)
             return
@@ -79,7 +82,7 @@ class HostCall(Bound):
         self._backend._push(self._work, [])
 
     def _as_columns(self) -> tuple[Columns[Entry], list[Array], list[Array]] | None:
-        """Return the arrays as columns, where several keys have one value and one out each."""
+        """Return the arrays as columns, if several keys have one value and one out each."""
         work = self._work
         if len(work) < 2 or any(len(values) != 1 or len(outs) != 1 for _, values, outs in work):
             return None
@@ -104,12 +107,12 @@ def columns_of(entries: list[Entry]) -> Columns[Entry]:
     return Columns(entries, [entry.number for entry in entries], [entry.value for entry in entries])
 
 
-def bind(backend: LocalBackend, groups: list[Group], outs: list[Group] | None) -> Bound:
-    """Check a call once, and return the shortest way to do it again.
+def bind(backend: LocalBackend, groups: list[Group], outs: list[Group] | None) -> BoundCall:
+    """Check a call once, and return the shortest way to repeat it.
 
     Raises
     ------
-    As `LocalBackend.pushpull`, where it would find fault before anything is changed.
+    As `LocalBackend.pushpull`, if it would raise an error before any change.
     """
     backend._sources(groups)
     backend._check_outs(groups if outs is None else outs)
@@ -117,15 +120,18 @@ def bind(backend: LocalBackend, groups: list[Group], outs: list[Group] | None) -
     work = [_plain(backend._entry(key), values, targets.pop(key, [])) for key, values in groups]
     plain = [one for one in work if one is not None]
     if targets or len(plain) < len(work):
-        return Anything(backend, groups, outs)
+        return GeneralCall(backend, groups, outs)
     given = [array for _, arrays in (*groups, *(outs or ())) for array in arrays]
     exchangeable = any(type(array) is not np.ndarray for array in given)
     ordered = sorted(plain, key=lambda one: one[0].number)
-    return HostCall(backend, ordered, exchangeable, Anything(backend, groups, outs))
+    return HostCall(backend, ordered, exchangeable, GeneralCall(backend, groups, outs))
 
 
 def _plain(entry: Entry, values: list[Any], outs: list[Any]) -> tuple[Entry, list[Array], list[Array]] | None:
-    """View a key's arrays where the kernels take them as they are; None where one would have to be copied."""
+    """Return views of a key's arrays if kernels can use them directly.
+
+    None if one would have to be copied.
+    """
     if (
         entry.table is not None
         or not values

@@ -1,4 +1,4 @@
-"""What callers hand to the shared store: checked, and turned into handles and plain arrays."""
+"""The arguments of calls to the shared store: checked, and converted to handles and plain arrays."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ log = logging.getLogger("kvstore.shared")
 
 Handle = shm.Handle
 Sparse = list[tuple[Handle, list[RowSparseArray]]]
-#: Outs that the GPU of a key may write, and arrays that the host is to fill.
+#: Outs that the GPU of a key may write, and arrays that the host fills.
 SplitOuts = tuple["DeviceOutputs", list[Array]]
 
 
 class CallArguments:
-    """Keys, values and outs of one process's calls."""
+    """The keys, values and outs of one process's calls."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class CallArguments:
         self.initialised: set[Key] = set()
 
     def first_value(self, key: Key, values: list[Any]) -> Array | RowSparseArray:
-        """Return the one value of a key that is to be initialised."""
+        """Return the first value of a key that is about to be initialised."""
         self.check_kind(key)
         taken = key in self.initialised
         if len(values) == 1 and not taken and any_on_device(values):
@@ -58,13 +58,13 @@ class CallArguments:
         return first_value(key, values, taken)
 
     def check_kind(self, key: Key) -> None:
-        """Raise if the store's keys are of the other kind."""
+        """Raise an error if the store's keys are of the other kind."""
         kind = 0 if is_side(key) else self.keys.kind
         if kind and (kind == 2) != isinstance(key, str):
             raise other_kind(key, (int, str)[kind - 1])
 
     def handle(self, key: Key) -> Handle:
-        """Return the handle of a key that must be there."""
+        """Return the handle of a key; KeyNotFoundError if it is not initialised."""
         handle = self.job.handles.get(key) or self.keys.find(key)
         if handle is not None:
             return handle
@@ -77,7 +77,7 @@ class CallArguments:
 
     @staticmethod
     def by_order(pairs: list[tuple[Handle, Any]]) -> list[tuple[Handle, Any]]:
-        """In the order of updates: int keys ascend, str keys follow the order of their init."""
+        """Sort pairs into the order of updates: int keys ascend, str keys follow the order of their init."""
         if len(pairs) > 1:
             pairs.sort(key=lambda pair: pair[0].key if isinstance(pair[0].key, int) else pair[0].number)
         return pairs
@@ -111,9 +111,9 @@ class CallArguments:
     def outs(
         self, handle: Handle, outs: list[Any], later: Later, values: Sequence[Array] = ()
     ) -> list[Array]:
-        """Return a list of arrays to fill; what must be converted or copied is added to `later`.
+        """Return the arrays to fill; conversions and copies that follow are added to `later`.
 
-        `values` are those that are pushed to the key in the same call.
+        `values` are the arrays that the same call pushes to the key.
         """
         if cpu.first_misfit(outs, handle.like, True) < 0:
             return list(outs)
@@ -125,7 +125,7 @@ class CallArguments:
         return direct
 
     def check_outs(self, rest: list[Group]) -> None:
-        """Make sure, before a push, that the pull after it will work."""
+        """Check before a push that the pull after it will work."""
         for key, outs in rest:
             handle = self.handle(key)
             for out in outs:
@@ -139,7 +139,7 @@ class CallArguments:
                     self.gpus.use().check_out(handle, out)
 
     def split_outs(self, groups: list[tuple[Handle, list[Any]]], later: Later) -> list[SplitOuts]:
-        """Check the outs of keys whose value may lie on GPUs."""
+        """Check the outs of keys with values that may be on GPUs."""
         found = []
         for handle, outs in groups:
             device, others = self.gpus.use().device_outputs(handle, outs)
@@ -149,7 +149,7 @@ class CallArguments:
     def sparse_outs(
         self, handle: Handle, outs: list[Any], ignore_sparse: bool
     ) -> list[tuple[Handle, RowSparseArray]]:
-        """Return the row-sparse outs of a pull, which are left alone unless asked for."""
+        """Return the row-sparse outs of a pull, which are unchanged unless the caller asks for them."""
         wanted = sparse_outs(handle, handle.sparse, outs, ignore_sparse, self._told, log)
         return [(handle, out) for out in wanted]
 

@@ -1,7 +1,8 @@
-"""The store of several processes of one machine: values in shared memory, rounds by whoever waits, no server.
+"""The store of several processes of one machine, without a server.
 
-How a round works is said in `native/round.h`. Here are the verbs; `pushing` puts sources where the others
-reach them, `waiting` brings rounds to their end, `delivery` results to where they were asked for.
+Values are in shared memory, and the workers that wait for a round do its work: see `native/round.h`. This
+module has the verbs; `pushing` puts sources where other workers can read them, `waiting` completes rounds,
+and `delivery` writes results to the arrays of the caller.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from .arguments import CallArguments, Sparse, is_large
 from .delivery import Finish, ResultDelivery
 from .gpu_access import Dense, GpuAccess
 from .native import _shared as shm
-from .native.membership import JobMembership, launched_place
+from .native.registration import JobRegistration, launched_place
 from .optimizer import JobUpdater
 from .pushing import RoundPusher
 from .quick_lists import QuickLists
@@ -66,14 +67,14 @@ class SharedBackend(Backend):
         self.config = config
         if config.on_peer_loss == "continue":
             self.no_steps = (
-                "with on_peer_loss='continue' a worker that dies within a call counts in the keys that it "
-                "had arrived at; use on_peer_loss='raise' and a checkpoint"
+                "with on_peer_loss='continue' the push of a worker that dies within a call counts for the "
+                "keys that it had reached; use on_peer_loss='raise' and a checkpoint"
             )
-        self._membership = self._make_membership()
-        self._job = job = self._membership.job
+        self._registration = self._register()
+        self._job = job = self._registration.job
         self._keys = keys = shm.Keys(job)
-        self.rank, self.num_workers = self._membership.rank, self._membership.size
-        self.local_rank = self._membership.rank
+        self.rank, self.num_workers = self._registration.rank, self._registration.size
+        self.local_rank = self._registration.rank
         self._gpus = gpus = GpuAccess(job, self.rank, config.cuda_ipc == 1)
         self._updater = self._make_updater()
         rows = SparseKeys(job, self._updater)
@@ -92,21 +93,21 @@ class SharedBackend(Backend):
             cpu.set_threads(max(1, len(os.sched_getaffinity(0)) // self.num_workers))
         _stores.add(self)
 
-    def _make_membership(self) -> JobMembership:
-        """Take the place of this process among the others."""
-        return JobMembership(self.config, launched_place(self.config))
+    def _register(self) -> JobRegistration:
+        """Enter the region as the launcher has placed this process."""
+        return JobRegistration(self.config, launched_place(self.config))
 
     def _make_updater(self) -> JobUpdater:
-        """Make what says what becomes of a round."""
+        """Make the object that decides what a round does to the value."""
         return JobUpdater(self._job, self._keys, self._gpus, self.rank)
 
     def _make_waiter(self, rows: SparseKeys) -> RoundWaiter:
-        """Make what brings rounds to their end."""
+        """Make the object that completes rounds."""
         errors = WaitErrors(self._job, self._updater, self.rank)
         return RoundWaiter(self._job, self._keys, self._updater, rows, self.config.timeout, self.rank, errors)
 
     def _make_pusher(self, rows: SparseKeys) -> RoundPusher:
-        """Make what brings pushes to where the others reach them."""
+        """Make the object that puts pushed values where other workers can read them."""
         return RoundPusher(self._job, self._gpus, rows, self._waiter)
 
     @property
@@ -115,7 +116,7 @@ class SharedBackend(Backend):
         return self._updater.updater
 
     def describe(self) -> str:
-        """Say how the workers reach each other's arrays."""
+        """Describe how the workers read each other's arrays."""
         reads = (
             "read each other's memory" if self._job.can_read_peers() else "do not read each other's memory"
         )
@@ -123,17 +124,17 @@ class SharedBackend(Backend):
         return f"group {self.config.group!r}, workers {reads}, on_peer_loss={loss!r}"
 
     def observe(self, counters: Counters) -> None:
-        """Count in `counters`, here and in C."""
+        """Count in `counters`, in Python and in C."""
         self._job.observe(counters)
 
     def names(self) -> dict[int, str]:
-        """Keys of the job by their place in the order of init."""
+        """Return the keys of the job by their position in the order of init."""
         return {handle.number: str(handle.key) for handle in self._keys.all(sides=True)}
 
     # ------------------------------------------------------------------------------------------ verbs
 
     def init(self, groups: list[Group]) -> None:
-        """Take the value of the lowest rank, and wait until it is there."""
+        """Use the values of the lowest rank, and wait until they are readable."""
         self._values.init(groups)
 
     def assign(self, groups: list[Group]) -> None:
@@ -150,32 +151,32 @@ class SharedBackend(Backend):
             self._arguments.initialised.add(handle.key)
 
     def discard(self, keys: list[Key]) -> None:
-        """Let the keys be initialised again by this process; the others may have them already."""
+        """Let this process initialise the keys again; other workers may have them already."""
         self._arguments.initialised.difference_update(keys)
         if self.feedback is not None:
             for key in keys:
                 self.feedback.discard(key)
 
     def push(self, groups: list[Group]) -> None:
-        """Copy, or name the place of, what is pushed."""
+        """Push values: copies, or references to arrays in the region."""
         self.start_push(groups)()
 
     def pull(self, groups: list[Group], ignore_sparse: bool) -> None:
-        """Wait for the rounds that this worker has pushed into, and copy."""
+        """Wait for the rounds that this worker has pushed into, and copy the values."""
         self.start_pull(groups, ignore_sparse)()
 
     def pushpull(self, groups: list[Group], outs: list[Group] | None, divisor: int = 1) -> None:
-        """Push, work, and receive."""
+        """Push, complete the rounds, and write the results."""
         self.start_pushpull(groups, outs, divisor)()
 
     def can_divide(self, values: Iterable[Any]) -> bool:
-        """Whether sums can take these values divided: plain ones, of the type that kernels divide."""
+        """Return whether sums can divide these values: plain arrays of a type that kernels divide."""
         return self.feedback is None and all(
             type(value) is np.ndarray and value.dtype == np.float32 for value in values
         )
 
     def begin(self, verb: str, arguments: tuple[Any, ...], priority: int | None) -> Finish:
-        """Arrive at once: then workers that wait in different orders do not wait for each other."""
+        """Arrive at once: so workers that wait in different orders do not wait for each other."""
         start: Callable[..., Finish] | None = getattr(self, f"start_{verb}", None)
         if start is None:
             finish = super().begin(verb, arguments, priority)
@@ -183,29 +184,29 @@ class SharedBackend(Backend):
             finish = start(*arguments, resumes=priority is not None)
         else:
             finish = start(*arguments)
-        if priority is None or verb == "push":  # None: the key's turn lasts to the end of it
+        if priority is None or verb == "push":  # None: the caller keeps the key's turn until the end
             return finish
         return self._undelivered.note([key for key, _ in arguments[0]], finish)
 
     def is_clear(self, verb: str, keys: list[Key]) -> bool:
-        """Whether a push has memory, and no result is still to be delivered."""
+        """Return whether a push of the keys has memory, and no result of them is still to be delivered."""
         if verb == "pull" or verb == "row_sparse_pull":
             return True
         return not self._undelivered.has_any(keys) and shm.is_clear(self._job, keys)
 
     def wait_for_free_slot(self, verb: str, keys: list[Key]) -> None:
-        """See results delivered, and rounds complete, that the next push of the keys would overwrite."""
+        """Deliver results, and wait for rounds, that the next push of the keys would overwrite."""
         if verb not in ("push", "pushpull"):
             return
         self._undelivered.deliver(keys)
-        if self._waiter.rejoining or self._job.forked or self._job.standing() != shm.READY:
-            return  # the push says what is wrong
+        if self._waiter.rejoining or self._job.forked or self._job.check_membership() != shm.READY:
+            return  # the push raises the error
         self._waiter.wait_for_free_slot(
             [handle for key in keys if (handle := self._keys.find(key)) is not None]
         )
 
     def start_push(self, groups: list[Group]) -> Finish:
-        """Arrive; what is left to do is to help."""
+        """Arrive; the returned function does work for the rounds."""
         dense, sparse = self._sources(groups)
         pairs = self._arguments.by_order([*dense, *sparse])
         # Dense keys precede tables: two workers may push an array and rows to the same key.
@@ -214,13 +215,13 @@ class SharedBackend(Backend):
         try:
             with self._pusher.one_call(handles):
                 self._pusher.push(dense, sparse)
-        except InterruptedError:  # taken for dead as it asked for memory
+        except InterruptedError:  # fenced while it allocated memory
             self._waiter.check_open()
             raise
         return partial(self._waiter.help, [shm.Call(handle, [], False) for handle in handles])
 
     def start_pull(self, groups: list[Group], ignore_sparse: bool) -> Finish:
-        """Note which rounds are meant; what is left to do is to wait and to copy."""
+        """Record the rounds; the returned function waits for them and copies the values."""
         self._waiter.check_open()
         later, staging = Later(), self._gpus.staging
         calls, rows, on_gpu = [], [], []
@@ -244,7 +245,10 @@ class SharedBackend(Backend):
     def start_pushpull(
         self, groups: list[Group], outs: list[Group] | None, divisor: int = 1, resumes: bool = False
     ) -> Finish:
-        """Arrive; what is left to do is to work, to wait, and to receive. `resumes`: also after Ctrl-C."""
+        """Arrive.
+
+        The returned function completes the rounds and writes the results. `resumes`: also after Ctrl-C.
+        """
         dense, sparse = self._sources(groups)
         targets = dict(groups if outs is None else outs)
         if sparse or set(targets) != {key for key, values in groups if values}:
@@ -279,7 +283,7 @@ class SharedBackend(Backend):
         return partial(self._delivery.finish_both, finish, on_gpu, later) if on_gpu else finish
 
     def quick_pushpull(self, key: Any, value: Any, out: Any) -> bool | Finish:
-        """One small dense key with plain arrays; or a list of them, with one array each."""
+        """Push and pull one small dense key with plain arrays; or a list of keys, with one array each."""
         waiter = self._waiter
         if waiter.joined or waiter.rejoining or self.feedback is not None or self._gpus.staging.in_use:
             return False
@@ -291,33 +295,33 @@ class SharedBackend(Backend):
         return partial(waiter.complete, [done]) if isinstance(done, shm.Call) else True
 
     def start_quick_sum(self, keys: list[Any], values: Any, outs: Any, divisor: int) -> Finish | None:
-        """As `start_pushpull`, of small dense keys with one plain array each."""
+        """As `start_pushpull`, for small dense keys with one plain array each."""
         waiter = self._waiter
         if waiter.joined or waiter.rejoining or self.feedback is not None or self._gpus.staging.in_use:
             return None
         return self._quick.start_sum(keys, values, outs, divisor)
 
     def quick_push(self, key: Any, value: Any) -> bool | Finish:
-        """As `quick_pushpull`, of lists only."""
+        """As `quick_pushpull`, for lists only."""
         waiter = self._waiter
         if waiter.joined or waiter.rejoining or self.feedback is not None or self._gpus.staging.in_use:
             return False
         return self._quick.push(key, value, None, receives=False)
 
     def quick_pull(self, key: Any, out: Any) -> bool | Finish:
-        """As `quick_push`."""
+        """As `quick_push`, for a pull."""
         return not self._gpus.staging.in_use and self._quick.pull(key, out)
 
     def give_up_quick(self, error: BaseException) -> None:
-        """Let others carry out what this worker has opened."""
-        self._waiter.hand_back()
+        """Let other workers carry out the rounds that this worker has opened."""
+        self._waiter.release_opened()
 
     def row_sparse_pull(self, wanted: list[tuple[Key, list[tuple[RowSparseArray, Any]]]]) -> None:
-        """Gather rows."""
+        """Copy rows of row-sparse keys."""
         self._values.gather_rows(wanted)
 
     def _sources(self, groups: list[Group]) -> tuple[Dense, Sparse]:
-        """Check everything that is pushed, before anything changes."""
+        """Check all pushed values before any change."""
         self._waiter.check_open()
         dense, sparse = self._arguments.sources(groups)
         if self.feedback is not None:
@@ -330,16 +334,16 @@ class SharedBackend(Backend):
     # ---------------------------------------------------------------------------------------- updates
 
     def set_updater(self, updater: Any) -> None:
-        """Use a callable, or go back to plain sums; every worker calls this."""
+        """Use a callable, or plain sums; every worker calls this."""
         self._values.copy_all_to_region()
         self._updater.set_updater(updater)
 
     def set_compression(self, codec: Codec) -> None:
-        """Pack what this worker pushes; each worker says so for itself, and has residuals of its own."""
+        """Pack what this worker pushes; each worker sets its own codec, and has its own residuals."""
         self.feedback = self._pusher.pack(codec)
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
-        """Use an optimizer; the first worker that says so installs it, the others must mean the same."""
+        """Use an optimizer; the first worker installs it, and the others must pass an equal one."""
         self._values.copy_all_to_region()
         self._updater.set_optimizer(optimizer)
 
@@ -349,7 +353,7 @@ class SharedBackend(Backend):
         self._updater.configure(changes)
 
     def set_learning_rate(self, lr: float) -> None:
-        """Change the rate; see `configure`."""
+        """Change the learning rate; see `configure`."""
         self._waiter.settle_all()
         self._updater.set_learning_rate(lr)
 
@@ -359,23 +363,23 @@ class SharedBackend(Backend):
         return self._updater.gathered(self._reader)
 
     def adopt_states(self, content: Content) -> None:
-        """Take over the optimizer's states; what one worker adopts holds for all."""
+        """Replace the optimizer's states, for all workers."""
         self._waiter.settle_all()
         self._waiter.check_writing()
         self._updater.adopt(content)
 
     def follow_states(self, content: Content) -> None:
-        """Take over the settings and the time that another worker has adopted."""
+        """Use the settings and the update counts that another worker has loaded."""
         self._updater.follow_settings()
 
     # ------------------------------------------------------------------------------------- inspection
 
     def keys(self) -> list[Key]:
-        """All keys in the order of their init."""
+        """Return all keys in the order of their init."""
         return [handle.key for handle in self._keys.all()]
 
     def view(self, key: Key) -> Array | RowSparseArray:
-        """Live memory, read-only; a copy where rounds go on without this worker."""
+        """Return live memory, read-only; a copy if rounds do not wait for this worker."""
         return self._values.view(key)
 
     def fetch(self, key: Key) -> Array | RowSparseArray:
@@ -383,41 +387,41 @@ class SharedBackend(Backend):
         return self._values.view(key)
 
     def fetch_all(self, keys: list[Key]) -> list[Array | RowSparseArray]:
-        """One by one, once all are complete."""
+        """Return the values of all keys, once their rounds are complete."""
         return self._values.view_all(keys)
 
     def kind(self, key: Key) -> Kind:
-        """As the key's handle says."""
+        """Return kind, type and shape of a key."""
         handle = self._arguments.handle(key)
         return "row-sparse" if handle.sparse else "dense", handle.dtype.name, handle.shape
 
     def empty(self, key: Key) -> Array:
-        """Return a new array of the key's shape and type that lives in the region."""
+        """Return a new array of the key's shape and type in the region."""
         return self._values.empty(key)
 
     def key_templates(self) -> dict[Key, Array]:
-        """For each key an array of its shape and type that takes no memory."""
+        """Return for each key an array of its shape and type that needs no memory."""
         return {handle.key: handle.like for handle in self._keys.all()}
 
     def placement(self) -> dict[Key, list[tuple[str, int]]]:
-        """Everything lies in the memory that the workers share."""
+        """Return the placement of the keys: the memory that the workers share."""
         return {handle.key: [("shared memory", self._values.nbytes(handle))] for handle in self._keys.all()}
 
     def num_dead_nodes(self, timeout: float) -> int:
-        """Count the workers that are lost, or were not heard of for so long."""
-        self._job.look_around()
+        """Count the workers that are lost, or sent no heartbeat for `timeout` seconds."""
+        self._job.detect_losses()
         lost = set(self._job.lost())
         return len(lost | {w for w in self._job.members() if self._job.silence(w) > timeout})
 
     # --------------------------------------------------------------------------------------- the job
 
     def barrier(self) -> None:
-        """Wait until every member has come here."""
+        """Wait until every member has reached the barrier."""
         self._waiter.check_writing()
         self._waiter.wait_at_barrier()
 
     def side(self) -> SharedBackend:
-        """Return the same store as it pushes where no codec is set; the region knows side keys."""
+        """Return this store without a codec, for side keys; they are in the same region."""
         side = copy.copy(self)
         side.feedback, side._pusher = None, self._make_pusher(self._rows)
         return side
@@ -435,15 +439,15 @@ class SharedBackend(Backend):
         try:
             self._gpus.close()
         finally:
-            self._membership.leave(lost=False)
+            self._registration.leave(lost=False)
 
     def abandon(self) -> None:
-        """Leave the job as one who is lost: for the end of a process that failed."""
-        self._membership.leave(lost=True)
+        """Leave the job as a lost worker: for the end of a process that failed."""
+        self._registration.leave(lost=True)
 
     def note_fork(self) -> None:
-        """Say that this is the child of a fork, which has no part in the job."""
-        self._membership.note_fork()
+        """Record that this process is a fork, which does not take part in the job."""
+        self._registration.note_fork()
 
 
 _stores: weakref.WeakSet[SharedBackend] = weakref.WeakSet()
@@ -455,7 +459,7 @@ def _forked() -> None:
 
 
 def _leave_at_exit() -> None:
-    """Leave all jobs; as one who is lost, if this process failed, so that it is noticed."""
+    """Leave all jobs; as a lost worker if this process failed, so that the other workers notice."""
     engine.finish_all()
     failed = getattr(sys, "last_exc", None) is not None or getattr(sys, "last_value", None) is not None
     for store in list(_stores):

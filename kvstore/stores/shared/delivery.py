@@ -1,4 +1,4 @@
-"""The end of a call: rounds complete, results where they were asked for, the first error raised."""
+"""The end of a call: rounds are completed, results are written, and the first error is raised."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Complete = Callable[[list[shm.Call]], None]
 
 
 class ResultDelivery:
-    """What one worker's calls end with."""
+    """Ends the calls of one worker."""
 
     def __init__(
         self, job: shm.Job, waiter: RoundWaiter, reader: ValueReader, rows: SparseKeys, gpus: GpuAccess
@@ -34,10 +34,10 @@ class ResultDelivery:
     def finish_pull(
         self, calls: list[shm.Call], rows: list[tuple[Handle, Any]], later: Later, on_gpu: list[SplitOuts]
     ) -> None:
-        """Wait for the rounds that this worker has pushed into, and copy."""
+        """Wait for the rounds that this worker has pushed into, and copy the values."""
         if len(calls) + len(rows) + len(on_gpu) > 1:
             handles = [*(call.handle for call in calls), *(handle for handle, _ in rows)]
-            self._waiter.see_whole([*handles, *(device.handle for device, _ in on_gpu)])
+            self._waiter.even_out_calls([*handles, *(device.handle for device, _ in on_gpu)])
         self._finish_calls(self._waiter.read, calls, later)
         if on_gpu:
             self._finish_on_gpu(self._waiter.read, on_gpu, later)
@@ -53,16 +53,16 @@ class ResultDelivery:
     def finish_pushpull(
         self, calls: list[shm.Call], private: set[Key], later: Later, held: object, resumes: bool
     ) -> None:
-        """Wait and receive; `held` keeps the arrays alive that others read meanwhile."""
+        """Wait and write the results; `held` keeps the arrays alive that other workers read."""
         try:
             self._finish_calls(self._waiter.complete, calls, later)
-        except BaseException as error:  # perhaps of a key before those that others may still be reading
+        except BaseException as error:  # other workers may still be reading the arrays of later keys
             if not resumes or isinstance(error, Exception):
                 self._waiter.give_up([call for call in calls if call.handle.key in private])
             raise
 
     def finish_both(self, finish: Finish, on_gpu: list[SplitOuts], later: Later) -> None:
-        """Finish what was pushed by the host, then what was by GPUs; then raise the first error."""
+        """Finish the keys that the host has pushed, then those of GPUs; then raise the first error."""
         error: KVStoreError | None = None
         try:
             finish()
@@ -75,7 +75,7 @@ class ResultDelivery:
             raise error
 
     def _finish_on_gpu(self, finish: Complete, on_gpu: list[SplitOuts], later: Later) -> None:
-        """See rounds complete that were pushed by GPUs, and let these, or the host, write the results."""
+        """Complete rounds with parts on GPUs, and let the GPUs, or the host, write the results."""
         finish([shm.Call(device.handle, [], False, receives=True) for device, _ in on_gpu])
         with self._moving([device.handle for device, _ in on_gpu]):
             self._deliver_by_gpu(on_gpu, later)
@@ -88,7 +88,7 @@ class ResultDelivery:
         self._finish_calls(self._waiter.read, calls, later)
 
     def _deliver_by_gpu(self, on_gpu: list[SplitOuts], later: Later) -> None:
-        """Let GPUs write the results that they have; what they have not, the host is to fill."""
+        """Let GPUs write the results that they have; the host writes the others."""
         gpus = self._gpus.use()
         left = {device.handle.key: device for device in gpus.ipc.deliver([device for device, _ in on_gpu])}
         for device, others in on_gpu:
@@ -96,9 +96,9 @@ class ResultDelivery:
                 others += gpus.host_outs(device, later.setdefault(device.handle.key, []))
 
     def _finish_calls(self, finish: Complete, calls: list[shm.Call], later: Later) -> None:
-        """See rounds complete, and bring results to where they do not write them; then raise the first error.
+        """Complete rounds, and write the results that the rounds do not write; then raise the first error.
 
-        Where there are GPUs, key by key: they fetch one while the next is worked on.
+        If GPUs are in use, this happens key by key: they copy one result during the work on the next.
         """
         apart = later and self._gpus.staging.in_use
         parts = [[call] for call in calls] if apart else [calls]
@@ -107,13 +107,13 @@ class ResultDelivery:
             raise errors[0]
 
     def _finished(self, finish: Complete, calls: list[shm.Call], later: Later) -> KVStoreError | None:
-        """Finish calls; return the error of a round that came to nothing, and raise others."""
+        """Finish calls; return the error of a failed round, and raise others."""
         try:
             finish(calls)
             if later.has_any:
                 with self._moving([call.handle for call in calls]):
                     later.deliver([call.handle.key for call in calls])
-                self._waiter.check_open()  # what was copied may be of a round without this worker
+                self._waiter.check_open()  # the copies may be of a round without this worker
         except (PeerLostError, FencedError, TimeoutError):
             raise
         except KVStoreError as error:

@@ -1,4 +1,4 @@
-"""What a process does for arrays on GPUs: nothing before it meets one, then what `staging` says."""
+"""The access of a process to GPUs: none before its first array on a GPU, then `staging`."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ Dense = list[tuple[Handle, list[Array]]]
 
 
 class NoStaging:
-    """Of a process that has met no array of a GPU: it stages nothing, and no value lies there."""
+    """The access of a process that has met no array on a GPU: it stages nothing."""
 
     in_use = packs = False
 
     def wait_staged(self, handle: Handle) -> None:
-        """Nothing was begun."""
+        """Return at once: no copy was begun."""
 
     def discard_staged(self) -> None:
-        """Nothing was begun."""
+        """Return at once: no copy was begun."""
 
     def split(self, dense: Dense) -> tuple[Dense, Dense]:
-        """Everything is the host's."""
+        """Return no pairs for GPUs, and all for the host."""
         return [], dense
 
     def is_on_gpu(self, handle: Handle) -> bool:
-        """No value is."""
+        """Return False: no value is on a GPU."""
         return False
 
     def may_be_pushed_on_gpu(self, handle: Handle) -> bool:
-        """No key may."""
+        """Return False: no worker pushes from GPU to GPU."""
         return False
 
     def copy_to_region(self, handle: Handle) -> None:
-        """Every value is there."""
+        """Return at once: every value is in the region."""
 
     def overwritten(self, handle: Handle) -> None:
-        """Nobody has another value of it."""
+        """Return at once: no GPU has a value of the key."""
 
     def close(self) -> None:
-        """Nothing is under way."""
+        """Return at once: no copy is in progress."""
 
 
 class GpuAccess:
-    """The way to the GPUs of one process."""
+    """The access to the GPUs of one process."""
 
     def __init__(self, job: shm.Job, rank: int, ipc: bool) -> None:
         self._job, self._rank, self._ipc = job, rank, ipc
         self.staging: NoStaging | GpuStaging = NoStaging()
 
     def use(self) -> GpuStaging:
-        """Return what serves arrays on GPUs; it is made when the first is met."""
+        """Return the staging of arrays on GPUs; the first call makes it."""
         if isinstance(self.staging, NoStaging):
             from .staging import GpuStaging
 
@@ -64,6 +64,6 @@ class GpuAccess:
         return self.staging
 
     def close(self) -> None:
-        """Wait for the copies that are under way, and give the GPUs' side back."""
+        """Wait for the copies in progress, and free the memory of GPUs."""
         staging, self.staging = self.staging, NoStaging()
         staging.close()

@@ -1,9 +1,9 @@
-"""What a round of the shared store does to a weight, and the optimizer that all workers have in common.
+"""The update of a weight in a round of the shared store, and the optimizer that all workers share.
 
-The optimizer is one description in the region; each process builds its own object from it, and the worker
-that opens a round plans with that. States lie in the region too. Before a worker changes settings, the rounds
-that it has pushed into are completed; after it, no round opens without the change. Changes of several workers
-are made to the description one after the other, each to the optimizer that its worker knows.
+The optimizer is one description in the region; each process builds its own object from it, and the opener of
+a round plans with that object. States are in the region too. Before a worker changes settings, it completes
+the rounds that it has pushed into; after the change, no round opens without it. Changes of several workers
+are applied to the description one after the other, each to the optimizer that its worker knows.
 """
 
 from __future__ import annotations
@@ -39,37 +39,37 @@ if TYPE_CHECKING:
 Handle = shm.Handle
 
 _MISSING: Any = object()
-#: Of no description.
+#: The version of no description.
 _NO_VERSION = -1
 
 
 class _Settings(NamedTuple):
-    """The description of the optimizer in the region; for all methods the caller holds `Lock`."""
+    """The description of the optimizer in the region; callers hold `RegionLock`."""
 
     now: str = ""
-    #: Before any change, and the worker that has set it.
+    #: The description before any change, and the worker that has installed it.
     installed: str = ""
     rank: int = 0
-    #: How often the update counts were set; see `UpdateClock`. And the place of the program where a file has
-    #: set them.
+    #: How often the update counts were set, see `UpdateClock`; and the position in the program where a
+    #: checkpoint has set them.
     epoch: int = 0
     place: int = -1
 
     @classmethod
     def of(cls, job: shm.Job) -> _Settings:
-        """Read it; it is empty without an optimizer."""
+        """Read the description; it is empty without an optimizer."""
         text = shm.settings(job).decode()
         return cls(*json.loads(text)) if text else cls()
 
     def put(self, job: shm.Job) -> None:
-        """Write it."""
+        """Write the description."""
         shm.set_settings(job, json.dumps(self).encode())
 
 
 class JobUpdater:
-    """The updater of a job, as one process carries it out."""
+    """The updater of a job, in one process."""
 
-    #: Whether a round that was carried out is complete, or came to nothing.
+    #: Whether a round that was carried out is complete, or has failed.
     completes = True
 
     def __init__(self, job: shm.Job, keys: shm.Keys, gpus: GpuAccess, rank: int) -> None:
@@ -77,17 +77,17 @@ class JobUpdater:
         self.updater: Updater | None = None
         self.tables = RegionTables(job)
         self._call: Callable[..., None] | None = None
-        self._set = 0  # how often this process has set one
+        self._set = 0  # how often this process has set an updater
         self._mode = 0  # of the job, as this process knows it
         self._version = self._epoch = 0  # of the description in the region, as this process knows it
-        #: What was raised in this process, by key and round, until its worker is told.
+        #: Errors of this process, by key and round, until they are reported to the caller.
         self.causes: dict[tuple[Key, int], BaseException] = {}
         self._at_work: tuple[int, Key] | None = None
         self._records: dict[int | str, tuple[int, State]] = {}  # the state in the region, by its record
 
     @property
     def at_work(self) -> Key | None:
-        """The key whose round this thread is carrying out: to wait for it would be to wait for oneself."""
+        """The key of the round that this thread is carrying out: a wait for it would never end."""
         now = self._at_work
         return now[1] if now is not None and now[0] == threading.get_ident() else None
 
@@ -98,13 +98,13 @@ class JobUpdater:
     # --------------------------------------------------------------------------------------- settings
 
     def set_updater(self, updater: Any) -> None:
-        """Take over an updater, or None for plain sums."""
+        """Use an updater, or None for plain sums."""
         if isinstance(updater, Updater):
             self.set_optimizer(updater.optimizer)
             return
         self._set += 1
         mode = 2 * self._set + (updater is not None)
-        with shm.Lock(self._job):
+        with shm.RegionLock(self._job):
             if shm.mode(self._job) < mode:
                 shm.set_settings(self._job, b"")
                 shm.set_mode(self._job, mode)
@@ -113,10 +113,10 @@ class JobUpdater:
         shm.note_mode(self._job, mode, True)
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
-        """Install an optimizer, or find that it is installed."""
+        """Install an optimizer, or find an equal one installed."""
         text = _described(optimizer)
         mode = 2 * (self._set + 1) + 1
-        with shm.Lock(self._job):
+        with shm.RegionLock(self._job):
             there = _Settings.of(self._job)
             if shm.mode(self._job) < mode:
                 self._set_counts({}, optimizer.begin_num_update)
@@ -126,7 +126,7 @@ class JobUpdater:
             elif shm.mode(self._job) == mode and there.installed != text:
                 raise ConfigError(conflict(there.installed, there.rank, text, self._rank))
             elif shm.mode(self._job) == mode:
-                text = there.now  # another worker may have changed the settings by now
+                text = there.now  # another worker may have changed the settings already
             version = shm.settings_version(self._job)
         self._set += 1
         self._adopt(optimizer, text, version, there.epoch)
@@ -145,14 +145,14 @@ class JobUpdater:
         shm.note_mode(self._job, mode, able)
 
     def _adopt(self, optimizer: Optimizer, text: str, version: int, epoch: int) -> None:
-        own = _built(text)  # the caller's object may be changed by the caller, in this process only
+        own = _built(text)  # the caller may change its own object, in this process only
         self.updater, self._call = Updater(own if own is not None else optimizer), None
         self._version, self._epoch = version, epoch
         self._records.clear()
 
     def adopt_mode(self) -> None:
-        """Build the optimizer that another worker has set; if that cannot be, leave rounds to others."""
-        with shm.Lock(self._job):
+        """Build the optimizer that another worker has set; if that fails, other workers open the rounds."""
+        with shm.RegionLock(self._job):
             mode, there = shm.mode(self._job), _Settings.of(self._job)
             version = shm.settings_version(self._job)
         optimizer = _built(there.now) if mode & 1 else None
@@ -165,11 +165,11 @@ class JobUpdater:
         self._change(lambda optimizer: optimizer.configure(**changes), changes)
 
     def set_learning_rate(self, lr: float) -> None:
-        """Change the rate for all workers."""
+        """Change the learning rate for all workers."""
         self._change(lambda optimizer: optimizer.set_learning_rate(lr), ["learning_rate"])
 
     def follow_settings(self) -> None:
-        """Take over settings and update counts that another worker has set by a file."""
+        """Use the settings and update counts that another worker has loaded from a checkpoint."""
         self._refresh()
         if self.updater is not None and shm.mode(self._job) == self._mode:
             self._load_counts()
@@ -181,7 +181,10 @@ class JobUpdater:
         shm.begin_counts(self._job, self._epoch, begin, max(begin, shm.num_update(self._job)))
 
     def _change(self, change: Callable[[Optimizer], None], names: Iterable[str]) -> None:
-        """Change the optimizer that this worker knows; nothing changes if another worker has set the next."""
+        """Change the optimizer that this worker knows.
+
+        If another worker has set a new one, nothing changes.
+        """
         self._refresh()
         assert self.updater is not None
         optimizer = self.updater.optimizer
@@ -192,7 +195,7 @@ class JobUpdater:
         self._amend(lambda there: there._replace(now=changed(there.now, described)))
 
     def _record(self, text: str, place: int) -> None:
-        """Note that a file has set the update counts at a place of the program, and perhaps the optimizer."""
+        """Record that a checkpoint has set the update counts, and perhaps the optimizer, at a position."""
 
         def loaded(there: _Settings) -> _Settings:
             epoch = there.epoch if there.place == place else there.epoch + 1
@@ -201,22 +204,22 @@ class JobUpdater:
         self._amend(loaded)
 
     def _amend(self, change: Callable[[_Settings], _Settings]) -> None:
-        """Change the description in the region, if it is that of the optimizer which this worker knows."""
-        with shm.Lock(self._job):
+        """Change the description in the region, if it is of the optimizer that this worker knows."""
+        with shm.RegionLock(self._job):
             if shm.mode(self._job) != self._mode:
                 return
             there = _Settings.of(self._job)
             now = change(there)
             if now != there:
                 now.put(self._job)
-        self._version = _NO_VERSION  # another worker may have made changes before
+        self._version = _NO_VERSION  # another worker may have made changes first
         self._refresh()
 
     def _refresh(self) -> None:
-        """Follow what other workers have changed in the optimizer that this worker knows."""
+        """Apply the changes of other workers to the optimizer that this worker knows."""
         if self.updater is None or shm.settings_version(self._job) == self._version:
             return
-        with shm.Lock(self._job):
+        with shm.RegionLock(self._job):
             if shm.mode(self._job) != self._mode:
                 return
             there, self._version = _Settings.of(self._job), shm.settings_version(self._job)
@@ -235,19 +238,19 @@ class JobUpdater:
         """Plan, or do, the update of the round that this worker has opened, unless another thread does."""
         outer = self._at_work
         try:
-            if handle.take_plan():
+            if handle.begin_plan():
                 self._at_work = (threading.get_ident(), handle.key)
-                if handle.has_failed(handle.complete + 1):  # and Ctrl-C came as that was noted
+                if handle.has_failed(handle.complete + 1):  # Ctrl-C interrupted the end of a failed round
                     shm.close_opened(handle, False)
                 else:
                     self._carry_out(handle, rows)
         except BaseException as error:
-            self._records.pop(handle.key, None)  # what is in the region counts
+            self._records.pop(handle.key, None)  # the state in the region counts
             if isinstance(error, Exception) or self._call is not None:
                 kind = type(error).__name__
                 text = f"{self._name()} raised {kind} on key {handle.key!r} (worker {self._rank}): {error}"
                 self._fail(handle, error, text)
-            if not isinstance(error, Exception):  # Ctrl-C: a rule has not failed, and the round is to be done
+            if not isinstance(error, Exception):  # Ctrl-C: no rule has failed; the round is carried out later
                 raise
         finally:
             self._at_work = outer
@@ -266,7 +269,7 @@ class JobUpdater:
             self._do(handle)
 
     def _fail(self, handle: Handle, error: BaseException, text: str) -> None:
-        """Have the opened round come to nothing; where another has it, this worker is about to be told."""
+        """Fail the opened round; if another worker has it, this worker gets an error anyway."""
         if handle.is_opened:
             self.causes[handle.key, handle.complete + 1] = error
             handle.undo()
@@ -278,7 +281,7 @@ class JobUpdater:
         self._job.enter(phase, handle, handle.complete + 1, handle.nbytes)
 
     def _may_update_in_place(self, handle: Handle) -> bool:
-        """Whether all parts outlive their workers: an update that has begun must end."""
+        """Return whether all parts outlive their workers: an update that has begun must end."""
         if self.updater is None or not self.updater.optimizer.fused:
             return False
         return not shm.opened_privately(handle)
@@ -293,7 +296,7 @@ class JobUpdater:
             self.bring_state(handle, weight)
             rule, params, master, states = self.updater.plan(handle.key, weight)
             self.note_state(handle)
-            shm.put_out(handle, rule, params, master, list(states), count())
+            shm.publish_work(handle, rule, params, master, list(states), count())
 
     def _do(self, handle: Handle) -> None:
         merged, weight = pages.empty(handle.shape, handle.dtype), handle.value(other=True)
@@ -315,12 +318,15 @@ class JobUpdater:
             shm.close_opened(handle, True, count())
 
     def apply(self, handle: Handle, merged: Any, weight: Array) -> None:
-        """Call the updater, whatever it is, on a sum and a weight of this process's choice."""
+        """Call the updater on a given sum and weight."""
         (self.updater or self._call)(handle.key, merged, weight)  # type: ignore[misc]
 
     @contextlib.contextmanager
     def counting(self, handle: Handle) -> Iterator[Callable[[], int]]:
-        """Set the optimizer's counts to those of the job; what is yielded says the key's new count."""
+        """Set the optimizer's counts to those of the job.
+
+        Yield a function that returns the key's new count.
+        """
         self._refresh()
         assert self.updater is not None
         optimizer = self.updater.optimizer
@@ -340,7 +346,7 @@ class JobUpdater:
     # ------------------------------------------------------------------------------------------ states
 
     def bring_state(self, handle: Handle, weight: Array) -> None:
-        """Make the updater's state of a key that of the region; made there if nobody has."""
+        """Use the state of a key in the region, and create it if there is none."""
         assert self.updater is not None
         known, state = self._records.get(handle.key, (0, None))
         if known and known == handle.record_at and self.updater.states.get(handle.key, _MISSING) is state:
@@ -365,21 +371,21 @@ class JobUpdater:
         self._records[handle.key] = offset, there
 
     def _write(self, handle: Handle, state: State, taken: list[Array]) -> tuple[int, State]:
-        """Copy a state into the region: where its description is, and the state there.
+        """Copy a state into the region; return the offset of its description, and the state there.
 
-        `taken` gets the arrays.
+        The arrays are added to `taken`.
         """
         outline, there = _moved(handle, state, taken)
         text = json.dumps({"mode": self._mode, "state": outline})
         return handle.new_record(text.encode()), there
 
     def state_arrays(self, handle: Handle) -> list[Array]:
-        """Arrays of the updater's state of a key that have rows."""
+        """Return the arrays of the updater's state of a key that have rows."""
         assert self.updater is not None
         return [a for a in arrays_of(self.updater.states.get(handle.key)) if a.ndim and a.size]
 
     def note_state(self, handle: Handle) -> None:
-        """Bring arrays into the region by which an update has replaced parts of its state."""
+        """Copy arrays into the region that have replaced parts of the state in an update."""
         assert self.updater is not None
         state = self.updater.states.get(handle.key)
         if any(not self._job.offset_of(array) for array in arrays_of(state) if array.size):
@@ -392,7 +398,7 @@ class JobUpdater:
         optimizer.num_update = max(optimizer.begin_num_update, shm.num_update(self._job))
 
     def gathered(self, reader: ValueReader) -> Updater:
-        """Return an updater with states and counts of all keys, of each as one round has left them."""
+        """Return an updater with states and counts of all keys, each from one round."""
         self._refresh()
         assert self.updater is not None
         made, counts = Updater(self.updater.optimizer), {}
@@ -407,7 +413,7 @@ class JobUpdater:
         return made
 
     def _read_state(self, handle: Handle) -> tuple[Any, int]:
-        """Return the state in the region, live where it stays, or `_MISSING`; and the count of updates."""
+        """Return the state in the region, live if it is stable, or `_MISSING`; and the count of updates."""
         if handle.sparse:
             table = self.tables.of(handle)
             with table.lock:
@@ -418,13 +424,13 @@ class JobUpdater:
         if record is None or record["mode"] != shm.mode(self._job):
             return _MISSING, handle.updates
         state = wrapped(handle, record["state"])
-        return state if handle.stays else _copied(state), handle.updates
+        return state if handle.is_stable else _copied(state), handle.updates
 
     def adopt(self, content: Content) -> None:
-        """Make states, counts and settings of the job those of a file; after an error all is as before.
+        """Replace states, counts and settings of the job by those of a file; after an error all is as before.
 
-        A key of which the file has no state has none. The states of an optimizer that another worker has
-        replaced change nothing.
+        A key without a state in the file has none afterwards. States of an optimizer that another worker has
+        replaced have no effect.
         """
         self._refresh()
         assert self.updater is not None
@@ -432,8 +438,8 @@ class JobUpdater:
         loaded.adopt(content, {handle.key: handle.like for handle in handles})
         records, optimizer = self._written(handles, loaded.states), loaded.optimizer
         self.updater = loaded
-        loaded.states = {}  # of each key from the region, when it is needed
-        with shm.Lock(self._job):
+        loaded.states = {}  # read from the region when a key is needed
+        with shm.RegionLock(self._job):
             if shm.mode(self._job) != self._mode:  # another worker has replaced the optimizer
                 return
             for handle in handles:
@@ -444,18 +450,21 @@ class JobUpdater:
         self._begin_counts()
 
     def _written(self, handles: list[Handle], states: dict[Key, State]) -> dict[Key, int]:
-        """Write the states of keys and their descriptions to the region; return where the latter are."""
+        """Write the states of keys and their descriptions to the region.
+
+        Return the offsets of the descriptions.
+        """
         taken: dict[Handle, list[Array]] = {handle: [] for handle in handles if handle.key in states}
         try:
             return {h.key: self._write(h, states[h.key], arrays)[0] for h, arrays in taken.items()}
         except BaseException:
             for handle, arrays in taken.items():
                 for array in arrays:
-                    handle.give(self._job.offset_of(array), array.nbytes)
+                    handle.free_memory(self._job.offset_of(array), array.nbytes)
             raise
 
     def follow(self, handle: Handle, weight: Array) -> None:
-        """Bring the float32 copy of a 16-bit weight in line with a weight that was set from outside."""
+        """Update the float32 copy of a 16-bit weight after a change outside of rounds."""
         if self.updater is None or handle.dtype.itemsize != 2:
             return
         _, text = handle.record()
@@ -484,7 +493,7 @@ def _built(text: str) -> Optimizer | None:
 
 
 def _moved(handle: Handle, state: State, taken: list[Array]) -> tuple[Any, State]:
-    """Copy a state into the region: its description, and the same state there."""
+    """Copy a state into the region; return its description, and the same state there."""
     if state is None:
         return None, None
     if isinstance(state, tuple):

@@ -1,4 +1,7 @@
-"""What one worker pushes, put where the others reach it; with the last of it the worker has arrived."""
+"""Makes the values that a worker pushes readable for the other workers.
+
+With the last value the worker has arrived.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from .rows import SparseKeys
 from .waiting import RoundWaiter
 
 Handle = shm.Handle
-#: A key of a pushpull: what is pushed, and what is filled.
+#: A key of a pushpull: the values, and the arrays to fill.
 Exchanged = tuple[Handle, list[Array], list[Array]]
 
 _ONE_KEY = contextlib.nullcontext()
@@ -30,18 +33,21 @@ class RoundPusher:
 
     def __init__(self, job: shm.Job, gpus: GpuAccess, rows: SparseKeys, waiter: RoundWaiter) -> None:
         self._job, self._gpus, self._rows, self._waiter = job, gpus, rows, waiter
-        self._feedback: Feedback | None = None  # codec and residuals, where it packs what it pushes
-        # What was pushed from the region last and the time before, by parity of the round.
+        self._feedback: Feedback | None = None  # codec and residuals, if pushed values are packed
+        # The last two arrays of the region that were pushed, by parity of the round.
         self._in_flight: dict[tuple[Key, int], Array] = {}
 
     def pack(self, codec: Codec) -> Feedback:
-        """Pack what is pushed from now on; arrays on GPUs come to the host for that."""
+        """Pack pushed values from now on; arrays on GPUs are copied to the host for that."""
         self._feedback = Feedback(codec).follow(self._feedback)
         self._gpus.staging.packs = True
         return self._feedback
 
     def one_call(self, handles: list[Handle]) -> AbstractContextManager[None]:
-        """Arrive at all keys, or at none that counts if this process dies; the body waits for nobody else."""
+        """Arrive at all keys, or at none that counts if this process dies.
+
+        The body does not wait for other workers.
+        """
         return self._several(handles) if len(handles) > 1 else _ONE_KEY
 
     @contextlib.contextmanager
@@ -54,7 +60,7 @@ class RoundPusher:
             shm.end_call(self._job)
 
     def push(self, dense: Dense, sparse: Sparse) -> None:
-        """Push copies, what lies in the region, what lies on GPUs, and rows."""
+        """Push copies, arrays of the region, arrays on GPUs, and rows."""
         on_gpu, host = self._gpus.staging.split(dense)
         self.push_on_gpu(on_gpu)
         if self._feedback is not None:
@@ -65,20 +71,23 @@ class RoundPusher:
             self._rows.arrive(handle, sources)
 
     def push_copies(self, handles: list[Handle], values: list[Array], divisor: int = 1) -> None:
-        """Push copies of small arrays, one for each key, for which `shm.can_arrive` has found room."""
+        """Push copies of small arrays, one for each key.
+
+        `shm.can_arrive` has confirmed that no wait is needed.
+        """
         with self.one_call(handles):
             shm.arrive_with_copies(handles, values, divisor)
 
     def push_on_gpu(self, on_gpu: Dense) -> None:
-        """Push what GPUs hand to each other."""
+        """Push values that GPUs read from each other."""
         if on_gpu:
             self._gpus.use().ipc.push(on_gpu)  # type: ignore[arg-type]
 
     def exchange(self, wanted: list[Exchanged], private: set[Key], divisor: int = 1) -> set[Key]:
-        """Push values of a pushpull: copies, what lies in the region, what the others read from this process.
+        """Push values of a pushpull: copies, arrays of the region, and arrays that others read from here.
 
-        Returns the keys whose sum the workers leave in the pushed array; adds those that are read from here
-        to `private`. Whoever sums plain values of float32 divides them by `divisor`.
+        Returns the keys that receive the sum in the pushed array; adds the keys that are read from this
+        process to `private`. Sums divide plain float32 values by `divisor`.
         """
         slots: Dense = []
         direct: set[Key] = set()
@@ -109,11 +118,12 @@ class RoundPusher:
         return direct
 
     def _may_share(self, region: bool = False) -> bool:
-        """Whether the workers may read, or with `region` write, each other's arrays in a round.
+        """Return whether the workers may read, or with `region` write, each other's arrays in a round.
 
-        If the loss of one is to be survived, its part must outlive it; and an update that has begun must end.
+        If the job continues after a loss, the part of a lost worker must outlive it; and an update that has
+        begun must end.
         """
-        sums = not self._job.goes_on and not shm.mode(self._job) & 1
+        sums = not self._job.continues_after_loss and not shm.mode(self._job) & 1
         return sums and (region or self._job.can_read_peers())
 
     def _push_from_region(self, handle: Handle, values: list[Array]) -> bool:
@@ -126,13 +136,13 @@ class RoundPusher:
     def _arrive_in_region(
         self, handle: Handle, value: Array, offset: int, in_place: bool, divisor: int = 1
     ) -> None:
-        """Push an array of the region; it stays there for the others, also if the caller drops it."""
+        """Push an array of the region, which stays alive for the other workers if the caller drops it."""
         self._gpus.staging.wait_staged(handle)
         shm.arrive_in_region(handle, offset, in_place, divisor)
         self._in_flight[handle.key, handle.arrived % 2] = value
 
     def _pack_to_slots(self, pairs: Dense, feedback: Feedback) -> None:
-        """Push the values packed; a codec without kernels packs and unpacks them here."""
+        """Push packed values; values of a codec without kernels are packed and unpacked here."""
         compiled = feedback.codec.compiled
         for handle, _ in pairs:
             self._gpus.staging.wait_staged(handle)
@@ -142,13 +152,13 @@ class RoundPusher:
         for handle, _ in pairs:
             feedback.prepare(handle.key, handle.shape)
         slots = [shm.packing_slot(handle, compiled[0]) for handle, _ in pairs]
-        for (handle, values), slot in zip(pairs, slots, strict=True):  # memory is there: all of them arrive
+        for (handle, values), slot in zip(pairs, slots, strict=True):  # nothing is allocated: all arrive
             with shm.Phase(self._job, CONVERTING, handle, handle.arrived + 1, handle.nbytes):
                 feedback.pack(handle.key, values, slot)
                 shm.arrive_packed(handle, *compiled)
 
     def _push_restored(self, pairs: Dense, feedback: Feedback) -> None:
-        """Push what a codec without kernels packs and unpacks here."""
+        """Push the values that a codec without kernels packs and unpacks here."""
         with self._phase(CONVERTING, pairs):
             totals = [(handle, feedback.total(handle.key, values)) for handle, values in pairs]
             restored = [(handle, summands(pushed)) for handle, pushed in totals]
@@ -174,7 +184,7 @@ class RoundPusher:
                 shm.arrive_with_slot(handle, divisor)
 
     def _phase(self, phase: int, pairs: Dense) -> shm.Phase:
-        """Return a phase of what is pushed, as a context."""
+        """Return a phase of a push, as a context."""
         only = pairs[0][0] if len(pairs) == 1 else None
         round = 0 if only is None else only.arrived + 1
         return shm.Phase(self._job, phase, only, round, sum(handle.nbytes for handle, _ in pairs))

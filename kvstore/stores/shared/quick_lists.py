@@ -1,4 +1,4 @@
-"""Calls with lists of small dense keys and plain arrays: no object is made for each key."""
+"""Calls with lists of small dense keys and plain arrays, without an object for each key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ Handle = shm.Handle
 
 
 class QuickLists:
-    """Begins the quick calls with lists of keys of one worker; False: nothing has happened."""
+    """Begins one worker's quick calls with lists of keys.
+
+    A result of False means that nothing has happened.
+    """
 
     def __init__(
         self,
@@ -31,17 +34,23 @@ class QuickLists:
         self._job, self._updater, self._undelivered = job, updater, undelivered
         self._waiter, self._pusher = waiter, pusher
         self._lists = KeyLists[Columns[Handle]]()
-        self._known = 0  # keys of this process as the lists were made
+        self._known = 0  # number of keys of this process when the lists were made
 
     def start_sum(self, names: list[Any], value: Any, out: Any, divisor: int) -> Finish | None:
-        """Arrive as `push` does, unless there is an updater; the result can be called again after Ctrl-C."""
+        """Arrive as `push` does, unless there is an updater.
+
+        The returned function can be called again after Ctrl-C.
+        """
         if self._updater.updater is not None:
             return None
         finish = self.push(names, value, out, True, divisor)
         return self._undelivered.note(names, finish) if callable(finish) else None
 
     def push(self, names: list[Any], value: Any, out: Any, receives: bool, divisor: int = 1) -> bool | Finish:
-        """Arrive, if that takes no wait; what is left is to wait and to receive, or to help."""
+        """Arrive, if that needs no wait.
+
+        The returned function waits for the results, or does work for the rounds.
+        """
         columns, same = self._find(names), receives and (out is None or out is value)
         if columns is None or (columns.integral and self._updater.updater is not None):
             return False
@@ -57,7 +66,7 @@ class QuickLists:
         return partial(self._waiter.complete_all, shm.Calls(columns.keys, outs[0]))
 
     def pull(self, names: list[Any], out: Any) -> bool | Finish:
-        """Note what is asked for; what is left is to wait and to copy."""
+        """Record the keys; the returned function waits for their rounds and copies the values."""
         columns = self._find(names)
         outs = None if columns is None else columns.found(out, True)
         if columns is None or outs is None or not self._waiter.can_read:
@@ -65,7 +74,7 @@ class QuickLists:
         return partial(self._waiter.complete_all, shm.Calls(columns.keys, outs[0]))
 
     def _find(self, names: list[Any]) -> Columns[Handle] | None:
-        if self._waiter.tells or self._updater.at_work is not None:
+        if self._waiter.logs_members or self._updater.at_work is not None:
             return None
         if self._known != len(self._job.handles):
             self._known = len(self._job.handles)
@@ -73,7 +82,7 @@ class QuickLists:
         return self._lists.find(names, self._columns)
 
     def _columns(self, names: list[Key]) -> Columns[Handle] | None:
-        """Return what calls with these keys have in common, if all are dense, small, and there once."""
+        """Return the common part of calls with these keys, if all are dense, small, known and distinct."""
         found = [self._job.handles.get(name) for name in names]
         small = [one for one in found if one is not None and one.small and not one.sparse]
         if not len(small) == len(names) == len(set(names)):

@@ -1,7 +1,8 @@
-"""Reads of values by Python: each is of one round, also where rounds go on without this worker.
+"""Reads of values by Python: each is of one round, also if rounds do not wait for this worker.
 
-They do after `join`, and before the first push of a rank that came back; and after a loss, a round may still
-be finished. What is read then is copied, and copied again if it has changed meanwhile: see native/reading.h.
+They do not after `join`, nor before the first push of a restarted rank; and after a loss, a round may still
+be completed. Such a value is copied, and copied again if it has changed during the copy: see
+native/reading.h.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ class ValueReader:
         self._waiter = waiter
 
     def read(self, handle: Handle, copy: Callable[[], T]) -> T:
-        """Return what `copy` returns, which reads the value of a key; it is called once or several times."""
-        stays = handle.stays
+        """Return the result of `copy`, which reads the value of a key; it is called once or several times."""
+        stays = handle.is_stable
         found = copy() if stays else self._read_apart(handle, copy)
-        if not handle.stays:
-            self._waiter.check_open()  # who was taken for dead meanwhile may have read anything
+        if not handle.is_stable:
+            self._waiter.check_open()  # a worker that was fenced during the read may have read anything
         return found
 
     def value(self, handle: Handle) -> Array:
-        """Return the value in use, to be read: the live one, or a copy where it may change."""
-        return handle.value() if handle.stays else self.read(handle, lambda: handle.value().copy())
+        """Return the value in use, for reading: live memory, or a copy if it may change."""
+        return handle.value() if handle.is_stable else self.read(handle, lambda: handle.value().copy())
 
     def _read_apart(self, handle: Handle, copy: Callable[[], T]) -> T:
-        reading = shm.Reading(handle)
+        reading = shm.ValueRead(handle)
         found: list[T] = []
 
         def step() -> int:
@@ -44,15 +45,15 @@ class ValueReader:
                 outcome = reading.begin()
                 return _copied(reading, copy, found) if outcome == shm.READY else outcome
             except BaseException:
-                reading.end()  # Ctrl-C came before the copy, perhaps while rounds wait for this read
+                reading.end()  # Ctrl-C interrupted the copy; rounds may wait for this read
                 raise
 
         self._waiter.wait(step, handle)
         return found[0]
 
 
-def _copied(reading: shm.Reading, copy: Callable[[], T], found: list[T]) -> int:
-    """Make a copy; `TICK`: it is not of one round, and what it has raised means nothing."""
+def _copied(reading: shm.ValueRead, copy: Callable[[], T], found: list[T]) -> int:
+    """Make a copy; `TICK`: it is not of one round, and an error that it has raised means nothing."""
     error: Exception | None = None
     try:
         found[:] = [copy()]

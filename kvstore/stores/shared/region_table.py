@@ -1,16 +1,15 @@
 """A row-sparse key in the region: the rows that were touched, and their states, in memory that grows.
 
-The region has two places for the rows, as every value has two. Beside each place lie some numbers (below)
-and the row that stands for all absent ones. Without an optimizer, a sum is put to the place that is not
-in use. An update works in place, with rows and numbers behind the record of `note_undo`: until the round
-is complete, the numbers name as many rows as before, and memory behind these rows belongs to no reader.
-Rows and states that outgrow their memory are copied to larger memory first; the old memory is given back
-once the round is complete. So a death at any moment leaves a table of one round, and at worst memory that
-is not used again.
+The region has two places for the rows, as every value has two. With each place it keeps some numbers (below),
+and the row that all absent rows are equal to. Without an optimizer, a sum is written to the place that is not
+in use. An update changes rows in place, after `note_undo` has saved rows and numbers: until the round is
+complete, the numbers describe as many rows as before, and no reader uses the memory beyond these rows. Rows
+and states that outgrow their memory are first copied to larger memory; the old memory is freed once the round
+is complete. So a death at any moment leaves a table of one round, and at worst memory that is lost.
 
-The ids lie in the order in which rows were first touched. Each process has an index of its own, to which
-it adds the ids that were added since its last look. The last ids that it knows are compared first: they
-may be those of a round that came to nothing.
+The ids are in the order in which rows were first touched. Each process has its own index, to which it adds
+the ids that are new since its last look. First it compares the last ids that it knows: they may be from a
+round that has failed.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from ...optimizer import Updater
 from ...optimizer.builtin import arrays_of, mapped
 from ...optimizer.optimizer import State as Tree
 from ..entry import Array
-from ..row_index import NONE, Pair, RowIndex
-from ..row_table import Lent, RowTable, needs_all_rows, spread
+from ..row_index import NONE, IdPositions, RowIndex
+from ..row_table import RowTable, UpdaterContext, needs_all_rows, spread
 from ..rows import Ids, merge
 from .native import _shared as shm
 
@@ -42,18 +41,17 @@ if TYPE_CHECKING:
 
 Handle = shm.Handle
 
-#: The numbers of a place: rows held (-1: all, in their order); rows that fit the memory, and its offset;
-#: ids that fit theirs, and its offset; a number that is another one whenever the rows held lie in another
-#: order.
+#: The numbers of a place: rows held (-1: all, in their order); rows that fit the memory, and its offset; ids
+#: that fit their memory, and its offset; a number that differs whenever the order of the held rows differs.
 _HELD, _ROOM, _ROWS, _IDS_ROOM, _IDS, _LINEAGE = range(6)
 
-_GROWTH = 1.5  # memory for so many times the rows that are there
-_LEAST = 16  # or so many
+_GROWTH = 1.5  # allocated rows per row held
+_LEAST = 16  # the least number of allocated rows
 _INT64 = np.dtype(np.int64)
 
 
 class RegionTables:
-    """The row-sparse keys of a job, as one process sees them."""
+    """The row-sparse keys of a job, in one process."""
 
     def __init__(self, job: shm.Job) -> None:
         self._job = job
@@ -69,7 +67,7 @@ class RegionTables:
 
 
 class RegionTable(RowTable):
-    """A row-sparse key as one process of a job sees it. A thread holds `lock` while it reads or updates."""
+    """A row-sparse key in one process of a job. A thread holds `lock` while it reads or updates."""
 
     def __init__(self, job: shm.Job, handle: Handle) -> None:
         super().__init__(handle.key, handle.shape, handle.dtype)
@@ -78,7 +76,8 @@ class RegionTable(RowTable):
         self._words: Ids = handle.table_words()
         self._lying: Ids = np.empty(0, np.int64)
         self._lineage, self._known, self._tail = -1, 0, np.empty(0, np.int64)
-        # Memory that the round at work has outgrown, and has taken; memory that failed rounds had taken.
+        # Memory that the current round has replaced, and has allocated; memory that failed rounds had
+        # allocated.
         self._outgrown: list[Array] = []
         self._taken: list[Array] = []
         self._unused: list[Array] = []
@@ -86,12 +85,12 @@ class RegionTable(RowTable):
     # --------------------------------------------------------------------------------------------- looking
 
     def look(self) -> RegionTable:
-        """See the rows in use as the last round has left them."""
+        """Read the numbers of the rows in use, as the last round has left them."""
         self._words = self._handle.table_words()
         held, room, at, ids_room, ids_at, lineage = (int(n) for n in self._words[:6])
         count = self.shape[0] if held < 0 else held
         if count > room or held > ids_room:
-            raise KVStoreError(f"the rows of key {self.key!r} changed while they were looked at; read again")
+            raise KVStoreError(f"the rows of key {self.key!r} changed while they were read; read again")
         self.blank = self._handle.blank_row()
         self._block = self._handle.region_array(at, (room, *self.shape[1:]), self.dtype)
         self._lying = self._handle.region_array(ids_at, (ids_room,), _INT64)
@@ -103,12 +102,12 @@ class RegionTable(RowTable):
         return self
 
     def _follow_ids(self, count: int, lineage: int) -> None:
-        """Bring the index to the ids that lie there."""
+        """Add the ids in the region to the index."""
         known, tail = self._known, self._tail
         same = self.index is not None and lineage == self._lineage and count >= known
         if not same or not np.array_equal(self._lying[known - len(tail) : known], tail):
             self.index, known = RowIndex(*NONE), 0
-        self._lineage = -1  # if this fails, all is looked at anew
+        self._lineage = -1  # if this fails, the next look reads all ids again
         if count > known or not same:
             self._tail = self._lying[known:count].copy()
             order = np.argsort(self._tail)
@@ -117,12 +116,12 @@ class RegionTable(RowTable):
         self._known, self._lineage = count, lineage
 
     def forget(self) -> None:
-        """Look at everything anew the next time."""
+        """Let the next look read everything again."""
         self._lineage = -1
         self.updater = self._blank_of = None
 
     def show_all(self) -> None:
-        """Show every row if an absent one is something else than zeros: in own memory, for a read."""
+        """For a read: hold every row, in private memory, if an absent one is not zero."""
         if self.index is not None and self.blank.astype(bool).any():
             try:
                 own = pages.empty(self.shape, self.dtype)
@@ -133,7 +132,7 @@ class RegionTable(RowTable):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows held and their ids."""
+        """The bytes of the rows held and their ids."""
         return int(self.held.nbytes) + (0 if self.index is None else 8 * self.count)
 
     # --------------------------------------------------------------------------------------------- memory
@@ -148,7 +147,7 @@ class RegionTable(RowTable):
     def _new_whole(self, like: Array) -> Array:
         return self._empty((self.shape[0], *like.shape[1:]), like.dtype)
 
-    def _fill(self, order: Pair) -> None:
+    def _fill(self, order: IdPositions) -> None:
         before = [self._block, *self._rooms]
         super()._fill(order)
         self._outgrown += before
@@ -164,13 +163,16 @@ class RegionTable(RowTable):
         super()._add(ids, positions)
         self._lying = self._grown(self._lying, self._lying[:before], np.zeros(1, np.int64), self.count)
         self._lying[before : self.count] = ids
-        self._known, self._tail = self.count, ids.copy()  # as the index; a round that fails forgets it
+        self._known, self._tail = (
+            self.count,
+            ids.copy(),
+        )  # as in the index; `forget` resets it on failure
 
     def _settle(self) -> None:
-        """Leave it to `lend`: numbers and states do not change once they were noted."""
+        """Do nothing: `updater_for` does it, and numbers and states do not change after they were saved."""
 
     def _give_back(self) -> None:
-        """Give memory back that was outgrown, unless another worker has undone the round."""
+        """Free memory that was replaced, unless another worker has undone the round."""
         own = self._job.offset_of(self._block), self._job.offset_of(self._lying)
         if (int(self._words[_ROWS]), int(self._words[_IDS])) == own:
             self._give(self._outgrown)
@@ -180,14 +182,14 @@ class RegionTable(RowTable):
     def _give(self, arrays: list[Array]) -> None:
         for array in arrays:
             if offset := self._job.offset_of(array):
-                self._handle.give(offset, array.nbytes)
+                self._handle.free_memory(offset, array.nbytes)
         arrays.clear()
 
     def _note_failure(self) -> None:
-        """Note memory for the next round to give back, since this one is about to be undone.
+        """Record memory for the next round to free, because this round will be undone.
 
-        States that are described already stay. So does everything where the round is complete, or is another
-        worker's: its numbers may name this memory.
+        States that are already described stay. If the round is complete, or another worker has it, all memory
+        stays: its numbers may name it.
         """
         if self._handle.is_opened:
             _, text = self._handle.record()
@@ -201,7 +203,7 @@ class RegionTable(RowTable):
 
     @contextmanager
     def working(self) -> Iterator[RegionTable]:
-        """Work on the rows in use, in the round that this worker has opened; the body completes it."""
+        """Work on the rows in use, in the round that this worker has opened; the body completes the round."""
         with self.lock:
             try:
                 self._give(self._unused)
@@ -211,19 +213,19 @@ class RegionTable(RowTable):
                 self._note_failure()
                 raise
 
-    def lend(self, updates: JobUpdater) -> Lent:
-        """Hold the rows that the rule needs, with their states, and return the updater for an update."""
+    def updater_for(self, updates: JobUpdater) -> UpdaterContext:
+        """Make the rows that the rule needs, with their states, and return the updater for an update."""
         updater = self._attach(updates)
         if needs_all_rows(updater.optimizer):
             self.fill()
         elif self.index is not None and self.count == self.shape[0]:
             with suppress(KVStoreError):
-                self.fill()  # no look-ups any more
+                self.fill()  # no index is needed any more
         self._make_states(updater)
         return nullcontext(updater)
 
-    def lend_all(self) -> Array:
-        """Return all rows, for code of the user that has its states elsewhere."""
+    def all_rows_for_update(self) -> Array:
+        """Return all rows, for an updater of the user that keeps its own states."""
         self.updater, self._blank_of, self._rooms = None, None, []
         weight = self.fill()
         self._note_changes(None, [weight])
@@ -243,7 +245,7 @@ class RegionTable(RowTable):
         held = -1 if self.index is None else self.count
         if held < 0 <= words[_HELD]:
             words[_LINEAGE] = self._next_lineage()
-        words[_HELD] = 0  # no process reads the new number with the old memory
+        words[_HELD] = 0  # no process reads the new count with the old memory
         words[_ROWS], words[_ROOM] = self._job.offset_of(rows), len(rows)
         words[_IDS], words[_IDS_ROOM] = self._job.offset_of(lying), len(lying)
         words[_HELD] = held
@@ -252,7 +254,7 @@ class RegionTable(RowTable):
         return 1 + max(int(self._handle.table_words(other)[_LINEAGE]) for other in (False, True))
 
     def complete(self) -> None:
-        """Bring states into the region that a rule has replaced by others."""
+        """Copy states into the region that a rule has replaced by others."""
         tree = self.tree()
         if any(not self._job.offset_of(array) for array in arrays_of(tree) if array.size):
             self._set_tree(mapped(tree, self._brought))
@@ -260,41 +262,41 @@ class RegionTable(RowTable):
 
     # ------------------------------------------------------------------------------------ the other place
 
-    def replace_beside(self, sources: list[RowSparseArray]) -> None:
-        """Put the sum of `sources` to the place that is not in use."""
+    def replace_other(self, sources: list[RowSparseArray]) -> None:
+        """Write the sum of `sources` to the place that is not in use."""
         with self.lock:
             ids, maps, datas = merge(sources)
-            rows = self._room_beside(ids)
+            rows = self._allocate_other(ids)
             cpu.reduce_rows(datas, maps, rows[: len(ids)])
 
-    def assign_beside(self, value: RowSparseArray, updates: JobUpdater) -> None:
-        """Put `value` to the place that is not in use; where rows have states, they keep their order."""
+    def assign_other(self, value: RowSparseArray, updates: JobUpdater) -> None:
+        """Write `value` to the place that is not in use; if rows have states, they keep their order."""
         with self.lock:
             self.look()
             try:
-                self._assign_beside(value, updates)
+                self._assign_other(value, updates)
             finally:
                 self._outgrown.clear()
                 self._taken.clear()
                 self.forget()
 
-    def _assign_beside(self, value: RowSparseArray, updates: JobUpdater) -> None:
+    def _assign_other(self, value: RowSparseArray, updates: JobUpdater) -> None:
         record = None if updates.updater is None else self._found(shm.mode(self._job))
         if record is None:
-            self._room_beside(value.indices)[: len(value.indices)] = value.data
+            self._allocate_other(value.indices)[: len(value.indices)] = value.data
         elif "blank" in record:
             self._attach(updates)
             self._assign_in_order(value)
         else:  # all rows have states
             self._assign_whole(value, updates)
 
-    def _room_beside(self, ids: Ids) -> Array:
-        """Have the other place hold rows of `ids`; return memory for these."""
+    def _allocate_other(self, ids: Ids) -> Array:
+        """Let the other place hold the rows of `ids`; return memory for these."""
         words = self._handle.table_words(other=True)
         words[_HELD] = 0
         rows = self._reserve(words, _ROOM, _ROWS, (len(ids), *self.shape[1:]), self.dtype)
         lying = self._reserve(words, _IDS_ROOM, _IDS, (len(ids),), _INT64)
-        self._taken.clear()  # the numbers of the other place name it
+        self._taken.clear()  # the numbers of the other place name this memory
         lying[: len(ids)] = ids
         self._handle.blank_row(other=True)[...] = 0
         words[_LINEAGE] = self._next_lineage()
@@ -302,23 +304,23 @@ class RegionTable(RowTable):
         return rows
 
     def _reserve(self, words: Ids, room: int, at: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Return memory of the other place for rows of that shape: that of before, if it is large enough."""
+        """Return memory of the other place for rows of that shape: its present memory, if large enough."""
         count, offset, old = shape[0], int(words[at]), int(words[room])
         before = self._handle.region_array(offset, (old, *shape[1:]), dtype)
         if offset and old >= count:
             return before
         made = self._empty((max(count, 1), *shape[1:]), dtype)
-        words[room] = 0  # a death in between leaves no number that is too large
+        words[room] = 0  # a death here leaves no count that is too large
         words[at] = self._job.offset_of(made)
         words[room] = len(made)
         if offset:
-            self._handle.give(offset, before.nbytes)
+            self._handle.free_memory(offset, before.nbytes)
         return made
 
     def _assign_in_order(self, value: RowSparseArray) -> None:
         """Write `value` to the place that is not in use, with rows in the order of the states."""
         assert self.index is not None
-        rows = self._room_beside(self._lying[: self.count])
+        rows = self._allocate_other(self._lying[: self.count])
         words = self._handle.table_words(other=True)
         lying = self._handle.region_array(int(words[_IDS]), (int(words[_IDS_ROOM]),), _INT64)
         rows[: self.count] = 0
@@ -333,7 +335,7 @@ class RegionTable(RowTable):
 
     def _assign_whole(self, value: RowSparseArray, updates: JobUpdater) -> None:
         """Write `value` with all rows to the place that is not in use."""
-        rows = self._room_beside(np.arange(self.shape[0], dtype=np.int64))
+        rows = self._allocate_other(np.arange(self.shape[0], dtype=np.int64))
         rows[...] = 0
         rows[value.indices] = value.data
         self._block, self.index, self.count = rows, None, self.shape[0]
@@ -356,13 +358,13 @@ class RegionTable(RowTable):
         return True, self._spread_states(held, blank)
 
     def _found(self, mode: int) -> dict[str, Any] | None:
-        """Return the description of the states in the region; None: there are none of this optimizer."""
+        """Return the description of this optimizer's states in the region; None if there is none."""
         _, text = self._handle.record()
         record = json.loads(text) if text else None
         return record if record is not None and record["mode"] == mode else None
 
     def _attach(self, updates: JobUpdater) -> Updater:
-        """Return the updater that has the table's states, as they lie in the region."""
+        """Return the updater with the table's states, which are in the region."""
         assert updates.updater is not None
         optimizer = updates.updater.optimizer
         if self.updater is None:
@@ -379,7 +381,7 @@ class RegionTable(RowTable):
     def _begin_anew(self, updater: Updater) -> None:
         updater.states.pop(self.key, None)
         self._blank_of, self._rooms = None, []
-        if self._handle.record_at:  # of an optimizer that was there before
+        if self._handle.record_at:  # of an earlier optimizer
             self._handle.updates = 0
             updater.optimizer._index_update_count.pop(self.key, None)
 
@@ -396,7 +398,7 @@ class RegionTable(RowTable):
         self._set_tree(tree)
 
     def _make_states(self, updater: Updater) -> None:
-        """Make states in the region where there are none yet."""
+        """Make states in the region if there are none yet."""
         if self.key in updater.states:
             return
         optimizer = updater.optimizer
@@ -445,7 +447,7 @@ class RegionTable(RowTable):
 
 
 def _offsets(outline: Any) -> Iterator[int]:
-    """Yield where the arrays of a description lie."""
+    """Yield the offsets of the arrays of a description."""
     parts = outline.values() if isinstance(outline, dict) else outline if isinstance(outline, list) else ()
     if isinstance(outline, dict) and "at" in outline:
         yield outline["at"]
@@ -454,7 +456,7 @@ def _offsets(outline: Any) -> Iterator[int]:
 
 
 def wrapped(handle: Handle, outline: Any) -> Tree:
-    """Return a state in the region, by its description."""
+    """Return a state in the region from its description."""
     if outline is None:
         return None
     if isinstance(outline, list):

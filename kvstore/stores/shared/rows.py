@@ -1,7 +1,6 @@
-"""Rounds of rows in the shared store: the worker that opens a round does its work.
+"""Rounds of rows in the shared store; the opener of a round does its work.
 
-What rows become of a row-sparse key, `region_table.py` says; those that are pushed to a dense key are worked
-into its value.
+For row-sparse keys see `region_table.py`; rows that are pushed to a dense key are merged into its value.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ _LINE = 64
 
 
 class SparseKeys:
-    """The row-sparse keys of a job, as one process sees them."""
+    """The rows of one process's keys."""
 
     def __init__(self, job: shm.Job, updater: JobUpdater) -> None:
         self._job, self._job_updater = job, updater
-        # What this worker has pushed last and the time before, by parity of the round; used again.
+        # The memory of this worker's last two pushes, by parity of the round; it is reused.
         self._pushed: dict[tuple[Key, int], Array] = {}
 
     # ------------------------------------------------------------------------------------------ reading
 
     def _looking(self, handle: Handle) -> RegionTable:
-        """Look at the rows in use; the caller holds the table's lock."""
+        """Return the table of a key, up to date; the caller holds its lock."""
         return self._job_updater.tables.of(handle).look()
 
     def nbytes(self, handle: Handle) -> int:
@@ -50,10 +49,10 @@ class SparseKeys:
             return self._looking(handle).nbytes
 
     def view(self, handle: Handle) -> RowSparseArray:
-        """Show the rows in use; a copy where they may change."""
+        """Return the rows in use; a copy if they may change."""
         with self._job_updater.tables.of(handle).lock:
             view = self._looking(handle).view()
-        return view if handle.stays else trusted_rows(view.data.copy(), view.indices.copy(), view.shape)
+        return view if handle.is_stable else trusted_rows(view.data.copy(), view.indices.copy(), view.shape)
 
     def gather(self, handle: Handle, ids: Ids | None, out: RowSparseArray) -> None:
         """Fill `out` with rows; None: all that are held."""
@@ -74,7 +73,7 @@ class SparseKeys:
     # ------------------------------------------------------------------------------------------ pushing
 
     def arrive(self, handle: Handle, sources: list[RowSparseArray]) -> None:
-        """Push the sum of `sources`: ids and rows go to memory that the others reach."""
+        """Push the sum of `sources`: ids and rows are copied to the region."""
         nbytes = sum(source.data.nbytes for source in sources)
         with shm.Phase(self._job, MOVING, handle, handle.arrived + 1, nbytes):
             total = sources[0] if len(sources) == 1 else merged(sources)
@@ -123,12 +122,12 @@ class SparseKeys:
     def _carry_out_table(self, table: RegionTable, handle: Handle, sources: list[RowSparseArray]) -> None:
         updates = self._job_updater
         if not shm.mode(self._job) & 1:
-            table.replace_beside(sources)
+            table.replace_other(sources)
             shm.close_opened(handle, True)
             return
         with table.working():
             if updates.updater is None:
-                weight = table.lend_all()
+                weight = table.all_rows_for_update()
                 updates.apply(handle, merged(sources), weight)
                 shm.close_opened(handle, False)
                 return
@@ -137,14 +136,14 @@ class SparseKeys:
                 shm.close_opened(handle, False, count())
 
     def _update_table(self, table: RegionTable, sources: list[RowSparseArray], optimizer: Optimizer) -> None:
-        lent = table.lend(self._job_updater)
+        context = table.updater_for(self._job_updater)
         if not optimizer.fused:
-            table.call(merged(sources), lent)
+            table.call(merged(sources), context)
             table.complete()
         elif is_lazy(optimizer):
-            table.update(merge(sources), lent)
+            table.update(merge(sources), context)
         else:
-            table.update_all(merged(sources), lent)
+            table.update_all(merged(sources), context)
 
     def _update(self, handle: Handle, sources: list[RowSparseArray]) -> None:
         """Update a dense key."""
@@ -178,12 +177,12 @@ class SparseKeys:
         cpu.update_rows(rule, params, datas, maps, rows, weight, master, states)
 
     def overwrite(self, handle: Handle, value: RowSparseArray) -> None:
-        """Put the rows of `value` at the place that is not in use."""
-        self._job_updater.tables.of(handle).assign_beside(value, self._job_updater)
+        """Write the rows of `value` to the place that is not in use."""
+        self._job_updater.tables.of(handle).assign_other(value, self._job_updater)
 
 
 def rows_at(handle: Handle, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> RowSparseArray:
-    """Look at rows of an array of that shape that somebody has pushed, where they lie."""
+    """Return rows of an array of that shape that a worker has pushed, in place."""
     n = int(handle.region_array(offset, (1,), np.dtype(np.int64))[0])
     ids = handle.region_array(offset + 8, (n,), np.dtype(np.int64))
     data = handle.region_array(offset + _line_up(8 + 8 * n), (n, *shape[1:]), dtype)

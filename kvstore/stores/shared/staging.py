@@ -1,11 +1,11 @@
 """Arrays on GPUs in the shared store: copied to the region before a round, and from it afterwards.
 
-That is the way that is always there. Where the workers' GPUs reach each other's memory, sums without an
-optimizer leave it out: see `ipc/exchange.py`.
+This general path always works. If the workers' GPUs can read each other's memory, sums without an optimizer
+do not use it: see `ipc/exchange.py`.
 
-To a round, the copies are arrays of the region like those of `KVStore.empty`: sums, updates, compression and
-the death of a worker are what they are without a GPU. Copies run on the caller's streams. A worker arrives in
-a round when its gradient is down; what goes up is waited for by nobody on the host.
+In a round, the copies are arrays of the region like those of `KVStore.empty`: sums, updates, compression and
+the death of a worker work as without a GPU. Copies run on the caller's streams. A worker arrives in a round
+when its gradient is in the region; no host thread waits for a copy to a GPU.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Handle = shm.Handle
 
 
 class GpuStaging:
-    """The arrays on GPUs of one process's calls; see `gpu_access.NoStaging` for a process without."""
+    """The arrays on GPUs of one process's calls; see `gpu_access.NoStaging` for a process without any."""
 
     in_use = True
 
@@ -44,11 +44,11 @@ class GpuStaging:
         self._rank = rank
         self._driver = driver.get()
         self._buffers = StagingBuffers(job, self._driver)
-        #: Copies to the region that are under way for the push that is being made.
+        #: Copies to the region in progress, for the current push.
         self._staged: dict[Key, list[BufferLease]] = {}
-        #: The way from GPU to GPU.
+        #: Sums from GPU to GPU.
         self.ipc = IpcExchange(job, self._driver, rank, ipc)
-        #: Whether this worker packs what it pushes, which is done on the host.
+        #: Whether this worker packs pushed values, which happens on the host.
         self.packs = False
         self.ipc.on_decision = self._say_what_came_of_it
         self._say_how()
@@ -65,7 +65,7 @@ class GpuStaging:
 
     def _say_what_came_of_it(self) -> None:
         if self.ipc.refusal is None:
-            log.info("worker %d sums arrays on GPUs by CUDA IPC, where no optimizer is set", self._rank)
+            log.info("worker %d sums arrays on GPUs by CUDA IPC if no optimizer is set", self._rank)
         else:
             self._say_how()
 
@@ -76,7 +76,7 @@ class GpuStaging:
         return fetched(self._driver, value, what)
 
     def sources(self, handle: Handle, values: list[Any]) -> list[Any]:
-        """Check what is pushed to a key, and begin to copy it to the region, if it must be."""
+        """Check the values of a key, and begin to copy them to the region, if needed."""
         arrays.check_all_on_devices(values, handle.key)
         what, streams = f"value of key {handle.key!r}", Streams(values)
         seen = [seen_there(self._driver, value, what, streams) for value in values]
@@ -97,7 +97,7 @@ class GpuStaging:
         return lease
 
     def wait_staged(self, handle: Handle) -> None:
-        """Wait until the values of a key are in the region; it is about to arrive in its next round."""
+        """Wait until the values of a key are in the region; then the worker arrives in its next round."""
         for lease in self._staged.pop(handle.key, ()):
             lease.buffer.settle()
             lease.buffer.held = None
@@ -105,13 +105,13 @@ class GpuStaging:
         self.ipc.wait_until_read(handle)
 
     def discard_staged(self) -> None:
-        """Forget what a push has left that did not come to its arrivals."""
+        """Forget the copies of a push that did not arrive."""
         self._staged.clear()
 
     # ------------------------------------------------------------------------------------------------ up
 
     def check_out(self, handle: Handle, out: Any) -> None:
-        """Make sure that a key can be pulled into an array."""
+        """Check that a key can be pulled into an array."""
         writable_there(handle, out, Streams([out]))
 
     def outs(
@@ -123,17 +123,17 @@ class GpuStaging:
         value: Callable[[], Array],
         later: list[Deliver],
     ) -> list[Array]:
-        """Check outs; return what a round is to fill for them, and add to `later` how that gets there.
+        """Check outs; return the host arrays that a round fills for them, and add later copies to `later`.
 
-        The buffer of a value that is pushed in the same call is used, so that a sum may be made in place.
-        `direct` are arrays of the host that the round fills; `value` gives what it has left in the store.
+        The buffer of a value that the same call pushes is used, so that a sum can be made in place. `direct`
+        are arrays of the host that the round fills; `value` returns the result in the store.
         """
         streams = Streams(outs)
         targets = [target(handle, out, streams) for out in outs]
         return self._filled(handle, targets, values, direct, value, later)
 
     def device_outputs(self, handle: Handle, outs: list[Any]) -> tuple[DeviceOutputs, list[Any]]:
-        """Check outs that the key's own GPU may write, and leave the others."""
+        """Check the outs that the key's own GPU can write, and return the others."""
         streams, targets, others = Streams(outs), [], []
         for out in outs:
             if arrays.device_of(out) is None:
@@ -147,7 +147,7 @@ class GpuStaging:
         return DeviceOutputs(handle, targets), others
 
     def host_outs(self, left: DeviceOutputs, later: list[Deliver]) -> list[Array]:
-        """Return what the host is to fill for outs that no GPU could, as `outs` does."""
+        """Return the host arrays for outs that no GPU could write, as `outs` does."""
         return self._filled(left.handle, left.targets, (), (), left.handle.value, later)
 
     def _filled(
@@ -177,37 +177,37 @@ class GpuStaging:
         return staged[0] if staged and values and staged[0].array is values[0] else None
 
     def _send(self, lease: BufferLease, out: Target) -> None:
-        """Put the copy of a result to an out on the caller's stream."""
+        """Copy a result to an out on the caller's stream."""
         held = out.view if out.view.kind in ("any", "own") else None
         put(self._driver, lease.array.ctypes.data, out, partial(lease.buffer.mark, out.stream, held=held))
 
     # ---------------------------------------------------------------------------------- from GPU to GPU
 
     def split(self, dense: Dense) -> tuple[Dense, Dense]:
-        """Part what goes from GPU to GPU from the rest."""
+        """Separate the pairs that are pushed from GPU to GPU from the others."""
         on_gpu = [pair for pair in dense if _stays_on_gpu(pair[1])]
         return on_gpu, [pair for pair in dense if not _stays_on_gpu(pair[1])] if on_gpu else dense
 
     def is_on_gpu(self, handle: Handle) -> bool:
-        """Whether the value of a key may lie on GPUs."""
+        """Return whether the value of a key may be on GPUs."""
         return self.ipc.is_agreed(handle)
 
     def may_be_pushed_on_gpu(self, handle: Handle) -> bool:
-        """Whether others may push to a key what lies on their GPUs."""
+        """Return whether other workers may push to a key from GPU to GPU."""
         return self.ipc.is_open(handle)
 
     def copy_to_region(self, handle: Handle) -> None:
-        """See the value of a key in the region."""
+        """Copy the value of a key to the region, if it is on GPUs."""
         self.ipc.copy_to_region(handle)
 
     def overwritten(self, handle: Handle) -> None:
-        """Note that the region gets another value of a key; this worker holds it."""
+        """Record that the region holds a new value of a key; this worker holds the key."""
         self.ipc.overwritten(handle)
 
     # ---------------------------------------------------------------------------------------------- both
 
     def close(self) -> None:
-        """Wait for all copies and give everything back. A second call does nothing."""
+        """Wait for all copies, and free the memory. A second call does nothing."""
         self._staged.clear()
         try:
             self.ipc.close()
@@ -215,7 +215,7 @@ class GpuStaging:
             self._buffers.close()
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # nobody is left to tell; `close` was the place
+        with contextlib.suppress(Exception):  # no caller is left to report to; `close` reports errors
             self.close()
 
 

@@ -1,6 +1,6 @@
-"""Memory of the region on the way to GPUs and from them: page-locked where the driver can, and used again.
+"""Buffers in the region for copies to and from GPUs: page-locked if the driver can, and reused.
 
-The memory is that of `KVStore.empty`, so a round takes it as such: workers read and write it where it lies.
+The memory is that of `KVStore.empty`, so a round uses it like that: workers read and write it in place.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ log = logging.getLogger("kvstore.shared")
 
 _PAGE = mmap.PAGESIZE
 _CHUNK = 1 << 20  # bytes that small arrays share
-_LINE = 256  # bytes, where arrays begin within a chunk
+_LINE = 256  # bytes: the alignment of arrays in a chunk
 _MOST = 3  # buffers of a key before the host waits for one
 
 
 class PinnedArena:
-    """Arrays in the region, on pages that the driver has locked, if it will."""
+    """Arrays in the region, on pages that the driver has locked, if it can."""
 
     def __init__(self, job: shm.Job, driver: Driver) -> None:
         self._job, self._driver = job, driver
         self._locked: list[int] = []
-        #: Why pages are not locked, in the driver's words; None where they are.
+        #: The driver's reason why pages are not locked; None if they are.
         self.refusal: str | None = None
         self._rest = self._chunk(_CHUNK)
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Return an array whose memory is the arena's until `close`."""
+        """Return an array in memory that belongs to the arena until `close`."""
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes > _CHUNK // 4:
             return self._chunk(nbytes).view(dtype).reshape(shape)
@@ -51,7 +51,7 @@ class PinnedArena:
         return part.view(dtype).reshape(shape)
 
     def _chunk(self, nbytes: int) -> Array:
-        """Bytes on pages that hold nothing else; where in a page they begin is the region's choice."""
+        """Return bytes on pages that hold nothing else; the region chooses their offset in a page."""
         chunk = self._job.empty((nbytes + 2 * _PAGE,), np.dtype(np.uint8))[_PAGE : _PAGE + nbytes]
         if self.refusal is None:
             start = chunk.ctypes.data // _PAGE * _PAGE
@@ -70,13 +70,13 @@ class PinnedArena:
             self._locked.append(start)
 
     def close(self) -> None:
-        """Unlock all pages; no copy is under way."""
+        """Unlock all pages; no copy is in progress."""
         while self._locked:
             self._driver.unregister(self._locked.pop())
 
 
 class StagingBuffer:
-    """An array of the arena, and what still uses it: a round, a call, or copies on GPUs."""
+    """An array of the arena, and its users: a round, a call, or copies on GPUs."""
 
     __slots__ = ("_driver", "_events", "array", "held", "in_use", "round")
 
@@ -86,11 +86,11 @@ class StagingBuffer:
         #: The last round that reads or writes it.
         self.round = 0
         self.in_use = False
-        #: What a copy that may be under way must not lose.
+        #: An object that a copy in progress needs.
         self.held: Any = None
 
     def mark(self, stream: Stream, held: Any = None) -> None:
-        """Note that a copy was put on a stream."""
+        """Record that a copy was put on a stream."""
         event = self._events.get(stream.device)
         if event is None:
             event = self._events[stream.device] = self._driver.event(stream.device)
@@ -103,16 +103,16 @@ class StagingBuffer:
             self._driver.wait(stream.handle, event, stream.device)
 
     def idle(self) -> bool:
-        """Whether no copy is under way."""
+        """Return whether no copy is in progress."""
         return all(self._driver.is_done(event, device) for device, event in self._events.items())
 
     def settle(self) -> None:
-        """Wait until no copy is under way."""
+        """Wait until no copy is in progress."""
         for device, event in self._events.items():
             self._driver.finish(event, device)
 
     def close(self) -> None:
-        """Wait for the copies, and give the events back."""
+        """Wait for the copies, and free the events."""
         self.settle()
         while self._events:
             device, event = self._events.popitem()
@@ -121,7 +121,7 @@ class StagingBuffer:
 
 
 class BufferLease:
-    """A buffer in the hands of one call; back with the last reference."""
+    """A buffer in use by a call, until its last reference is dropped."""
 
     __slots__ = ("buffer",)
 
@@ -131,7 +131,7 @@ class BufferLease:
 
     @property
     def array(self) -> Array:
-        """Its memory."""
+        """The array of the buffer."""
         return self.buffer.array
 
     def __del__(self) -> None:
@@ -139,14 +139,14 @@ class BufferLease:
 
 
 class StagingBuffers:
-    """The buffers of all keys: as many for each as are in use at once."""
+    """The buffers of all keys: for each key as many as are in use at once."""
 
     def __init__(self, job: shm.Job, driver: Driver) -> None:
         self._driver, self.arena = driver, PinnedArena(job, driver)
         self._made: dict[tuple[Key, str], list[StagingBuffer]] = {}
 
     def for_copy(self, handle: shm.Handle, stream: Stream) -> BufferLease:
-        """Lend a buffer that a copy on this stream may write, without a wait of the host."""
+        """Lease a buffer for a copy on this stream; the host does not wait."""
         free = list(self._free(handle, handle.dtype))
         found = next((one for one in free if one.idle()), free[0] if free else None)
         lease = BufferLease(found or self._new(handle, handle.dtype))
@@ -154,7 +154,7 @@ class StagingBuffers:
         return lease
 
     def for_host(self, handle: shm.Handle, dtype: np.dtype[Any]) -> BufferLease:
-        """Lend a buffer that processes may write now; waits for a copy only where many are under way."""
+        """Lease a buffer that processes may write now; waits for a copy only if many are in progress."""
         free = list(self._free(handle, dtype))
         found = next((one for one in free if one.idle()), None)
         if found is None and free and len(self._made[handle.key, dtype.name]) >= _MOST:

@@ -1,4 +1,7 @@
-"""The values of the keys outside of rounds: made by the lowest member for all, overwritten, looked at."""
+"""The values of the keys outside of rounds: the lowest member creates them for all.
+
+Later they are overwritten, or read.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ Handle = shm.Handle
 
 
 class StoredValues:
-    """The values of a job's keys, as one worker makes, replaces and reads them."""
+    """Creates, replaces and reads the values of a job's keys, in one worker."""
 
     def __init__(self, arguments: CallArguments, rows: SparseKeys, waiter: RoundWaiter) -> None:
         self._job, self._keys, self._arguments = arguments.job, arguments.keys, arguments
@@ -31,7 +34,7 @@ class StoredValues:
         self._reader = arguments.reader
 
     def init(self, groups: list[Group]) -> None:
-        """Take the value of the lowest rank, and wait until it is there."""
+        """Use the values of the lowest rank, and wait until they are readable."""
         self._waiter.check_open()
         new = [(key, self._arguments.first_value(key, values)) for key, values in groups if values]
         self._waiter.check_writing()
@@ -41,7 +44,7 @@ class StoredValues:
             self._arguments.initialised.add(key)
 
     def _made(self, key: Key, value: Array | RowSparseArray) -> Handle:
-        """Find a key, make it, or wait for it: who is to make it can die or leave meanwhile."""
+        """Find a key, make it, or wait for it: the initializer can die or leave during the wait."""
         while (handle := self._keys.find(key)) is None:
             if self._is_initializer():
                 self._add(key, value)
@@ -50,7 +53,7 @@ class StoredValues:
         return handle
 
     def _is_initializer(self) -> bool:
-        """Whether this worker's values count: it is the lowest member."""
+        """Return whether this worker's values are used: it is the lowest member."""
         return self._arguments.rank == min(self._job.members(), default=self._arguments.rank)
 
     def _add(self, key: Key, value: Array | RowSparseArray) -> None:
@@ -60,7 +63,7 @@ class StoredValues:
         self._keys.add(key, value.data, value.indices, value.shape)
 
     def _await_key(self, key: Key) -> None:
-        """Wait until a key is there, or this worker is to make it."""
+        """Wait until a key is there, or this worker becomes the initializer."""
 
         def come() -> int:
             known = len(self._keys)
@@ -76,10 +79,10 @@ class StoredValues:
     # ---------------------------------------------------------------------------------------- writing
 
     def overwrite(self, handle: Handle, value: Array | RowSparseArray) -> None:
-        """Put a value in the place of another, between two rounds."""
+        """Replace a value, between two rounds."""
         self._waiter.settle(handle)
         self._gpus.staging.copy_to_region(handle)
-        holding, is_written = shm.Holding(handle), False
+        holding, is_written = shm.KeyHold(handle), False
         try:
             self._waiter.wait(holding.begin, handle)
             if isinstance(value, RowSparseArray):
@@ -93,7 +96,7 @@ class StoredValues:
             holding.end(is_written)
 
     def copy_all_to_region(self) -> None:
-        """See all rounds of this worker complete, and all values in the region."""
+        """Complete all rounds of this worker, and copy all values to the region."""
         self._waiter.settle_all()
         for handle in self._keys.all():
             self._gpus.staging.copy_to_region(handle)
@@ -101,7 +104,7 @@ class StoredValues:
     # ---------------------------------------------------------------------------------------- reading
 
     def view(self, key: Key) -> Array | RowSparseArray:
-        """Live memory, read-only; a copy where rounds go on without this worker."""
+        """Return live memory, read-only; a copy if rounds do not wait for this worker."""
         self._waiter.check_open()
         handle = self._arguments.handle(key)
         self._waiter.settle(handle)
@@ -113,15 +116,15 @@ class StoredValues:
         return view
 
     def view_all(self, keys: list[Key]) -> list[Array | RowSparseArray]:
-        """View one by one, once all are complete."""
+        """Return views of all keys, once their rounds are complete."""
         handles = [self._arguments.handle(key) for key in keys]
         for handle in handles:
             self._waiter.settle(handle)
-        self._waiter.see_whole(handles)
+        self._waiter.even_out_calls(handles)
         return [self.view(key) for key in keys]
 
     def gather_rows(self, wanted: list[tuple[Key, list[tuple[RowSparseArray, Any]]]]) -> None:
-        """Fill outs with some rows of row-sparse keys."""
+        """Copy rows of row-sparse keys to outs."""
         self._waiter.check_open()
         jobs = []
         for key, pairs in wanted:
@@ -133,7 +136,7 @@ class StoredValues:
                 jobs.append((handle, row_ids(handle, ids), out))
         for handle, _, _ in jobs:
             self._waiter.settle(handle)
-        self._waiter.see_whole([handle for handle, _, _ in jobs])
+        self._waiter.even_out_calls([handle for handle, _, _ in jobs])
         for handle, ids, out in jobs:
             self._reader.read(handle, partial(self._gather, handle, ids, out))
             self._job.receive(out.data.nbytes)
@@ -143,13 +146,13 @@ class StoredValues:
             self._rows.gather(handle, ids, out)
 
     def nbytes(self, handle: Handle) -> int:
-        """Return the bytes that a value takes."""
+        """Return the bytes of a value."""
         if not handle.sparse:
             return handle.nbytes
         return self._reader.read(handle, partial(self._rows.nbytes, handle))
 
     def empty(self, key: Key) -> Array:
-        """Return a new array of the key's shape and type that lives in the region."""
+        """Return a new array of the key's shape and type in the region."""
         self._waiter.check_open()
         handle = self._arguments.handle(key)
         if handle.sparse:

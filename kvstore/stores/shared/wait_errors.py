@@ -1,4 +1,4 @@
-"""What a worker of the shared store says of its waits: errors from outcomes and failed rounds, warnings."""
+"""The messages about waits in the shared store: errors from outcomes and failed rounds, warnings."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from .optimizer import JobUpdater
 
 log = logging.getLogger("kvstore.shared")
 
-_DYING = 0.5  # seconds that the end of a process may take
+_DYING = 0.5  # seconds until a killed process has ended
 
 Handle = shm.Handle
 Missing = Callable[[], Iterable[int]]
 
 
 class WaitErrors:
-    """The errors of one worker's waits; of each failed round it is told once."""
+    """The errors of one worker's waits; each failed round is reported once."""
 
     def __init__(self, job: shm.Job, updater: JobUpdater, rank: int) -> None:
         self._job, self._updater, self._names = job, updater, job.names
         self._own, self._rank = rank, self._names[rank]
-        self._known_lost: set[str] = set()  # as the log has it
-        self.loss_told = False  # this worker was told that a peer is lost
+        self._known_lost: set[str] = set()  # as logged
+        self.loss_reported = False  # the caller was told that a peer is lost
 
-    def warn_who_left(self, handle: Handle, round: int, left: list[tuple[int, int]]) -> None:
-        """Say that workers have left without having joined."""
+    def warn_of_leavers(self, handle: Handle, round: int, left: list[tuple[int, int]]) -> None:
+        """Warn that workers have left without having joined."""
         for rank, last in left:
             log.warning(
                 f"{self.named(rank)} has left after round {last} of key {handle.key!r}, without join(): "
-                f"round {round} is without it, says worker {self._rank}, and so are those that follow. If it "
-                "was not to end, look at its output; if it had no more batches, have it call join() first"
+                f"round {round} is without it, says worker {self._rank}, and so are later rounds. If it "
+                "should not have ended, see its output; if it had no more batches, call join() there first"
             )
 
     def named(self, w: int) -> str:
-        """Name a worker of the region."""
+        """Return the name of a worker of the region."""
         return f"worker {self._names[w]}"
 
     @property
     def _of(self) -> str:
-        """Say of how many workers one is."""
+        """The number of workers, as a part of messages."""
         return f" of {self._job.size}"
 
     def absent(self, handle: Handle | None, missing: Missing | None) -> list[int]:
-        """Return the other workers for whom a wait is."""
+        """Return the other workers that a wait is for."""
         if missing is not None:
             found = missing()
         else:
@@ -55,16 +55,16 @@ class WaitErrors:
         return [w for w in found if w != self._own]
 
     def waiting(self, handle: Handle | None, missing: Missing | None, what: str, waited: float) -> str:
-        """Say on what this worker waits, and for whom."""
+        """Describe a wait of this worker, and the workers that it waits for."""
         absent = self.absent(handle, missing)
         seen = (
-            ", ".join(f"worker {self._names[w]} (heard of {self._job.silence(w):.1f} s ago)" for w in absent)
+            ", ".join(f"worker {self._names[w]} (heartbeat {self._job.silence(w):.1f} s ago)" for w in absent)
             or "its peers"
         )
         return f"worker {self._rank} has waited {waited:.0f} s on {_name(handle, what)} for {seen}"
 
-    def tell_members(self) -> None:
-        """Log whom the job has lost, or has back, since the last call."""
+    def log_members(self) -> None:
+        """Log the workers that were lost, or have returned, since the last call."""
         lost = {f"worker {self._names[w]}" for w in self._job.lost()}
         for name in sorted(lost - self._known_lost):
             log.info("%s%s is lost", name, self._of)
@@ -76,14 +76,14 @@ class WaitErrors:
         self._known_lost = lost
 
     def raise_outcome(self, outcome: int, handle: Handle | None) -> None:
-        """Raise the error that an outcome stands for."""
+        """Raise the error of an outcome."""
         where = "" if handle is None else f" (key {handle.key!r}, round {handle.complete + 1})"
-        self.tell_members()
+        self.log_members()
         if outcome == shm.PEER_LOST:
-            self.loss_told = True
+            self.loss_reported = True
             raise self.peer_lost(
                 f"{where}. The last complete values can still be read and saved; with "
-                "on_peer_loss='continue' the others would have gone on"
+                "on_peer_loss='continue' the other workers would have continued"
             )
         if outcome == shm.FENCED and self._job.closed:
             raise ClosedError(
@@ -91,8 +91,8 @@ class WaitErrors:
             )
         if outcome == shm.FENCED:
             raise FencedError(
-                f"worker {self._rank} was taken for dead by the others (stopped for too long, or its rank "
-                f"was started again) and has no part in the job any more{where}; end this process"
+                f"worker {self._rank} was declared lost by the others (stopped for too long, or its rank "
+                f"was started again) and is not in the job any more{where}; end this process"
             )
         if outcome == shm.NO_MEMORY:
             raise MemoryError(f"no memory for more of the job's shared region{where}")
@@ -104,7 +104,7 @@ class WaitErrors:
         raise KVStoreError(f"unexpected outcome {outcome} of a wait{where}")
 
     def peer_lost(self, text: str) -> PeerLostError:
-        """Return the error of a lost worker."""
+        """Return the error for a lost worker."""
         lost = self._job.lost()
         first = lost[0] if lost else -1
         rank = self._names[first] if lost else -1
@@ -116,35 +116,36 @@ class WaitErrors:
         )
 
     def failure(self, handle: Handle, round: int) -> KVStoreError | None:
-        """Return the error of the first round up to this one that came to nothing; each worker is told once.
+        """Return the error of the first failed round, up to a given round; each is reported once.
 
-        Of an earlier one, too: a worker may push several times before it asks.
+        A worker may push several times before it asks, so an earlier round counts, too.
         """
-        failed = handle.untold(round)
+        failed = handle.first_unreported(round)
         if not failed:
             return None
-        handle.note_told(failed)
-        return self._error_of(handle, failed, handle.why(failed))
+        handle.note_reported(failed)
+        return self._error_of(handle, failed, handle.failure_text(failed))
 
     def _error_of(self, handle: Handle, round: int, text: str | None) -> KVStoreError:
-        """Make the error of a round that came to nothing."""
+        """Make the error of a failed round."""
         if not shm.mode(self._job) & 1:
             self.raise_if_peer_lost(handle, patience=_DYING if text is None else 0.0)
         why = text or "the memory of a worker could not be read, or is not in the job's shared region"
         kind = UpdaterError if shm.mode(self._job) & 1 else KVStoreError
-        error = kind(f"round {round} of key {handle.key!r} came to nothing: {why}")
+        error = kind(f"round {round} of key {handle.key!r} failed: {why}")
         error.__cause__ = self._updater.causes.pop((handle.key, round), None)
         return error
 
     def raise_if_peer_lost(self, handle: Handle, patience: float) -> None:
-        """Raise if a worker is lost, this one or another: that is why a sum failed, or was given up.
+        """Raise the error of a lost worker, or of a fenced process, if that is why a sum failed.
 
-        The memory of a process that is killed goes before the process does.
+        The memory of a killed process is gone before the process has ended, so this waits for `patience`
+        seconds.
         """
         end = time.monotonic() + patience
         while True:
-            self._job.look_around()
-            standing = self._job.standing()
+            self._job.detect_losses()
+            standing = self._job.check_membership()
             if standing != shm.READY:
                 self.raise_outcome(standing, handle)
             if time.monotonic() >= end:
@@ -153,7 +154,7 @@ class WaitErrors:
 
 
 class SlowWait:
-    """Tells of a wait that was long, once it has ended: who came last, and by how much."""
+    """Logs a wait that was long, after its end: the workers that arrived last, and by how much."""
 
     def __init__(self, errors: WaitErrors, handle: Handle | None, missing: Missing | None, what: str) -> None:
         self._errors, self._handle, self._missing = errors, handle, missing
@@ -161,14 +162,14 @@ class SlowWait:
         self._late: list[int] = []
 
     def look(self, waited: float) -> None:
-        """Note for whom it is; called a few times in a second."""
-        self._errors.tell_members()
+        """Record the workers that the wait is for; called a few times a second."""
+        self._errors.log_members()
         if waited > SLOW and log.isEnabledFor(logging.INFO):
             self._late = self._errors.absent(self._handle, self._missing)
 
     def end(self, waited: float) -> None:
-        """Tell of it, if it was long."""
-        self._errors.tell_members()
+        """Log the wait, if it was long."""
+        self._errors.log_members()
         if self._late:
             last = " or ".join(self._errors.named(w) for w in self._late)
             log.info("%s was slow: %s came last, %.1f s after this worker", self._name, last, waited)

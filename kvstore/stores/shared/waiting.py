@@ -1,4 +1,4 @@
-"""Waits of the shared store: rounds brought to their end, deadlines kept."""
+"""The waits of the shared store: rounds are completed, deadlines enforced."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ log = logging.getLogger("kvstore.shared")
 
 _Method = TypeVar("_Method", bound=Callable[..., None])
 
-#: Outcomes of a step after which there is another one, until the deadline.
+#: Outcomes of a step after which the wait continues, until the deadline.
 _UNDONE = (shm.TICK, shm.PLAN, shm.NEW_MODE)
 
 Handle = shm.Handle
 Step = Callable[[], int]
 
-#: Calls of each key that can be apart after a loss: what comes after the last round of who is lost is never
-#: complete, and no push goes further than two rounds ahead.
+#: The number of recent calls of each key that can differ in their rounds after a loss: a round after the last
+#: one of the lost worker never completes, and no push is more than two rounds ahead.
 _CALLS = 3
 
 
@@ -40,29 +40,29 @@ class _Call:
     """A push of several keys."""
 
     handles: list[Handle]
-    rounds: list[int]  # of each key
-    evened: bool = False  # after a loss: all keys have its rounds, or none has, if that could be
+    rounds: list[int]  # the round of each key
+    evened: bool = False  # after a loss: all keys have its rounds, or none has, as far as possible
 
     @property
     def keys(self) -> list[tuple[Handle, int]]:
-        """Each key with its round."""
+        """The keys with their rounds."""
         return list(zip(self.handles, self.rounds, strict=True))
 
 
 def _apart(keys: list[tuple[Handle, int]]) -> bool:
-    """Whether some keys have the round of the call that pushed them, and others have not."""
-    return len({handle.standing >= round for handle, round in keys}) > 1
+    """Return whether some keys have the round of the call that pushed them, and others have not."""
+    return len({handle.value_round >= round for handle, round in keys}) > 1
 
 
-def _handing_back(method: _Method) -> _Method:
-    """Make a method that lets others carry out what this worker has opened, where an error ends it."""
+def _releasing_opened(method: _Method) -> _Method:
+    """Wrap a method: if an error ends it, other workers carry out the rounds that this worker has opened."""
 
     @wraps(method)
     def run(self: RoundWaiter, *args: Any, **kwargs: Any) -> None:
         try:
             method(self, *args, **kwargs)
         except BaseException:
-            self.hand_back()
+            self.release_opened()
             raise
 
     return cast("_Method", run)
@@ -71,7 +71,7 @@ def _handing_back(method: _Method) -> _Method:
 class RoundWaiter:
     """The waits of one worker of a job.
 
-    Where an error ends one, such as Ctrl-C, another worker carries out what this one has opened.
+    If an error such as Ctrl-C ends a wait, another worker carries out the round that this worker has opened.
     """
 
     def __init__(
@@ -87,51 +87,51 @@ class RoundWaiter:
         self._job, self._keys, self._updater, self._rows = job, keys, updater, rows
         self._timeout, self._rank = timeout, rank
         self._errors = errors
-        #: Whether each round asks whether a worker has come or gone.
-        self.tells = log.isEnabledFor(logging.INFO)
+        #: Whether each round checks for lost and returned workers, to log them.
+        self.logs_members = log.isEnabledFor(logging.INFO)
         # The last calls with several keys, by key.
         self._calls: dict[Key, deque[_Call]] = defaultdict(partial(deque, maxlen=_CALLS))
-        self._preparing = threading.RLock()  # the updater works for one thread at a time
+        self._preparing = threading.RLock()  # the updater is used by one thread at a time
         self.joined = False  # this worker has no more batches
-        #: Whether it has taken the place of an earlier process, and has not pushed yet.
+        #: Whether this worker has replaced an earlier process, and has not pushed yet.
         self.rejoining = job.returned()
 
     @property
     def can_read(self) -> bool:
-        """Whether reads wait for rounds only: this worker is in the job, and was told of no loss."""
+        """Whether reads wait for rounds only: this worker is in the job, and no loss was reported to it."""
         job = self._job
-        return not job.forked and not self._errors.loss_told and job.standing() == shm.READY
+        return not job.forked and not self._errors.loss_reported and job.check_membership() == shm.READY
 
     def check_open(self) -> None:
-        """Raise in a fork of the process that took the rank, and in one that was taken for dead."""
+        """Raise an error in a fork of the registered process, and in a fenced process."""
         if self._job.forked:
             raise KVStoreError(
                 f"this process is a fork of worker {self._rank} and has no part in its job; use the store in "
                 "the process that created it, or start workers with `kvstore run` or kv.spawn"
             )
-        if self._job.standing() == shm.FENCED:
+        if self._job.check_membership() == shm.FENCED:
             self._errors.raise_outcome(shm.FENCED, None)
 
     def check_writing(self) -> None:
-        """Raise unless this worker may push."""
+        """Raise an error unless this worker may push."""
         self.check_open()
-        standing = self._job.standing()
+        standing = self._job.check_membership()
         if standing != shm.READY:
             self._errors.raise_outcome(standing, None)
         if self.joined:
-            raise ConfigError(f"worker {self._rank} has joined: it can read, and push no more")
+            raise ConfigError(f"worker {self._rank} has joined: it can read, but not push")
 
-    def hand_back(self) -> None:
-        """Let others carry out the rounds that this worker has opened and does not carry out."""
+    def release_opened(self) -> None:
+        """Let other workers carry out the rounds that this worker has opened."""
         if not self._job.forked:
             for handle in list(self._job.handles.values()):
-                handle.hand_back()
+                handle.release_opened()
 
-    @_handing_back
+    @_releasing_opened
     def complete(self, calls: list[shm.Call]) -> None:
-        """See all rounds complete and delivered; then raise the first error of any."""
+        """Complete and deliver all rounds; then raise the first error."""
         errors: list[KVStoreError] = []
-        if len(calls) > 1:  # first what can be worked on: at the end of each key somebody would wait
+        if len(calls) > 1:  # work on all keys first: else workers would wait at the end of each
             for call in calls:
                 if not call.handle.small:
                     self._help(call)
@@ -140,9 +140,9 @@ class RoundWaiter:
         if errors:
             raise errors[0]
 
-    @_handing_back
+    @_releasing_opened
     def complete_all(self, calls: shm.Calls) -> None:
-        """As `complete`, for a call of many small keys."""
+        """As `complete`, for a call with many small keys."""
         errors: list[KVStoreError] = []
         at, end = calls.finish(0), len(calls.handles)
         while at < end:
@@ -151,9 +151,9 @@ class RoundWaiter:
         if errors:
             raise errors[0]
 
-    @_handing_back
+    @_releasing_opened
     def help_all(self, calls: shm.Calls) -> None:
-        """As `help`, for a call of many small keys."""
+        """As `help`, for a call with many small keys."""
         errors: list[KVStoreError] = []
         at, end = calls.help(0), len(calls.handles)
         while at < end:
@@ -166,7 +166,7 @@ class RoundWaiter:
             raise errors[0]
 
     def give_up(self, calls: list[shm.Call]) -> None:
-        """Others may be reading this process's memory: what they read from now on is not to count."""
+        """Fail the rounds in which other workers may be reading this process's memory."""
         for call in calls:
             if call.handle.complete < call.round:
                 call.handle.fail_round(call.round, f"worker {self._rank} gave up waiting")
@@ -176,20 +176,20 @@ class RoundWaiter:
         outcome = call.advance()
         if outcome != shm.READY:
             self.wait(call.advance, handle, first=outcome)
-        if self.tells:
-            self._errors.tell_members()
+        if self.logs_members:
+            self._errors.log_members()
         if failure := self._errors.failure(handle, call.round):
             errors.append(failure)
             return
         if left := handle.left_out(call.round):
-            self._errors.warn_who_left(handle, call.round, left)
+            self._errors.warn_of_leavers(handle, call.round, left)
         if call.deliver() != shm.READY:
             self.wait(call.deliver, handle)
 
     def read(self, calls: list[shm.Call]) -> None:
-        """See the rounds complete that this worker has pushed into, and deliver."""
-        if self._errors.loss_told:  # the loss was reported: reads give what there is
-            self.see_whole([call.handle for call in calls])
+        """Complete the rounds that this worker has pushed into, and deliver."""
+        if self._errors.loss_reported:  # the loss was reported: reads return the present values
+            self.even_out_calls([call.handle for call in calls])
             for call in calls:
                 self.wait(call.deliver, call.handle)
             return
@@ -199,18 +199,18 @@ class RoundWaiter:
             return
         self.complete([call for call in calls if call.handle.key != at_work])
         for call in calls:
-            if call.handle.key == at_work:  # by its own updater: the value as it is
+            if call.handle.key == at_work:  # from its own updater: the present value
                 self.wait(call.deliver, call.handle)
 
-    @_handing_back
+    @_releasing_opened
     def help(self, calls: list[shm.Call]) -> None:
-        """Where this worker was the last to arrive, begin the work; never wait."""
+        """Begin the work of rounds for which this worker was the last to arrive, without a wait."""
         errors: list[KVStoreError] = []
         for call in calls:
             outcome = self._help(call)
             if outcome not in (shm.READY, shm.TICK):
                 self._errors.raise_outcome(outcome, call.handle)
-            if not call.handle.has_failed(call.round):  # of an earlier round reads tell: this push counts
+            if not call.handle.has_failed(call.round):  # reads report earlier rounds: this push counts
                 continue
             if failure := self._errors.failure(call.handle, call.round):
                 errors.append(failure)
@@ -224,7 +224,7 @@ class RoundWaiter:
             clock.read()
         if outcome not in (shm.PLAN, shm.NEW_MODE):
             return outcome
-        call.handle.hand_back()
+        call.handle.release_opened()
         return shm.TICK
 
     def _prepare(self, outcome: int, handle: Handle | None) -> None:
@@ -238,20 +238,20 @@ class RoundWaiter:
                 self._updater.carry_out(handle, self._rows)
             except BaseException:
                 if handle.has_failed(round):
-                    handle.note_told(round)
+                    handle.note_reported(round)
                 raise
             finally:
                 handle.end_plan(self._updater.completes)
 
-    def _rest(self, call: shm.Call) -> None:
-        """After a loss: see what can be finished without the dead finished, by this worker or by others."""
+    def _complete_without_dead(self, call: shm.Call) -> None:
+        """After a loss: complete the round as far as possible without the dead workers."""
 
         def step() -> int:
             outcome = call.help()
-            if outcome == shm.TICK and call.handle.at_rest:
+            if outcome == shm.TICK and call.handle.is_idle:
                 return shm.READY
             if outcome == shm.TICK:
-                self._job.look_around()  # another may have died at work
+                self._job.detect_losses()  # another worker may have died at work
                 self._job.enter(WAITING, call.handle, call.round, call.handle.nbytes)
                 time.sleep(0.0005)
             return outcome
@@ -259,14 +259,17 @@ class RoundWaiter:
         self.wait(step, call.handle)
 
     def wait_to_push(self, handles: list[Handle]) -> None:
-        """Wait until this worker may arrive at keys, in the order of updates; raise if it may not."""
+        """Wait until this worker may arrive at keys, in the order of updates.
+
+        Raise an error if it may not.
+        """
         self.check_writing()
         if self.rejoining and handles:
             self._catch_up(handles[0])
         self.wait_for_free_slot(handles)
 
     def _catch_up(self, first: Handle) -> None:
-        """Before the first push of a rank that came back: come into step with the others' pass."""
+        """Before the first push of a restarted rank: wait until it is in step with the other workers."""
 
         def step() -> int:
             self.check_writing()
@@ -279,31 +282,31 @@ class RoundWaiter:
         self.wait(step, first)
         self.rejoining = False
 
-    @_handing_back
+    @_releasing_opened
     def wait_for_free_slot(self, handles: list[Handle]) -> None:
-        """See the rounds complete whose memory the next push of each key needs."""
+        """Wait for the rounds that still use the memory of the next push of each key."""
         for handle in handles:
             if (
                 outcome := shm.wait_for_free_slot(handle)
-            ) != shm.READY:  # the outcome may be work for this worker
+            ) != shm.READY:  # the outcome may require work of this worker
                 self.wait(partial(shm.wait_for_free_slot, handle), handle, first=outcome)
 
     def note_call(self, handles: list[Handle]) -> None:
-        """Note that this worker has arrived at these keys in one call."""
+        """Record that this worker has arrived at these keys in one call."""
         call = _Call(handles, shm.rounds_of(handles))
         for handle in handles:
             self._calls[handle.key].append(call)
 
-    def see_whole(self, handles: list[Handle]) -> None:
-        """After a loss: have all keys that one call pushed, or none, stand at its rounds, asked for or not.
+    def even_out_calls(self, handles: list[Handle]) -> None:
+        """After a loss: let all keys of one call, or none, have its rounds, including keys that are not read.
 
-        What can be finished is; what is ahead then goes back, if its last value is still there. Raises where
-        several keys are asked for of which some have a call and others have not.
+        Rounds that can be completed are; a key that is ahead then goes back, if its previous value is still
+        there. Raises PeerLostError if the keys that are read differ anyway.
         """
-        if not self._errors.loss_told:
+        if not self._errors.loss_reported:
             return
         for handle in handles:
-            self._rest(shm.Call(handle, [], False))
+            self._complete_without_dead(shm.Call(handle, [], False))
         wanted = set(handles) if len(handles) > 1 else set()
         for call in {id(c): c for h in handles for c in reversed(self._calls.get(h.key, ()))}.values():
             asked = [pair for pair in call.keys if pair[0] in wanted]
@@ -314,43 +317,43 @@ class RoundWaiter:
                 raise self._uneven(asked)
 
     def _even_out(self, keys: list[tuple[Handle, int]]) -> None:
-        for _ in range(2):  # a survivor may arrive between two keys
+        for _ in range(2):  # a surviving worker may arrive between two keys
             for handle, _ in keys:
-                self._rest(shm.Call(handle, [], False))
+                self._complete_without_dead(shm.Call(handle, [], False))
         for handle, round in keys if _apart(keys) else ():
-            if handle.standing >= round:
-                handle.step_back(round - 1)
+            if handle.value_round >= round:
+                handle.restore_round(round - 1)
 
     def _uneven(self, keys: list[tuple[Handle, int]]) -> PeerLostError:
-        rounds = ", ".join(f"{handle.key!r} of round {handle.standing}" for handle, _ in keys)
+        rounds = ", ".join(f"{handle.key!r} of round {handle.value_round}" for handle, _ in keys)
         return self._errors.peer_lost(
-            f". The keys of one call are not of one round: {rounds}. Read each by a call of its own, "
-            "or go back to a file"
+            f". The keys of one call are not of one round: {rounds}. Read each in a separate call, "
+            "or return to a checkpoint"
         )
 
     def wait_at_barrier(self) -> None:
-        """Wait until every member has come to this worker's next barrier."""
+        """Wait until every member has reached this worker's next barrier."""
         job, number = self._job, self._job.arrive_at_barrier()
         self.wait(lambda: job.wait_at_barrier(number), None, lambda: job.missing_at_barrier(number))
 
     def settle(self, handle: Handle) -> None:
-        """See the rounds complete that this worker has pushed into."""
+        """Complete the rounds of a key that this worker has pushed into."""
         if handle.key == self._updater.at_work:
             return
-        if self._errors.loss_told:
-            self.see_whole([handle])
-        elif handle.complete < handle.arrived or handle.untold(handle.arrived):
+        if self._errors.loss_reported:
+            self.even_out_calls([handle])
+        elif handle.complete < handle.arrived or handle.first_unreported(handle.arrived):
             self.complete([shm.Call(handle, [], False)])
         else:
             handle.note_complete()
 
     def settle_all(self) -> None:
-        """See every round complete that this worker has pushed into."""
+        """Complete every round that this worker has pushed into."""
         self.check_open()
         for handle in self._keys.all():
             self.settle(handle)
 
-    @_handing_back
+    @_releasing_opened
     def wait(
         self,
         step: Step,
@@ -359,11 +362,11 @@ class RoundWaiter:
         what: str = "",
         first: int = shm.TICK,
     ) -> None:
-        """Take steps until one is ready, within the deadline."""
+        """Repeat a step until it is ready, or the deadline is reached."""
         outcome = step() if first == shm.TICK else first
         clock = WaitClock(self._timeout)
         while outcome not in (shm.READY, shm.TICK):
-            self._take(outcome, handle)
+            self._handle_outcome(outcome, handle)
             waited = clock.read()
             outcome = step()
             if outcome in _UNDONE and clock.over:
@@ -372,10 +375,10 @@ class RoundWaiter:
             try:
                 self._wait_long(step, handle, missing, what, clock)
             finally:
-                self._job.leave_phase()  # of waiting, which went on from step to step
+                self._job.leave_phase()  # the phase of waiting spans all steps
 
-    def _take(self, outcome: int, handle: Handle | None) -> None:
-        """Do what a step has found to be done, or raise what it has found."""
+    def _handle_outcome(self, outcome: int, handle: Handle | None) -> None:
+        """Do the work that the outcome of a step requires, or raise its error."""
         if outcome in (shm.PLAN, shm.NEW_MODE):
             self._prepare(outcome, handle)
         elif outcome != shm.TICK:
@@ -384,11 +387,11 @@ class RoundWaiter:
     def _wait_long(
         self, step: Step, handle: Handle | None, missing: Missing | None, what: str, clock: WaitClock
     ) -> None:
-        """Go on with a wait once it is worth telling of; it is then a tenth of a second old."""
+        """Continue a wait that has become long enough to be logged; it is then a tenth of a second old."""
         outcome, slow = shm.TICK, SlowWait(self._errors, handle, missing, what)
         with clock.described_by(partial(self._errors.waiting, handle, missing, what)):
             while outcome != shm.READY:
-                self._take(outcome, handle)
+                self._handle_outcome(outcome, handle)
                 waited = clock.read()
                 outcome = step()
                 if outcome in _UNDONE and clock.over:

@@ -2,7 +2,7 @@
 #include "input.h"
 #undef read
 #undef close
-#include "run.h"
+#include "job_chunks.h"
 #include "packed_sum.h"
 
 enum { MOST = 1500, SOURCES = 3 };

@@ -1,7 +1,7 @@
 /* Replies to a worker's exchange, also of rows: what is not as expected writes nothing, and what is its own value only. */
 #include "input.h"
 #include <pthread.h>
-#include "run.h"
+#include "job_chunks.h"
 #include "exchange.h"
 
 enum { N = 4, ROWS = 4, PAGES = 8, JOB = 77, VERSION = 3 };

@@ -94,13 +94,13 @@ def test_no_rows_and_no_elements_are_no_work() -> None:
     ],
 )
 def test_a_row_that_does_not_fit_is_named(spec: Spec, row: Row, what: str) -> None:
-    with pytest.raises(ValueError, match=f"{spec.name}: row 0 has not the {what}"):
+    with pytest.raises(ValueError, match=f"{spec.name}: row 0 does not have the {what}"):
         image(spec, [row])
 
 
 def test_the_row_that_is_named_is_the_one() -> None:
     good = Row(4, srcs=(16, 16), dst=16)
-    with pytest.raises(ValueError, match="row 2 has not"):
+    with pytest.raises(ValueError, match="row 2 does not have"):
         image(SUM2, [good, good, good._replace(dst=0), good])
 
 

@@ -27,8 +27,8 @@ PHASES = [
     Mutant(
         "phases",
         ARRIVALS,
-        ">= round) {\n            if (members & kv_bit(w) && !kv_whole",
-        ">= round - 1) {\n            if (members & kv_bit(w) && !kv_whole",
+        ">= round) {\n            if (members & kv_bit(w) && !kv_is_call_complete",
+        ">= round - 1) {\n            if (members & kv_bit(w) && !kv_is_call_complete",
         "a push two rounds ago counts",
         SHARED,
     ),
@@ -115,8 +115,8 @@ PHASES = [
     Mutant(
         "phases",
         CHUNKS,
-        "        if (word >> 16 != round || (word & 0xff) != KV_TAKEN || kv_state",
-        "        if (word >> 16 != round || (word & 0xff) == KV_TAKEN || kv_state",
+        "        if (word >> 16 != round || (word & 0xff) != KV_CLAIMED || kv_state",
+        "        if (word >> 16 != round || (word & 0xff) == KV_CLAIMED || kv_state",
         "a chunk of a dead worker is left",
         INTERLEAVED,
     ),

@@ -332,8 +332,8 @@ def test_row_sparse_stays_on_the_host(store: kv.KVStore, gpu: Gpu) -> None:
     rows = kv.RowSparseArray(np.ones((1, 2), np.float32), [1], (3, 2))
     for call, match in (
         (lambda: store.push("t", gpu(np.ones((3, 2)))), "'t' is row-sparse and stays on the host"),
-        (lambda: store.push("g", rows), "row-sparse, and the key lies on cuda:0"),
-        (lambda: store.row_sparse_pull("g", out=rows, row_ids=[1]), "lies on cuda:0"),
+        (lambda: store.push("g", rows), "row-sparse, and the key is on cuda:0"),
+        (lambda: store.row_sparse_pull("g", out=rows, row_ids=[1]), "is on cuda:0"),
     ):
         with pytest.raises(kv.CapabilityError, match=match):
             call()

@@ -16,11 +16,11 @@ def told(rank: int) -> None:
 
     backend = HierarchyBackend.__new__(HierarchyBackend)
     backend.rank = 1
-    backend._told(meets)
+    backend._noting_loss(meets)
 
 
 def test_its_own_loss_is_no_loss_of_a_peer() -> None:
-    with pytest.raises(FencedError, match="worker 1 was given up"):
+    with pytest.raises(FencedError, match="worker 1 was declared lost"):
         told(1)
     with pytest.raises(PeerLostError, match="worker 0 is lost"):
         told(0)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 import kvstore as kv
-from kvstore.stores.local.bound import Anything, HostCall
+from kvstore.stores.local.bound import GeneralCall, HostCall
 
 Array = npt.NDArray[Any]
 
@@ -44,8 +44,8 @@ def store(request: pytest.FixtureRequest) -> Any:
 KINDS: dict[str, tuple[Any, type]] = {
     "plain": (lambda array: array, HostCall),
     "foreign": (Foreign, HostCall),
-    "strided": (lambda array: np.repeat(array, 2)[::2], Anything),
-    "swapped": (lambda array: array.astype(">f4"), Anything),
+    "strided": (lambda array: np.repeat(array, 2)[::2], GeneralCall),
+    "swapped": (lambda array: array.astype(">f4"), GeneralCall),
 }
 
 
@@ -81,7 +81,7 @@ def test_rows_conversions_and_pulls_only(store: kv.KVStore) -> None:
     calls = {"a": (full(3), wide), "t": (rows, dense), "b": ([], full(-1))}
     for key, (value, out) in calls.items():
         plan = store.bind(key, value, out=out)
-        assert type(plan._bound) is Anything
+        assert type(plan._bound) is GeneralCall
         plan()
     assert wide.tolist() == [3] * 4
     assert dense[:, 0].tolist() == [0, 1, 0, 0]

@@ -387,12 +387,12 @@ def test_who_is_taken_for_dead_as_a_push_asks_for_memory_is_told(
     arrives = getattr(pusher, name)
 
     def taken_for_dead(*arguments: Any) -> Any:
-        backend._job.be_lost()
+        backend._job.declare_lost()
         return arrives(*arguments)
 
     monkeypatch.setattr(pusher, name, taken_for_dead)
     monkeypatch.setattr(backend, "quick_pushpull", lambda *_: False)
-    with pytest.raises(kv.FencedError, match="worker 0 was taken for dead"):
+    with pytest.raises(kv.FencedError, match="worker 0 was declared lost"):
         getattr(store, verb)("w", np.ones(5, np.float32))
     store.close()
 
@@ -406,12 +406,12 @@ def test_who_is_taken_for_dead_takes_back_what_others_may_read(monkeypatch: pyte
     def taken_for_dead(wanted: Any, private: set[str], divisor: int) -> Any:
         direct = exchange(wanted, private, divisor)
         private.update(handle.key for handle, _, _ in wanted)
-        backend._job.be_lost()
+        backend._job.declare_lost()
         return direct
 
     monkeypatch.setattr(backend._pusher, "exchange", taken_for_dead)
     monkeypatch.setattr(backend._waiter, "give_up", _noting(backend._waiter.give_up, failed))
-    with pytest.raises(kv.FencedError, match="worker 0 was taken for dead"):
+    with pytest.raises(kv.FencedError, match="worker 0 was declared lost"):
         store.pushpull(["w", "x"], [np.ones(40_000, np.float32)] * 2)
     assert failed == [["w", "x"]]
     store.close()
@@ -448,7 +448,7 @@ def test_memory_is_given_back_while_this_thread_has_the_lock() -> None:
         job = store._backend._job
         array, begin = store.empty("w"), time.monotonic()
         place = array.ctypes.data
-        with shm.Lock(job):
+        with shm.RegionLock(job):
             del array
         assert time.monotonic() - begin < 15
         others = [store.empty("w") for _ in range(3)]

@@ -171,7 +171,7 @@ def test_one_that_cannot(job: MakeJob, rank: int, call: str, error: int, words: 
 
 def test_memory_that_is_not_what_it_should_be(job: MakeJob) -> None:
     first, second = run(job(2), "wrong_memory")
-    assert "shows something else there" in first[1]
+    assert "has opened other memory" in first[1]
     assert "refused to worker 0" in second[1]
 
 

@@ -1,1 +1,1 @@
-"""Sums between GPUs of several processes, by CUDA IPC."""
+"""Sums over GPUs of several processes, by CUDA IPC."""

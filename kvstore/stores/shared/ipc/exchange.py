@@ -1,9 +1,10 @@
-"""Sums between the GPUs of several processes: each reads what the others have pushed, by CUDA IPC.
+"""Sums over the GPUs of several processes: each reads the pushed values of the others, by CUDA IPC.
 
-A round of such a key goes through the region as any other, only that what is pushed stays in the memory of
-GPUs: in slots that the others have open. A worker arrives when its slot is written. When all have arrived,
-each sums all slots, in the order of the ranks, into its own value and outs. docs/decisions/0011-cuda-ipc.md
-says when that is done, and why nobody reads a slot that is written again.
+A round of such a key is counted in the region as any other, but the pushed values stay in GPU memory: in
+slots that the other workers have opened. A worker arrives when its slot is written. When all have arrived,
+each worker sums all slots, in the order of the ranks, into its own value and outs.
+docs/decisions/0011-cuda-ipc.md says when this method is used, and why no worker reads a slot that is being
+overwritten.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from ....kernels import cpu
 from ...device.arguments import Target
 from ..native import _shared as shm
 from .keys import IpcKey
-from .launches import Sums, TypedRow
-from .memory import Exports, Imports
+from .launches import GpuSums, TypedRow
+from .memory import MemoryExports, MemoryImports
 from .table import OFFERED, READY, REFUSED, IpcTable
 
 log = logging.getLogger("kvstore.shared")
 
-#: Seconds that `close` waits until the others have closed this worker's memory.
+#: Seconds that `close` waits for the other workers to close this worker's memory.
 _PATIENCE = 5.0
 _PAUSE = 0.0005
 
@@ -44,7 +45,7 @@ Handle = shm.Handle
 
 
 class PushedOnGpu(list[tuple[DeviceView, Stream]]):
-    """Values on a GPU that are to go to the others by way of a slot."""
+    """Values on a GPU that other workers read from a slot."""
 
 
 class DeviceOutputs(NamedTuple):
@@ -56,8 +57,8 @@ class DeviceOutputs(NamedTuple):
 
 class _Gpu(NamedTuple):
     place: GpuContext
-    exports: Exports
-    sums: Sums
+    exports: MemoryExports
+    sums: GpuSums
 
 
 class IpcExchange:
@@ -67,12 +68,12 @@ class IpcExchange:
         self._job, self._driver, self._rank, self._size = job, driver, rank, job.size
         self._keys: dict[Key, IpcKey] = {}
         self._gpus: dict[int, _Gpu] = {}
-        self._imports = Imports(driver)
-        self._lock = threading.RLock()  # operations in the background end on other threads
-        #: Why nothing goes this way; None where it may.
+        self._imports = MemoryImports(driver)
+        self._lock = threading.RLock()  # operations in the background end in other threads
+        #: Why CUDA IPC is not used; None if it may be.
         self.refusal: str | None = self._not_wanted(wanted)
         self._said = False
-        #: Called when it is known whether arrays go this way, and if that ends for new keys.
+        #: Called when it is decided whether CUDA IPC is used, and if that ends for new keys.
         self.on_decision: Callable[[], None] = lambda: None
         _sweep()
 
@@ -81,14 +82,14 @@ class IpcExchange:
             return "CUDA IPC is switched off (cuda_ipc=0)"
         if self._size == 1:
             return "there are no other workers"
-        if self._job.goes_on:
-            return "CUDA IPC is not used where the loss of a worker is to be survived"
+        if self._job.continues_after_loss:
+            return "CUDA IPC is not used with on_peer_loss='continue'"
         return None
 
-    # ------------------------------------------------------------------------------------- who, and when
+    # ----------------------------------------------------------------------------------- agreement
 
     def takes(self, handle: Handle, views: Sequence[DeviceView]) -> bool:
-        """Whether what is pushed to a key goes this way; makes the offers that it needs for that."""
+        """Return whether values of a key are pushed from GPU to GPU; offer the slots that this needs."""
         devices = {view.device for view in views}
         if len(devices) > 1 or not handle.nbytes or shm.mode(self._job) & 1:
             return False
@@ -105,7 +106,7 @@ class IpcExchange:
             return key.agreed or (not key.hopeless and self._agree(key))
 
     def is_open(self, handle: Handle) -> bool:
-        """Whether others may push to a key from GPU to GPU, now or soon."""
+        """Return whether other workers may push to a key from GPU to GPU, now or soon."""
         key = self._keys.get(handle.key)
         return key is not None and not key.hopeless
 
@@ -125,12 +126,12 @@ class IpcExchange:
         gpu = self._gpus.get(device)
         if gpu is None:
             place = GpuContext(self._driver, device)
-            exports = Exports(self._driver, device, place.own)
-            gpu = self._gpus[device] = _Gpu(place, exports, Sums(place))
+            exports = MemoryExports(self._driver, device, place.own)
+            gpu = self._gpus[device] = _Gpu(place, exports, GpuSums(place))
         return gpu
 
     def _agree(self, key: IpcKey) -> bool:
-        """Open what the others offer, once all do; True when all have."""
+        """Open the slots that the other workers offer, once all do; return True when all have."""
         standings = key.table.standings()
         if self.refusal is not None and standings[self._rank] == OFFERED:
             key.table.stand(REFUSED, self.refusal)
@@ -172,7 +173,7 @@ class IpcExchange:
     # ---------------------------------------------------------------------------------------------- push
 
     def push(self, pairs: Sequence[tuple[Handle, PushedOnGpu]]) -> None:
-        """Write values to slots, wait until that is done, and arrive; the slots are free."""
+        """Write values to free slots, wait until they are written, and arrive."""
         with self._lock:
             slots = self._written(pairs)
             keys = [self._keys[handle.key] for handle, _ in pairs]
@@ -183,7 +184,7 @@ class IpcExchange:
                 shm.arrive_on_gpu(handle)
 
     def wait_until_read(self, handle: Handle) -> None:
-        """See to it, before a push from the host, that no slot of an earlier round is still to be read."""
+        """Before a push from the host, wait until this worker has read the slots of earlier rounds."""
         key = self._keys.get(handle.key)
         if key is not None and key.agreed:
             with self._lock:
@@ -213,16 +214,16 @@ class IpcExchange:
     # ------------------------------------------------------------------------------------------- results
 
     def is_agreed(self, handle: Handle) -> bool:
-        """Whether the value of a key may lie on GPUs."""
+        """Return whether the value of a key may be on GPUs."""
         key = self._keys.get(handle.key)
         return key is not None and key.agreed
 
     def is_near(self, handle: Handle, view: DeviceView) -> bool:
-        """Whether a result can be written to an out of a key by the GPU that has it."""
+        """Return whether the GPU of a key can write a result to an out."""
         return view.device == self._keys[handle.key].place.device and view.dtype == handle.dtype
 
     def deliver(self, outputs: Sequence[DeviceOutputs]) -> list[DeviceOutputs]:
-        """Fill outs of keys whose rounds are complete; returns those whose value the region has."""
+        """Write outs of keys with complete rounds; return those that must be read from the region."""
         works: dict[tuple[int, int], tuple[Stream, list[TypedRow]]] = {}
         done: list[tuple[IpcKey, int, DeviceOutputs]] = []
         with self._lock:
@@ -268,7 +269,7 @@ class IpcExchange:
             key.place.keep(held, stream)
 
     def _apply_last_round(self, key: IpcKey) -> None:
-        """Sum the last complete round into the value, if that was not done: slots are written again."""
+        """Sum the last complete round into the value, if that is not done: its slots will be overwritten."""
         key.through = complete = key.handle.complete
         if key.applied < complete and key.table.lies_on_gpus(complete):
             own = key.place.own
@@ -281,7 +282,7 @@ class IpcExchange:
     # ------------------------------------------------------------------------------------ on the host
 
     def copy_to_region(self, handle: Handle) -> None:
-        """Copy a value that lies on GPUs to the region, too; whoever else does so writes the same bits."""
+        """Copy a value on GPUs to the region, too; every worker that does so writes the same bits."""
         key = self._keys.get(handle.key)
         if key is None:
             return
@@ -296,13 +297,13 @@ class IpcExchange:
             key.in_region = complete
 
     def overwritten(self, handle: Handle) -> None:
-        """Note that the region gets another value; for who holds the key."""
+        """Record that the region holds a new value; the caller holds the key."""
         key = self._keys.get(handle.key)
         if key is not None:
             key.table.put_on_gpus(handle.complete, False)
 
     def carry_out(self, handle: Handle, on_gpu: list[int], ranks: list[int]) -> None:
-        """Complete the round of a key that this worker has opened, where parts of it lie on GPUs."""
+        """Complete a round that this worker has opened and that has parts on GPUs."""
         if shm.mode(self._job) & 1:
             raise KVStoreError(
                 "some workers had pushed to this round before the updater or optimizer was set; set it on "
@@ -312,7 +313,7 @@ class IpcExchange:
             key, round = self._keys[handle.key], handle.complete + 1
             together = len(on_gpu) == self._size
             if not together:
-                self.copy_to_region(handle)  # should this round come to nothing, the last value is there
+                self.copy_to_region(handle)  # if this round fails, the last value remains
                 parts = shm.opened_sources(handle)
                 arrays = [
                     self._fetched(key, worker, round) if part is None else part
@@ -338,7 +339,7 @@ class IpcExchange:
             keys, self._keys = list(self._keys.values()), {}
             gpus, self._gpus = list(self._gpus.values()), {}
             for key in keys:
-                with contextlib.suppress(InterruptedError):  # the others have taken this worker for dead
+                with contextlib.suppress(InterruptedError):  # this worker is fenced
                     key.table.stand(REFUSED)
             _finish(keys)
             for key in keys:
@@ -353,25 +354,25 @@ class IpcExchange:
 
 
 def _finish(keys: Sequence[IpcKey]) -> None:
-    """Wait until all that was done with the values of some keys is done."""
+    """Wait until the work on the values of some keys is complete."""
     for tail in {key.tail for key in keys if key.tail is not None}:
         tail.finish()
 
 
 class _Others:
-    """Whoever may have this worker's memory open."""
+    """The workers that may have opened this worker's memory."""
 
     def __init__(self, job: shm.Job, tables: list[IpcTable]) -> None:
         self._job, self._tables = job, tables
 
     def are_through(self) -> bool:
-        """Whether no process has any of it open."""
+        """Return whether no process has any of it open."""
         holders = {worker for table in self._tables for worker in table.holders()}
         return all(_has_ended(self._job.pid(worker)) for worker in holders)
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether a process is no more; one that is stopped, or was taken for dead, may be."""
+    """Return whether a process has ended; a stopped or fenced process may still exist."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -382,11 +383,11 @@ def _has_ended(pid: int) -> bool:
         os.close(descriptor)
 
 
-_kept: list[tuple[list[Exports], _Others]] = []
+_kept: list[tuple[list[MemoryExports], _Others]] = []
 
 
-def _give_up(exports: list[Exports], others: _Others) -> None:
-    """Free memory when the others have closed it; what they keep open for long is freed some time later."""
+def _give_up(exports: list[MemoryExports], others: _Others) -> None:
+    """Free memory when the other workers have closed it; memory that stays open for long is freed later."""
     end = time.monotonic() + _PATIENCE
     while not others.are_through():
         if time.monotonic() > end:
@@ -400,7 +401,7 @@ def _give_up(exports: list[Exports], others: _Others) -> None:
 
 
 def _sweep() -> None:
-    """Free what others had open when its store was closed, and have closed now."""
+    """Free memory that other workers had open when its store was closed, and have closed since."""
     for kept in [one for one in _kept if one[1].are_through()]:
         _kept.remove(kept)
         for exports in kept[0]:

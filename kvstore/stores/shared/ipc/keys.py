@@ -1,4 +1,4 @@
-"""A key whose value is summed on the workers' GPUs, as one worker has it."""
+"""A key that is summed on the workers' GPUs, as one worker holds it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ....devices.streams import Stream, StreamCursor
 from ....errors import KVStoreError
 from ....kernels import cuda
 from ..native import _shared as shm
-from .memory import Exports, Imports, Room
+from .memory import ExportedPiece, MemoryExports, MemoryImports
 from .table import MOST_SLOTS, IpcTable
 
-#: Slots that are shown at once; more are added where a worker is further ahead of others than usual.
+#: Slots that are offered at once; more are added if a worker is further ahead of others than usual.
 _FIRST_SLOTS = 2
 
 
@@ -24,15 +24,15 @@ class IpcKey:
     Attributes
     ----------
     agreed, hopeless : bool
-        Whether all workers can push to it from GPU to GPU; whether it is known that not all of them can.
+        Whether all workers can push to it from GPU to GPU; whether at least one of them cannot.
     applied : int
-        The last round whose sum was put into `value`, on some stream.
+        The last round that was summed into `value`, on some stream.
     in_region : int
-        The last round whose value was copied to the region by this worker.
+        The last round that this worker has copied to the region.
     through : int
-        The last round that this worker knows to be complete, and whose sum it has or does not need.
+        The last round that this worker knows to be complete, with slots that it need not read again.
     tail : StreamCursor or None
-        End of the stream where the last work on the value was put, after `hold`.
+        End of the stream of the last work on the value, after `hold`.
     """
 
     def __init__(self, handle: shm.Handle, place: GpuContext, table: IpcTable, rank: int) -> None:
@@ -41,53 +41,53 @@ class IpcKey:
         self.agreed = self.hopeless = False
         self.applied = self.in_region = self.through = 0
         self._rank = rank
-        self._slots: list[Room] = []
-        self._round_in: list[int] = []  # of each slot
+        self._slots: list[ExportedPiece] = []
+        self._round_in: list[int] = []  # the round in each slot
         self._bases: dict[tuple[int, int], int] = {}  # of other workers' slots
         self._value: Memory | None = None
         self.tail: StreamCursor | None = None
 
     # ------------------------------------------------------------------------------------------- slots
 
-    def offer(self, exports: Exports) -> None:
-        """Show the first slots."""
+    def offer(self, exports: MemoryExports) -> None:
+        """Offer the first slots."""
         for _ in range(_FIRST_SLOTS):
             self._add_slot(exports)
 
-    def _add_slot(self, exports: Exports) -> None:
+    def _add_slot(self, exports: MemoryExports) -> None:
         room = exports.room(self.handle.nbytes)
         self.table.add_slot(room.offset, room.name, room.proof)
         self._slots.append(room)
         self._round_in.append(0)
 
-    def free_slot(self, exports: Exports) -> int:
-        """Return the number of a slot that nobody reads any more."""
+    def free_slot(self, exports: MemoryExports) -> int:
+        """Return the number of a slot that no worker reads any more."""
         through = self.table.read_by_all()
         for number, round in enumerate(self._round_in):
             if round <= through:
                 return number
-        if len(self._slots) == MOST_SLOTS:  # see docs/decisions/0011: it cannot be
+        if len(self._slots) == MOST_SLOTS:  # impossible: see docs/decisions/0011
             raise KVStoreError(f"all slots of key {self.handle.key!r} are in use in round {through + 1}")
         self._add_slot(exports)
         return len(self._slots) - 1
 
     def use(self, slot: int) -> None:
-        """Note that the worker's part in its next round is in a slot."""
+        """Record that this worker's part in its next round is in a slot."""
         round = self.handle.arrived + 1
         self._round_in[slot] = round
         self.table.use(round, slot)
 
-    def open_all(self, size: int, imports: Imports) -> None:
-        """Open what all workers show."""
+    def open_all(self, size: int, imports: MemoryImports) -> None:
+        """Open the slots that all workers offer."""
         for worker in range(size):
             for number in range(self.table.slots(worker)):
                 self._source(worker, number, imports)
 
-    def source(self, worker: int, round: int, imports: Imports) -> int:
-        """Where this worker reads another one's part in a round."""
+    def source(self, worker: int, round: int, imports: MemoryImports) -> int:
+        """Return the address at which this worker reads another's part in a round."""
         return self._source(worker, self.table.used(worker, round), imports)
 
-    def _source(self, worker: int, number: int, imports: Imports) -> int:
+    def _source(self, worker: int, number: int, imports: MemoryImports) -> int:
         if worker == self._rank:
             return self._slots[number].address
         known = self._bases.get((worker, number))
@@ -100,34 +100,34 @@ class IpcKey:
 
     @property
     def value(self) -> int:
-        """Address of the value on this worker's GPU."""
+        """Return the address of the value on this worker's GPU."""
         if self._value is None:
             self._value = Memory(self.place.driver, self.place.device, self.handle.nbytes)
         return self._value.address
 
     def put_row(self, sources: Sequence[int], slot: int) -> cuda.Row:
-        """Return what pushes the sum of some arrays."""
+        """Return the kernel arguments that write the sum of some arrays to a slot."""
         return cuda.Row(self.numel, srcs=tuple(sources), dst=self._slots[slot].address)
 
     def sum_row(self, sources: Sequence[int], outs: Sequence[int]) -> cuda.Row:
-        """Return what sums a round into the value and some outs."""
+        """Return the kernel arguments that sum a round into the value and some outs."""
         return cuda.Row(self.numel, srcs=tuple(sources), dst=self.value, outs=tuple(outs))
 
     def copy_row(self, outs: Sequence[int]) -> cuda.Row:
-        """Return what copies the value to outs, one or more."""
+        """Return the kernel arguments that copy the value to one or more outs."""
         return cuda.Row(self.numel, srcs=(self.value,), dst=outs[0], outs=tuple(outs[1:]))
 
     # ------------------------------------------------------------------------------------------- order
 
     def hold(self, stream: Stream) -> None:
-        """Let a stream wait for all that was done with the value."""
+        """Let a stream wait for the work on the value."""
         if self.tail is not None:
             self.tail.hold(stream)
 
     def be_through(self) -> None:
-        """Say that this worker reads no slot of the rounds up to `through`; what did is done."""
+        """Record that this worker has read all slots of the rounds up to `through`."""
         self.table.note_read(self.through)
 
     def close(self) -> None:
-        """Give back what is this worker's alone; nothing is under way."""
+        """Free the memory of this worker alone; no work is in progress."""
         self.tail = self._value = None

@@ -1,4 +1,4 @@
-"""Sums on a GPU for several keys at once: one launch for each type, found again for the same addresses."""
+"""Sums on a GPU for several keys at once: one launch for each type, reused for the same addresses."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from ....devices.streams import Stream
 from ....kernels import cuda
 from ...device.launches import Launches, count_of
 
-#: Calls whose launches are kept.
+#: Calls with launches that are kept.
 _MOST_CALLS = 64
 
-#: Element type, and what to sum.
+#: Element type and kernel arguments of a sum.
 TypedRow = tuple[np.dtype[Any], cuda.Row]
 
 
-class Sums:
-    """What puts sums on the streams of one GPU."""
+class GpuSums:
+    """Launches sums on the streams of one GPU."""
 
     def __init__(self, place: GpuContext) -> None:
         self._place = place
         self._known: OrderedDict[Any, Launches] = OrderedDict()
 
     def run(self, rows: list[TypedRow], stream: Stream) -> None:
-        """Launch; rows that overlap run one after the other."""
+        """Launch sums; rows that overlap run one after the other."""
         if _are_apart(rows):
             self._launches(rows, stream).run(stream)
             return
@@ -64,7 +64,10 @@ def _by_type(rows: list[TypedRow]) -> list[tuple[str, list[cuda.Row]]]:
 
 
 def _are_apart(rows: list[TypedRow]) -> bool:
-    """Whether no two rows write to the same memory. What is read lies where no row of a call writes."""
+    """Return whether no two rows write to the same memory.
+
+    Sources never overlap memory that a call writes.
+    """
     if len(rows) == 1:
         return True
     spans = sorted(

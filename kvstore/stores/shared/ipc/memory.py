@@ -1,4 +1,4 @@
-"""Memory of GPUs that other processes open, and theirs that this one has open."""
+"""GPU memory that other processes open, and memory of other processes that is open here."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ....devices.streams import Stream
 from ....errors import KVStoreError
 from .table import PROOF_BYTES
 
-#: The driver exports whole blocks of so many bytes, with whatever else lies in them.
+#: The driver exports whole blocks of this many bytes, with everything in them.
 _BLOCK = 2 << 20
-_LINE = 256  # bytes, where arrays begin within a block
+_LINE = 256  # bytes: the alignment of arrays in a block
 
 
-class Room(NamedTuple):
+class ExportedPiece(NamedTuple):
     """Exported memory for one array."""
 
     address: int
@@ -27,8 +27,8 @@ class Room(NamedTuple):
     proof: bytes
 
 
-class Exports:
-    """Memory of one GPU that others may open; small arrays share blocks."""
+class MemoryExports:
+    """Memory of one GPU that other processes may open; small arrays share blocks."""
 
     def __init__(self, driver: Driver, device: int, stream: Stream) -> None:
         self._driver, self._device, self._stream = driver, device, stream
@@ -36,15 +36,15 @@ class Exports:
         self._last: tuple[int, bytes, bytes] = (0, b"", b"")
         self._used = self._size = 0
 
-    def room(self, nbytes: int) -> Room:
-        """Return memory for an array. Raises KVStoreError or MemoryError where the driver gives none."""
+    def room(self, nbytes: int) -> ExportedPiece:
+        """Return memory for an array; KVStoreError or MemoryError if the driver has none."""
         taken = -(-nbytes // _LINE) * _LINE
         if self._size - self._used < taken:
             self._add(-(-(taken + _LINE) // _BLOCK) * _BLOCK)
         offset = self._used
         self._used += taken
         address, name, proof = self._last
-        return Room(address + offset, offset, name, proof)
+        return ExportedPiece(address + offset, offset, name, proof)
 
     def _add(self, size: int) -> None:
         address = self._driver.allocate(self._device, size)
@@ -58,20 +58,20 @@ class Exports:
         self._used, self._size = _LINE, size
 
     def close(self) -> None:
-        """Free all of it; nobody has it open."""
+        """Free all of it; no process has it open."""
         while self._blocks:
             self._driver.free(self._device, self._blocks.pop())
 
 
-class Imports:
-    """Memory of other processes' GPUs, open for work on some of ours."""
+class MemoryImports:
+    """Memory of other processes' GPUs, opened for work on this process's."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._open: dict[tuple[int, bytes], int] = {}
 
     def address(self, stream: Stream, name: bytes, proof: bytes) -> int:
-        """Open memory, or find it open; what its owner has written must be seen there."""
+        """Open memory, or find it open, and check that it contains its owner's proof."""
         known = self._open.get((stream.device, name))
         if known is None:
             known = self._driver.open(stream.device, name)
@@ -79,11 +79,11 @@ class Imports:
             found = np.zeros(PROOF_BYTES, np.uint8)
             host_copy(self._driver, known, found, stream.handle, stream.device)
             if found.tobytes() != proof:
-                raise KVStoreError("memory of another process was opened, and shows something else there")
+                raise KVStoreError("CUDA IPC has opened other memory than the worker has offered")
         return known
 
     def close(self) -> None:
-        """Close all of it; no work touches it any more."""
+        """Close all of it; no work uses it any more."""
         while self._open:
             (device, _), address = self._open.popitem()
             self._driver.close(device, address)

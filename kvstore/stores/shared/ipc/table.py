@@ -1,7 +1,7 @@
-"""What the workers say of a key's memory on their GPUs: a table in the region, a line for each of them.
+"""The state of a key's memory on the workers' GPUs: a table in the region, with one line for each worker.
 
-Words are written before the worker arrives in a round, or under the region's lock, and read after that: so
-they are seen in that order.
+A word is written before the worker arrives in a round, or under the region's lock, and read after that: so
+all workers see the words in that order.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from ..native import _shared as shm
 
 Words = npt.NDArray[np.int64]
 
-#: Rounds whose slots are remembered: no worker is further behind another one.
+#: Rounds with recorded slots: no worker is further behind another.
 ROUNDS = 4
-#: Slots of a worker: one for each round that somebody may still have to read, and one to write.
+#: Slots of a worker: one for each round that a worker may still have to read, and one to write.
 MOST_SLOTS = 4
 PROOF_BYTES = 16
 _WHY_BYTES = 160
 
-# How a worker stands to the exchange of a key.
+# The standing of a worker towards the exchange of a key.
 REFUSED, NOTHING, OFFERED, READY = -1, 0, 1, 3
 
 # Words of a worker's line.
@@ -35,7 +35,7 @@ _HEAD = 8
 
 
 class IpcTable:
-    """The table of one key, as one of `size` workers sees it, who may write the line of its rank."""
+    """The table of one key, as one of `size` workers sees it; it writes the line of its own rank."""
 
     def __init__(self, job: shm.Job, handle: shm.Handle, size: int, rank: int) -> None:
         words: Words = handle.gpu_table(8 * (_HEAD + size * _LINE)).view(np.int64)
@@ -44,45 +44,45 @@ class IpcTable:
         self._own = self._lines[rank]
         self._peers = [w for w in range(size) if w != rank]
 
-    # ---------------------------------------------------------------------------------- who takes part
+    # ---------------------------------------------------------------------------------- participation
 
     def standings(self) -> list[int]:
-        """How each worker stands."""
-        with shm.Lock(self._job):
+        """Return the standing of each worker."""
+        with shm.RegionLock(self._job):
             found: list[int] = self._lines[:, _STANDING].tolist()
         return found
 
     def stand(self, standing: int, why: str = "") -> None:
-        """Say how this worker stands, and why it has refused."""
+        """Record the standing of this worker, and why it has refused."""
         text = why.encode(errors="replace")[:_WHY_BYTES].ljust(_WHY_BYTES, b"\0")
         self._own[_WHY:] = np.frombuffer(text, np.int64)
-        with shm.Lock(self._job):
+        with shm.RegionLock(self._job):
             self._own[_STANDING] = standing
 
     def why(self, worker: int) -> str:
-        """Why a worker has refused."""
+        """Return why a worker has refused."""
         return self._lines[worker, _WHY:].tobytes().rstrip(b"\0").decode(errors="replace")
 
     def begin_to_hold(self) -> bool:
-        """Note that this worker has memory of the others open from now on; False: not all offer any."""
-        with shm.Lock(self._job):
+        """Record that this worker may have memory of the others open; False: not all offer some."""
+        with shm.RegionLock(self._job):
             if (self._lines[:, _STANDING] < OFFERED).any():
                 return False
             self._own[_HOLDS] = 1
         return True
 
     def let_go(self) -> None:
-        """Note that this worker has no memory of the others open any more."""
+        """Record that this worker has no memory of the others open any more."""
         self._own[_HOLDS] = 0
 
     def holders(self) -> list[int]:
-        """Other workers that may have this one's memory open."""
+        """Return the other workers that may have this worker's memory open."""
         return [w for w in self._peers if self._lines[w, _HOLDS]]
 
     # ------------------------------------------------------------------------------------------- slots
 
     def add_slot(self, offset: int, name: bytes, proof: bytes) -> None:
-        """Show a slot of this worker: in which exported memory it lies, and where there."""
+        """Record a slot of this worker: its exported memory, and its offset there."""
         n = int(self._own[_SLOTS])
         at = _SLOT + n * _SLOT_WORDS
         self._own[at] = offset
@@ -90,37 +90,40 @@ class IpcTable:
         self._own[_SLOTS] = n + 1
 
     def slots(self, worker: int) -> int:
-        """How many slots a worker shows."""
+        """Return the number of slots that a worker offers."""
         return int(self._lines[worker, _SLOTS])
 
     def slot(self, worker: int, number: int) -> tuple[int, bytes, bytes]:
-        """Offset of a slot, name of the memory, and what stands at its beginning."""
+        """Return the offset of a slot, the name of its memory, and the proof at the beginning of that."""
         at = _SLOT + number * _SLOT_WORDS
         text = self._lines[worker, at + 1 : at + _SLOT_WORDS].tobytes()
         return int(self._lines[worker, at]), text[:IPC_HANDLE_BYTES], text[IPC_HANDLE_BYTES:]
 
     def use(self, round: int, slot: int) -> None:
-        """Say in which slot this worker's part in a round is."""
+        """Record the slot of this worker's part in a round."""
         self._own[_USED + round % ROUNDS] = slot
 
     def used(self, worker: int, round: int) -> int:
-        """In which slot a worker's part in a round is."""
+        """Return the slot of a worker's part in a round."""
         return int(self._lines[worker, _USED + round % ROUNDS])
 
     def note_read(self, round: int) -> None:
-        """Say that this worker will read no slot of a round up to this one any more."""
+        """Record that this worker has read all slots of the rounds up to a given round."""
         self._own[_READ] = round
 
     def read_by_all(self) -> int:
-        """Return the last round of which nobody will read a slot any more."""
+        """Return the last round with slots that all workers have read."""
         return int(self._lines[:, _READ].min())
 
     # ------------------------------------------------------------------------------------------- value
 
     def lies_on_gpus(self, round: int) -> bool:
-        """Whether each worker has the value that this round has given on its GPU, and the region has not."""
+        """Return whether the value of this round is on each worker's GPU, and not in the region."""
         return round > 0 and bool(self._lies[round % 2] == round)
 
     def put_on_gpus(self, round: int, there: bool) -> None:
-        """Say where the value of a round is; for who has opened it, or holds the key."""
+        """Record where the value of a round is.
+
+        Only its opener, or a worker that holds the key, may do so.
+        """
         self._lies[round % 2] = round if there else 0

@@ -1,1 +1,1 @@
-"""Memory that the workers of one machine share: the region, its table of keys, waiting and waking."""
+"""The memory that the workers of one machine share: the region, its table of keys, waits and wake-ups."""

@@ -1,9 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""The shared region as Python sees it: a job with keys, arrays that live in it, rounds.
+"""The Python interface of the shared region: a job with keys, arrays in the region, rounds.
 
-The protocol is in the headers beside this file (layout.h, wait.h, arena.h, texts.h, table.h, arrivals.h,
-summing.h, chunks.h, round.h, reading.h, region.h). No method blocks for longer than a tenth of a second:
-waits return `TICK`, and the caller looks at its deadline.
+The headers in this folder hold the protocol (layout.h, members.h, wait.h, arena.h, texts.h, table.h, arrivals.h, summing.h,
+chunks.h, round.h, reading.h, region.h), and _shared.pyi lists the names that Python code uses. No method blocks for
+longer than a tenth of a second: a wait returns `TICK`, and the caller checks its deadline.
 """
 
 cimport cython
@@ -59,10 +59,10 @@ cdef extern from "region.h" nogil:
         KV_NEW_MODE
         KV_NO_MEMORY
         KV_UNREADABLE
-        KV_WHOLE
-        KV_HARMED_HEADER
-        KV_HARMED_ENTRY
-        KV_HARMED_TEXT
+        KV_INTACT
+        KV_DAMAGED_HEADER
+        KV_DAMAGED_ENTRY
+        KV_DAMAGED_TEXT
         KV_ALIVE
         KV_JOINED
         KV_LEFT
@@ -122,7 +122,7 @@ cdef extern from "region.h" nogil:
         char *base
         kv_header *head
         kv_worker *worker
-        uint64_t window, mode, tried, incarnation, spin, looked, silence, word, left_told, epoch, begin, time
+        uint64_t window, mode, tried, incarnation, spin, looked, silence, word, left_reported, epoch, begin, time
         int rank, size, fd, forked, is_last, go_on, crowded
         int *pidfd
         const kv_level *const *level
@@ -151,7 +151,7 @@ cdef extern from "region.h" nogil:
     int kv_start_heartbeat(kv_self *me)
     void kv_stop_heartbeat(kv_self *me)
     void kv_deregister(kv_self *me, int state)
-    int kv_rest(kv_self *me)
+    int kv_retire(kv_self *me)
     int kv_give_up_descriptors(kv_self *me, int *given)
     ctypedef int (*kv_attempt)(kv_self *me)
     int kv_enlist(kv_self *me)
@@ -161,9 +161,9 @@ cdef extern from "region.h" nogil:
     int kv_rejoin(kv_self *me)
     int kv_state(kv_self *me, int w)
     int kv_can_read_peer(kv_self *me, int w)
-    int kv_standing(kv_self *me)
+    int kv_check_membership(kv_self *me)
     int kv_sums(const kv_self *me, const kv_entry *e)
-    void kv_look_around(kv_self *me)
+    void kv_detect_losses(kv_self *me)
     void kv_wake_all(kv_self *me)
     ctypedef int (*kv_condition)(void *)
     int kv_wait(kv_self *me, kv_condition ready, void *context)
@@ -190,19 +190,19 @@ cdef extern from "region.h" nogil:
         KV_VALUE_COLOUR
         KV_STATE_COLOUR
         KV_SOURCE_COLOUR
-    uint64_t kv_take_coloured(kv_self *me, uint64_t size, int colour)
-    uint64_t kv_take_locked(kv_self *me, uint64_t size)
-    void kv_give_locked(kv_self *me, uint64_t offset, uint64_t size)
+    uint64_t kv_allocate_coloured(kv_self *me, uint64_t size, int colour)
+    uint64_t kv_allocate_locked(kv_self *me, uint64_t size)
+    void kv_free_locked(kv_self *me, uint64_t offset, uint64_t size)
     uint64_t kv_text_bytes(kv_self *me, uint64_t offset)
     char *kv_text(kv_self *me, uint64_t offset)
     int kv_is_text(kv_self *me, uint64_t offset)
     int kv_is_given(kv_self *me, uint64_t offset, uint64_t size)
-    int kv_find_harm(int fd)
+    int kv_find_damage(int fd)
     uint64_t kv_new_text(kv_self *me, const char *text, uint64_t size)
     int kv_set_settings(kv_self *me, const char *text, uint64_t size)
     void kv_set_why(kv_self *me, kv_entry *e, uint64_t round, const char *text, uint64_t size)
     uint64_t kv_hash(const char *text, uint64_t size, int64_t number)
-    uint64_t kv_find(kv_self *me, const char *text, uint64_t size, int64_t number)
+    uint64_t kv_find_key(kv_self *me, const char *text, uint64_t size, int64_t number)
     kv_entry *kv_entry_at(kv_self *me, uint64_t number)
     kv_entry *kv_new_entry(kv_self *me)
     void kv_publish(kv_self *me, kv_entry *e)
@@ -210,13 +210,13 @@ cdef extern from "region.h" nogil:
     uint64_t kv_complete_round(uint64_t phase)
     uint64_t kv_current_of(uint64_t phase)
     uint64_t kv_round_of(uint64_t phase)
-    int kv_holds(const kv_self *me, uint64_t phase, uint64_t round)
+    int kv_is_opener(const kv_self *me, uint64_t phase, uint64_t round)
     int kv_is_planned(kv_self *me, kv_entry *e, uint64_t phase)
     int kv_wait_for_free_slot(kv_self *me, kv_entry *e)
-    void kv_fill(kv_self *me, kv_entry *e)
+    void kv_announce_overwrite(kv_self *me, kv_entry *e)
     void kv_arrive(kv_self *me, kv_entry *e, int kind, uint64_t source)
     void kv_arrive_divided(kv_self *me, kv_entry *e, int kind, float divisor, uint64_t source)
-    uint64_t kv_arrive_untold(kv_self *me, kv_entry *e, uint32_t kind, float threshold, uint64_t source)
+    uint64_t kv_arrive_silently(kv_self *me, kv_entry *e, uint32_t kind, float threshold, uint64_t source)
     void kv_arrive_packed(kv_self *me, kv_entry *e, int code, float threshold, uint64_t source)
     int kv_kind_of(kv_part *part, int parity)
     int kv_code_of(kv_part *part, int parity)
@@ -225,16 +225,16 @@ cdef extern from "region.h" nogil:
     int kv_bring_forward(kv_self *me, kv_call *call, int patient)
     int kv_sum_small(kv_self *me, kv_call *call, int patient)
     void kv_begin_call(kv_self *me)
-    void kv_take_stamp(kv_self *me, kv_entry *e, uint64_t round)
+    void kv_record_stamp(kv_self *me, kv_entry *e, uint64_t round)
     void kv_end_call(kv_self *me)
-    int kv_whole(kv_self *me, kv_part *part, int w, int parity)
-    int kv_over_own(kv_self *me, const kv_call *call)
-    int kv_step_back(kv_self *me, kv_entry *e, uint64_t round)
-    int kv_at_rest(kv_self *me, kv_entry *e)
+    int kv_is_call_complete(kv_self *me, kv_part *part, int w, int parity)
+    int kv_overlaps_slot(kv_self *me, const kv_call *call)
+    int kv_restore_round(kv_self *me, kv_entry *e, uint64_t round)
+    int kv_is_idle(kv_self *me, kv_entry *e)
     uint64_t kv_pushed_round(kv_self *me, kv_entry *e)
     void kv_fail(kv_entry *e, uint64_t round)
     int kv_has_failed(kv_entry *e, uint64_t round)
-    uint64_t kv_untold(kv_self *me, kv_entry *e, const uint64_t *told, uint64_t round)
+    uint64_t kv_first_unreported(kv_self *me, kv_entry *e, const uint64_t *reported, uint64_t round)
     uint64_t kv_next_behind(kv_self *me, uint64_t start, uint64_t n)
     int kv_is_unopened(kv_self *me, kv_entry *e, uint64_t round, uint64_t *within)
     uint64_t kv_left_out(kv_self *me, kv_entry *e, uint64_t round)
@@ -242,11 +242,11 @@ cdef extern from "region.h" nogil:
     int kv_has_rows(kv_self *me, kv_entry *e, uint64_t round, uint64_t mask)
     int kv_has_on_gpu(kv_self *me, kv_entry *e, uint64_t round, uint64_t mask)
     int kv_read_private(kv_self *me, int w, uint64_t address, char *to, uint64_t size)
-    void kv_put_out(kv_self *me, kv_entry *e, uint64_t phase, int rule)
+    void kv_publish_work(kv_self *me, kv_entry *e, uint64_t phase, int rule)
     int kv_close(kv_self *me, kv_entry *e, uint64_t phase, uint64_t current)
-    int kv_borrow(kv_self *me, kv_entry *e, int writes)
-    void kv_return(kv_self *me, kv_entry *e, uint64_t phase, int other)
-    void kv_hand_back(kv_self *me, kv_entry *e, uint64_t phase)
+    int kv_hold_key(kv_self *me, kv_entry *e, int writes)
+    void kv_release_key(kv_self *me, kv_entry *e, uint64_t phase, int other)
+    void kv_release_opened(kv_self *me, kv_entry *e, uint64_t phase)
     int kv_begin_work(kv_self *me)
     void kv_end_work(kv_self *me)
     void *kv_updates(kv_entry *e)
@@ -260,7 +260,7 @@ cdef extern from "region.h" nogil:
     uint64_t KV_HEADER_BYTES
 
 cdef extern from "reading.h" nogil:
-    int kv_stays(kv_self *me, kv_entry *e)
+    int kv_is_stable(kv_self *me, kv_entry *e)
     int kv_begin_read(kv_self *me, kv_entry *e, kv_reading *reading)
     int kv_end_read(kv_self *me, kv_entry *e, kv_reading *reading)
     int kv_deliver(kv_self *me, kv_call *call)

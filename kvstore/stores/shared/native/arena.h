@@ -1,7 +1,7 @@
-/* Memory of the region: taken from the top, or from what was given back. All of it under the region's lock.
+/* Allocation in the region: from its top, or from a list of freed pieces. All functions here need the region's lock,
+ * except `kv_lock_region` and `kv_allocate`, which acquire it.
  *
- * Every list and every count changes with one store, so that the death of the lock's holder leaves at worst a piece
- * that nobody uses.
+ * Every list and every count changes with one store: if the holder of the lock dies, at worst one piece is lost.
  */
 #ifndef KV_ARENA_H
 #define KV_ARENA_H
@@ -14,27 +14,30 @@
 #define KV_PAGE 4096ull
 #define KV_GROWTH (8ull << 20)
 
-/* Arrays that are worked on together should begin at different places of a page: a load waits for a store to the same
- * place of another page (kvstore/arrays/pages.py). Who takes memory says what it is for. */
+/* Arrays that are used together should begin at different offsets within a page, because a load waits for a store to
+ * the same offset of another page (kvstore/arrays/pages.py). The caller of an allocation passes its purpose. */
 enum kv_colour { KV_VALUE_COLOUR, KV_STATE_COLOUR = 2, KV_SOURCE_COLOUR = 4, KV_COLOURS = 16 };
 
-static uint64_t kv_place(int colour)
+static uint64_t kv_offset_in_page(int colour)
 {
     static const unsigned char place[KV_COLOURS] = {0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15};
     return 256ull * place[colour % KV_COLOURS];
 }
 
+/* A condition for `kv_wait`: no worker holds the lock. */
 static int kv_lock_free(void *context)
 {
     kv_self *me = (kv_self *)context;
     return kv_get(&me->head->lock) == 0;
 }
 
-/* KV_READY: held. KV_TICK: not yet; also after a loss, for the holder may live. A dead holder's lock is taken over. */
+/* Acquire the region's lock. Blocks as `kv_wait` does. KV_READY: the caller holds the lock. KV_TICK: not yet, also
+ * after a loss, because the holder may be alive. KV_FENCED: this worker is fenced. The lock of a dead holder is
+ * free. */
 static int kv_lock_region(kv_self *me)
 {
     while (!kv_try_lock(me)) {
-        if (kv_is_out(me, kv_get(&me->worker->state)))
+        if (kv_is_fenced(me, kv_get(&me->worker->state)))
             return KV_FENCED;
         int outcome = kv_wait(me, kv_lock_free, me);
         if (outcome != KV_READY)
@@ -43,7 +46,8 @@ static int kv_lock_region(kv_self *me)
     return KV_READY;
 }
 
-/* Four classes to each doubling: at most a quarter is lost. */
+/* Return the size class of an allocation, and the rounded size. Each doubling has four classes: at most a quarter is
+ * wasted. */
 static int kv_class(uint64_t bytes, uint64_t *rounded)
 {
     if (bytes < 256) {
@@ -58,8 +62,9 @@ static int kv_class(uint64_t bytes, uint64_t *rounded)
     return (log - 8) * 4 + (int)(steps - 4) + 4;
 }
 
-/* Memory that the machine has left, in bytes: reserving more would wake the kernel's killer instead of failing. */
-static uint64_t kv_left(void)
+/* Return the free memory of the machine or cgroup, in bytes: to reserve more would wake the kernel's OOM killer
+ * instead of failing. Reads files; a file that cannot be read sets no limit. */
+static uint64_t kv_available_memory(void)
 {
     unsigned long long kilobytes = ~0ull >> 10;
     char line[128];
@@ -82,7 +87,8 @@ static uint64_t kv_left(void)
     return left;
 }
 
-/* Make sure that the first `bytes` of the region have memory behind them: writing there can then not fail. */
+/* Reserve memory for the first `bytes` of the region, so that a write there cannot fail. The caller holds the lock.
+ * Blocks while the system reserves pages. -1: there is no memory, and nothing has changed. */
 static int kv_reserve(kv_self *me, uint64_t bytes)
 {
     uint64_t have = kv_get(&me->head->reserved);
@@ -90,7 +96,7 @@ static int kv_reserve(kv_self *me, uint64_t bytes)
         return 0;
     uint64_t step = have / 8 > KV_GROWTH ? have / 8 : KV_GROWTH;
     uint64_t want = bytes + (step < (256ull << 20) ? step : (256ull << 20));
-    uint64_t left = kv_left();
+    uint64_t left = kv_available_memory();
     if (want - have > left / 2)
         want = (bytes + KV_PAGE - 1) & ~(KV_PAGE - 1);
     want = (want + KV_PAGE - 1) & ~(KV_PAGE - 1);
@@ -100,7 +106,7 @@ static int kv_reserve(kv_self *me, uint64_t bytes)
     if (bytes > want || want - have > left)
         return -1;
     int failed;
-    pthread_mutex_lock(&me->busy); /* nobody closes the descriptor meanwhile */
+    pthread_mutex_lock(&me->busy); /* no thread closes the descriptor concurrently */
     do
         failed = posix_fallocate(me->fd, (off_t)have, (off_t)(want - have));
     while (failed == EINTR);
@@ -111,8 +117,9 @@ static int kv_reserve(kv_self *me, uint64_t bytes)
     return 0;
 }
 
-/* 0: there is no memory. The lock is held. */
-static uint64_t kv_take_coloured(kv_self *me, uint64_t bytes, int colour)
+/* Allocate memory of the region and return its offset. The caller holds the lock. May block while the system reserves
+ * pages. 0: there is no memory, and nothing has changed. */
+static uint64_t kv_allocate_coloured(kv_self *me, uint64_t bytes, int colour)
 {
     kv_header *head = me->head;
     uint64_t rounded, offset;
@@ -127,24 +134,26 @@ static uint64_t kv_take_coloured(kv_self *me, uint64_t bytes, int colour)
     uint64_t top = kv_get(&head->top);
     offset = rounded < KV_PAGE ? top : (top + KV_PAGE - 1) & ~(KV_PAGE - 1);
     if (rounded >= 16 * KV_PAGE)
-        offset += kv_place(colour);
+        offset += kv_offset_in_page(colour);
     if (rounded > me->window || kv_reserve(me, offset + rounded))
         return 0;
     kv_put(&head->top, offset + rounded);
     kv_fence();
-    if (offset + rounded > kv_get(&head->window)) { /* for who has come meanwhile this is too far */
+    if (offset + rounded > kv_get(&head->window)) { /* a worker that has registered since cannot map this */
         kv_put(&head->top, top);
         return 0;
     }
     return offset;
 }
 
-static uint64_t kv_take_locked(kv_self *me, uint64_t bytes)
+/* As `kv_allocate_coloured`, for memory that may begin anywhere in a page. */
+static uint64_t kv_allocate_locked(kv_self *me, uint64_t bytes)
 {
-    return kv_take_coloured(me, bytes, 0);
+    return kv_allocate_coloured(me, bytes, 0);
 }
 
-static void kv_give_locked(kv_self *me, uint64_t offset, uint64_t bytes)
+/* Free memory that was allocated with the same size. The caller holds the lock. Does not block. */
+static void kv_free_locked(kv_self *me, uint64_t offset, uint64_t bytes)
 {
     uint64_t rounded;
     int class = kv_class(bytes, &rounded);
@@ -153,13 +162,14 @@ static void kv_give_locked(kv_self *me, uint64_t offset, uint64_t bytes)
     me->head->free[class] = offset;
 }
 
-/* KV_READY, with the place in `offset`; else why not. */
-static int kv_take(kv_self *me, uint64_t bytes, int colour, uint64_t *offset)
+/* Allocate memory without holding the lock. Blocks as `kv_lock_region` does. KV_READY: `offset` is set; else KV_TICK,
+ * KV_FENCED or KV_NO_MEMORY, and nothing has changed. */
+static int kv_allocate(kv_self *me, uint64_t bytes, int colour, uint64_t *offset)
 {
     int outcome = kv_lock_region(me);
     if (outcome != KV_READY)
         return outcome;
-    *offset = kv_take_coloured(me, bytes, colour);
+    *offset = kv_allocate_coloured(me, bytes, colour);
     kv_unlock_region(me);
     return *offset ? KV_READY : KV_NO_MEMORY;
 }

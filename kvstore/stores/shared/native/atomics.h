@@ -1,7 +1,7 @@
-/* The few atomic steps that the shared region is worked on with.
+/* The atomic operations on the shared region.
  *
- * KV_STEP stands before each of them: a test defines it to hand over to another worker there, so that the very
- * code that runs in a job is run through any number of interleavings (tests/stores/shared/native/interleave.c).
+ * KV_STEP precedes each of them: a test defines it to switch to another worker, so that the code of a job runs
+ * through any number of interleavings (tests/stores/shared/native/interleave.c).
  */
 #ifndef KV_ATOMICS_H
 #define KV_ATOMICS_H
@@ -13,6 +13,7 @@
 #define KV_STEP() ((void)0)
 #endif
 
+/* Load with acquire order, and store with release order. */
 static inline uint64_t kv_get(const _Atomic uint64_t *word)
 {
     KV_STEP();
@@ -25,6 +26,8 @@ static inline void kv_put(_Atomic uint64_t *word, uint64_t value)
     atomic_store_explicit(word, value, memory_order_release);
 }
 
+/* Replace `expected` by `value`; return whether the word was `expected`. Sequentially consistent, as the next three,
+ * which return the word as it was before. */
 static inline int kv_swap(_Atomic uint64_t *word, uint64_t expected, uint64_t value)
 {
     KV_STEP();
@@ -49,12 +52,13 @@ static inline uint64_t kv_add(_Atomic uint64_t *word, uint64_t more)
     return atomic_fetch_add(word, more);
 }
 
-/* What stands before is seen by everybody before what stands after is looked at. */
+/* A full barrier: all stores before it are visible before any load after it. */
 static inline void kv_fence(void)
 {
     atomic_thread_fence(memory_order_seq_cst);
 }
 
+/* Tell the processor that this thread spins. */
 static inline void kv_relax(void)
 {
 #if defined(__x86_64__) || defined(__i386__)

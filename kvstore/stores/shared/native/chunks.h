@@ -1,22 +1,26 @@
-/* Who does which chunk of an open round; and the chunks that a dead worker has left. */
+/* The assignment of an open round's chunks to workers, and the recovery of chunks that a dead worker has left. All
+ * functions here need the caller to be at work (`kv_begin_work`). */
 #ifndef KV_CHUNKS_H
 #define KV_CHUNKS_H
 
 #include "summing.h"
 
-/* Each chunk has a word: the last round that took it, by whom, and whether it is done. */
-enum kv_taken { KV_TAKEN = 1, KV_DONE = 2 };
+/* Each chunk has a word: the last round in which it was claimed, the worker that claimed it, and whether it is
+ * complete. */
+enum kv_chunk_step { KV_CLAIMED = 1, KV_DONE = 2 };
 
-static inline uint64_t kv_chunk_word(uint64_t round, int rank, enum kv_taken how)
+static inline uint64_t kv_chunk_word(uint64_t round, int rank, enum kv_chunk_step how)
 {
     return round << 16 | (uint64_t)rank << 8 | (uint64_t)how;
 }
 
+/* Return the words of a key's chunks. */
 static inline _Atomic uint64_t *kv_map(kv_self *me, const kv_entry *e)
 {
     return (_Atomic uint64_t *)kv_at(me, e->map);
 }
 
+/* Whether all chunks of a round are complete. */
 static int kv_all_done(kv_self *me, const kv_entry *e, uint64_t round)
 {
     const _Atomic uint64_t *map = kv_map(me, e);
@@ -28,14 +32,16 @@ static int kv_all_done(kv_self *me, const kv_entry *e, uint64_t round)
     return 1;
 }
 
-/* Whether somebody has given up a round whose sum would read its memory: no array of that worker may be touched then,
- * least of all by itself, to whom no system call says that it is gone. Updates read slots only, and go on. */
-static int kv_withdrawn(const kv_entry *e, uint64_t round)
+/* Whether a worker has failed a round with a sum that would read private memory: then no thread may read the arrays
+ * of that worker, not even the worker itself, because no system call reports that they are gone. Updates read slots
+ * only, and continue. */
+static int kv_is_sum_failed(const kv_entry *e, uint64_t round)
 {
     return e->rule < 0 && kv_has_failed(e, round);
 }
 
-/* The chunk that the log names, to its end. What cannot be read fails the round, and the round goes on. */
+/* Complete the chunk that the log names. The caller holds `me->busy`. If a source cannot be read, the round fails,
+ * and its other chunks continue. */
 static int kv_finish_chunk(kv_self *me, kv_call *call, kv_log *log, uint64_t phase)
 {
     kv_entry *e = call->entry;
@@ -44,7 +50,7 @@ static int kv_finish_chunk(kv_self *me, kv_call *call, kv_log *log, uint64_t pha
     uint64_t nbytes = (uint64_t)(end - from) * (uint64_t)kv_itemsize[e->dtype], current = kv_current_of(phase);
     int outcome = KV_UNREADABLE;
     kv_enter_round(me, e->rule < 0 ? KV_SUMMING : KV_UPDATING, e->number, log->round, nbytes);
-    if (!kv_withdrawn(e, log->round))
+    if (!kv_is_sum_failed(e, log->round))
         outcome = e->rule < 0 ? kv_sum_chunk(me, call, log->round, e->mask, current, from, end)
                               : kv_update_chunk(me, call, log, current, end);
     if (outcome != KV_READY)
@@ -66,16 +72,17 @@ static int kv_do_chunk(kv_self *me, kv_call *call, kv_log *log, uint64_t phase, 
     return kv_finish_chunk(me, call, log, phase);
 }
 
-static int kv_take_chunk(kv_self *me, const kv_entry *e, uint64_t round, uint64_t chunk)
+static int kv_claim_chunk(kv_self *me, const kv_entry *e, uint64_t round, uint64_t chunk)
 {
     _Atomic uint64_t *word = &kv_map(me, e)[chunk];
     uint64_t now = kv_get(word);
-    return now >> 16 < round && kv_swap(word, now, kv_chunk_word(round, me->rank, KV_TAKEN));
+    return now >> 16 < round && kv_swap(word, now, kv_chunk_word(round, me->rank, KV_CLAIMED));
 }
 
-/* Take chunks until none is left: of the own share first, so that its memory stays in this core's cache; of the
- * others' from behind, where their owners come last. */
-static int kv_work(kv_self *me, kv_call *call, uint64_t phase)
+/* Process chunks until all are claimed. Begins with this worker's own share, which stays in the cache of its core;
+ * then claims from the end of the other shares, which their owners reach last. Blocks for the time of the
+ * computation, and on `me->busy`. */
+static int kv_process_chunks(kv_self *me, kv_call *call, uint64_t phase)
 {
     uint64_t chunks = call->entry->chunks, size = (uint64_t)me->size, round = kv_round_of(phase);
     for (int i = 0; i < me->size; i++) {
@@ -83,7 +90,7 @@ static int kv_work(kv_self *me, kv_call *call, uint64_t phase)
         for (uint64_t j = begin; j < end; j++) {
             uint64_t chunk = i ? end - 1 - (j - begin) : j;
             pthread_mutex_lock(&me->busy);
-            if (kv_take_chunk(me, call->entry, round, chunk))
+            if (kv_claim_chunk(me, call->entry, round, chunk))
                 kv_do_chunk(me, call, &me->worker->log, phase, chunk);
             pthread_mutex_unlock(&me->busy);
         }
@@ -91,10 +98,11 @@ static int kv_work(kv_self *me, kv_call *call, uint64_t phase)
     return KV_READY;
 }
 
-/* Whether a sum that a dead worker had begun may be in arrays that it reads. The own memory of a dead one is such: it
- * can be read for some time after the death is known, and has the result where that goes to the array which was pushed.
- * Of any dead one: who finishes what another has begun may die over it, too. */
-static int kv_over_sources(kv_self *me, const kv_entry *e, uint64_t round)
+/* Whether a sum that a dead worker had begun may have overwritten its own sources. The private memory of a dead
+ * worker counts: it remains readable for a short time after the death is known, and holds the result if the pushed
+ * array is also an out. This applies to every dead worker in the round, because a worker that completes the chunk of
+ * another may die in it too. */
+static int kv_may_overwrite_sources(kv_self *me, const kv_entry *e, uint64_t round)
 {
     const kv_part *part = kv_parts(me, e);
     int parity = (int)(round & 1);
@@ -105,16 +113,16 @@ static int kv_over_sources(kv_self *me, const kv_entry *e, uint64_t round)
     return 0;
 }
 
-/* A chunk that its owner, who is dead, had taken. A sum over its own sources cannot be done again once it was begun:
- * the round then comes to nothing. */
-static void kv_take_over(kv_self *me, kv_call *call, int owner, uint64_t phase, uint64_t chunk)
+/* Complete a chunk that a dead worker had claimed. The caller holds the region's lock and `me->busy`. A sum over its
+ * own sources cannot be repeated once it was begun: then the round fails. */
+static void kv_recover_chunk(kv_self *me, kv_call *call, int owner, uint64_t phase, uint64_t chunk)
 {
     kv_entry *e = call->entry;
     kv_log *log = &me->head->worker[owner].log;
     uint64_t round = kv_round_of(phase), here = (uint64_t)((char *)e - me->base);
     if (kv_get(&log->entry) != here || log->round != round || log->chunk != chunk) {
         kv_do_chunk(me, call, log, phase, chunk);
-    } else if (!kv_over_sources(me, e, round)) {
+    } else if (!kv_may_overwrite_sources(me, e, round)) {
         kv_finish_chunk(me, call, log, phase);
     } else {
         kv_fail(e, round);
@@ -123,8 +131,9 @@ static void kv_take_over(kv_self *me, kv_call *call, int owner, uint64_t phase, 
     }
 }
 
-/* Finish what the dead have taken: each chunk in its owner's log, so that another can go on should this worker die
- * too. A chunk without a log was not begun. */
+/* Complete the chunks that dead workers had claimed, each in the log of its owner, so that a third worker can
+ * continue if this worker dies too. A chunk without a log was not begun. Blocks as `kv_lock_region` does, and returns
+ * its outcome on failure. */
 static int kv_recover(kv_self *me, kv_call *call, uint64_t phase)
 {
     kv_entry *e = call->entry;
@@ -135,12 +144,12 @@ static int kv_recover(kv_self *me, kv_call *call, uint64_t phase)
     for (uint64_t c = 0; c < e->chunks && kv_get(&e->phase) == phase; c++) {
         uint64_t word = kv_get(&kv_map(me, e)[c]);
         int owner = (int)(word >> 8 & 0xff);
-        if (word >> 16 != round || (word & 0xff) != KV_TAKEN || kv_state(me, owner) != KV_LOST)
+        if (word >> 16 != round || (word & 0xff) != KV_CLAIMED || kv_state(me, owner) != KV_LOST)
             continue;
         if (kv_get(&kv_map(me, e)[c]) != word)
             continue; /* it was done before its owner died */
         pthread_mutex_lock(&me->busy);
-        kv_take_over(me, call, owner, phase, c);
+        kv_recover_chunk(me, call, owner, phase, c);
         pthread_mutex_unlock(&me->busy);
     }
     kv_unlock_region(me);

@@ -1,7 +1,7 @@
 # A process's part in a job, and memory of the region. Part of _shared.pyx.
 
-cdef class Piece:
-    """Memory of the region that arrays lie in; given back with the last of them."""
+cdef class RegionPiece:
+    """Memory of the region under arrays; freed with the last of them."""
 
     cdef Job job
     cdef uint64_t offset, size
@@ -9,7 +9,7 @@ cdef class Piece:
 
     def __dealloc__(self):
         if self.job is not None and not self.pinned and not self.job.closed:
-            self.job.give(self.offset, self.size)
+            self.job.free_piece(self.offset, self.size)
 
 
 cdef class Job:
@@ -18,12 +18,14 @@ cdef class Job:
     Parameters
     ----------
     fd : int
-        Of the region; the job's from now on.
+        Descriptor of the region; the job owns it from now on.
     rank, size : int
     window : int
         Bytes of address space to map.
+    reserved : int
+        Bytes of the region that are reserved.
     found : bool
-        Write the header: the region is new, and its first `KV_HEADER_BYTES` and some are reserved.
+        Write the header: the region is new, and its first `KV_HEADER_BYTES` and some more are reserved.
     go_on : bool
         The loss of a worker is no error.
     spin : float
@@ -31,16 +33,16 @@ cdef class Job:
     dead_after : float
         Seconds without a heartbeat after which a worker counts as lost.
     timeout : float
-        Seconds until a wait for the region's lock is over.
+        Seconds after which a wait for the region's lock fails.
     """
 
     cdef kv_self *me
-    cdef list owed  # memory that is to be given back: offset and size
+    cdef list owed  # memory to free later: pairs of offset and size
     cdef readonly bint closed
     cdef readonly dict handles
     cdef public double timeout
     cdef public object names  # the rank that each worker of the region has in its job
-    cdef object counters  # keeps what `me` counts in
+    cdef object counters  # keeps the memory of `me.counters` alive
     cdef object __weakref__
 
     def __cinit__(self, int fd, int rank, int size, uint64_t window, uint64_t reserved, bint found, bint go_on,
@@ -72,67 +74,67 @@ cdef class Job:
         if found:
             kv_put(&self.me.head.go_on, go_on)
         if not kv_is_region(self.me):
-            raise ValueError("this is no region of a job, or one of another version of kvstore")
+            raise ValueError("the memory is not the region of a job, or is of another version of kvstore")
         if not kv_narrow_window(self.me):
             raise MemoryError(
                 f"worker {rank}: the job's shared region has {kv_get(&self.me.head.top)} bytes, of which this process "
-                f"can map {self.me.window}; let it address more (ulimit -v)")
+                f"can map {self.me.window}; raise its limit of address space (ulimit -v)")
         self.me.go_on = <int>kv_get(&self.me.head.go_on)
 
     def __dealloc__(self):
         if self.me != NULL:
             if not self.closed:
                 self.leave(False)
-            kv_unmap_region(self.me)  # every array that looks into it has kept this object alive
+            kv_unmap_region(self.me)  # every array in the region has kept this object alive
             free(self.me.bounce)
             free(self.me)
 
     @property
     def size(self):
-        """Number of workers as the founder has it."""
+        """Number of workers, as the founder has recorded it."""
         return kv_get(&self.me.head.n_workers)
 
     @property
-    def goes_on(self):
-        """Whether the loss of a worker is no error, as the founder has it."""
+    def continues_after_loss(self):
+        """Whether the loss of a worker is no error, as the founder has recorded it."""
         return bool(self.me.go_on)
 
     def register(self):
-        """Take the rank; False: a living process has it."""
+        """Register this process with its rank; False: a living process has it."""
         cdef uint64_t scratch
         if kv_register(self.me):
             return False
         if not self.me.worker.log.scratch:
-            self.me.worker.log.scratch = self.take(KV_LOG_ARRAYS * (KV_LOG_ELEMENTS * 8 + 1088) + 4096)
+            self.me.worker.log.scratch = self.allocate(KV_LOG_ARRAYS * (KV_LOG_ELEMENTS * 8 + 1088) + 4096)
         if kv_start_heartbeat(self.me):
             raise MemoryError("no thread can be started for the heartbeat")
         self.closed = False
         return True
 
-    def begun(self):
-        """Whether somebody has met the others here."""
+    def workers_have_met(self):
+        """Whether a worker of the region has reached a barrier."""
         return any(kv_get(&self.me.head.worker[w].barriers) for w in range(self.me.size))
 
-    def was_taken(self):
-        """Whether a process had this rank before; asked before `register`."""
+    def rank_was_used(self):
+        """Whether a process had this rank before; only valid before `register`."""
         return kv_get(&self.me.head.worker[self.me.rank].incarnation) > 0
 
     def returned(self):
-        """Whether another process had this rank before."""
+        """Whether this process has replaced another of its rank."""
         return self.me.incarnation > 1
 
-    def enlist(self):
-        """Be a member from now on: rounds wait for this worker."""
-        self.insist(kv_enlist)
+    def become_member(self):
+        """Make this worker a member: rounds wait for it."""
+        self.retry_until_done(kv_enlist)
 
     def rejoin(self):
-        """Take the place of an earlier process of this rank; no round waits for it until `catch_up` was called."""
-        self.insist(kv_rejoin)
+        """Replace an earlier process of this rank; no round waits for this worker until `catch_up` is called."""
+        self.retry_until_done(kv_rejoin)
 
     def catch_up(self, Handle first):
-        """After `rejoin`: take a step towards the others' pass over the keys, which begins with `first`.
+        """After `rejoin`: advance towards the pass of the other workers over the keys, which begins with `first`.
 
-        Returns whether it is done. Until then the others' rounds go on without this worker.
+        Returns whether this worker is in step. Until then the rounds of the other workers do not wait for it.
         """
         cdef int done
         with nogil:
@@ -140,7 +142,7 @@ cdef class Job:
         return bool(done)
 
     def observe(self, counters):
-        """Count in `counters`, of this process's store, from now on."""
+        """Count in `counters`, the counters of this process's store, from now on."""
         self.counters = counters
         self.me.store = counters.number
         self.me.counters = <kv_counters *>PyCapsule_GetPointer(counters.capsule, "kvstore.counters")
@@ -150,35 +152,38 @@ cdef class Job:
         kv_count_received(self.me, nbytes)
 
     def enter(self, int phase, Handle handle, uint64_t round, uint64_t nbytes):
-        """Enter a phase of `kvstore.observe.counters.PHASES`, of one key or of several, until `leave` or another."""
+        """Begin a phase of `kvstore.observe.counters.PHASES` of one key or of several, which ends any other."""
         kv_enter_round(self.me, phase, KV_NO_SLICE if handle is None else handle.e.number, round, nbytes)
 
     def leave_phase(self):
-        """End the phase that this thread is in, if it is in one."""
+        """End the phase of this thread, if there is one."""
         kv_leave()
 
     def wait_for_all(self):
-        """Wait until every rank has been taken."""
+        """Wait until every rank is registered; an outcome."""
         cdef int outcome
         with nogil:
             outcome = kv_wait(self.me, kv_all_registered, self.me)
         return outcome
 
     def probe(self):
-        """Find out whether this process can read the others' memory; if not, nobody does so in this job."""
+        """Find out whether this process can read the others' private memory.
+
+        If not, no worker of this job does so.
+        """
         cdef int w
-        kv_look_around(self.me)  # while there are descriptors to watch the others with
+        kv_detect_losses(self.me)  # open the descriptors that report deaths
         for w in range(self.me.size):
             if w != self.me.rank and self.state(w) == KV_ALIVE and not kv_can_read_peer(self.me, w):
                 kv_put(&self.me.head.no_peer_reads, 1)
 
     def can_read_peers(self):
-        """Whether workers read each other's memory."""
+        """Whether workers read each other's private memory."""
         return not kv_get(&self.me.head.no_peer_reads)
 
     @property
     def barriers(self):
-        """Barriers that this worker has come to."""
+        """The number of barriers that this worker has reached."""
         return kv_get(&self.me.worker.barriers)
 
     def arrive_at_barrier(self):
@@ -189,7 +194,7 @@ cdef class Job:
         return number
 
     def wait_at_barrier(self, uint64_t number):
-        """Wait until every member has reached barrier number `number`."""
+        """Wait until every member has reached barrier number `number`; an outcome."""
         cdef kv_barrier context
         cdef int outcome
         context.me, context.number = self.me, number
@@ -206,21 +211,24 @@ cdef class Job:
                 if members >> w & 1 and kv_get(&self.me.head.worker[w].barriers) < number]
 
     def stop_taking_part(self):
-        """Rounds and barriers no longer wait for this worker."""
+        """Let rounds and barriers no longer wait for this worker."""
         kv_deregister(self.me, KV_JOINED)
 
-    def rest(self):
-        """Be waited for no longer; return whether now nobody is, which is so for one worker only."""
-        self.insist(kv_rest)
+    def retire(self):
+        """Let no round or barrier wait for this worker.
+
+        Return whether no member remains, which is true for one worker only.
+        """
+        self.retry_until_done(kv_retire)
         return bool(self.me.is_last)
 
-    def be_lost(self):
-        """Have the others take this worker for dead, who lives and knows that it is out."""
+    def declare_lost(self):
+        """Declare this worker lost. It is alive, and knows that it is fenced."""
         with nogil:
             kv_deregister(self.me, KV_LOST)
 
     def leave(self, bint lost):
-        """End this process's part; with `lost`, the others are to take it for dead. A second call does nothing."""
+        """End this process's part; with `lost`, the other workers treat it as dead. A second call does nothing."""
         cdef int given[KV_MAX_WORKERS + 1]
         cdef int n, i
         if self.me.fd < 0:
@@ -234,35 +242,35 @@ cdef class Job:
             n = kv_give_up_descriptors(self.me, given)
         for i in range(n):
             os.close(given[i])
-        # Arrays that handles keep would keep this object, and no collector looks into arrays. Where it has come
-        # to this object itself, the handles are gone already.
+        # Arrays that handles keep would keep this object, and the garbage collector does not look into arrays. If
+        # this object itself is collected, the handles are already gone.
         if self.handles is not None:
             for handle in self.handles.values():
                 (<Handle>handle).arrays = [None, None]
 
     def note_fork(self):
-        """Say that this is a child of the process that registered: the rank is the parent's."""
+        """Record that this process is a fork: the rank is its parent's."""
         self.me.forked = 1
 
     @property
     def forked(self):
-        """Whether this is a child of the process that registered."""
+        """Whether this process is a fork of the registered process."""
         return bool(self.me.forked)
 
-    def standing(self):
-        """`READY` while this worker may take part."""
-        return kv_standing(self.me)
+    def check_membership(self):
+        """`READY` while this worker may take part, else `PEER_LOST` or `FENCED`."""
+        return kv_check_membership(self.me)
 
-    def look_around(self):
-        """Notice who is gone."""
-        kv_look_around(self.me)
+    def detect_losses(self):
+        """Detect workers that have died or are silent."""
+        kv_detect_losses(self.me)
 
     def state(self, int w):
-        """Where a rank stands: 0 absent, 1 alive, 2 joined, 3 left, 4 lost."""
+        """State of a rank: 0 absent, 1 alive, 2 joined, 3 left, 4 lost, 5 registered and not a member yet."""
         return kv_state(self.me, w)
 
     def pid(self, int w):
-        """Process of a rank."""
+        """Process id of a rank."""
         return kv_get(&self.me.head.worker[w].pid)
 
     def silence(self, int w):
@@ -270,13 +278,13 @@ cdef class Job:
         return max(<int64_t>0, <int64_t>(kv_now_ns() - kv_get(&self.me.head.worker[w].beat))) / 1e9
 
     def lost(self):
-        """Ranks that died and have not come back; the first that was lost is the first."""
+        """Ranks that are lost and have not returned; the first loss comes first."""
         kv_note_losses(self.me)
         bits, first = kv_get(&self.me.head.lost), kv_get(&self.me.head.first_lost)
         return sorted([w for w in range(self.me.size) if bits >> w & 1], key=lambda w: w + 1 != first)
 
     def members(self):
-        """Ranks that rounds wait for."""
+        """Ranks of the members."""
         bits = kv_get(&self.me.head.members)
         return [w for w in range(self.me.size) if bits >> w & 1]
 
@@ -287,22 +295,22 @@ cdef class Job:
     # ------------------------------------------------------------------------------------------ memory
 
     cdef int lock(self) except -1:
-        return self.insist(kv_lock_region)
+        return self.retry_until_done(kv_lock_region)
 
-    cdef int insist(self, kv_attempt attempt) except -1:
-        """Try until it is done; for what waits for the region's lock only."""
+    cdef int retry_until_done(self, kv_attempt attempt) except -1:
+        """Repeat an attempt that only waits for the region's lock until it succeeds."""
         cdef int outcome
         with nogil:
             outcome = attempt(self.me)
         if outcome == KV_TICK:
             clock = WaitClock(self.timeout)
             with clock.described_by(self.waiting_for_lock):
-                outcome = self.go_on(attempt, clock)
+                outcome = self.continue_retry(attempt, clock)
         if outcome != KV_READY:
             raise InterruptedError("fenced")
         return 0
 
-    cdef int go_on(self, kv_attempt attempt, clock) except -1:
+    cdef int continue_retry(self, kv_attempt attempt, clock) except -1:
         cdef int outcome = KV_TICK
         while outcome == KV_TICK:
             check_signals()
@@ -316,29 +324,29 @@ cdef class Job:
         return outcome
 
     def waiting_for_lock(self, waited):
-        """Say that this worker waits for the region's lock, and for whom."""
+        """Return the message of a wait for the region's lock, with its holder."""
         cdef int w = <int>(kv_get(&self.me.head.lock) & 0xff) - 1
-        holder = "others hold in turn" if w < 0 else (
-            f"worker {self.names[w]} (process {self.pid(w)}, heard of {self.silence(w):.1f} s ago) holds; look at what "
-            "that process does: the system may have it wait for memory")
+        holder = "other workers hold one after the other" if w < 0 else (
+            f"worker {self.names[w]} (process {self.pid(w)}, last heartbeat {self.silence(w):.1f} s ago) holds; look "
+            "at that process: it may wait for memory")
         return (f"worker {self.names[self.me.rank]} has waited {waited:.0f} s for the lock of the job's shared region, "
                 f"which {holder}")
 
-    cdef uint64_t take(self, uint64_t size, int colour=0) except 0:
+    cdef uint64_t allocate(self, uint64_t size, int colour=0) except 0:
         cdef uint64_t offset
         self.lock()
-        self.give_owed()
+        self.free_owed()
         with nogil:
-            offset = kv_take_coloured(self.me, size, colour)
+            offset = kv_allocate_coloured(self.me, size, colour)
             kv_unlock_region(self.me)
         if not offset:
             raise no_memory(size)
         return offset
 
-    cdef give(self, uint64_t offset, uint64_t size):
-        """Give memory back; where somebody has the lock, with the next `take`.
+    cdef free_piece(self, uint64_t offset, uint64_t size):
+        """Free memory; if another worker holds the lock, the next `allocate` does it.
 
-        Nobody waits: a collection of garbage may come while this thread itself has the lock.
+        This method does not wait: the garbage collector may call it while this thread itself holds the lock.
         """
         cdef int locked
         if self.me.forked:
@@ -348,38 +356,38 @@ cdef class Job:
         if not locked:
             self.owed.append((offset, size))
             return
-        kv_give_locked(self.me, offset, size)
+        kv_free_locked(self.me, offset, size)
         kv_unlock_region(self.me)
 
-    cdef give_owed(self):
-        """Give back what `give` could not; with the region's lock."""
+    cdef free_owed(self):
+        """Free the memory that `free_piece` could not; the caller holds the region's lock."""
         while self.owed:
             offset, size = self.owed.pop()
-            kv_give_locked(self.me, offset, size)
+            kv_free_locked(self.me, offset, size)
 
     cdef array(self, uint64_t offset, shape, dtype, object base):
-        """An array over memory of the region."""
-        memory = np_ndarray(shape, dtype, buffer=Window.over(self, self.me.base + offset, shape, dtype, base))
+        """Return an array over memory of the region."""
+        memory = np_ndarray(shape, dtype, buffer=RegionBuffer.over(self, self.me.base + offset, shape, dtype, base))
         return memory
 
     def empty(self, shape, dtype):
-        """A new array that lives in the region; other workers reach it without a copy."""
-        cdef Piece piece = Piece()
+        """Return a new array in the region; other workers read it without a copy."""
+        cdef RegionPiece piece = RegionPiece()
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        piece.offset = self.take(max(size, 1), KV_SOURCE_COLOUR + self.me.rank)
+        piece.offset = self.allocate(max(size, 1), KV_SOURCE_COLOUR + self.me.rank)
         piece.size = max(size, 1)
         piece.job = self
         return self.array(piece.offset, shape, dtype, piece)
 
     def offset_of(self, cnp.ndarray a):
-        """Where in the region a contiguous array lies; 0: it does not."""
+        """Return the offset of a contiguous array in the region; 0: it is not there."""
         cdef char *data = <char *>cnp.PyArray_DATA(a)
         if data < self.me.base or data >= self.me.base + kv_get(&self.me.head.top):
             return 0
         return data - self.me.base
 
     def place_of(self, cnp.ndarray a):
-        """As `offset_of`; KVStoreError: others are to work on the array, and it does not lie in the region."""
+        """As `offset_of`, for an array that other workers change; KVStoreError if it is not in the region."""
         cdef uint64_t offset = self.offset_of(a)
         if not kv_is_given(self.me, offset, a.nbytes):
             raise KVStoreError(f"an array of {a.nbytes} bytes that is to be updated is not in the job's shared region")
@@ -387,7 +395,7 @@ cdef class Job:
 
 
 cdef class Phase:
-    """A phase that this thread is in, of one key or of several, as a context; see `Job.enter`."""
+    """A phase of this thread, of one key or of several, as a context; see `Job.enter`."""
 
     cdef Job job
     cdef int phase
@@ -404,7 +412,7 @@ cdef class Phase:
         kv_leave()
 
 
-cdef class Window:
+cdef class RegionBuffer:
     """A buffer over memory of the region that keeps its owner alive."""
 
     cdef object owner, job
@@ -412,8 +420,8 @@ cdef class Window:
     cdef Py_ssize_t size
 
     @staticmethod
-    cdef Window over(Job job, char *data, shape, dtype, object owner):
-        cdef Window self = Window()
+    cdef RegionBuffer over(Job job, char *data, shape, dtype, object owner):
+        cdef RegionBuffer self = RegionBuffer()
         self.job, self.owner, self.data = job, owner, data
         self.size = dtype.itemsize
         for n in shape:
@@ -437,7 +445,7 @@ cdef int check_signals() except -1:
 
 
 def no_memory(size):
-    """The error of a region that cannot grow."""
+    """Return the error of a region that cannot grow."""
     return MemoryError(
         f"no memory for {size} more bytes of the job's shared region: the machine, its cgroup or a limit of this "
         "process (RLIMIT_AS, RLIMIT_FSIZE) has no more"
@@ -445,17 +453,17 @@ def no_memory(size):
 
 
 
-_HARM = {
-    KV_WHOLE: "",
-    KV_HARMED_HEADER: "its header is overwritten",
-    KV_HARMED_ENTRY: "the entry of a key is overwritten",
-    KV_HARMED_TEXT: "a description of states or settings is overwritten",
+_DAMAGE = {
+    KV_INTACT: "",
+    KV_DAMAGED_HEADER: "its header is overwritten",
+    KV_DAMAGED_ENTRY: "the entry of a key is overwritten",
+    KV_DAMAGED_TEXT: "a description of states or settings is overwritten",
 }
 
 
-def harm_of(int fd):
-    """What is overwritten in the region of a running job in which this process has no part; "" for nothing.
+def damage_of(int fd):
+    """Describe the damage to the region of a running job in which this process has no part; "": there is none.
 
-    The region is only read. None: it is of another version of kvstore, or is being made.
+    The region is only read. None: it is of another version of kvstore, or its founder has not finished it.
     """
-    return _HARM.get(kv_find_harm(fd))
+    return _DAMAGE.get(kv_find_damage(fd))

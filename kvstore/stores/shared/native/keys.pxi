@@ -8,22 +8,22 @@ cdef enum:
 
 
 cdef class Handle:
-    """A key as this process sees it."""
+    """The object of this process for a key."""
 
     cdef kv_entry *e
     cdef Job job
     cdef readonly object key, dtype
     cdef readonly tuple shape
-    cdef list arrays  # over the two values
+    cdef list arrays  # of the two values
     cdef uint64_t undo_at, undo_bytes  # memory for `note_undo`
-    cdef uint64_t held  # phase of the round that is being carried out; any other: it is not this worker's any more
-    cdef uint64_t counted  # rounds up to this one were counted
-    cdef uint64_t told[KV_FAILURES]  # failed rounds that this worker was told of, by the places of `failed`
+    cdef uint64_t held  # phase of the round that this process carries out; if the key's phase differs, another worker has the round
+    cdef uint64_t counted  # rounds up to this number were counted
+    cdef uint64_t reported[KV_FAILURES]  # failed rounds that were reported to the caller, at the same places as `failed`
     cdef readonly cnp.ndarray like  # of the key's shape and type, without content
 
     @property
     def number(self):
-        """Place in the order of init."""
+        """The position in the order of init."""
         return self.e.number
 
     @property
@@ -33,7 +33,7 @@ cdef class Handle:
 
     @property
     def nbytes(self):
-        """Bytes of the value."""
+        """The bytes of the value."""
         return self.e.nbytes
 
     @property
@@ -52,11 +52,12 @@ cdef class Handle:
         return kv_complete_round(kv_get(&self.e.phase))
 
     def note_complete(self):
-        """Count the rounds that others have completed meanwhile."""
+        """Count the rounds that other workers have completed."""
         count_rounds(self, min(self.complete, self.arrived))
 
     def newly_complete(self):
-        """How many rounds that this process has pushed into are complete since the last call."""
+        """Return the number of rounds that this process has pushed into and that became complete since the last call.
+        """
         cdef uint64_t last = min(self.complete, self.arrived), before = self.counted
         self.counted = max(last, before)
         return self.counted - before
@@ -67,85 +68,85 @@ cdef class Handle:
         return pushed_round(self)
 
     def has_failed(self, uint64_t round):
-        """Whether a round came to nothing."""
+        """Whether a round has failed."""
         return bool(kv_has_failed(self.e, round))
 
-    def untold(self, uint64_t round):
-        """The first round up to this one that came to nothing with this worker, and that `note_told` was not given; or 0."""
-        return kv_untold(self.job.me, self.e, self.told, round)
+    def first_unreported(self, uint64_t round):
+        """Return the first failed round of this worker, up to a given round, that is not reported yet; or 0."""
+        return kv_first_unreported(self.job.me, self.e, self.reported, round)
 
-    def note_told(self, uint64_t round):
-        """This worker was told that a round came to nothing."""
-        self.told[round % KV_FAILURES] = round
+    def note_reported(self, uint64_t round):
+        """Record that a failed round was reported to the caller."""
+        self.reported[round % KV_FAILURES] = round
 
     def missing(self, uint64_t round):
-        """Ranks that a round still waits for."""
+        """Return the ranks that a round still waits for."""
         cdef kv_part *part = kv_parts(self.job.me, self.e)
         members = kv_get(&self.job.me.head.members)
         return [w for w in range(self.job.me.size)
                 if members >> w & 1 and kv_get(&part[w].first) <= round
-                and (kv_get(&part[w].arrived) < round or not kv_whole(self.job.me, &part[w], w, round & 1))]
+                and (kv_get(&part[w].arrived) < round or not kv_is_call_complete(self.job.me, &part[w], w, round & 1))]
 
     @property
-    def standing(self):
-        """The round that the value is of."""
+    def value_round(self):
+        """The round of the value."""
         return kv_get(&self.e.of[kv_current_of(kv_get(&self.e.phase))])
 
-    def step_back(self, uint64_t round):
-        """Have the value of an earlier round in use again, if it is still there."""
-        return bool(kv_step_back(self.job.me, self.e, round))
+    def restore_round(self, uint64_t round):
+        """Put the value of an earlier round in use again, if it is still there; return whether it is."""
+        return bool(kv_restore_round(self.job.me, self.e, round))
 
     @property
-    def at_rest(self):
-        """Whether nobody is at work on the value."""
-        return bool(kv_at_rest(self.job.me, self.e))
+    def is_idle(self):
+        """Whether no present worker is changing the value."""
+        return bool(kv_is_idle(self.job.me, self.e))
 
     def left_out(self, uint64_t round):
-        """Who was in earlier rounds, has left without having joined, and is not in this complete one.
+        """Return the workers of earlier rounds that have left without joining, and are not in this complete round.
 
-        Pairs of rank and its last round; of each rank once.
+        The result has pairs of rank and its last round; each rank is reported once.
         """
         cdef kv_self *me = self.job.me
         cdef kv_part *part = kv_parts(me, self.e)
         cdef uint64_t out = kv_left_out(me, self.e, round)
-        me.left_told |= out
+        me.left_reported |= out
         return [(w, max(kv_get(&part[w].pushed[0]), kv_get(&part[w].pushed[1])))
                 for w in range(me.size) if out >> w & 1] if out else []
 
     @property
-    def stays(self):
-        """Whether rounds wait for this worker, who is not lost: the value stays as it is until it pushes."""
-        return bool(kv_stays(self.job.me, self.e))
+    def is_stable(self):
+        """Whether rounds wait for this worker, which is not lost: the value stays as it is until it pushes."""
+        return bool(kv_is_stable(self.job.me, self.e))
 
     def value(self, other=False):
-        """The value in use, or the other one, as a writable array."""
+        """Return the value in use, or the other one, as a writable array."""
         cdef uint64_t i = kv_current_of(kv_get(&self.e.phase)) ^ <uint64_t>bool(other)
         if self.arrays[i] is None:
             if not self.e.value[i]:
-                self.e.value[i] = self.job.take(max(self.e.nbytes, 1), KV_VALUE_COLOUR + <int>i)
+                self.e.value[i] = self.job.allocate(max(self.e.nbytes, 1), KV_VALUE_COLOUR + <int>i)
             self.arrays[i] = self.job.array(self.e.value[i], self.shape, self.dtype, None)
         return self.arrays[i]
 
     def table_words(self, other=False):
-        """What the region has of a table, in use or the other one: `TABLE_WORDS` numbers, which region_table.py names."""
+        """Return the description of the table in use, or the other: `TABLE_WORDS` numbers; see region_table.py."""
         return self.job.array(self.table_at(other), (TABLE_WORDS,), INT64, None)
 
     def blank_row(self, other=False):
-        """What an absent row of a table is."""
+        """Return the contents of an absent row of a table."""
         return self.job.array(self.table_at(other) + 8 * TABLE_WORDS, (1,) + self.shape[1:], self.dtype, None)
 
     cdef uint64_t table_at(self, other):
         cdef uint64_t i = kv_current_of(kv_get(&self.e.phase)) ^ <uint64_t>bool(other)
         return self.e.rows_of + i * table_bytes(row_bytes(self.shape, self.dtype))
 
-    def give(self, uint64_t offset, uint64_t nbytes):
-        """Give memory back that `new_state` has taken."""
-        self.job.give(offset, max(nbytes, 1))
+    def free_memory(self, uint64_t offset, uint64_t nbytes):
+        """Free memory that `new_state` has allocated."""
+        self.job.free_piece(offset, max(nbytes, 1))
 
-    def take_plan(self):
-        """Begin to carry out the round that this worker has opened: `put_out`, `close_opened` and `undo` touch no other.
+    def begin_plan(self):
+        """Begin to carry out the round that this worker has opened; until `end_plan`, methods change this round only.
 
-        False: another thread does so already, or another worker has taken the round over.
+        False: another thread does so already, or another worker has become the opener.
         """
         cdef uint64_t phase = kv_get(&self.e.phase)
         if not kv_is_planned(self.job.me, self.e, phase) or not kv_swap(&self.e.planned, phase, 0):
@@ -155,38 +156,39 @@ cdef class Handle:
 
     @property
     def is_opened(self):
-        """Whether the round of `take_plan` is this worker's still."""
-        return bool(kv_get(&self.e.phase) == self.held and kv_standing(self.job.me) != KV_FENCED)
+        """Whether this worker is still the opener of the round of `begin_plan`."""
+        return bool(kv_get(&self.e.phase) == self.held and kv_check_membership(self.job.me) != KV_FENCED)
 
     def end_plan(self, bint completes):
-        """End what `take_plan` has begun, if it has: others may take this worker for dead again without ending it.
+        """End what `begin_plan` has begun, if it has, and with it this worker's work.
 
-        If it `completes` rounds, one that is open still was interrupted: it is to be carried out anew, here or, where
-        this process has left meanwhile, by another worker.
+        If it `completes` rounds, a round that is still open was interrupted: it is carried out again, by this worker
+        or, if this process has left, by another.
         """
         cdef uint64_t held = self.held
         self.held = KV_NO_ROUND
         if held == KV_NO_ROUND:
             return
-        if completes and kv_get(&self.e.phase) == held and kv_standing(self.job.me) != KV_FENCED:
+        if completes and kv_get(&self.e.phase) == held and kv_check_membership(self.job.me) != KV_FENCED:
             kv_undo(self.job.me, self.e, kv_round_of(held))
             kv_put(&self.e.planned, held)
         else:
             kv_end_work(self.job.me)
 
-    def hand_back(self):
-        """Let any worker open the round that this one has opened, if it is not carried out: an error has ended its call."""
+    def release_opened(self):
+        """After an error: let any worker open again the round that this worker has opened and not carried out."""
         cdef kv_self *me = self.job.me
-        if not self.take_plan():
+        if not self.begin_plan():
             return
         cdef uint64_t held = self.held
         self.held = KV_NO_ROUND
         kv_undo(me, self.e, kv_round_of(held))
-        kv_hand_back(me, self.e, held)
+        kv_release_opened(me, self.e, held)
         kv_end_work(me)
 
     def fail_round(self, uint64_t round, str text):
-        """Make a round come to nothing; the text says why, to whoever waits for it, where there is memory for it."""
+        """Mark a round as failed; the text tells the workers that wait for it the cause, if there is memory for it.
+        """
         cdef bytes data = b"%d %b" % (round, text.encode(errors="replace")[:4000])
         try:
             self.job.lock()
@@ -197,23 +199,23 @@ cdef class Handle:
         finally:
             kv_fail(self.e, round)
 
-    def why(self, uint64_t round):
-        """The text of `fail_round` for a round, or None."""
+    def failure_text(self, uint64_t round):
+        """Return the text of `fail_round` for a round, or None."""
         cdef uint64_t *place = &self.e.why[round % KV_FAILURES]
         cdef uint64_t offset = kv_get(place), size = kv_text_bytes(self.job.me, offset)
-        if not offset or kv_get(place) != offset:  # a later round's is there now, and its memory was given back
+        if not offset or kv_get(place) != offset:  # the text of a later round has replaced it
             return None
         number, _, text = kv_text(self.job.me, offset)[:<Py_ssize_t>size].partition(b" ")
         return text.decode(errors="ignore") if number == b"%d" % round else None
 
     def gpu_table(self, uint64_t size):
-        """Memory, zeros at first, for what the workers say of the key's memory on GPUs; all give the same size."""
+        """Return memory, zeros at first, for the table of the key's GPU memory; all workers pass the same size."""
         cdef kv_self *me = self.job.me
         cdef uint64_t offset
         self.job.lock()
         offset = kv_get(&self.e.gpu_table)
         if not offset:
-            offset = kv_take_locked(me, size)
+            offset = kv_allocate_locked(me, size)
             if offset:
                 memset(me.base + offset, 0, size)
                 kv_put(&self.e.gpu_table, offset)
@@ -226,7 +228,7 @@ cdef class Handle:
 
     @property
     def updates(self):
-        """Updates of the optimizer that are complete."""
+        """The complete updates of the optimizer."""
         return kv_get(kv_updates(self.e))
 
     @updates.setter
@@ -235,22 +237,22 @@ cdef class Handle:
 
     @property
     def record_at(self):
-        """Where the description of the states is; it moves when they change. 0: there are none."""
+        """The offset of the description of the states, which changes with it; 0: there is none."""
         return kv_get(&self.e.record)
 
     def record(self):
-        """Where the description of the states is, and the description; (0, b"") where there are none."""
+        """Return the offset of the description of the states, and the description; (0, b"") if there is none."""
         cdef uint64_t offset = kv_get(&self.e.record)
         if not offset:
             return 0, b""
         return offset, text_at(self.job, offset)
 
     def set_record(self, bytes text):
-        """Put the description of the states down, or have none; only for who opens a round, or holds all of them."""
+        """Set the description of the states, or remove it; only the opener of a round, or of all, may do so."""
         self.put_record(self.new_record(text) if text else 0)
 
     def new_record(self, bytes text):
-        """Write a description of states, for `put_record`; return where it is."""
+        """Write a description of states, for `put_record`; return its offset."""
         self.job.lock()
         cdef uint64_t offset = kv_new_text(self.job.me, <char *>text, len(text))
         kv_unlock_region(self.job.me)
@@ -259,14 +261,14 @@ cdef class Handle:
         return offset
 
     def put_record(self, uint64_t offset):
-        """Have the description of the states there hold; 0: there are none."""
+        """Use the description of the states at this offset; 0: there is none."""
         kv_put(&self.e.record, offset)
 
     def note_undo(self, list pieces):
-        """Keep what the round that this worker has opened is about to change, in case it does not live to see it through.
+        """Save the memory that the opened round will change, so that another worker can undo the change.
 
-        `pieces`: arrays of the region, each with the ids of the rows that change, or None for all of it. Where the
-        description of the states is, which the round may replace, is kept besides.
+        `pieces`: arrays of the region, each with the ids of the rows that change, or None for all of it. The offset
+        of the description of the states, which the round may replace, is saved too.
         """
         cdef uint64_t size = 16, offset
         where = self.job.array(<uint64_t>(<char *>&self.e.record - self.job.me.base), (1,), INT64, None)
@@ -278,9 +280,9 @@ cdef class Handle:
         kv_put(&self.e.undo, 0)
         if self.undo_bytes < size:
             if self.undo_at:
-                self.job.give(self.undo_at, self.undo_bytes)
+                self.job.free_piece(self.undo_at, self.undo_bytes)
             self.undo_at = self.undo_bytes = 0
-            self.undo_at = self.job.take(size + size // 4)
+            self.undo_at = self.job.allocate(size + size // 4)
             self.undo_bytes = size + size // 4
         block = self.job.array(self.undo_at, (self.undo_bytes,), BYTES, None)
         head = <uint64_t *>(self.job.me.base + self.undo_at)
@@ -303,57 +305,60 @@ cdef class Handle:
         kv_fence()
 
     def undo(self):
-        """Put back what `note_undo` has kept, in the round that this worker has opened."""
+        """Restore the memory that `note_undo` has saved for the round that this worker has opened."""
         kv_undo(self.job.me, self.e, kv_round_of(self.held))
 
     def region_array(self, offset, shape, dtype):
-        """An array of a table or state; MemoryError: numbers read while they changed name no memory of the region."""
+        """Return an array of a table or state.
+
+        MemoryError: the numbers were read while they changed, and name no allocated memory.
+        """
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         if offset < 0 or not kv_is_given(self.job.me, offset, size):
             raise no_memory(offset + size)
         return self.job.array(offset, shape, dtype, None)
 
     def new_state(self, shape, dtype, int number):
-        """Memory for array number `number` of a state: its offset, and an array over it."""
+        """Allocate memory for array number `number` of a state; return its offset, and an array over it."""
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        offset = self.job.take(max(size, 1), KV_STATE_COLOUR + number)
+        offset = self.job.allocate(max(size, 1), KV_STATE_COLOUR + number)
         return offset, self.job.array(offset, shape, dtype, None)
 
 
-cdef class Holding:
-    """A key held as who opens its next round does, for a value from outside of rounds; no round comes of it."""
+cdef class KeyHold:
+    """A key that this worker holds as the opener of its next round would, to change the value outside of rounds."""
 
     cdef Handle handle
-    cdef uint64_t held  # phase of the key meanwhile
+    cdef uint64_t held  # phase of the held key
 
     def __cinit__(self, Handle handle):
         self.handle, self.held = handle, KV_NO_ROUND
 
     def begin(self):
-        """Hold the key until `end`; an outcome."""
+        """Hold the key until `end`; return an outcome."""
         cdef kv_self *me = self.handle.job.me
         cdef kv_entry *e = self.handle.e
         cdef uint64_t phase
         cdef int outcome
         with nogil:
-            outcome = kv_borrow(me, e, 1)
+            outcome = kv_hold_key(me, e, 1)
             if outcome != KV_TICK:
                 kv_leave()
         phase = kv_get(&e.phase)
-        if outcome == KV_READY and kv_holds(me, phase, kv_round_of(phase)):  # else it is taken for dead already
+        if outcome == KV_READY and kv_is_opener(me, phase, kv_round_of(phase)):  # else this worker is fenced already
             self.held = phase
         return outcome
 
     def end(self, bint other):
-        """End what `begin` has begun, if it has; with `other`, the other value is in use from now on."""
+        """Release the key, if `begin` has acquired it; with `other`, the other value is in use from now on."""
         if self.held != KV_NO_ROUND:
-            kv_return(self.handle.job.me, self.handle.e, self.held, other)
+            kv_release_key(self.handle.job.me, self.handle.e, self.held, other)
             self.held = KV_NO_ROUND
             kv_end_work(self.handle.job.me)
 
 
-cdef class Reading:
-    """A read of a key's value, while rounds may go on without this worker."""
+cdef class ValueRead:
+    """A read of a key's value; rounds that do not wait for this worker may complete during it."""
 
     cdef kv_reading reading
     cdef Handle handle
@@ -363,7 +368,7 @@ cdef class Reading:
         memset(&self.reading, 0, sizeof(self.reading))
 
     def begin(self):
-        """Begin to read; an outcome."""
+        """Begin to read; return an outcome."""
         cdef int outcome
         with nogil:
             outcome = kv_begin_read(self.handle.job.me, self.handle.e, &self.reading)
@@ -372,7 +377,7 @@ cdef class Reading:
         return outcome
 
     def end(self):
-        """End what `begin` has begun; return whether the value was one round's all the time, else it is to be read again."""
+        """End a read; return whether the value was of one round all the time. If not, the caller reads again."""
         return bool(kv_end_read(self.handle.job.me, self.handle.e, &self.reading))
 
 
@@ -381,7 +386,7 @@ cdef bytes text_at(Job job, uint64_t offset):
         return b""
     if not kv_is_text(job.me, offset):
         raise KVStoreError(f"worker {job.names[job.me.rank]}: a description in the job's shared region is overwritten; "
-                           "end the job, start it again from what was saved last, and report this as a bug of kvstore")
+                           "end the job, restart it from its last checkpoint, and report this as a bug of kvstore")
     return kv_text(job.me, offset)[:kv_text_bytes(job.me, offset)]
 
 
@@ -390,21 +395,21 @@ cdef uint64_t pushed_round(Handle h) noexcept:
 
 
 cdef void count_rounds(Handle h, uint64_t round) noexcept:
-    """Count the rounds up to this one, which this worker has seen complete."""
+    """Count the rounds up to a given round, which this worker has found complete."""
     if round > h.counted and h.job.me.counters != NULL:
         kv_add_alone(&h.job.me.counters.rounds, round - h.counted)
         h.counted = round
 
 
 cdef bytes text_of(object key):
-    """The bytes of a str key, None for an int key."""
+    """Return the bytes of a str key, None for an int key."""
     return (<str>key).encode("utf-8", "surrogatepass") if isinstance(key, str) else None
 
 
 cdef uint64_t look_up(Job job, object key, bytes text):
     if text is None:
-        return kv_find(job.me, NULL, 0, <int64_t>key)
-    return kv_find(job.me, <char *>text, len(text), 0)
+        return kv_find_key(job.me, NULL, 0, <int64_t>key)
+    return kv_find_key(job.me, <char *>text, len(text), 0)
 
 
 cdef class Keys:
@@ -419,7 +424,7 @@ cdef class Keys:
         return kv_get(&self.job.me.head.n_keys)
 
     def find(self, key):
-        """The key's handle, or None."""
+        """Return the key's handle, or None."""
         handle = self.job.handles.get(key)
         if handle is not None:
             return handle
@@ -427,7 +432,7 @@ cdef class Keys:
         return self.handle(found - 1) if found else None
 
     def handle(self, uint64_t number):
-        """The handle of key number `number` in the order of init."""
+        """Return the handle of key number `number` in the order of init."""
         cdef Handle h = Handle.__new__(Handle)
         cdef kv_entry *e = kv_entry_at(self.job.me, number)
         h.e, h.job, h.held = e, self.job, KV_NO_ROUND
@@ -446,11 +451,11 @@ cdef class Keys:
         return h
 
     def all(self, bint sides=False):
-        """Handles of all keys in the order of init; with `sides` those of side keys, too."""
+        """Return the handles of all keys in the order of init; with `sides`, side keys included."""
         return [self.handle(i) for i in range(len(self)) if sides or not kv_entry_at(self.job.me, i).is_side]
 
-    def behind(self):
-        """Handles of keys with rounds that this process has pushed into and that are not complete."""
+    def with_open_rounds(self):
+        """Return the handles of the keys with incomplete rounds that this process has pushed into."""
         cdef uint64_t i = 0, n = len(self)
         cdef list found = []
         while True:
@@ -462,7 +467,7 @@ cdef class Keys:
             i += 1
 
     def wait_for_more(self, uint64_t n):
-        """Wait until there are more than `n` keys; an outcome."""
+        """Wait until there are more than `n` keys; return an outcome."""
         cdef kv_growth context
         cdef int outcome
         context.me, context.n = self.job.me, n
@@ -474,14 +479,14 @@ cdef class Keys:
 
     @property
     def kind(self):
-        """0: no key yet, 1: int keys, 2: str keys."""
+        """0: there is no key yet, 1: int keys, 2: str keys."""
         return kv_get(&self.job.me.head.text_keys)
 
     def add(self, key, cnp.ndarray value, cnp.ndarray ids=None, tuple shape=None, bint side=False):
-        """Make a key with a copy of `value`; None if it is there already.
+        """Add a key with a copy of `value`; return its handle, or None if the key exists.
 
-        With `ids`, it is row-sparse and of that `shape`: `value` has the rows of `ids`, and no others are there yet. A
-        `side` key is of no kind: the others may be int or str.
+        With `ids`, the key is row-sparse and of that `shape`: `value` has the rows of `ids`, and the others are
+        absent. A `side` key may be int or str among keys of either kind.
         """
         cdef bytes text = text_of(key)
         cdef int dtype = dtype_names.index(value.dtype.name)
@@ -516,9 +521,9 @@ cdef class Keys:
         per = KV_SHARE_BYTES // kv_itemsize[dtype]
         e.chunks = max(<uint64_t>1, (e.n + per - 1) // per) if ids is None else 1
         size = 8 * e.ndim + e.name_bytes
-        e.shape = kv_take_locked(me, size + 8)
-        e.parts = kv_take_locked(me, me.size * sizeof(kv_part))
-        e.map = kv_take_locked(me, 8 * e.chunks)
+        e.shape = kv_allocate_locked(me, size + 8)
+        e.parts = kv_allocate_locked(me, me.size * sizeof(kv_part))
+        e.map = kv_allocate_locked(me, 8 * e.chunks)
         if not (e.shape and e.parts and e.map):
             return -1
         if (self.fill_value(e, value) if ids is None else self.fill_table(e, value, ids, shape[0])) < 0:
@@ -535,22 +540,22 @@ cdef class Keys:
 
     cdef int fill_value(self, kv_entry *e, cnp.ndarray value):
         cdef kv_self *me = self.job.me
-        e.value[0] = kv_take_locked(me, max(<uint64_t>1, e.nbytes))
+        e.value[0] = kv_allocate_locked(me, max(<uint64_t>1, e.nbytes))
         if e.nbytes <= KV_SMALL_KEY:
-            e.value[1] = kv_take_coloured(me, max(<uint64_t>1, e.nbytes), KV_VALUE_COLOUR + 1)
+            e.value[1] = kv_allocate_coloured(me, max(<uint64_t>1, e.nbytes), KV_VALUE_COLOUR + 1)
         if not (e.value[0] and (e.value[1] or e.nbytes > KV_SMALL_KEY)):
             return -1
         memcpy(me.base + e.value[0], cnp.PyArray_DATA(value), e.nbytes)
         return 0
 
     cdef int fill_table(self, kv_entry *e, cnp.ndarray rows, cnp.ndarray ids, n_rows):
-        """Rows and their ids, as region_table.py names them; see `table_words`."""
+        """Write rows and their ids as region_table.py reads them; see `table_words`."""
         cdef kv_self *me = self.job.me
         cdef uint64_t size = table_bytes(row_bytes((<object>rows).shape, rows.dtype)), at_rows, at_ids
         cdef int64_t *words
-        e.rows_of = kv_take_locked(me, 2 * size)
-        at_rows = kv_take_locked(me, max(<uint64_t>1, <uint64_t>rows.nbytes))
-        at_ids = kv_take_locked(me, max(<uint64_t>1, <uint64_t>ids.nbytes))
+        e.rows_of = kv_allocate_locked(me, 2 * size)
+        at_rows = kv_allocate_locked(me, max(<uint64_t>1, <uint64_t>rows.nbytes))
+        at_ids = kv_allocate_locked(me, max(<uint64_t>1, <uint64_t>ids.nbytes))
         if not (e.rows_of and at_rows and at_ids):
             return -1
         memset(me.base + e.rows_of, 0, 2 * size)
@@ -569,5 +574,5 @@ cdef uint64_t row_bytes(tuple shape, object dtype):
 
 
 cdef uint64_t table_bytes(uint64_t row):
-    """Bytes of what the region has of a table beside its rows: the numbers, and what an absent row is."""
+    """Return the bytes of a table's description: the numbers, and the contents of an absent row."""
     return 8 * TABLE_WORDS + ((row + 63) & ~63ull)

@@ -1,7 +1,8 @@
-"""Why workers of one machine do not meet: no /proc, or different namespaces of the kernel.
+"""Detection of the reasons why workers of one machine cannot meet.
 
-A region is found by a socket, whose name belongs to a network namespace, and opened by /proc, which shows one
-PID namespace and refuses processes of another user namespace. Containers have namespaces of their own.
+A worker finds a region by a socket, and the name of that belongs to a network namespace. It opens the region
+by /proc, which may be absent, shows one PID namespace, and refuses processes of another user namespace.
+Containers have namespaces of their own.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from ....errors import ConfigError
 
-#: What helps in each case.
+#: The remedy in each case.
 CURE = (
     "start all workers of this machine in one container (Kubernetes: one pod with shareProcessNamespace; "
     "Docker: --network and --pid of the first container), or create 'dist_sync', which needs no "
@@ -22,7 +23,7 @@ CURE = (
 
 
 def check_proc() -> None:
-    """Raise ConfigError if this process cannot find others by /proc."""
+    """Raise ConfigError if this process cannot find other processes by /proc."""
     try:
         shown = os.readlink("/proc/self")
     except OSError as error:
@@ -38,7 +39,7 @@ def check_proc() -> None:
         )
 
 
-def check_beside(process: int, rank: int) -> None:
+def check_same_namespace(process: int, rank: int) -> None:
     """Raise ConfigError if the process that holds the name of worker `rank` is in another PID namespace.
 
     `process` is its id as this process sees it; 0 if it does not see it at all.
@@ -51,7 +52,7 @@ def check_beside(process: int, rank: int) -> None:
 
 
 def unreadable(process: int, rank: int) -> ConfigError:
-    """Return the error for a worker whose descriptors this process may not see."""
+    """Return the error for a worker with descriptors that this process may not open."""
     return ConfigError(
         f"the system does not let this process open the memory of worker {rank} (process {process}): it is "
         f"in another user namespace, or has other rights: {CURE}"
@@ -59,7 +60,7 @@ def unreadable(process: int, rank: int) -> ConfigError:
 
 
 def check_network(prefix: str) -> None:
-    """Raise ConfigError if a process in another network namespace has the memory that this one waits for.
+    """Raise ConfigError if the memory that this process waits for exists in another network namespace.
 
     `prefix` is the beginning of the name of that memory.
     """
@@ -74,7 +75,7 @@ def check_network(prefix: str) -> None:
 
 
 def _with_memory(prefix: str) -> Iterator[int]:
-    """Yield the processes that have opened memory whose name begins so, as far as they can be seen."""
+    """Yield the visible processes that have opened memory with a given prefix of its name."""
     for name in os.listdir("/proc"):
         if name.isdecimal() and int(name) != os.getpid():
             with contextlib.suppress(OSError):

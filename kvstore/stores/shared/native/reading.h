@@ -1,33 +1,34 @@
-/* Reads of a value: each is of one round, also where the others' rounds go on without the reader.
+/* Reads of a value: each result is of one round, although rounds may complete during the read.
  *
- * Rounds go on without a worker that has joined, or that came back and has not pushed yet; and after a loss one that it
- * has pushed into may still be finished. Then a read is made again if the value has changed meanwhile; and if that was so
- * some times, since rounds are quicker than the reader, the next round waits for it.
+ * Rounds do not wait for a worker that has joined, nor for a restarted worker that has not pushed yet; and after a
+ * loss, another worker may complete a round after the reader has begun. So a read is repeated if the value has
+ * changed during it. After KV_READ_TRIES failures, because rounds are faster than the reader, the next round waits
+ * for the read.
  */
 #ifndef KV_READING_H
 #define KV_READING_H
 
 #include "round.h"
 
-/* Whether the next round waits for this worker's arrival: until then the value stays as it is. */
-static int kv_stays(kv_self *me, const kv_entry *e)
+/* Whether the next round waits for this worker's arrival: until then the value does not change. */
+static int kv_is_stable(kv_self *me, const kv_entry *e)
 {
     const kv_part *mine = &kv_parts(me, e)[me->rank];
     uint64_t round = kv_complete_round(kv_get(&e->phase)) + 1;
     uint64_t waited_for = kv_get(&me->head->members) & ~kv_get(&me->head->newcomers);
     uint64_t state = kv_get(&me->worker->state);
-    return kv_state_in(state) == KV_ALIVE && !kv_is_out(me, state) && waited_for & kv_bit(me->rank) &&
+    return kv_state_in(state) == KV_ALIVE && !kv_is_fenced(me, state) && waited_for & kv_bit(me->rank) &&
            kv_get(&mine->first) <= round && kv_get(&mine->pushed[round & 1]) < round;
 }
 
-/* The round whose opener has noted what it changes in place, and that it may be changing now; 0: none. */
+/* Return the round that is recorded to change the value in place, and may be changing it now; 0: none. */
 static uint64_t kv_changed_in_place(kv_self *me, const kv_entry *e)
 {
     uint64_t undo = kv_get(&e->undo);
     return undo ? *(const uint64_t *)kv_at(me, undo) : 0;
 }
 
-/* Whether others may be changing the value in use; `in_place` was looked at before the phase. */
+/* Whether another worker may be changing the value in use. The caller has read `in_place` before the phase. */
 static int kv_is_changing(const kv_self *me, uint64_t phase, uint64_t in_place)
 {
     if (kv_step_of(phase) != KV_OPENING)
@@ -35,49 +36,51 @@ static int kv_is_changing(const kv_self *me, uint64_t phase, uint64_t in_place)
     return kv_round_of(phase) == in_place && kv_opener_of(phase) != me->rank;
 }
 
-/* Whether the dead have left a round that this process cannot carry out: what is changed in place is put back then. */
-static int kv_is_left(kv_self *me, const kv_entry *e, uint64_t phase)
+/* Whether a dead worker has left a round that this process cannot carry out: the read then holds the key, which
+ * undoes the changes in place. */
+static int kv_is_abandoned(kv_self *me, const kv_entry *e, uint64_t phase)
 {
-    return kv_step_of(phase) == KV_OPENING && !kv_in_step(me, e) &&
-           !kv_here(kv_get(&me->head->worker[kv_opener_of(phase)].state));
+    return kv_step_of(phase) == KV_OPENING && !kv_knows_mode(me, e) &&
+           !kv_is_present(kv_get(&me->head->worker[kv_opener_of(phase)].state));
 }
 
-/* Let no round begin before the read's end. */
-static int kv_read_apart(kv_self *me, kv_entry *e, kv_reading *reading)
+/* Hold the key until the read ends, so that no round opens. */
+static int kv_read_holding(kv_self *me, kv_entry *e, kv_reading *reading)
 {
-    if (kv_standing(me) == KV_FENCED)
+    if (kv_check_membership(me) == KV_FENCED)
         return KV_FENCED;
-    int outcome = kv_borrow(me, e, 0);
+    int outcome = kv_hold_key(me, e, 0);
     reading->holds = outcome == KV_READY;
     reading->phase = kv_get(&e->phase);
     return outcome;
 }
 
-/* Begin to read the value in use. KV_TICK: not yet. */
+/* Begin to read the value in use. Blocks as `kv_wait` does. KV_READY: read, then call `kv_end_read`, in any case.
+ * KV_TICK: not yet. Other outcomes: there is no read to end. */
 static int kv_begin_read(kv_self *me, kv_entry *e, kv_reading *reading)
 {
     int outcome = KV_READY;
     uint64_t in_place = kv_changed_in_place(me, e), phase = reading->phase = kv_get(&e->phase);
-    if (reading->tries >= KV_READ_TRIES || kv_is_left(me, e, phase))
-        outcome = kv_read_apart(me, e, reading);
-    else if (kv_is_changing(me, phase, in_place)) { /* perhaps by the dead only: see it closed */
+    if (reading->tries >= KV_READ_TRIES || kv_is_abandoned(me, e, phase))
+        outcome = kv_read_holding(me, e, reading);
+    else if (kv_is_changing(me, phase, in_place)) { /* its worker may be dead: bring the round to its end */
         kv_call other = {.entry = e, .round = kv_round_of(phase)};
         outcome = kv_advance(me, &other);
         outcome = outcome == KV_READY ? KV_TICK : outcome;
     }
-    return outcome == KV_PEER_LOST ? KV_TICK : outcome; /* reads go on after a loss */
+    return outcome == KV_PEER_LOST ? KV_TICK : outcome; /* reads are allowed after a loss */
 }
 
-/* Whether what was read since `kv_begin_read` is the value of one round. */
+/* End a read. Returns whether the data is the value of one round; else the caller reads again. Does not block. */
 static int kv_end_read(kv_self *me, kv_entry *e, kv_reading *reading)
 {
     atomic_thread_fence(memory_order_acquire);
     uint64_t in_place = kv_changed_in_place(me, e), now = kv_get(&e->phase), before = reading->phase;
     if (reading->holds) {
-        int held = kv_holds(me, now, kv_round_of(before)); /* nobody has taken this worker for dead */
+        int held = kv_is_opener(me, now, kv_round_of(before)); /* this worker was not fenced */
         reading->holds = 0;
         if (held)
-            kv_return(me, e, now, 0);
+            kv_release_key(me, e, now, 0);
         kv_end_work(me);
         return held;
     }
@@ -87,8 +90,9 @@ static int kv_end_read(kv_self *me, kv_entry *e, kv_reading *reading)
     return calm;
 }
 
-/* After the round: the result into those outs and chunks that do not have it yet. KV_TICK: the value changed meanwhile;
- * try again. */
+/* Copy the result of a complete round to the outs and chunks that do not have it yet. Blocks as `kv_begin_read` does.
+ * KV_TICK: the value changed during the copy; the caller tries again. On failure the contents of the outs are
+ * undefined. */
 static int kv_deliver(kv_self *me, kv_call *call)
 {
     kv_entry *e = call->entry;

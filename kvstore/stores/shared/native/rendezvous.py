@@ -1,8 +1,9 @@
-"""How the processes of a job find their region: by an abstract Unix socket, of which nothing is left behind.
+"""How the processes of a job find their region: by an abstract Unix socket, which leaves no file.
 
-Rank 0 makes the region, a memfd without a name. Every worker then listens on a socket whose name follows
-from the user, the job and the store; nobody ever accepts a connection. Whoever comes later connects, lets the
-kernel say whose socket that is, and opens the memfd of that process: the kernel lets in the same user only.
+Rank 0 creates the region, a memfd without a name. Every worker then listens on a socket with a name that
+follows from the user, the job and the store; no process ever accepts a connection. A worker that starts later
+connects, asks the kernel for the process of that socket, and opens the memfd of that process: the kernel
+admits the same user only.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from ....errors import AuthError, TimeoutError
 from ....settings.descriptors import above_standard, new_memory
 from ....source_tree import package_version
 from ....waiting import WaitClock
-from .namespaces import check_beside, check_network, check_proc, unreadable
+from .namespaces import check_network, check_proc, check_same_namespace, unreadable
 
 log = logging.getLogger("kvstore.shared")
 
 _F_ADD_SEALS, _F_SEAL_SEAL, _F_SEAL_SHRINK = 1033, 1, 2  # in fcntl since Python 3.8 on some builds only
 _BACKLOG = 4096
-#: How often, and after how many seconds each, a name is asked for that a killed process may still hold.
-#: They are counted and not timed: on a busy machine they take longer, and so does what holds the name.
+#: The tries for a name that a killed process may still hold, and the seconds between them. Tries are counted,
+#: not timed: on a busy machine they take longer, and the process that holds the name does too.
 _TRIES, _PAUSE = 200, 0.01
-_SOON = 1.0  # seconds of waiting after which the other network namespaces are looked at, and again and again
-#: What may also be the cause of a wait without an end.
+_SOON = 1.0  # seconds of waiting before the other network namespaces are checked, repeatedly
+#: Another possible cause of a wait without an end.
 _APART = (
     "If it has created its store, the two are in different containers (network, PID or user namespaces) or "
     "on different machines, and 'shared' needs one: create 'dist_sync'"
@@ -41,27 +42,27 @@ _APART = (
 
 
 class RegionRendezvous:
-    """The sockets and the memory of one store of a job: the `number`-th of its group in this process."""
+    """The socket and the memory of one store of a job: the `number`-th of its group in this process."""
 
     def __init__(self, job: str, group: str, number: int, rank: int, size: int) -> None:
         text = "\0".join((str(os.getuid()), job, group, str(number)))
         self.name = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
         self.rank, self.size = rank, size
-        #: Version of kvstore in the process that has made the region, once that is found.
+        #: Version of kvstore in the process that created the region, once that is found.
         self.version = package_version()
         self._memory = f"/memfd:kvstore-{self.name}-"
         self._fd = -1
 
     def check(self) -> None:
-        """Raise ConfigError if this process cannot find others."""
+        """Raise ConfigError if this process cannot find other processes."""
         if self.size > 1:
             check_proc()
 
     def listen(self) -> bool:
-        """Be found by others from now on; False: a living process of the job has this rank.
+        """Listen, so that other workers find this process; False: a living process of the job has this rank.
 
-        Who had the rank before and was killed may hold its name a moment longer: the kernel takes it down, or
-        a child that it has just made has not run yet and let go.
+        A killed process of the rank may hold its name a moment longer: the kernel has not yet closed its
+        socket, or a child that it has just forked has inherited it.
         """
         for left in reversed(range(_TRIES)):
             try:
@@ -81,7 +82,7 @@ class RegionRendezvous:
             return sock.detach()
 
     def close(self) -> None:
-        """Be found no more."""
+        """Stop listening."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -90,22 +91,23 @@ class RegionRendezvous:
         self.close()
 
     def create(self) -> int:
-        """Make the region; returns the descriptor of its memory."""
+        """Create the region; return the descriptor of its memory."""
         fd = new_memory(f"kvstore-{self.name}-{package_version()}")
-        fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_SEAL)  # nobody can pull the memory away
+        fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_SEAL)  # no process can shrink the memory
         return fd
 
     def look(self, ranks: Iterable[int]) -> int | None:
-        """Descriptor of the region, if one of `ranks` has it."""
+        """Return the descriptor of the region, if a process with one of `ranks` has it."""
         for rank in ranks:
             if rank != self.rank and (fd := self._of(rank)) is not None:
                 return fd
         return None
 
     def wait(self, timeout: float, founds: Callable[[], bool] = lambda: False) -> int | None:
-        """Return the region's descriptor, as soon as anybody has it; TimeoutError: nobody came.
+        """Wait until a process has the region, and return its descriptor.
 
-        None: this process is to make it, since those before it are lost.
+        None: this process must create it, because the ranks before it are lost. TimeoutError: no process has
+        created it.
         """
         clock, pause, look = WaitClock(timeout), 0.0005, _SOON
         while True:
@@ -132,7 +134,7 @@ class RegionRendezvous:
         return f"\0kvstore/{self.name}/{rank}".encode()
 
     def _of(self, rank: int) -> int | None:
-        """Descriptor of the region by way of the process that listens as `rank`."""
+        """Return the descriptor of the region from the process that listens as `rank`."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(1.0)
             try:
@@ -146,7 +148,7 @@ class RegionRendezvous:
                 f"a process of user {uid} (pid {pid}) holds the name of worker {rank} of this job; "
                 "set KVSTORE_JOB to something that others cannot guess"
             )
-        check_beside(pid, rank)
+        check_same_namespace(pid, rank)
         try:
             return self._memory_of(pid)
         except PermissionError as error:

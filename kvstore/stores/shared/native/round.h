@@ -1,24 +1,26 @@
-/* Rounds: every worker pushes into a key once, and whoever waits does the work.
+/* Rounds: every worker pushes into a key once, and the workers that wait do the work.
  *
- * A key's phase is one word: the round, who opened it, which of the two values is in use, and the step.
+ * A key's phase is one word: the round, its opener, the value in use, and the step.
  *
- *   CLOSED(r)    round r is complete. Once every member has arrived at r + 1, one of them makes it
- *   OPENING(r+1) and prepares the work: which workers take part, what is summed, what the rule's numbers are; then
- *   OPEN(r+1)    every waiting worker takes chunks; whoever finds all chunks complete makes it CLOSED(r+1).
+ *   CLOSED(r)    round r is complete. Once every member has arrived at r + 1, one member sets
+ *   OPENING(r+1) and prepares the work: the workers in the round, the sources, the numbers of the rule; then
+ *   OPEN(r+1)    every waiting worker claims chunks; a worker that finds all chunks complete sets CLOSED(r+1).
  *
- * Who is in round r: those who pushed into it, { w : pushed[w][r & 1] = r }; a push waits until the round two before is
- * complete. A member that dies stops being waited for after its last arrival is written, so everybody who finds the
- * round complete finds the same set; and what it pushed counts even if its rank comes back before the round is.
+ * The workers in round r are those that pushed into it, { w : pushed[w][r & 1] = r }; a push waits until the round two
+ * before is complete. Rounds stop waiting for a dead member after its last arrival is written, so every worker that
+ * finds the round complete finds the same set; and a push counts even if the rank of its worker returns before the
+ * round is complete.
  *
- * A sum goes to the value that is not in use, and closing the round puts it in use: a round that comes to nothing
- * leaves the last one readable. An update works on the weights in place, block by block through a log.
+ * A sum is written to the value that is not in use, and closing the round puts it in use: after a failed round the
+ * previous value is readable. An update changes the weights in place, block by block through a log.
  */
 #ifndef KV_ROUND_H
 #define KV_ROUND_H
 
 #include "chunks.h"
 
-/* Make the round of an opened or opening phase complete; `current` is the value that is in use from now on. */
+/* Complete the round of a phase, OPENING or OPEN; `current` is the value in use from now on. Wakes waiting workers.
+ * 0: the phase has changed, and nothing else has: another worker has completed the round or replaced the opener. */
 static int kv_close(kv_self *me, kv_entry *e, uint64_t phase, uint64_t current)
 {
     uint64_t version = kv_version_of(phase) + (current != kv_current_of(phase));
@@ -33,13 +35,14 @@ static int kv_close(kv_self *me, kv_entry *e, uint64_t phase, uint64_t current)
     return 1;
 }
 
-/* The other value and the chunks' bookkeeping, made when they are first needed. The lock is not held. */
-static int kv_make_room(kv_self *me, kv_entry *e)
+/* Allocate the value that is not in use, when it is first needed. Blocks as `kv_allocate` does, and returns its outcome;
+ * the caller does not hold the region's lock. */
+static int kv_allocate_values(kv_self *me, kv_entry *e)
 {
     for (int i = 0; i < 2; i++)
         if (!e->value[i]) {
             uint64_t offset;
-            int outcome = kv_take(me, e->nbytes, KV_VALUE_COLOUR + i, &offset);
+            int outcome = kv_allocate(me, e->nbytes, KV_VALUE_COLOUR + i, &offset);
             if (outcome != KV_READY)
                 return outcome;
             e->value[i] = offset;
@@ -47,20 +50,21 @@ static int kv_make_room(kv_self *me, kv_entry *e)
     return KV_READY;
 }
 
-/* Put the work of an opening round out for everybody. `rule` < 0: a sum. */
-static void kv_put_out(kv_self *me, kv_entry *e, uint64_t phase, int rule)
+/* Publish the work of a round, OPENING to OPEN; every worker may claim its chunks. `rule` < 0: a sum. The caller has
+ * opened the round and is at work; if it has been replaced as the opener, the phase is unchanged. */
+static void kv_publish_work(kv_self *me, kv_entry *e, uint64_t phase, int rule)
 {
     e->rule = rule;
     kv_swap(&e->phase, phase, kv_phase_word(kv_round_of(phase), kv_opener_of(phase), kv_version_of(phase), KV_OPEN));
     kv_wake_all(me);
 }
 
-/* Make a key the opener's, who is at work from now on; the phase that it has then, or 0: another was faster, or the
- * others take this worker for dead. */
-static uint64_t kv_seize(kv_self *me, kv_entry *e, uint64_t phase)
+/* Become the opener of a key's next round, and begin work. Returns the new phase, or 0: another worker was faster, or
+ * this worker is fenced; then nothing has changed. */
+static uint64_t kv_become_opener(kv_self *me, kv_entry *e, uint64_t phase)
 {
     uint64_t round = kv_complete_round(phase) + 1, version = kv_version_of(phase);
-    if (kv_step_of(phase) == KV_OPENING) /* what the one before had changed in place will be put back */
+    if (kv_step_of(phase) == KV_OPENING) /* in-place changes of the opener before will be undone */
         version += 2;
     uint64_t opening = kv_phase_word(round, me->rank, version, KV_OPENING);
     if (!kv_begin_work(me))
@@ -73,28 +77,31 @@ static uint64_t kv_seize(kv_self *me, kv_entry *e, uint64_t phase)
     return opening;
 }
 
-/* As `kv_seize`, to write to the value that is not in use. */
-static uint64_t kv_hold(kv_self *me, kv_entry *e, uint64_t phase)
+/* As `kv_become_opener`, for an opener that writes to the value that is not in use. */
+static uint64_t kv_open_for_write(kv_self *me, kv_entry *e, uint64_t phase)
 {
-    uint64_t opening = kv_seize(me, e, phase);
+    uint64_t opening = kv_become_opener(me, e, phase);
     if (opening)
         kv_put(&e->of[1 - kv_current_of(phase)], KV_NO_ROUND);
     return opening;
 }
 
-/* Updates that the optimizer has made of the key. Those of the round under way do not count before it is complete. */
+/* Return the count of the optimizer's updates of the key. Updates of the round in progress do not count before it is
+ * complete. */
 static _Atomic uint64_t *kv_updates(kv_entry *e)
 {
     return &e->updates[kv_complete_round(kv_get(&e->phase)) & 1];
 }
 
+/* Return the count that holds when the next round is complete; only its opener writes it. */
 static _Atomic uint64_t *kv_next_updates(kv_entry *e)
 {
     return &e->updates[(kv_complete_round(kv_get(&e->phase)) + 1) & 1];
 }
 
-/* No round comes of it that this worker has made the key its own. */
-static void kv_return(kv_self *me, kv_entry *e, uint64_t phase, int other)
+/* Release a key that `kv_become_opener` or `kv_open_for_write` has acquired, without a round; with `other`, the other value is in use
+ * from now on. The caller ends its work. Does nothing if the phase has changed. */
+static void kv_release_key(kv_self *me, kv_entry *e, uint64_t phase, int other)
 {
     uint64_t version = kv_version_of(phase) + (other != 0);
     if (kv_get(&e->phase) != phase)
@@ -105,15 +112,16 @@ static void kv_return(kv_self *me, kv_entry *e, uint64_t phase, int other)
     kv_wake_all(me);
 }
 
-/* Any worker may open the round of an opening phase anew. What this one had changed in place has been put back: the
- * version shows it to workers that have read meanwhile. Blocks not. */
-static void kv_hand_back(kv_self *me, kv_entry *e, uint64_t phase)
+/* Let any worker open again the round that this worker has opened. The caller has undone its changes in place: the
+ * new version shows them to workers that have read concurrently. Does nothing if the phase has changed. */
+static void kv_release_opened(kv_self *me, kv_entry *e, uint64_t phase)
 {
     uint64_t version = kv_version_of(phase) + 2;
     kv_swap(&e->phase, phase, kv_phase_word(kv_round_of(phase) - 1, 0, version, KV_CLOSED));
     kv_wake_all(me);
 }
 
+/* Whether a worker of `mask` has pushed a source of this kind into the round. */
 static int kv_has_kind(kv_self *me, const kv_entry *e, uint64_t round, uint64_t mask, enum kv_kind kind)
 {
     const kv_part *part = kv_parts(me, e);
@@ -123,30 +131,32 @@ static int kv_has_kind(kv_self *me, const kv_entry *e, uint64_t round, uint64_t 
     return 0;
 }
 
-/* Whether a source of the opened round is a list of rows: Python adds those up. */
+/* Whether a source of the round is a list of rows: Python code sums those. */
 static int kv_has_rows(kv_self *me, const kv_entry *e, uint64_t round, uint64_t mask)
 {
     return e->sparse || kv_has_kind(me, e, round, mask, KV_ROWS);
 }
 
-/* Whether a source lies on a GPU: Python says what becomes of the round. */
+/* Whether a source of the round is on a GPU: Python code carries out the round. */
 static int kv_has_on_gpu(kv_self *me, const kv_entry *e, uint64_t round, uint64_t mask)
 {
     return kv_get(&e->gpu_table) && kv_has_kind(me, e, round, mask, KV_ON_GPU);
 }
 
-static int kv_is_python_s(kv_self *me, const kv_entry *e, uint64_t round, uint64_t mask)
+/* Whether Python code carries out the round because of its sources. */
+static int kv_needs_python(kv_self *me, const kv_entry *e, uint64_t round, uint64_t mask)
 {
     return kv_has_rows(me, e, round, mask) || kv_has_on_gpu(me, e, round, mask);
 }
 
-/* What stands in a block of `undo`: for which round, how many pieces, and each piece: where it belongs, bytes of a row,
- * number of rows, whether ids stand before the rows (else all rows follow each other). */
+/* A piece of a block of `undo`. The block has the round, the number of pieces, and for each piece: its place, bytes
+ * of a row, number of rows, whether ids precede the rows (else the rows are consecutive). */
 typedef struct {
     uint64_t home, row_bytes, n, by_ids;
 } kv_piece;
 
-/* Put back what the worker that opened `round` had begun to change, and did not live to see through. */
+/* Undo the changes that the opener of `round` had begun and not completed. The caller has opened the round. Does
+ * nothing if there is no record of that round. */
 static void kv_undo(kv_self *me, kv_entry *e, uint64_t round)
 {
     uint64_t offset = kv_get(&e->undo), *block = (uint64_t *)kv_at(me, offset);
@@ -168,27 +178,28 @@ static void kv_undo(kv_self *me, kv_entry *e, uint64_t round)
     kv_put(&e->undo, 0);
 }
 
-/* The round was opened by this worker, or taken over from a dead one: prepare its work.
- * KV_PLAN: Python does, and then calls kv_put_out or kv_close. */
+/* Prepare the work of a round that this worker has opened, also in place of a dead opener. Blocks for the sum of a
+ * small key, and as `kv_allocate` does. KV_PLAN: Python code carries out the round, and then calls kv_publish_work or
+ * kv_close. On failure the key is released. */
 static int kv_prepare(kv_self *me, kv_call *call, uint64_t phase)
 {
     kv_entry *e = call->entry;
     kv_undo(me, e, kv_round_of(phase));
-    if (!kv_everyone(me, e, kv_round_of(phase), &e->mask)) {
-        kv_return(me, e, phase, 0);
+    if (!kv_all_arrived(me, e, kv_round_of(phase), &e->mask)) {
+        kv_release_key(me, e, phase, 0);
         return KV_READY;
     }
-    if (!kv_sums(me, e) || kv_is_python_s(me, e, kv_round_of(phase), e->mask)) {
+    if (!kv_sums(me, e) || kv_needs_python(me, e, kv_round_of(phase), e->mask)) {
         kv_put(&e->planned, phase);
         return KV_PLAN;
     }
-    int outcome = kv_make_room(me, e);
+    int outcome = kv_allocate_values(me, e);
     if (outcome != KV_READY) {
-        kv_return(me, e, phase, 0);
+        kv_release_key(me, e, phase, 0);
         return outcome;
     }
     if (e->nbytes > KV_SMALL_KEY) {
-        kv_put_out(me, e, phase, -1);
+        kv_publish_work(me, e, phase, -1);
         return KV_READY;
     }
     uint64_t current = kv_current_of(phase);
@@ -202,14 +213,15 @@ static int kv_prepare(kv_self *me, kv_call *call, uint64_t phase)
     return KV_READY;
 }
 
-/* Whether a thread of this process has opened the round, and has not come to carrying it out: a signal has ended its
- * call in between. Then another does. */
+/* Whether a thread of this process has opened the round and not carried it out, because a signal has ended its call:
+ * then another thread does. */
 static int kv_is_planned(kv_self *me, const kv_entry *e, uint64_t phase)
 {
-    return kv_holds(me, phase, kv_round_of(phase)) && kv_get(&e->planned) == phase;
+    return kv_is_opener(me, phase, kv_round_of(phase)) && kv_get(&e->planned) == phase;
 }
 
-static int kv_in_step(const kv_self *me, const kv_entry *e)
+/* Whether this process can open rounds of the key: it can carry out the current mode, or the round is only summed. */
+static int kv_knows_mode(const kv_self *me, const kv_entry *e)
 {
     return kv_sums(me, e) || me->mode == kv_get(&me->head->mode);
 }
@@ -220,7 +232,7 @@ typedef struct {
     uint64_t phase, epoch;
 } kv_watch;
 
-/* Whether there is something to do, or to look at again, in a key that was seen in a phase. */
+/* A condition: the key has changed since it was in the phase of the watch, or this worker can do something for it. */
 static int kv_changed(void *context)
 {
     const kv_watch *watch = (const kv_watch *)context;
@@ -229,16 +241,16 @@ static int kv_changed(void *context)
     if (kv_get(&e->phase) != watch->phase || kv_get(&watch->me->head->epoch) != watch->epoch)
         return 1;
     if (kv_step_of(watch->phase) == KV_CLOSED)
-        return kv_in_step(watch->me, e) && kv_everyone(watch->me, e, kv_round_of(watch->phase) + 1, &in);
+        return kv_knows_mode(watch->me, e) && kv_all_arrived(watch->me, e, kv_round_of(watch->phase) + 1, &in);
     return kv_step_of(watch->phase) == KV_OPEN && kv_all_done(watch->me, e, kv_round_of(watch->phase));
 }
 
-/* Who holds up an open round: the owner of a chunk that is not done. */
+/* Return the worker that an open round waits for: the owner of a chunk that is not complete. */
 static int kv_slowest(kv_self *me, const kv_entry *e, uint64_t round)
 {
     for (uint64_t c = 0; c < e->chunks; c++) {
         uint64_t word = kv_get(&kv_map(me, e)[c]);
-        if (word >> 16 == round && (word & 0xff) == KV_TAKEN)
+        if (word >> 16 == round && (word & 0xff) == KV_CLAIMED)
             return (int)(word >> 8 & 0xff);
     }
     return KV_NOBODY;
@@ -257,44 +269,44 @@ static kv_about kv_about_watch(const void *context)
     return (kv_about){e->number, round, e->nbytes, whom, watch->me->store};
 }
 
-/* Whether this worker may open the next round, or take over the opening of a dead one. */
+/* Whether this worker may open the next round, or replace a dead opener. */
 static int kv_may_open(kv_self *me, const kv_entry *e, uint64_t phase)
 {
     uint64_t in;
-    if (!kv_in_step(me, e))
+    if (!kv_knows_mode(me, e))
         return 0;
     if (kv_step_of(phase) == KV_CLOSED)
-        return kv_everyone(me, e, kv_round_of(phase) + 1, &in);
+        return kv_all_arrived(me, e, kv_round_of(phase) + 1, &in);
     int opener = kv_opener_of(phase);
-    return opener != me->rank && !kv_here(kv_get(&me->head->worker[opener].state));
+    return opener != me->rank && !kv_is_present(kv_get(&me->head->worker[opener].state));
 }
 
-/* Why a key could not be held. */
-static int kv_held_by_another(kv_self *me)
+/* Return the outcome for a key that could not be acquired: KV_FENCED, or KV_READY to try again. */
+static int kv_outcome_of_refusal(kv_self *me)
 {
-    return kv_is_out(me, kv_get(&me->worker->state)) ? KV_FENCED : KV_READY;
+    return kv_is_fenced(me, kv_get(&me->worker->state)) ? KV_FENCED : KV_READY;
 }
 
 static int kv_open(kv_self *me, kv_call *call, uint64_t phase)
 {
-    uint64_t opening = kv_hold(me, call->entry, phase);
+    uint64_t opening = kv_open_for_write(me, call->entry, phase);
     if (!opening)
-        return kv_held_by_another(me);
+        return kv_outcome_of_refusal(me);
     int outcome = kv_prepare(me, call, opening);
-    if (outcome != KV_PLAN) /* else Python is at work */
+    if (outcome != KV_PLAN) /* else Python code is at work */
         kv_end_work(me);
     return outcome;
 }
 
-/* An open round: work, then see it closed, or what the dead have left of it finished. */
-static int kv_bring_to_close(kv_self *me, kv_call *call, uint64_t phase)
+/* Process the chunks of an open round, recover those of dead workers, and complete the round if all are done. */
+static int kv_complete_open_round(kv_self *me, kv_call *call, uint64_t phase)
 {
     kv_entry *e = call->entry;
     uint64_t round = kv_round_of(phase), current = kv_current_of(phase);
     int outcome = KV_READY;
     if (!kv_begin_work(me))
         return KV_FENCED;
-    kv_work(me, call, phase);
+    kv_process_chunks(me, call, phase);
     if (!kv_all_done(me, e, round) && kv_get(&me->head->lost))
         outcome = kv_recover(me, call, phase);
     if (outcome == KV_READY && kv_all_done(me, e, round))
@@ -303,7 +315,10 @@ static int kv_bring_to_close(kv_self *me, kv_call *call, uint64_t phase)
     return outcome;
 }
 
-/* Bring the key forward until the call's round is complete, or, without patience, as far as it goes without waiting. */
+/* Advance the key until the call's round is complete. Without patience, does all that needs no wait and returns
+ * KV_TICK. Blocks for the computation, and as `kv_wait` does if patient. KV_READY: the round is complete, or has
+ * failed. KV_PLAN: this process has opened a round that Python code carries out. KV_NEW_MODE: this process does not
+ * know the current mode. Other outcomes as `kv_wait` and `kv_allocate`. */
 static int kv_bring_forward(kv_self *me, kv_call *call, int patient)
 {
     kv_entry *e = call->entry;
@@ -313,10 +328,10 @@ static int kv_bring_forward(kv_self *me, kv_call *call, int patient)
         int outcome = KV_READY;
         if (kv_complete_round(phase) >= call->round)
             return KV_READY;
-        if (!kv_in_step(me, e) && me->tried != kv_get(&me->head->mode))
+        if (!kv_knows_mode(me, e) && me->tried != kv_get(&me->head->mode))
             return KV_NEW_MODE;
         if (kv_step_of(phase) == KV_OPEN)
-            outcome = kv_bring_to_close(me, call, phase);
+            outcome = kv_complete_open_round(me, call, phase);
         else if (kv_may_open(me, e, phase))
             outcome = kv_open(me, call, phase);
         else if (kv_is_planned(me, e, phase))
@@ -328,7 +343,7 @@ static int kv_bring_forward(kv_self *me, kv_call *call, int patient)
         if (!patient)
             return KV_TICK;
         outcome = kv_await(me, kv_changed, kv_about_watch, &watch, 1);
-        /* An open round can be brought to its end by those who are left, and is, within the caller's deadline. */
+        /* The remaining workers can complete an open round, and do so within the caller's deadline. */
         if (outcome == KV_PEER_LOST && kv_step_of(phase) == KV_OPEN)
             return KV_TICK;
         if (outcome != KV_READY)
@@ -336,14 +351,16 @@ static int kv_bring_forward(kv_self *me, kv_call *call, int patient)
     }
 }
 
+/* As `kv_bring_forward`, with patience. */
 static int kv_advance(kv_self *me, kv_call *call)
 {
     return kv_bring_forward(me, call, 1);
 }
 
-/* Hold a closed key, or one that a dead worker has left held or opening, so that nobody opens its next round; for
- * changes from outside of rounds, and for reads that others outrun. KV_TICK: not yet. */
-static int kv_borrow(kv_self *me, kv_entry *e, int writes)
+/* Acquire a closed key, or one that a dead worker has left acquired or opened, so that no worker opens its next
+ * round: for changes outside of rounds, and for reads that fail repeatedly. Blocks as `kv_wait` does. KV_READY: this
+ * worker is the opener, is at work, and calls `kv_release_key` and `kv_end_work`. KV_TICK: not yet. */
+static int kv_hold_key(kv_self *me, kv_entry *e, int writes)
 {
     kv_watch watch = {me, e, 0, kv_get(&me->head->epoch)};
     uint64_t phase = watch.phase = kv_get(&e->phase);
@@ -351,11 +368,11 @@ static int kv_borrow(kv_self *me, kv_entry *e, int writes)
     int outcome, opener = kv_opener_of(phase);
     if (kv_step_of(phase) == KV_OPEN)
         outcome = kv_advance(me, &call);
-    else if (kv_step_of(phase) == KV_CLOSED || (opener != me->rank && !kv_here(kv_get(&me->head->worker[opener].state)))) {
-        uint64_t held = writes ? kv_hold(me, e, phase) : kv_seize(me, e, phase);
+    else if (kv_step_of(phase) == KV_CLOSED || (opener != me->rank && !kv_is_present(kv_get(&me->head->worker[opener].state)))) {
+        uint64_t held = writes ? kv_open_for_write(me, e, phase) : kv_become_opener(me, e, phase);
         if (held)
             kv_undo(me, e, kv_round_of(held));
-        return held ? KV_READY : kv_held_by_another(me) == KV_FENCED ? KV_FENCED : KV_TICK;
+        return held ? KV_READY : kv_outcome_of_refusal(me) == KV_FENCED ? KV_FENCED : KV_TICK;
     } else if (kv_is_planned(me, e, phase))
         outcome = KV_PLAN;
     else
@@ -372,8 +389,8 @@ typedef struct {
 static int kv_have_arrived(void *context)
 {
     kv_arrivals *a = (kv_arrivals *)context;
-    return kv_everyone(a->me, a->entry, a->round, &a->in) || kv_get(&a->me->head->epoch) != a->epoch ||
-           kv_is_planned(a->me, a->entry, kv_get(&a->entry->phase)); /* the round before */
+    return kv_all_arrived(a->me, a->entry, a->round, &a->in) || kv_get(&a->me->head->epoch) != a->epoch ||
+           kv_is_planned(a->me, a->entry, kv_get(&a->entry->phase)); /* the previous round */
 }
 
 static kv_about kv_about_arrivals(const void *context)
@@ -384,13 +401,14 @@ static kv_about kv_about_arrivals(const void *context)
     return (kv_about){a->entry->number, a->round, a->entry->nbytes, whom, a->me->store};
 }
 
-/* Store the sum of a small key, as the value. The same worker does it every time: its cache has the place. */
+/* Store the sum of a small key as the value. Always the same worker does this, because its cache holds the memory. 0:
+ * the phase does not allow it. */
 static int kv_store_sum(kv_self *me, kv_entry *e, uint64_t round, uint64_t in, const char *sum)
 {
     uint64_t phase = kv_get(&e->phase), opening;
     if (kv_complete_round(phase) >= round)
         return 1;
-    if (phase >> 16 != round - 1 || kv_step_of(phase) != KV_CLOSED || !(opening = kv_hold(me, e, phase)))
+    if (phase >> 16 != round - 1 || kv_step_of(phase) != KV_CLOSED || !(opening = kv_open_for_write(me, e, phase)))
         return 0;
     e->mask = in;
     memcpy(kv_at(me, e->value[1 - kv_current_of(phase)]), sum, e->nbytes);
@@ -399,9 +417,10 @@ static int kv_store_sum(kv_self *me, kv_entry *e, uint64_t round, uint64_t in, c
     return 1;
 }
 
-/* A small key that is only summed: nobody waits for the work of another. As soon as all have arrived, each sums for
- * itself; the lowest rank stores the sum. From then on the others may fill their slots anew, for round + 2: who has
- * not read them yet takes what was stored. Without patience, all must arrive while this worker spins. */
+/* Complete the call's round of a small key that is only summed; no worker waits for the work of another. As soon as
+ * all have arrived, each worker sums for itself, and the lowest rank in the round stores the sum. From then on the
+ * other workers may fill their slots again, for round + 2: a worker that has not read them yet copies the stored
+ * value. Without patience, all must arrive while this worker spins. Outcomes and blocking as `kv_bring_forward`. */
 static int kv_sum_small(kv_self *me, kv_call *call, int patient)
 {
     kv_entry *e = call->entry;
@@ -409,9 +428,9 @@ static int kv_sum_small(kv_self *me, kv_call *call, int patient)
     int outcome = kv_await(me, kv_have_arrived, kv_about_arrivals, &a, patient);
     if (outcome != KV_READY)
         return outcome;
-    if (!a.in || !kv_sums(me, e) || !call->n_outs || kv_is_python_s(me, e, call->round, a.in))
+    if (!a.in || !kv_sums(me, e) || !call->n_outs || kv_needs_python(me, e, call->round, a.in))
         return kv_bring_forward(me, call, patient);
-    /* Another worker may have seen the round complete, as an update, and then have gone back to sums. */
+    /* Another worker may have completed the round as an update, and the mode may have changed back to sums. */
     if (kv_get(&me->head->mode) && kv_complete_round(kv_get(&e->phase)) >= call->round)
         return kv_bring_forward(me, call, patient);
     kv_sources s;
@@ -419,7 +438,7 @@ static int kv_sum_small(kv_self *me, kv_call *call, int patient)
     if (kv_gather(me, call, call->round, a.in, &s) != KV_READY)
         return kv_bring_forward(me, call, patient);
     kv_sum_here(me, call, NULL, s.src, s.coded, s.k, call->outs, call->n_outs, 0, (ptrdiff_t)e->n);
-    if (!kv_still_there(me, e, call->round, a.in))
+    if (!kv_are_sources_intact(me, e, call->round, a.in))
         return kv_bring_forward(me, call, patient);
     call->delivered[0] = 1;
     if (me->rank == __builtin_ctzll(a.in) && !kv_store_sum(me, e, call->round, a.in, call->outs[0]))
@@ -427,7 +446,7 @@ static int kv_sum_small(kv_self *me, kv_call *call, int patient)
     return KV_READY;
 }
 
-/* The last round that this worker has pushed into; 0: none. */
+/* Return the last round that this worker has pushed into; 0: none. */
 static uint64_t kv_pushed_round(kv_self *me, const kv_entry *e)
 {
     const kv_part *part = &kv_parts(me, e)[me->rank];
@@ -435,20 +454,20 @@ static uint64_t kv_pushed_round(kv_self *me, const kv_entry *e)
     return arrived >= kv_get(&part->first) ? arrived : 0;
 }
 
-/* The first round up to this one that has waited for this worker and came to nothing, of those that it was not told of:
- * `told` has, by the same places, the others. 0: there is none. */
-static uint64_t kv_untold(kv_self *me, const kv_entry *e, const uint64_t *told, uint64_t round)
+/* Return the first failed round, up to `round`, that waited for this worker and was not reported to it; `reported` has
+ * the reported rounds, at the same places as `failed`. 0: there is none. */
+static uint64_t kv_first_unreported(kv_self *me, const kv_entry *e, const uint64_t *reported, uint64_t round)
 {
     uint64_t found = 0, first = kv_get(&kv_parts(me, e)[me->rank].first);
     for (int i = 0; i < KV_FAILURES; i++) {
         uint64_t failed = kv_get(&e->failed[i]);
-        if (failed > told[i] && failed >= first && failed <= round && (!found || failed < found))
+        if (failed > reported[i] && failed >= first && failed <= round && (!found || failed < found))
             found = failed;
     }
     return found;
 }
 
-/* The first key from number `from` on with a round that this worker has pushed into and that is not complete; else `n`. */
+/* Return the first key from number `from` on with an incomplete round that this worker has pushed into; else `n`. */
 static uint64_t kv_next_behind(kv_self *me, uint64_t from, uint64_t n)
 {
     for (; from < n; from++) {
@@ -459,27 +478,29 @@ static uint64_t kv_next_behind(kv_self *me, uint64_t from, uint64_t n)
     return from;
 }
 
-/* Whether a round that is not complete has all its parts, and has been opened by nobody who is here; `in`: who is in it. */
+/* Whether a round is incomplete, has all its parts, and has no opener that is present; `in` has the bits of the
+ * workers in it. */
 static int kv_is_unopened(kv_self *me, const kv_entry *e, uint64_t round, uint64_t *in)
 {
     uint64_t phase = kv_get(&e->phase);
     if (kv_step_of(phase) != KV_CLOSED && kv_round_of(phase) == round &&
-        kv_here(kv_get(&me->head->worker[kv_opener_of(phase)].state)))
+        kv_is_present(kv_get(&me->head->worker[kv_opener_of(phase)].state)))
         return 0;
-    return round > kv_complete_round(phase) && kv_everyone(me, e, round, in);
+    return round > kv_complete_round(phase) && kv_all_arrived(me, e, round, in);
 }
 
-/* Whether nobody is at work on the key's value: what is left is the round of a value that stays, or a dead worker's. */
-static int kv_at_rest(kv_self *me, const kv_entry *e)
+/* Whether no present worker is changing the key's value: the phase is CLOSED, or OPENING by a dead worker. */
+static int kv_is_idle(kv_self *me, const kv_entry *e)
 {
     uint64_t phase = kv_get(&e->phase);
     if (kv_step_of(phase) == KV_OPENING)
-        return !kv_here(kv_get(&me->head->worker[kv_opener_of(phase)].state));
+        return !kv_is_present(kv_get(&me->head->worker[kv_opener_of(phase)].state));
     return kv_step_of(phase) == KV_CLOSED;
 }
 
-/* After a loss: have the value of an earlier round in use again. 0: it is not there, or an optimizer's states are ahead. */
-static int kv_step_back(kv_self *me, kv_entry *e, uint64_t round)
+/* After a loss: put the value of an earlier round in use again. 0: it is not there, or the states of an optimizer are
+ * ahead of it. */
+static int kv_restore_round(kv_self *me, kv_entry *e, uint64_t round)
 {
     uint64_t phase = kv_get(&e->phase), current = kv_current_of(phase);
     if (kv_step_of(phase) != KV_CLOSED || !kv_sums(me, e) || kv_get(&e->gpu_table) || kv_get(&e->of[1 - current]) != round)
@@ -488,12 +509,12 @@ static int kv_step_back(kv_self *me, kv_entry *e, uint64_t round)
     return kv_swap(&e->phase, phase, kv_phase_word(kv_round_of(phase), kv_opener_of(phase), version, KV_CLOSED));
 }
 
-/* Who has left without having joined, and was not told of yet. */
-static uint64_t kv_leavers(kv_self *me)
+/* Return the bits of the workers that have left without joining and were not reported yet. */
+static uint64_t kv_unreported_leavers(kv_self *me)
 {
     uint64_t epoch = kv_get(&me->head->epoch);
     if (epoch == me->left_at)
-        return me->left & ~me->left_told;
+        return me->left & ~me->left_reported;
     me->left_at = epoch;
     me->left = 0;
     kv_note_losses(me);
@@ -502,15 +523,15 @@ static uint64_t kv_leavers(kv_self *me)
         if (kv_state(me, w) == KV_LEFT && kv_get(&peer->joined) != kv_get(&peer->incarnation))
             me->left |= kv_bit(w);
     }
-    me->left_told &= me->left;
-    return me->left & ~me->left_told;
+    me->left_reported &= me->left;
+    return me->left & ~me->left_reported;
 }
 
-/* Of these, who has pushed into the key and is not in a round that is complete. */
+/* Return those of the workers above that have pushed into the key, and are not in the complete round. */
 static uint64_t kv_left_out(kv_self *me, const kv_entry *e, uint64_t round)
 {
     const kv_part *part = kv_parts(me, e);
-    uint64_t out = kv_leavers(me);
+    uint64_t out = kv_unreported_leavers(me);
     for (int w = 0; out && w < me->size; w++) {
         uint64_t even = kv_get(&part[w].pushed[0]), odd = kv_get(&part[w].pushed[1]), last = even > odd ? even : odd;
         if (!last || last >= round)
@@ -519,7 +540,8 @@ static uint64_t kv_left_out(kv_self *me, const kv_entry *e, uint64_t round)
     return out;
 }
 
-/* Push number `arrived + 1` needs the memory of the push before the last: see that round complete. */
+/* Wait until the slot of this worker's next push is free: the push before the last used it, so the round of that push
+ * must be complete. Blocks, and returns outcomes, as `kv_bring_forward` does. */
 static int kv_wait_for_free_slot(kv_self *me, kv_entry *e)
 {
     uint64_t arrived = kv_get(&kv_parts(me, e)[me->rank].arrived);

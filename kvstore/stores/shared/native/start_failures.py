@@ -1,6 +1,6 @@
-"""The cause for which a worker cannot enter a region, sent to the workers that wait for it in vain.
+"""The cause for which a worker cannot enter a region, sent to the workers that wait for it.
 
-While it starts, each worker has a datagram socket whose name follows from the store and its rank.
+During the start, each worker has a datagram socket with a name that follows from the store and its rank.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ class StartFailures:
 
     def __init__(self, name: str, rank: int, size: int) -> None:
         self._name, self._rank, self._size = name, rank, size
-        self._told = False  # of a failure, and so have been the others
+        self._told = False  # a failure was received, and the other workers have it too
         self._socket: socket.socket | None = None
         if size > 1:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-            with contextlib.suppress(OSError):  # another process has this rank: `listen` refuses this one
+            with contextlib.suppress(OSError):  # another process has this rank: `listen` refuses it here
                 self._socket.bind(self._address(rank))
 
     def tell(self, error: Exception) -> None:
-        """Send the workers that have begun to start the cause for which this one cannot take part."""
+        """Send the cause for which this worker cannot take part to the workers that have begun to start."""
         if self._told:
             return
         text = f"{self._rank} {error}".encode(errors="replace")[:_MOST]
         for rank in range(self._size):
             if self._socket is not None and rank != self._rank:
-                with contextlib.suppress(OSError):  # it does not start, or does not listen any more
+                with contextlib.suppress(OSError):  # it has not started, or does not listen any more
                     self._socket.sendto(text, self._address(rank))
 
     def check(self) -> None:
@@ -47,7 +47,7 @@ class StartFailures:
             raise KVStoreError(f"worker {rank} of {self._size} cannot take part in this store: {why}")
 
     def close(self) -> None:
-        """Hear of no more."""
+        """Close the socket."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -68,7 +68,7 @@ class StartFailures:
 
 
 def _of_own_user(extra: list[tuple[int, int, bytes]]) -> bool:
-    """Return whether the system says so of a message's sender."""
+    """Return whether the system reports this user as the sender of a message."""
     kinds = (socket.SOL_SOCKET, socket.SCM_CREDENTIALS)
     found = [data for level, kind, data in extra if (level, kind) == kinds and len(data) == _CREDENTIALS.size]
     return bool(found) and _CREDENTIALS.unpack(found[0])[1] == os.geteuid()

@@ -1,4 +1,4 @@
-/* What is done to one chunk of a key: the sum of what was pushed, from wherever it lies, and the update of the weights. */
+/* The work on one chunk of a key: the sum of the pushed sources, wherever they are, and the update of the weights. */
 #ifndef KV_SUMMING_H
 #define KV_SUMMING_H
 
@@ -6,18 +6,21 @@
 
 #include "arrivals.h"
 
+/* Return the number of elements of a chunk. */
 static inline ptrdiff_t kv_chunk_size(const kv_entry *e)
 {
     return KV_SHARE_BYTES / kv_itemsize[e->dtype];
 }
 
+/* Whether the sum is written to the pushed array itself: only if a loss is an error, because the sum could not be
+ * repeated. */
 static int kv_in_place_now(const kv_self *me, const kv_part *part, int parity)
 {
     return kv_kind_of(part, parity) == KV_IN_PLACE && !me->go_on;
 }
 
-/* The sum of one chunk, from arrays that this process can reach, into the value that is not in use, the arrays in the
- * region that want it, and this process's own outs. */
+/* Sum elements `from` to `end` from arrays that this process can read into `to`, the value that is not in use (or
+ * NULL), and into the `m` arrays `out`. */
 static void kv_sum_here(kv_self *me, const kv_call *call, char *to, char **src, const kv_coding *coding, int k, char **out,
                         int m, ptrdiff_t from, ptrdiff_t end)
 {
@@ -32,7 +35,7 @@ static void kv_sum_here(kv_self *me, const kv_call *call, char *to, char **src, 
         (*me->level)->fence();
 }
 
-/* Read a block of another worker's own memory. */
+/* Read private memory of another worker. -1: the worker is dead, or the system refuses; `to` is then undefined. */
 static int kv_read_peer(kv_self *me, int w, uint64_t address, char *to, size_t bytes)
 {
     pid_t pid = (pid_t)kv_get(&me->head->worker[w].pid);
@@ -48,6 +51,7 @@ static int kv_read_peer(kv_self *me, int w, uint64_t address, char *to, size_t b
     return 0;
 }
 
+/* As `kv_read_peer`, but for this worker too. */
 static int kv_read_private(kv_self *me, int w, uint64_t address, char *to, uint64_t bytes)
 {
     if (w != me->rank)
@@ -56,7 +60,7 @@ static int kv_read_private(kv_self *me, int w, uint64_t address, char *to, uint6
     return 0;
 }
 
-/* Bytes of what was pushed, where it lies in the region. */
+/* Return the bytes of a source in the region. */
 static uint64_t kv_source_bytes(const kv_entry *e, const kv_part *part, int parity)
 {
     if (kv_kind_of(part, parity) == KV_PACKED)
@@ -64,7 +68,7 @@ static uint64_t kv_source_bytes(const kv_entry *e, const kv_part *part, int pari
     return e->nbytes;
 }
 
-/* Everything that goes into a sum, in the order of the ranks. */
+/* The sources and outputs of a sum, in the order of the ranks. */
 typedef struct {
     char *src[KV_MAX_WORKERS], *out[KV_MAX_WORKERS + KV_MOST_OUTS];
     int worker[KV_MAX_WORKERS], remote[KV_MAX_WORKERS];
@@ -74,7 +78,8 @@ typedef struct {
     int k, m, n_remote;
 } kv_sources;
 
-/* KV_UNREADABLE: what was pushed does not lie in the region. */
+/* Collect the sources of a round from the workers in `mask`, and the outputs. KV_UNREADABLE: a source is outside the
+ * region. */
 static int kv_gather(kv_self *me, const kv_call *call, uint64_t round, uint64_t mask, kv_sources *s)
 {
     const kv_entry *e = call->entry;
@@ -115,7 +120,8 @@ static int kv_gather(kv_self *me, const kv_call *call, uint64_t round, uint64_t 
     return KV_READY;
 }
 
-/* Blocks of what lies in other processes go through a buffer that stays in the cache. */
+/* Copy elements `from` to `end` of the sources in other processes to a buffer that stays in the cache. The caller
+ * holds `me->busy`. KV_UNREADABLE: a process cannot be read. */
 static int kv_fetch_remote(kv_self *me, kv_sources *s, ptrdiff_t size, ptrdiff_t from, ptrdiff_t end)
 {
     char *buffer = me->bounce;
@@ -139,6 +145,8 @@ static int kv_sum_gathered(kv_self *me, const kv_call *call, kv_sources *s, char
     return outcome;
 }
 
+/* Sum a chunk into the value that is not in use. The caller holds `me->busy` if a source is private. KV_UNREADABLE: a
+ * source cannot be read; the elements are then undefined. */
 static int kv_sum_chunk(kv_self *me, const kv_call *call, uint64_t round, uint64_t mask, uint64_t current,
                         ptrdiff_t from, ptrdiff_t end)
 {
@@ -149,7 +157,8 @@ static int kv_sum_chunk(kv_self *me, const kv_call *call, uint64_t round, uint64
     return kv_sum_gathered(me, call, &s, (char *)kv_at(me, to), from, end);
 }
 
-/* The sum of what these have pushed into a round, into memory of this process. */
+/* Sum the sources that the workers in `mask` have pushed into a round, into memory of this process. Blocks on
+ * `me->busy` and for the computation. If a source cannot be read, the round fails, and `to` is undefined. */
 static void kv_sum_of(kv_self *me, kv_entry *e, uint64_t round, uint64_t mask, char *to)
 {
     kv_call call = {.entry = e};
@@ -167,13 +176,13 @@ static void kv_sum_of(kv_self *me, kv_entry *e, uint64_t round, uint64_t mask, c
     pthread_mutex_unlock(&me->busy);
 }
 
-/* The sum of an opened round. */
+/* As `kv_sum_of`, for the workers in the opened round. */
 static void kv_sum_private(kv_self *me, kv_entry *e, uint64_t round, char *to)
 {
     kv_sum_of(me, e, round, e->mask, to);
 }
 
-/* What an update works on: weight, float32 copy, states. */
+/* The arrays that an update changes: weight, float32 copy, states. */
 typedef struct {
     char *home[KV_LOG_ARRAYS];
     ptrdiff_t size[KV_LOG_ARRAYS];
@@ -187,7 +196,7 @@ static int kv_add_home(kv_self *me, const kv_entry *e, kv_homes *h, uint64_t off
     return kv_is_given(me, offset, e->n * (uint64_t)size);
 }
 
-/* KV_UNREADABLE: the plan of the update names memory that the region has not given out. */
+/* Collect the arrays that an update changes. KV_UNREADABLE: the plan of the update names memory outside the region. */
 static int kv_find_homes(kv_self *me, const kv_entry *e, uint64_t current, kv_homes *h)
 {
     ptrdiff_t size = kv_itemsize[e->dtype], wide = e->master ? (ptrdiff_t)sizeof(float) : size;
@@ -205,7 +214,7 @@ static char *kv_saved(kv_self *me, const kv_log *log, int i)
     return (char *)kv_at(me, log->scratch) + (size_t)i * KV_LOG_ELEMENTS * sizeof(double) + (size_t)(i % 4) * 1088;
 }
 
-/* Remember a block as it is, then say that it is about to change. */
+/* Save a block, then record that it is about to change. */
 static void kv_save_block(kv_self *me, kv_log *log, const kv_homes *h, uint64_t end)
 {
     uint64_t from = log->at;
@@ -215,7 +224,7 @@ static void kv_save_block(kv_self *me, kv_log *log, const kv_homes *h, uint64_t 
     kv_fence();
 }
 
-/* A block that somebody died within: as it was before. */
+/* Restore a block in which a worker has died. */
 static void kv_restore_block(kv_self *me, const kv_log *log, const kv_homes *h)
 {
     uint64_t from = log->at, end = kv_get(&log->changing);
@@ -223,7 +232,7 @@ static void kv_restore_block(kv_self *me, const kv_log *log, const kv_homes *h)
         memcpy(h->home[i] + from * (uint64_t)h->size[i], kv_saved(me, log, i), (end - from) * (uint64_t)h->size[i]);
 }
 
-/* Update elements `from` to `end`. */
+/* Update elements `from` to `end` of the weights. The caller holds `me->busy` and has saved the block. */
 static int kv_update_block(kv_self *me, const kv_call *call, uint64_t round, const kv_homes *h, ptrdiff_t from,
                            ptrdiff_t end)
 {
@@ -246,6 +255,8 @@ static int kv_update_block(kv_self *me, const kv_call *call, uint64_t round, con
     return KV_READY;
 }
 
+/* Update a chunk from `log->at` to `end`, block by block. The caller holds `me->busy`. KV_UNREADABLE: a source or
+ * state cannot be read; the blocks before `log->at` are updated, and the others are as before. */
 static int kv_update_chunk(kv_self *me, const kv_call *call, kv_log *log, uint64_t current, ptrdiff_t end)
 {
     kv_homes h;

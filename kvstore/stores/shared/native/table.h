@@ -1,14 +1,16 @@
-/* Keys by name: a hash table with open addressing, of numbers of entries, that grows while others read it.
+/* The keys by name: a hash table with open addressing that holds entry numbers, and grows while other workers read
+ * it.
  *
- * A table is filled before it is published, and an entry and its place in the table before the count of keys: a reader
- * needs no lock, and what a dying writer leaves half done is not seen. Old tables stay: all of them together are no
- * larger than the last.
+ * A new table is filled before it is published; an entry and its place in the table are written before the count of
+ * keys. So a reader needs no lock, and does not see what a dying writer leaves incomplete. Old tables stay: all of
+ * them together are no larger than the last. Functions that change the table need the region's lock.
  */
 #ifndef KV_TABLE_H
 #define KV_TABLE_H
 
 #include "arena.h"
 
+/* Return the hash of a key: of the bytes of a text, or of a number with `bytes` 0. */
 static uint64_t kv_hash(const char *text, uint64_t bytes, int64_t number)
 {
     uint64_t h = 0x9e3779b97f4a7c15ull ^ (uint64_t)number * 0xff51afd7ed558ccdull;
@@ -19,6 +21,7 @@ static uint64_t kv_hash(const char *text, uint64_t bytes, int64_t number)
     return h ^ h >> 29;
 }
 
+/* Return the entry of a number below the count of keys. */
 static inline kv_entry *kv_entry_at(kv_self *me, uint64_t number)
 {
     uint64_t block = me->head->blocks[number / KV_BLOCK_KEYS];
@@ -34,9 +37,9 @@ static int kv_same_key(kv_self *me, const kv_entry *e, const char *text, uint64_
     return e->name_bytes == bytes && memcmp(kv_at(me, e->name), text, bytes) == 0;
 }
 
-/* The number of a key's entry plus one; 0: there is none. What lies beyond the count of keys is being made, or was
- * when its writer died. */
-static uint64_t kv_find(kv_self *me, const char *text, uint64_t bytes, int64_t number)
+/* Return the number of a key's entry plus one; 0: there is none. Entries beyond the count of keys are incomplete: a
+ * worker is making them, or died then. */
+static uint64_t kv_find_key(kv_self *me, const char *text, uint64_t bytes, int64_t number)
 {
     uint64_t index = kv_get(&me->head->index), log = index & 63, hash = kv_hash(text, bytes, number);
     const _Atomic uint64_t *slot = (const _Atomic uint64_t *)kv_at(me, index & ~63ull);
@@ -57,10 +60,11 @@ static void kv_put_number(_Atomic uint64_t *slot, uint64_t log, uint64_t hash, u
     kv_put(&slot[i & mask], number + 1);
 }
 
-/* A table of twice the length; the lock is held. */
+/* Replace the table by one of 2^`log` places. The caller holds the lock. -1: there is no memory, and nothing has
+ * changed. */
 static int kv_grow_table(kv_self *me, uint64_t log)
 {
-    uint64_t bytes = 8ull << log, offset = kv_take_locked(me, bytes);
+    uint64_t bytes = 8ull << log, offset = kv_allocate_locked(me, bytes);
     if (!offset)
         return -1;
     _Atomic uint64_t *slot = (_Atomic uint64_t *)kv_at(me, offset);
@@ -72,7 +76,8 @@ static int kv_grow_table(kv_self *me, uint64_t log)
     return 0;
 }
 
-/* The next entry, empty; NULL: no memory. The lock is held. It is nobody's until `kv_publish`. */
+/* Return the next entry, empty. The caller holds the lock, and no other worker sees the entry before `kv_publish`.
+ * NULL: there is no memory, or there are too many keys; the count of keys is unchanged. */
 static kv_entry *kv_new_entry(kv_self *me)
 {
     kv_header *head = me->head;
@@ -82,7 +87,7 @@ static kv_entry *kv_new_entry(kv_self *me)
     if (2 * (n + 1) > 1ull << log && kv_grow_table(me, log + 1))
         return NULL;
     if (!head->blocks[n / KV_BLOCK_KEYS]) {
-        uint64_t block = kv_take_locked(me, KV_BLOCK_KEYS * sizeof(kv_entry));
+        uint64_t block = kv_allocate_locked(me, KV_BLOCK_KEYS * sizeof(kv_entry));
         if (!block)
             return NULL;
         atomic_thread_fence(memory_order_release);
@@ -96,6 +101,7 @@ static kv_entry *kv_new_entry(kv_self *me)
     return e;
 }
 
+/* Make a new entry visible, and wake workers that wait for keys. The caller holds the lock and has filled the entry. */
 static void kv_publish(kv_self *me, kv_entry *e)
 {
     uint64_t index = kv_get(&me->head->index);

@@ -375,8 +375,8 @@ static int kv_wait(kv_self *me, kv_condition ready, void *context)
             naps = 0;
             return KV_READY;
         }
-        kv_look_around(me);
-        int standing = kv_standing(me);
+        kv_detect_losses(me);
+        int standing = kv_check_membership(me);
         if (standing != KV_READY)
             return ready(context) ? KV_READY : standing;
         if (turn && draw(8) == 0)
@@ -627,7 +627,7 @@ static void lock(worker *w)
 static uint64_t take(worker *w, uint64_t bytes)
 {
     lock(w);
-    uint64_t offset = kv_take_locked(&w->self, bytes);
+    uint64_t offset = kv_allocate_locked(&w->self, bytes);
     kv_unlock_region(&w->self);
     if (!offset)
         violation("the test has too little memory");
@@ -693,7 +693,7 @@ static void plan_update(worker *w, key *k)
     e->n_states = 1;
     e->states[0] = k->state;
     kv_put(kv_next_updates(e), t);
-    kv_put_out(&w->self, e, phase, 0);
+    kv_publish_work(&w->self, e, phase, 0);
 }
 
 /* As RoundWaiter._prepare. */
@@ -765,7 +765,7 @@ static int deliver(worker *w, key *k, kv_call *call)
 {
     int outcome = KV_READY;
     if (is_small(k) && call->delivered && call->delivered[0])
-        return kv_standing(&w->self) == KV_FENCED ? KV_FENCED : KV_READY;
+        return kv_check_membership(&w->self) == KV_FENCED ? KV_FENCED : KV_READY;
     while (outcome = kv_deliver(&w->self, call), prepared(w, k, outcome))
         SPOT(step());
     if (outcome == KV_READY && w->self.worker && kv_state(&w->self, rank_of(w)) == KV_LOST)
@@ -789,7 +789,7 @@ static int push(worker *w, key *k, enum kv_kind place, int at_home, uint64_t **s
     else if (at_home)
         offset = w->home[k - keys][round & 3];
     else {
-        kv_fill(me, k->e);
+        kv_announce_overwrite(me, k->e);
         if (!part->slot[round & 1])
             part->slot[round & 1] = take(w, k->e->nbytes);
         offset = part->slot[round & 1];
@@ -825,7 +825,7 @@ static int receive(worker *w, key *k, uint64_t *first, int n_outs, const char *h
     unsigned char delivered[ELEMENTS] = {0};
     char *outs[2] = {(char *)first, (char *)w->out[1]};
     kv_call call = {.entry = k->e, .round = pushed_round(w, k), .outs = outs, .n_outs = n_outs};
-    call.delivered = n_outs && !kv_over_own(&w->self, &call) ? delivered : NULL;
+    call.delivered = n_outs && !kv_overlaps_slot(&w->self, &call) ? delivered : NULL;
     int outcome = see_complete(w, k, &call);
     if (outcome != KV_READY || (call.round && kv_has_failed(k->e, call.round)))
         return outcome;
@@ -841,7 +841,7 @@ static int settle(worker *w, key *k) { return receive(w, k, w->out[0], 0, "settl
 /* As ValueReader.read. */
 static int read_once(worker *w, key *k, kv_reading *reading)
 {
-    int outcome = KV_READY, stays = kv_stays(&w->self, k->e);
+    int outcome = KV_READY, stays = kv_is_stable(&w->self, k->e);
     if (!stays && (outcome = kv_begin_read(&w->self, k->e, reading)) != KV_READY)
         return outcome;
     count.held += (uint64_t)reading->holds;
@@ -850,7 +850,7 @@ static int read_once(worker *w, key *k, kv_reading *reading)
         w->out[0][i] = value_in_use(k, kv_get(&k->e->phase))[i];
     }
     if (stays) /* who is taken for dead meanwhile has read while rounds went on */
-        return kv_stays(&w->self, k->e) || kv_standing(&w->self) != KV_FENCED ? KV_READY : KV_FENCED;
+        return kv_is_stable(&w->self, k->e) || kv_check_membership(&w->self) != KV_FENCED ? KV_READY : KV_FENCED;
     return kv_end_read(&w->self, k->e, reading) ? KV_READY : KV_TICK;
 }
 
@@ -944,7 +944,7 @@ static int overwrite(worker *w, key *k)
     int outcome = settle(w, k);
     if (outcome != KV_READY)
         return outcome;
-    while (prepared(w, k, outcome = kv_borrow(me, e, 1)))
+    while (prepared(w, k, outcome = kv_hold_key(me, e, 1)))
         SPOT(step());
     if (outcome != KV_READY)
         return outcome;
@@ -959,7 +959,7 @@ static int overwrite(worker *w, key *k)
     }
     for (uint64_t i = 0; i < k->n && !back; i++)
         k->overwriting[i] = to[i];
-    kv_return(me, e, phase, !back);
+    kv_release_key(me, e, phase, !back);
     kv_end_work(me);
     return KV_READY;
 }
@@ -981,7 +981,7 @@ static int take_part_by_calls(worker *w)
             continue;
         if (plan.joiner == rank_of(w) && round == 1 + plan.join_after)
             return KV_READY;
-        int outcome = kv_standing(&w->self);
+        int outcome = kv_check_membership(&w->self);
         if (outcome == KV_READY)
             outcome = push_both(w, (uint64_t)round);
         if (outcome != KV_READY)
@@ -1001,7 +1001,7 @@ static int take_part(worker *w)
             continue; /* an earlier life has pushed this, or the round went on without it */
         if (plan.joiner == rank_of(w) && done++ == plan.join_after)
             return KV_READY;
-        int outcome = kv_standing(&w->self), what = draw(8);
+        int outcome = kv_check_membership(&w->self), what = draw(8);
         if (outcome == KV_READY)
             outcome = what < 4 ? pushpull(w, k) : plain_push(w, k);
         if (outcome == KV_READY && what > 5)
@@ -1022,12 +1022,12 @@ static int rest(worker *w, key *k)
     for (;;) {
         kv_call call = {.entry = k->e, .round = pushed_round(w, k)};
         int outcome = kv_bring_forward(&w->self, &call, 0);
-        if (outcome == KV_TICK && kv_at_rest(&w->self, k->e))
+        if (outcome == KV_TICK && kv_is_idle(&w->self, k->e))
             return KV_READY;
         if (!prepared(w, k, outcome))
             return outcome;
         if (outcome == KV_TICK)
-            kv_look_around(&w->self);
+            kv_detect_losses(&w->self);
         SPOT(step());
     }
 }
@@ -1074,7 +1074,7 @@ static void rejoin(worker *w)
         if ((outcome = read_by_python(w, &keys[i], 2)) != KV_READY)
             end_if_fenced(w, outcome), violation("worker %d, a newcomer, reads: outcome %d", rank_of(w), outcome);
     while (!kv_catch_up(me, keys[plan.order[0]].e)) /* before its first push, as RoundWaiter._catch_up */
-        end_if_fenced(w, kv_standing(me));
+        end_if_fenced(w, kv_check_membership(me));
     note("has fallen in", me->incarnation, 0);
 }
 
@@ -1210,7 +1210,7 @@ static void set_up(worker *w)
     place->incarnation = 1;
     place->pid = (uint64_t)w->pid;
     place->beat = ~0ull;
-    place->state = kv_life(&w->self, KV_ALIVE);
+    place->state = kv_state_word(&w->self, KV_ALIVE);
     w->self.head->members |= kv_bit(rank_of(w));
     place->log.scratch = take(w, KV_LOG_ARRAYS * (KV_LOG_ELEMENTS * 8 + 1088) + 4096);
 }
@@ -1257,12 +1257,12 @@ static void decide(void)
 {
     static const int paces[] = {1, 2, 2, 4, 8, 24};
     static const char *const places[] = {
-        "kv_mark_lost", "kv_mark_lost", "kv_do_chunk", "kv_finish_chunk", "kv_update_chunk", "kv_recover", "kv_clean_up",
-        "kv_rejoin_key", "kv_close", "kv_prepare", "kv_put_out", "kv_open", "kv_arrive", "kv_lock_region",
-        "kv_unlock_region", "kv_store_sum", "kv_take_locked", "kv_bring_to_close", "rejoin", "update_by_hand", "kv_return", "kv_borrow",
-        "span", "copy", "kv_make_room", "kv_take_chunk", "carry_out", "overwrite", "kv_register", "kv_deregister",
+        "kv_mark_lost", "kv_mark_lost", "kv_do_chunk", "kv_finish_chunk", "kv_update_chunk", "kv_recover", "kv_end_earlier_process",
+        "kv_rejoin_key", "kv_close", "kv_prepare", "kv_publish_work", "kv_open", "kv_arrive", "kv_lock_region",
+        "kv_unlock_region", "kv_store_sum", "kv_allocate_locked", "kv_complete_open_round", "rejoin", "update_by_hand", "kv_release_key", "kv_hold_key",
+        "span", "copy", "kv_allocate_values", "kv_claim_chunk", "carry_out", "overwrite", "kv_register", "kv_deregister",
         "kv_wake_all", "kv_arrive_as", "kv_arrive_as", "kv_begin_call", "kv_end_call", "kv_rejoin", "kv_enlist",
-        "kv_settle_lost", "kv_finish_marking", "kv_deliver", "kv_begin_work", "kv_end_work", "kv_try_lock", "kv_hold",
+        "kv_settle_lost", "kv_finish_marking", "kv_deliver", "kv_begin_work", "kv_end_work", "kv_try_lock", "kv_open_for_write",
         "push"};
     memset(&plan, 0, sizeof plan);
     plan.workers = 2 + draw(WORKERS - 1);

@@ -35,7 +35,7 @@ static kv_entry *make_world(void)
     me.head = (kv_header *)region;
     me.worker = &me.head->worker[0];
     me.incarnation = me.worker->incarnation = 1;
-    me.worker->state = kv_life(&me, KV_ALIVE);
+    me.worker->state = kv_state_word(&me, KV_ALIVE);
     kv_create_region(&me, REGION);
     kv_entry *e = kv_new_entry(&me);
     e->n = N;
@@ -43,16 +43,16 @@ static kv_entry *make_world(void)
     e->dtype = 2;
     e->chunks = 1;
     e->mask = 1;
-    e->parts = kv_take_locked(&me, sizeof(kv_part));
+    e->parts = kv_allocate_locked(&me, sizeof(kv_part));
     memset(kv_at(&me, e->parts), 0, sizeof(kv_part));
     for (int i = 0; i < 2; i++) {
-        e->value[i] = kv_take_locked(&me, e->nbytes);
-        kv_parts(&me, e)[0].source[i] = kv_take_locked(&me, e->nbytes);
+        e->value[i] = kv_allocate_locked(&me, e->nbytes);
+        kv_parts(&me, e)[0].source[i] = kv_allocate_locked(&me, e->nbytes);
         kv_parts(&me, e)[0].pushed[i] = 2 - i;
     }
     e->n_states = 1;
-    e->states[0] = kv_take_locked(&me, 8 * N);
-    me.worker->log.scratch = kv_take_locked(&me, KV_LOG_ARRAYS * (KV_LOG_ELEMENTS * 8 + 1088) + 4096);
+    e->states[0] = kv_allocate_locked(&me, 8 * N);
+    me.worker->log.scratch = kv_allocate_locked(&me, KV_LOG_ARRAYS * (KV_LOG_ELEMENTS * 8 + 1088) + 4096);
     return e;
 }
 
@@ -98,7 +98,7 @@ int main(int argc, char **argv)
     }
     check("something was written", memcmp(before, me.base, REGION) == 0);
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        uint64_t at = kv_take_locked(&me, 80), *block = kv_at(&me, at);
+        uint64_t at = kv_allocate_locked(&me, 80), *block = kv_at(&me, at);
         memset(block, 0xff, 80);
         block[0] = block[1] = 1; /* of round 1, one piece: two rows of 16 bytes */
         block[2] = wrong[i], block[3] = 16, block[4] = 2, block[5] = 0;

@@ -44,7 +44,7 @@ static void make_world(void)
         me[w].head = (kv_header *)region;
         me[w].worker = &me[w].head->worker[w];
         me[w].incarnation = me[w].worker->incarnation = 1;
-        me[w].worker->state = kv_life(&me[w], KV_ALIVE);
+        me[w].worker->state = kv_state_word(&me[w], KV_ALIVE);
     }
     kv_create_region(&me[0], REGION);
 }
@@ -59,7 +59,7 @@ static void wrong(const char *what, uint64_t number)
 static void add(kv_self *self, int64_t name)
 {
     kv_lock_region(self);
-    if (!kv_find(self, NULL, 0, name)) {
+    if (!kv_find_key(self, NULL, 0, name)) {
         kv_entry *e = kv_new_entry(self);
         e->int_key = name;
         e->hash = kv_hash(NULL, 0, name);
@@ -71,7 +71,7 @@ static void add(kv_self *self, int64_t name)
 static void check_keys(void)
 {
     for (uint64_t i = 0; i < me[0].head->n_keys; i++)
-        if (kv_find(&me[0], NULL, 0, kv_entry_at(&me[0], i)->int_key) != i + 1)
+        if (kv_find_key(&me[0], NULL, 0, kv_entry_at(&me[0], i)->int_key) != i + 1)
             wrong("it is listed, and its name is another's or nobody's: key", i);
 }
 

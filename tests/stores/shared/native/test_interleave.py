@@ -68,8 +68,8 @@ MUTANTS = {
     ),
     "two take one chunk": (
         "chunks.h",
-        "kv_swap(word, now, kv_chunk_word(round, me->rank, KV_TAKEN));",
-        "(kv_put(word, kv_chunk_word(round, me->rank, KV_TAKEN)), 1);",
+        "kv_swap(word, now, kv_chunk_word(round, me->rank, KV_CLAIMED));",
+        "(kv_put(word, kv_chunk_word(round, me->rank, KV_CLAIMED)), 1);",
     ),
     "a round is opened with a part of a call": (
         "arrivals.h",
@@ -79,7 +79,7 @@ MUTANTS = {
     "a push does not make way": ("round.h", "if (arrived < 2 || ", "if (1 || "),
     "a slot filled anew is not noticed": (
         "round.h",
-        "if (!kv_still_there(me, e, call->round, a.in))",
+        "if (!kv_are_sources_intact(me, e, call->round, a.in))",
         "if (0)",
     ),
     "who dies within a chunk has its result where its part was": (
@@ -87,7 +87,7 @@ MUTANTS = {
         "if (call->outs[j] < end && from < call->outs[j] + call->entry->nbytes)",
         "if (0)",
     ),
-    "a sum in place is made twice": ("chunks.h", "!kv_over_sources(me, e, round)", "1"),
+    "a sum in place is made twice": ("chunks.h", "!kv_may_overwrite_sources(me, e, round)", "1"),
     "who is stopped within a chunk has its result where others read its part": (
         "chunks.h",
         "(kv_state(me, w) == KV_LOST && kv_kind_of(&part[w], parity) == KV_PRIVATE)",
@@ -104,10 +104,14 @@ MUTANTS = {
         "kv_get(&mine->pushed[round & 1]) < round;",
         "1;",
     ),
-    "a reader holds a key for ever": ("reading.h", "            kv_return(me, e, now, 0);", "            ;"),
+    "a reader holds a key for ever": (
+        "reading.h",
+        "            kv_release_key(me, e, now, 0);",
+        "            ;",
+    ),
     "an opener is not taken over": (
         "round.h",
-        "return opener != me->rank && !kv_here(kv_get(&me->head->worker[opener].state));",
+        "return opener != me->rank && !kv_is_present(kv_get(&me->head->worker[opener].state));",
         "return 0;",
     ),
     "a push ends before it is pushed": (
@@ -117,12 +121,12 @@ MUTANTS = {
     ),
     "who arrives last wakes nobody": (
         "arrivals.h",
-        "if (asleep && round && kv_everyone(me, e, round, &in))",
+        "if (asleep && round && kv_all_arrived(me, e, round, &in))",
         "if (0)",
     ),
-    "who is stopped at work may go on": ("wait.h", "if (kv_is_at_work(seen))", "if (0)"),
+    "who is stopped at work may go on": ("members.h", "if (kv_is_at_work(seen))", "if (0)"),
     "the lost begin to work": (
-        "wait.h",
+        "members.h",
         "            return 0;\n    } while (!kv_swap(&me->worker->state, now, now + KV_ONE_WORK));",
         "            break;\n    } while (!kv_swap(&me->worker->state, now, now + KV_ONE_WORK));",
     ),
@@ -132,7 +136,7 @@ MUTANTS = {
         "    if (!kv_swap(&e->phase, phase, opening)) {",
     ),
     "who holds the lock is not at work": (
-        "wait.h",
+        "members.h",
         "    if (!kv_begin_work(me))\n        return 0;\n    if (kv_swap(&me->head->lock",
         "    if (kv_swap(&me->head->lock",
     ),
@@ -143,12 +147,16 @@ MUTANTS = {
     ),
     "who works on chunks is not at work": (
         "round.h",
-        "    if (!kv_begin_work(me))\n        return KV_FENCED;\n    kv_work",
-        "    kv_work",
+        "    if (!kv_begin_work(me))\n        return KV_FENCED;\n    kv_process_chunks",
+        "    kv_process_chunks",
     ),
-    "the dead stay members": ("wait.h", "    kv_write_off(me);\n", ""),
-    "the lock of the dead stays": ("wait.h", "if (holder && kv_state(me, w) != KV_LOST &&", "if (holder &&"),
-    "the lock of who has left stays": ("wait.h", "        kv_release_lock_of(me, w, now);\n", ""),
+    "the dead stay members": ("members.h", "    kv_drop_departed(me);\n", ""),
+    "the lock of the dead stays": (
+        "members.h",
+        "if (holder && kv_state(me, w) != KV_LOST &&",
+        "if (holder &&",
+    ),
+    "the lock of who has left stays": ("members.h", "        kv_release_lock_of(me, w, now);\n", ""),
     "a round whose opener was interrupted is carried out by nobody": (
         "round.h",
         "        else if (kv_is_planned(me, e, phase))\n            outcome = KV_PLAN;\n",
@@ -156,19 +164,19 @@ MUTANTS = {
     ),
     "a reader waits for who can carry out what a dead one has left": (
         "reading.h",
-        "reading->tries >= KV_READ_TRIES || kv_is_left(me, e, phase)",
+        "reading->tries >= KV_READ_TRIES || kv_is_abandoned(me, e, phase)",
         "reading->tries >= KV_READ_TRIES",
     ),
-    "who leaves after a loss is not waited for": ("wait.h", "if (*lost && !me->go_on)", "if (0)"),
+    "who leaves after a loss is not waited for": ("members.h", "if (*lost && !me->go_on)", "if (0)"),
     "who comes back leaves its chunks": (
         "region.h",
-        "        kv_clean_up(me, kv_entry_at(me, i));\n",
+        "        kv_end_earlier_process(me, kv_entry_at(me, i));\n",
         "        ;\n",
     ),
     "who comes back counts as lost": (
         "region.h",
-        "kv_put(&w->state, kv_life(me, KV_COMING));",
-        "kv_put(&w->state, kv_life(me, KV_LOST));",
+        "kv_put(&w->state, kv_state_word(me, KV_COMING));",
+        "kv_put(&w->state, kv_state_word(me, KV_LOST));",
     ),
     "who comes back pushes again": ("region.h", "kv_put(&part[me->rank].arrived, latest);", ""),
 }

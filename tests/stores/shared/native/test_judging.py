@@ -53,7 +53,7 @@ static uint64_t at(uint64_t thousandths)
 /* Whether worker 1 is lost at a time. */
 static int lost(uint64_t thousandths)
 {
-    return kv_silent(&me, 1, at(thousandths)) && !kv_stood_still(&me, at(thousandths));
+    return kv_silent(&me, 1, at(thousandths)) && !kv_was_stopped(&me, at(thousandths));
 }
 
 static void stands_still(void)

@@ -44,7 +44,7 @@ int main(int n, char **arguments)
     me.head = (kv_header *)me.base;
     me.worker = &me.head->worker[0];
     me.incarnation = me.worker->incarnation = 1;
-    me.worker->state = kv_life(&me, KV_ALIVE);
+    me.worker->state = kv_state_word(&me, KV_ALIVE);
     pthread_mutex_init(&me.busy, NULL);
     kv_create_region(&me, REGION);
     locks = atoi(arguments[1]);
@@ -113,7 +113,7 @@ int main(int n, char **arguments)
     if (!child) {
         prctl(PR_SET_PDEATHSIG, SIGKILL); /* where the program is ended at its deadline */
         kv_register(&me);
-        kv_become(&me, KV_LEFT);
+        kv_set_state(&me, KV_LEFT);
         kv_try_lock(&me);
         raise(SIGSTOP);
         _exit(0);
@@ -123,7 +123,7 @@ int main(int n, char **arguments)
     int held = me.head->lock != 0;
     for (int i = 0; i < 200 && me.head->lock; i++) {
         kv_beat(&me, kv_now_ns());
-        kv_look_around(&me);
+        kv_detect_losses(&me);
         usleep(5000);
     }
     int status;

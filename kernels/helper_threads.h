@@ -1,13 +1,16 @@
-/* Helper threads for one job at a time: the caller works too, and helpers come when they can.
+/* Helper threads for one job at a time: the caller works too, and helpers join when they can.
  *
  * - A caller that finds the helpers busy with another caller's job does its own job alone: no queue, no deadlock.
- * - A helper joins a job through `gate` while it is open; the caller closes it when no chunk is left and waits
- *   only for helpers that joined. A helper that wakes up late finds the gate shut and costs nothing.
- * - A child of fork() starts without helpers and makes its own.
- * - Helpers spin for some ten microseconds after a job (the next call of a training loop is near), then sleep.
+ *
+ * - A helper joins a job through `gate` while it is open; the caller closes it when no chunk is left, and waits only
+ * for helpers that have joined. A helper that wakes up late finds the gate closed and has no cost.
+ *
+ * - A child of fork() starts without helpers and creates its own.
+ *
+ * - Helpers spin for about ten microseconds after a job (the next call of a training loop is near), then sleep.
  */
-#ifndef KV_POOL_H
-#define KV_POOL_H
+#ifndef KV_HELPER_THREADS_H
+#define KV_HELPER_THREADS_H
 
 #include <pthread.h>
 #include <sched.h>
@@ -26,7 +29,7 @@ enum { KV_MAX_HELPERS = 63, KV_SPINS = 4000 };
 #define KV_GATE_INSIDE (KV_GATE_OPEN - 1)
 
 static struct {
-    pthread_mutex_t owner;   /* held by the caller whose job is open */
+    pthread_mutex_t owner;   /* held by the caller of the open job */
     pthread_mutex_t lock;    /* guards sleeping */
     pthread_cond_t wake;
     atomic_uint_fast64_t gate;
@@ -51,9 +54,9 @@ static inline void kv_pause(void)
 #endif
 }
 
-/* Each thread has a share of its own, the same in every call of a loop, so that its part of small arrays stays in its
- * cache; when it is done it helps the others. */
-static void kv_work(int self)
+/* Process tasks until none is left. Each thread has its own share, the same in every call of a loop, so that its part
+ * of small arrays stays in its cache; when its share is done it helps the other threads. */
+static void kv_run_tasks(int self)
 {
     int shares = kv_pool.shares;
     for (int turn = 0; turn < shares; turn++) {
@@ -64,7 +67,7 @@ static void kv_work(int self)
     }
 }
 
-static void kv_deal(ptrdiff_t n, int shares)
+static void kv_assign_shares(ptrdiff_t n, int shares)
 {
     kv_pool.shares = shares;
     for (int s = 0; s < shares; s++) {
@@ -94,13 +97,13 @@ static uint64_t kv_next_gate(uint64_t seen)
 
 static void *kv_helper(void *number)
 {
-    uint64_t seen = 0; /* an older gate: a job that is open now is joined at once */
+    uint64_t seen = 0; /* an older gate, so that a helper joins an open job at once */
     int self = (int)(intptr_t)number;
     for (;;) {
         uint64_t gate = kv_next_gate(seen);
         while (gate & KV_GATE_OPEN)
             if (atomic_compare_exchange_weak(&kv_pool.gate, &gate, gate + 1)) {
-                kv_work(self);
+                kv_run_tasks(self);
                 atomic_fetch_sub(&kv_pool.gate, 1);
                 break;
             }
@@ -119,7 +122,7 @@ static void kv_pool_after_fork(void)
     kv_pool.helpers = 0;
 }
 
-/* Called by the owner only. A thread that cannot be had is done without. */
+/* Create helper threads. Only the owner calls this. If a thread cannot be created, the job runs without it. */
 static void kv_pool_grow(int helpers)
 {
     sigset_t all, before;
@@ -129,7 +132,7 @@ static void kv_pool_grow(int helpers)
     if (!kv_pool.watches_fork)
         return;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals belong to the program's own threads */
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are delivered to the program's own threads */
     pthread_attr_init(&detached);
     pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
     while (kv_pool.helpers < helpers && kv_pool.helpers < KV_MAX_HELPERS) {
@@ -163,7 +166,9 @@ static void kv_shut_gate(void)
             sched_yield();
 }
 
-/* Run task(context, i) for i in 0..n-1 on up to `threads` threads, in no particular order; returns when all are done. */
+/* Run task(context, i) for i in 0..n-1 on up to `threads` threads, in no particular order; returns when all are done.
+ * Any thread may call this; `task` must not call it with a job of the same owner, and must be safe for concurrent
+ * calls with different i. */
 static void kv_parallel(kv_task task, void *context, ptrdiff_t n, int threads)
 {
     if (threads < 2 || n < 2 || pthread_mutex_trylock(&kv_pool.owner) != 0) {
@@ -175,9 +180,9 @@ static void kv_parallel(kv_task task, void *context, ptrdiff_t n, int threads)
         kv_pool_grow(threads - 1);
     kv_pool.task = task;
     kv_pool.context = context;
-    kv_deal(n, kv_pool.helpers + 1 < threads ? kv_pool.helpers + 1 : threads);
+    kv_assign_shares(n, kv_pool.helpers + 1 < threads ? kv_pool.helpers + 1 : threads);
     kv_open_gate();
-    kv_work(0);
+    kv_run_tasks(0);
     kv_shut_gate();
     pthread_mutex_unlock(&kv_pool.owner);
 }

@@ -1,13 +1,17 @@
-/* From jobs to chunks: how a call is cut up for the helper threads. */
-#ifndef KV_RUN_H
-#define KV_RUN_H
+/* The division of a call into chunks for the helper threads.
+ *
+ * The functions kv_run_* block until the job is done. Any thread may call them, without the interpreter's lock; the
+ * pointers of a job are valid, and have the sizes that the job states.
+ */
+#ifndef KV_JOB_CHUNKS_H
+#define KV_JOB_CHUNKS_H
 
 #include <unistd.h>
 
 #include "levels.h"
 #include "merge.h"
 #include "overlap.h"
-#include "pool.h"
+#include "helper_threads.h"
 
 enum {
     KV_CHUNK_BYTES = 128 * 1024,
@@ -18,6 +22,7 @@ enum {
 static const kv_level *kv_now; /* the level in use */
 static ptrdiff_t kv_stream_bytes;
 
+/* Return the number of processors that this process may use. */
 static int kv_cpus(void)
 {
 #if defined(__linux__)
@@ -29,8 +34,9 @@ static int kv_cpus(void)
     return n > 0 ? (int)n : 1;
 }
 
-/* A job of so many threads that touches this much is not kept in the cache. Their cores' shares count, not the whole
- * cache: the cores beside use theirs, be it for other processes or, in a virtual machine, for other machines. */
+/* Return the bytes from which on a job of `threads` threads does not stay in the cache. The shares of their cores
+ * count, not the whole cache: other cores use theirs, for other processes or, in a virtual machine, for other
+ * machines. */
 static ptrdiff_t kv_cache_bytes(int threads)
 {
     long l3 = -1;
@@ -43,6 +49,7 @@ static ptrdiff_t kv_cache_bytes(int threads)
     return l3 > 0 && l3 < most ? (ptrdiff_t)l3 : most;
 }
 
+/* Set the level in use and the size of the cache; the module calls this once, when it is loaded. */
 static void kv_run_init(void)
 {
     kv_now = kv_all_levels[kv_usable_levels() - 1];
@@ -54,8 +61,8 @@ static inline ptrdiff_t kv_chunk_elements(int dtype)
     return KV_CHUNK_BYTES / kv_itemsize[dtype];
 }
 
-/* Dense items: all chunks of an item but the first begin with a cache line of what is written (of the first out;
- * the caller's arrays mostly lie alike). */
+/* Dense items: all chunks of an item but the first begin with a cache line of the written array (the first out; the
+ * caller's arrays are mostly aligned alike). */
 typedef struct {
     kv_item *items;
     ptrdiff_t n;
@@ -80,7 +87,7 @@ static void kv_dense_task(void *context, ptrdiff_t chunk)
         kv_now->fence();
 }
 
-/* What should begin with a cache line: the first array that is written and not read. */
+/* Return the array that should begin with a cache line: the first that is written and not read. */
 static const char *kv_anchor(const kv_item *it)
 {
     for (int i = 0; i < it->m; i++) {
@@ -93,6 +100,7 @@ static const char *kv_anchor(const kv_item *it)
     return it->dst ? it->dst : it->out[0];
 }
 
+/* Run items that are independent of each other. */
 static void kv_run_all(kv_item *items, ptrdiff_t n, ptrdiff_t bytes, int threads)
 {
     ptrdiff_t chunks = 0;
@@ -100,7 +108,7 @@ static void kv_run_all(kv_item *items, ptrdiff_t n, ptrdiff_t bytes, int threads
         kv_item *it = &items[i];
         ptrdiff_t size = kv_itemsize[it->dtype];
         it->stream = bytes >= kv_stream_bytes;
-        /* Packed sources are cut at whole bytes and words, wherever the outs lie. */
+        /* Packed sources are cut at whole bytes and words, wherever the outs begin. */
         it->lead = it->coding ? 0 : (ptrdiff_t)(-(uintptr_t)kv_anchor(it) & (KV_LINE - 1)) / size;
         it->first_chunk = chunks;
         ptrdiff_t rest = it->n - it->lead, chunk = kv_chunk_elements(it->dtype);
@@ -112,7 +120,7 @@ static void kv_run_all(kv_item *items, ptrdiff_t n, ptrdiff_t bytes, int threads
     kv_parallel(kv_dense_task, &job, chunks, threads);
 }
 
-/* Items that overlap run one after the other: first all sums and updates, then all outs, as push and pull would. */
+/* Run items that overlap one after the other: first all sums and updates, then all outs, as a push and a pull would. */
 static void kv_run_in_order(kv_item *items, ptrdiff_t n, ptrdiff_t bytes, int threads)
 {
     for (ptrdiff_t i = 0; i < n; i++) {
@@ -138,7 +146,7 @@ static void kv_run_in_order(kv_item *items, ptrdiff_t n, ptrdiff_t bytes, int th
         }
 }
 
-/* 0, or -1 where there is no memory for the check. */
+/* Run dense items. -1: there is no memory for the check of overlaps, and nothing has changed. */
 static int kv_run_dense(kv_item *items, ptrdiff_t n, ptrdiff_t bytes, int threads)
 {
     int independent = kv_independent(items, n);
@@ -159,6 +167,7 @@ static void kv_encode_task(void *context, ptrdiff_t chunk)
     kv_now->encode_span(job, chunk * step, end < job->n ? end : job->n);
 }
 
+/* Pack a sum of gradients. Cannot fail. */
 static void kv_run_encode(kv_encoding *job, int threads)
 {
     ptrdiff_t step = kv_chunk_elements(KV_F32), whole = kv_encoded_bytes(job->code, job->n);
@@ -187,6 +196,7 @@ static void kv_rows_task(void *context, ptrdiff_t chunk)
         kv_now->fence();
 }
 
+/* Sum or update rows, or update groups; one of the two jobs is NULL. The ids are in range. Cannot fail. */
 static void kv_run_rows(const kv_rows *rows, const kv_group *group, int threads)
 {
     int dtype = rows ? rows->dtype : group->dtype;
@@ -221,6 +231,7 @@ static void kv_norm_task(void *context, ptrdiff_t chunk)
         pair[0] = kv_now->sumsq(job->dtype, job->w + from * size, n);
 }
 
+/* Compute sums of squares. -1: there is no memory; `sums` is then 0. */
 static int kv_run_norm(kv_norm_job *job, double *sums, int threads)
 {
     ptrdiff_t step = kv_chunk_elements(job->dtype), chunks = (job->n + step - 1) / step;
@@ -254,6 +265,7 @@ static void kv_cast_task(void *context, ptrdiff_t chunk)
                      job->from + i * kv_itemsize[job->from_dtype], end - i < KV_BLOCK ? end - i : KV_BLOCK);
 }
 
+/* Cast an array. Cannot fail. */
 static void kv_run_cast(kv_cast_job *job, int threads)
 {
     ptrdiff_t step = KV_CHUNK_BYTES / 4;

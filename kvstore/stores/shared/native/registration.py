@@ -1,4 +1,4 @@
-"""Taking a rank in a job: find or make the region, register, wait for the others."""
+"""Entry of a process into the region of its job: it finds or creates the region, and waits for the others."""
 
 from __future__ import annotations
 
@@ -46,29 +46,29 @@ def launched_place(config: StoreConfig) -> RegionPlace:
     _check_size(placement)
     job = (
         placement.job if placement.size > 1 else f"{os.getpid()} {secrets.token_hex(16)}"
-    )  # nobody else is to come
+    )  # no other process takes part
     return RegionPlace(job, config.group, next(_numbers[job, config.group]), placement.rank, placement.size)
 
 
 class OtherProcesses:
-    """What is known from elsewhere of the processes that are to share a region: here, nothing."""
+    """Knowledge from other sources about the processes that share a region: here, none."""
 
-    #: Seconds without a heartbeat after which one of them is lost.
+    #: Seconds without a heartbeat after which a process is lost.
     dead_after: float = DEFAULTS["dead_after"]
 
     def check(self) -> None:
-        """Raise what ends the wait for them."""
+        """Raise an error if the wait for the processes must end."""
 
     def lost(self) -> set[int]:
-        """Return the ranks that will not come."""
+        """Return the ranks that will not register."""
         return set()
 
     def check_begun(self, begun: bool) -> None:
-        """Raise if this process may not enter a region where others have met before, or have not."""
+        """Raise an error if this process may not enter a region with, or without, earlier meetings."""
 
 
-class JobMembership:
-    """Rank of a process in a job of one machine."""
+class JobRegistration:
+    """The rank of a process in a job of one machine."""
 
     def __init__(self, config: StoreConfig, place: RegionPlace, others: OtherProcesses | None = None) -> None:
         self.rank, self.size, self._others = place.rank, place.size, others or OtherProcesses()
@@ -78,45 +78,45 @@ class JobMembership:
         clock = WaitClock(config.timeout)
         with contextlib.closing(StartFailures(self._rendezvous.name, self.rank, self.size)) as self._failures:
             try:
-                if not self._come_in(config):
+                if not self._enter_region(config):
                     raise ConfigError(
                         f"rank {self.rank} of this job is taken by another living process; give each process "
                         "its own rank, and each job its own KVSTORE_JOB"
                     )
-                self._settle(clock)
+                self._register(clock)
             except BaseException:
                 self.leave(lost=False)
                 raise
 
     def leave(self, lost: bool) -> None:
-        """Give the rank up. A second call does nothing."""
+        """Release the rank. A second call does nothing."""
         self._rendezvous.close()
         if hasattr(self, "job"):
             if not self.job.closed:
-                log.debug("worker %d leaves the job%s", self.rank, " as one who is lost" if lost else "")
+                log.debug("worker %d leaves the job%s", self.rank, " and counts as lost" if lost else "")
             self.job.leave(lost)
 
     def note_fork(self) -> None:
-        """Say that this is the child of a fork; it must not hold the rank's name when its parent is gone."""
+        """Record that this process is a fork, which must not hold the rank's name."""
         self._rendezvous.close()
         self.job.note_fork()
 
     def _check(self) -> None:
-        """Raise what ends the wait for others."""
+        """Raise an error if the wait for other workers must end."""
         self._others.check()
         self._failures.check()
 
-    def _come_in(self, config: StoreConfig) -> bool:
-        """Enter the region and be found; the workers that wait for this one are told if it cannot.
+    def _enter_region(self, config: StoreConfig) -> bool:
+        """Enter the region and listen; if that fails, report the cause to the waiting workers.
 
-        False: a living process has this rank, and they wait for that.
+        False: a living process has this rank, and the workers wait for that.
         """
         try:
             self._rendezvous.check()
             self.job = self._enter(config)
-            self._others.check_begun(self.job.begun())
+            self._others.check_begun(self.job.workers_have_met())
             return self._rendezvous.listen()
-        except TimeoutError:  # the others have a deadline themselves
+        except TimeoutError:  # the other workers have their own deadline
             raise
         except Exception as error:
             self._failures.tell(error)
@@ -157,21 +157,21 @@ class JobMembership:
             log.warning("%s: install one version in all processes of the job", differ)
         return job
 
-    def _settle(self, clock: WaitClock) -> None:
+    def _register(self, clock: WaitClock) -> None:
         job = self.job
-        if job.was_taken() and not job.goes_on:
+        if job.rank_was_used() and not job.continues_after_loss:
             raise PeerLostError(
                 f"worker {self.rank} of {self.size} is lost, or has left, and with on_peer_loss='raise' no "
-                "other process takes its place; start the job again",
+                "other process may replace it; restart the job",
                 rank=self.rank,
             )
         if not job.register():
             raise ConfigError(f"rank {self.rank} of this job is taken by process {job.pid(self.rank)}")
         if job.returned():
-            log.info("worker %d takes the place of one that was lost", self.rank)
+            log.info("worker %d replaces a process that was lost", self.rank)
             job.rejoin()
             return
-        job.enlist()
+        job.become_member()
         self._await(self._all_there, lambda: [w for w in range(self.size) if job.state(w) == 0], clock)
         job.probe()
         number = job.arrive_at_barrier()
@@ -179,7 +179,7 @@ class JobMembership:
         log.debug("all workers are here: %s", ", ".join(f"{w} (process {job.pid(w)})" for w in job.members()))
 
     def _founds(self) -> bool:
-        """Whether this process makes the region: it is the first of those that come."""
+        """Return whether this process creates the region, as the lowest rank that is not lost."""
         self._check()
         return self.rank == min(set(range(self.size)) - self._others.lost(), default=0)
 
@@ -222,9 +222,14 @@ def _check_size(placement: Placement) -> None:
 
 def _check_region(job: shm.Job, rank: int, size: int, config: StoreConfig) -> None:
     if job.size != size:
-        raise ConfigError(f"worker {rank} was told of {size} workers, the founder of the job of {job.size}")
-    if job.goes_on != (config.on_peer_loss == "continue"):
-        raise ConfigError(f"on_peer_loss={config.on_peer_loss!r} on worker {rank} and another on worker 0")
+        raise ConfigError(
+            "start all processes with the same number of workers: "
+            f"worker {rank} has {size}, and the founder of the job {job.size}"
+        )
+    if job.continues_after_loss != (config.on_peer_loss == "continue"):
+        raise ConfigError(
+            f"on_peer_loss={config.on_peer_loss!r} on worker {rank} and another on worker 0; all must agree"
+        )
 
 
 def _reserve(fd: int, nbytes: int) -> None:
@@ -236,6 +241,6 @@ def _reserve(fd: int, nbytes: int) -> None:
 
 
 def _window() -> int:
-    """Address space to map: what the region could ever grow to."""
+    """Return the bytes of address space to map: the largest possible size of the region."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(_LEAST_WINDOW, 1 << (2 * physical - 1).bit_length())
