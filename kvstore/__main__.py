@@ -1,4 +1,4 @@
-"""``python -m kvstore``: the `kvstore` command where its script is not on the path."""
+"""``python -m kvstore``: the `kvstore` command, for environments whose path does not have its script."""
 
 from .launch.cli import main
 

@@ -2,8 +2,9 @@
 
 An operation waits only for earlier operations on its keys. Of the operations that are ready, the one with the
 highest priority runs first; among equal priorities, the oldest. One thread runs all operations, because the
-kernels use all cores by themselves. But an operation that waits for other processes must not hold up what
-somebody waits for: the others may wait for just that. Then another thread runs what the wait is for.
+kernels use all cores by themselves. But an operation that waits for other processes must not delay an
+operation whose result a thread of this process waits for: the other processes may need exactly that operation
+to continue. A second thread then runs it.
 """
 
 from __future__ import annotations
@@ -34,14 +35,15 @@ _HELD_UP = 0.01  # seconds of a wait after which another thread is worth its sta
 
 
 class Latch:
-    """An event whose waits Ctrl-C can end at any step.
+    """An event whose `wait` can be interrupted by Ctrl-C at any instruction.
 
-    `threading.Event` takes its lock in Python code, where an exception of a signal handler leaves it taken.
+    `threading.Event` acquires its lock in Python code; an exception of a signal handler there would leave the
+    lock acquired.
     """
 
     def __init__(self) -> None:
         self._set = False
-        self._lock = threading.Lock()  # taken until it is set
+        self._lock = threading.Lock()  # acquired until `set`
         self._lock.acquire()
 
     def is_set(self) -> bool:
@@ -49,7 +51,7 @@ class Latch:
         return self._set
 
     def set(self) -> None:
-        """End all waits."""
+        """Wake all waiting threads."""
         self._set = True
         try:  # noqa: SIM105 - a context manager is a step of its own
             self._lock.release()
@@ -57,7 +59,10 @@ class Latch:
             pass
 
     def clear(self) -> None:
-        """Let waits begin again; not for callers, who can be interrupted."""
+        """Reset the event.
+
+        Call this from the engine's thread only: a caller's thread can be interrupted by Ctrl-C.
+        """
         self._set = False
         self._lock.acquire(blocking=False)
 
@@ -66,7 +71,7 @@ class Latch:
         try:
             self._lock.acquire(timeout=max(0.0, timeout))
         finally:
-            if self._set:  # whoever waits besides goes on, too
+            if self._set:  # wakes the next waiting thread
                 try:  # noqa: SIM105 - as above
                     self._lock.release()
                 except RuntimeError:
@@ -85,9 +90,9 @@ class Work:
         self._marks = marks
         self._timeout = timeout
         self._finished = Latch()
-        #: Has the operation run although the engine's thread is busy with another.
+        #: Whether the operation runs even if the engine's thread is busy.
         self._hasten: Callable[[], None] | None = None
-        #: What the thread that waits does itself.
+        #: The part of the operation that the waiting thread runs.
         self._rest: Callable[[], None] | None = None
         self._error: BaseException | None = None
         self._ended = 0
@@ -152,7 +157,10 @@ class Work:
         return finished.wait(limit - waiting.NOTICE_AFTER) or finished.is_set()
 
     def _end_here(self, rest: Callable[[], None]) -> None:
-        """Do what is left; after Ctrl-C, which is the caller's, the next wait does it."""
+        """Run the remaining part of the operation.
+
+        After Ctrl-C, which the caller gets, the next wait runs it again.
+        """
         error = _error_of(rest)
         if error is not None and not isinstance(error, Exception):
             raise error
@@ -162,10 +170,10 @@ class Work:
         self._error = error
         self._ended = time.monotonic_ns()
         self._finished.set()
-        self._hasten = self._rest = None  # not before: after Ctrl-C between the two nobody would end it
+        self._hasten = self._rest = None  # last: Ctrl-C before `set` must leave the rest
 
     def _disown(self) -> None:
-        """In the child of a fork: the operation goes on in the parent, and nothing here will complete it."""
+        """In the child of a fork: fail the operation, because only the parent runs it."""
         self._finished = Latch()
         self._seen = True
         self._finish(
@@ -192,34 +200,34 @@ class _Task:
     def __init__(self, keys: frozenset[Hashable], run: Callable[[], Any], priority: int, work: Work) -> None:
         self.keys, self.run, self.priority, self.work = keys, run, priority, work
         self.followers: list[_Task] = []
-        #: Unfinished tasks of its keys, the last of each.
+        #: Unfinished tasks on its keys: the last of each key.
         self.before: set[_Task] = set()
-        #: Its place among those that can run.
+        #: Its index in the heap of ready tasks.
         self.entry: _Entry | None = None
-        #: Whether it is to run although the engine's thread is busy.
+        #: Whether it runs even if the engine's thread is busy.
         self.urgent = False
 
 
-#: Of a task that can run: less its priority, its number, and itself until a thread has it.
+#: Entry in the heap of ready tasks: negative priority, number, and the task until a thread claims it.
 _Entry = tuple[int, int, list[_Task]]
 
 
 class Engine:
-    """Runs tasks on a thread of its own, which exists only while there is something to do.
+    """Runs tasks on its own thread, which exists only while there are tasks.
 
     Parameters
     ----------
     timeout : float
-        Seconds; of waits without a limit of their own.
+        Seconds; the limit of waits that have none of their own.
     marks : Marks, optional
         Records the waits.
     concurrent : bool
-        Whether tasks of different keys can run at the same time, since they wait for other processes.
+        Whether tasks on different keys can run concurrently, because they wait for other processes.
     """
 
-    #: Held by whoever touches the values of the store, in this thread or another.
+    #: Held by each thread that reads or changes values of the store.
     exclusive: threading.RLock
-    #: Of operations that wait for other processes outside of the lock.
+    #: Locks of keys: held by operations that wait for other processes without `lock`.
     turns: Turns
 
     def __init__(self, timeout: float, marks: Marks = NO_MARKS, concurrent: bool = False) -> None:
@@ -231,20 +239,20 @@ class Engine:
         _engines.add(self)
 
     def _reset(self) -> None:
-        """Start with nothing queued; in the child of a fork too, where the tasks are the parent's."""
+        """Start with an empty queue; also in the child of a fork, because the tasks belong to the parent."""
         self.exclusive = threading.RLock()
-        # No Condition: it is entered in Python code, where Ctrl-C can leave it taken.
+        # No `Condition`: it is entered in Python code, where Ctrl-C can leave its lock acquired.
         self._lock = threading.RLock()
-        self._called = Latch()  # the engine's thread is to look what is ready
+        self._called = Latch()  # wakes the engine's thread
         self._last: dict[Hashable, _Task] = {}
         self._ready: list[_Entry] = []
-        self._pending: dict[_Task, int] = {}  # with the numbers of the calls
+        self._pending: dict[_Task, int] = {}  # numbers tasks in call order
         self._calls = 0
-        self._postponed: list[Work] = []  # in the order of the calls; some may be done
-        self._most_postponed = 16  # before those that are done are dropped
+        self._postponed: list[Work] = []  # in call order; some may be complete
+        self._most_postponed = 16  # length of the list at which complete tasks are dropped
         self._sequence = 0
         self._thread: threading.Thread | None = None
-        self._threads: set[threading.Thread] = set()  # that one, and those that run what is urgent
+        self._threads: set[threading.Thread] = set()  # the engine's thread, and threads of urgent tasks
         self._announced: set[object] = set()
         #: Threads in a part of an operation that needs no lock.
         self.threads_inside: set[int] = set()
@@ -254,12 +262,12 @@ class Engine:
 
     @contextlib.contextmanager
     def announced(self, what: str) -> Iterator[None]:
-        """Make sure that a task can be submitted in the body, which does what cannot be taken back.
+        """Check that a task can be submitted, and start the thread, before the body makes a final change.
 
         Raises
         ------
         ClosedError, KVStoreError
-            The engine is closed, or its thread cannot be started; the body has not begun then.
+            The engine is closed, or its thread cannot be started. Raised before the body runs.
         """
         me = object()
         try:
@@ -286,16 +294,16 @@ class Engine:
             self._ensure_thread(what)
             try:
                 self._enqueue(task)
-            except BaseException:  # Ctrl-C: what is known and never runs would hold up its keys
+            except BaseException:  # Ctrl-C: a task that is registered and never runs would block its keys
                 self._forget(task)
                 raise
         return work
 
     def postpone(self, run: Callable[[], Any], what: str) -> Work:
-        """Return the handle of an operation of which who waits does the rest, in its own thread.
+        """Return the handle of an operation whose last part runs in the thread that waits for it.
 
-        `run` can be called again after Ctrl-C, and by several threads. Whatever the timeout, a wait lasts as
-        long as it does. What nobody waits for is done by `wait_all`.
+        `run` can be called again after Ctrl-C, and by several threads. A wait lasts as long as `run`, even if
+        its timeout is shorter. `wait_all` runs the operations without a waiting thread.
         """
         work = Work(what, self.timeout, self._marks)
         work._rest = partial(self.run_inside, run)
@@ -307,7 +315,7 @@ class Engine:
         return work
 
     def _enqueue(self, task: _Task) -> None:
-        """Let a task run when those before it have; the lock is held."""
+        """Queue a task behind the earlier tasks on its keys; the lock is held."""
         task.before = {t for t in map(self._last.get, task.keys) if t is not None}
         for earlier in task.before:
             earlier.followers.append(task)
@@ -319,7 +327,7 @@ class Engine:
             self._push(task)
 
     def _forget(self, task: _Task) -> None:
-        """Take back what `_enqueue` has done of a task, under the same lock."""
+        """Undo `_enqueue` for a task, under the same lock."""
         self._withdraw(task)
         self._pending.pop(task, None)
         for earlier in self._pending:
@@ -328,14 +336,14 @@ class Engine:
         self.busy = bool(self._pending)
 
     def inside(self) -> bool:
-        """Whether the caller is part of an operation under way: an updater that calls its own store.
+        """Return whether the caller is part of a running operation: an updater that calls its own store.
 
-        To wait for others would then be to wait for ever, for they wait for this one.
+        Such a caller must not wait for other operations, because they wait for this one.
         """
         return self.nested() or threading.current_thread() in self._threads
 
     def nested(self) -> bool:
-        """Whether the caller's thread is within an operation: it has the lock, or needs none."""
+        """Return whether the caller's thread is in an operation, with or without the lock."""
         lock: Any = self.exclusive
         return bool(lock._is_owned()) or threading.get_ident() in self.threads_inside
 
@@ -351,13 +359,16 @@ class Engine:
             self.threads_inside.discard(me)
 
     def run_now(self, run: Callable[[], Any], what: str) -> Work:
-        """Run at once, ahead of everything that is queued; for calls from inside an operation."""
+        """Run an operation at once, before all queued ones; for calls from inside an operation."""
         work = Work(what, self.timeout, self._marks)
         work._finish(_error_of(run))
         return work
 
     def wait_for(self, keys: Iterable[Hashable]) -> None:
-        """Block until all tasks so far on `keys` are complete; their errors stay with their handles."""
+        """Block until all tasks so far on `keys` are complete.
+
+        Errors of the tasks are raised by their handles only.
+        """
         if self.inside():
             return
         with self._lock:
@@ -374,7 +385,7 @@ class Engine:
         self._wait_all(pending)
 
     def close(self) -> None:
-        """Finish what was submitted, then refuse new tasks."""
+        """Complete the submitted tasks, then refuse new ones."""
         try:
             self.wait_all()
         finally:
@@ -401,7 +412,7 @@ class Engine:
             self._run_beside(task)
 
     def _hasten(self, task: _Task) -> None:
-        """Run a task, and those that it waits for, although the engine's thread is busy with another."""
+        """Run a task, and the tasks that it waits for, even if the engine's thread is busy."""
         with self._lock:
             found = {task} & self._pending.keys()
             left = list(found)
@@ -409,15 +420,18 @@ class Engine:
                 new = {one for one in left.pop().before if not one.urgent} - found
                 found |= new
                 left += new
-            # From the oldest on: so Ctrl-C leaves none that is not urgent before one that is.
+            # From the oldest on: after Ctrl-C, no task that is not urgent precedes an urgent one.
             for one in sorted(found, key=self._pending.__getitem__):
                 if one.entry is not None:
                     self._run_beside(one)
                 one.urgent = True
 
     def _run_beside(self, task: _Task) -> None:
-        """Give a ready task a thread, which takes it itself: Ctrl-C can end this call at any step."""
-        with contextlib.suppress(KVStoreError):  # the engine's own thread will come to it
+        """Start a thread for a ready task.
+
+        The thread claims the task, so that Ctrl-C can end this call at any step.
+        """
+        with contextlib.suppress(KVStoreError):  # the engine's thread runs the task
             self._start_thread(partial(self._run_urgent, task), task.work._what)
 
     def _ensure_thread(self, what: str) -> None:
@@ -425,7 +439,7 @@ class Engine:
             self._start_thread(self._loop, what)
 
     def _start_thread(self, target: Callable[[], None], what: str) -> None:
-        """Start a thread from another one, which no signal interrupts: `Thread.start` does not stand that."""
+        """Start a thread from another thread, because a signal must not interrupt `Thread.start`."""
         thread = threading.Thread(target=target, name=threads.ENGINE, daemon=True)
         errors: list[BaseException] = []
         started = Latch()
@@ -463,12 +477,12 @@ class Engine:
             while (task := self._take()) is not None:
                 if not self._carry_out(task):
                     return
-                del task  # an idle thread must not hold on to the caller's arrays
+                del task  # an idle thread must not keep references to the caller's arrays
         finally:
             self._retire()
 
     def _retire(self) -> None:
-        """Have another thread started for what comes."""
+        """Start another thread for the remaining tasks."""
         with self._lock:
             if self._thread is threading.current_thread():
                 self._thread = None
@@ -480,24 +494,27 @@ class Engine:
         del task
 
     def _withdraw(self, task: _Task) -> bool:
-        """Take a ready task; False if another thread was faster."""
+        """Claim a ready task; return False if another thread has claimed it."""
         with self._lock:
             entry, task.entry = task.entry, None
             if entry is not None:
-                entry[2].clear()  # its place stays: to look for it among many would take as long each time
+                entry[2].clear()  # its heap entry stays: a search among many entries would be slow
             return entry is not None
 
     def _carry_out(self, task: _Task) -> bool:
-        """Run a task; False in the child of a fork that it has made, for the task is the parent's."""
+        """Run a task.
+
+        Return False in the child of a fork that the task has made, because the task is the parent's.
+        """
         error = _error_of(task.run)
         mine = task in self._pending
         if mine:
             self._complete(task, error)
-        del task, error  # the error holds this frame, and a lost handle would be noticed late
+        del task, error  # the error refers to this frame, which would delay the warning about a lost handle
         return mine
 
     def _take(self) -> _Task | None:
-        """Next ready task; None ends the thread: closed, or idle for a second."""
+        """Return the next ready task; None ends the thread (closed, or idle for a second)."""
         idle = False
         while True:
             with self._lock:
@@ -529,7 +546,8 @@ def _error_of(run: Callable[[], Any]) -> BaseException | None:
     try:
         run()
     except BaseException as error:
-        # This frame would hold the error that holds this frame, and a lost handle would be noticed late.
+        # This frame would refer to the error that refers to this frame, which would delay the warning about a
+        # lost handle.
         assert error.__traceback__ is not None
         return error.with_traceback(error.__traceback__.tb_next)
     return None
@@ -547,7 +565,7 @@ def _reset_in_child() -> None:
 
 
 def finish_all() -> None:
-    """Wait until nothing is under way in any store."""
+    """Wait until no operation of any store is running."""
     for engine in list(_engines):
         with contextlib.suppress(TimeoutError):  # the wait has been logged already
             engine.wait_all()
@@ -558,7 +576,7 @@ atexit.register(finish_all)
 
 
 def _log() -> Logger:
-    import logging  # when something is said: it is a tenth of what importing kvstore costs over NumPy
+    import logging  # imported late: it is a tenth of the time of `import kvstore`
 
     return logging.getLogger("kvstore.engine")
 

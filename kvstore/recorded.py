@@ -1,4 +1,4 @@
-"""Stores of a process that records a timeline: each call of a verb is an event."""
+"""Stores of a process that records a timeline: each call of a method is an event."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .store import KVStore
 
 
 class _Recorded:
-    """One call as an event, from the beginning of the context to its end."""
+    """One call as an event, from the start of the context to its end."""
 
     __slots__ = ("_begin", "_call", "_counters", "_label", "_nbytes")
 
@@ -44,7 +44,7 @@ class RecordedPlan(Plan):
 
 
 class RecordedKVStore(KVStore):
-    """A `KVStore` whose calls are recorded; asynchronous ones from the call to the end of the operation."""
+    """A `KVStore` whose calls are recorded; an asynchronous call lasts until its operation ends."""
 
     _plan = RecordedPlan
 
@@ -64,7 +64,7 @@ class RecordedKVStore(KVStore):
 def _recorded(name: str, verb: str, values: str) -> Callable[..., Any]:
     """Make the method `name` of a recorded store.
 
-    An event has the bytes of the argument `values`. An asynchronous call is recorded by `_ending`.
+    An event has the size of the argument `values` in bytes. `_ending` records an asynchronous call.
     """
     method: Callable[..., Any] = getattr(KVStore, name)
     places = {argument: place for place, argument in enumerate(signature(method).parameters)}
@@ -84,7 +84,7 @@ def _recorded(name: str, verb: str, values: str) -> Callable[..., Any]:
     return call
 
 
-# By method: the verb of its event, and the argument whose bytes count.
+# By method: the verb of its event, and the argument whose bytes are counted.
 for _name, _event in {
     "init": ("init", "value"),
     "broadcast": ("init", "value"),

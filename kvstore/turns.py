@@ -1,4 +1,4 @@
-"""Turns of keys: operations of one key come one after the other, those of different keys side by side."""
+"""Locks of keys: operations on one key run one after the other, operations on different keys concurrently."""
 
 from __future__ import annotations
 
@@ -9,64 +9,65 @@ from collections.abc import Hashable, Iterable, Sequence
 from .errors import TimeoutError
 from .waiting import WaitClock
 
-#: Seconds of each second of a wait in which others stand back for a thread that needs a busy key and theirs.
-#: Always would be a deadlock where that key gets free only after another process has seen their operation.
+#: Share of the waiting time during which a thread that waits for several keys reserves those that are free.
+#: Not 1: a busy key may become free only after another process has received an operation on a reserved one.
 _STAND_BACK = 0.1
 
 
 class Waiter:
-    """A thread that waits for a turn.
+    """A thread that waits for the locks of keys.
 
     Parameters
     ----------
     keys : frozenset of Hashable or None
-        The keys that it waits for; None for all.
+        The keys whose locks it waits for; None for all.
     """
 
     __slots__ = ("_since", "keys", "thread")
 
     def __init__(self, keys: frozenset[Hashable] | None) -> None:
         self.keys = keys
-        #: Its ident.
+        #: Identifier of the thread.
         self.thread = threading.get_ident()
         self._since = time.monotonic()
 
     def meets(self, keys: Iterable[Hashable] | None) -> bool:
-        """Whether one of these keys is one of its own; None for all."""
+        """Return whether the thread waits for one of these keys; None means all."""
         return keys is None or self.keys is None or not self.keys.isdisjoint(keys)
 
     def holds_others_back(self) -> bool:
-        """Whether others stand back for it at this time although it cannot go."""
+        """Return whether its free keys are reserved now, although another of its keys is busy."""
         return (time.monotonic() - self._since) % 1 < _STAND_BACK
 
 
 class Turns:
-    """Who is inside an operation that may wait for other processes, by key.
+    """The locks of a store's keys, held by operations that may wait for other processes.
 
-    Who comes first goes first, so that a thread which calls in a loop does not keep others from its key.
+    Threads acquire a key in the order of their calls, so that a thread which calls in a loop does not exclude
+    the others.
 
     Parameters
     ----------
     lock : RLock
-        The store's; whoever waits for a turn lets it go meanwhile.
+        The store's lock; a thread that waits for keys releases it while it waits.
     """
 
     def __init__(self, lock: threading.RLock) -> None:
-        #: Which thread is busy with a key. Under the lock keys are added; leaving takes none.
+        #: The thread that holds each key. Keys are added under the lock and removed without it.
         self.taken: dict[Hashable, int] = {}
         self._lock = lock
         self._free = threading.Condition(lock)
-        #: Who waits for a turn, in the order in which they came.
+        #: Threads that wait for keys, in the order of their calls.
         self.waiting: dict[Waiter, None] = {}
 
     def take(self, keys: Sequence[Hashable], timeout: float) -> None:
-        """Wait until no other thread is busy with any of the keys, and keep others from them; locked."""
+        """Acquire the locks of the keys; the caller holds `lock`."""
         if self.taken or self.waiting:
             self._wait(keys, timeout)
         self.taken.update(dict.fromkeys(keys, threading.get_ident()))
 
     def leave(self, keys: Sequence[Hashable]) -> None:
-        """Let others have those of the keys that this thread has taken."""
+        """Release those of the keys that this thread holds."""
         me = threading.get_ident()
         taken = self.taken
         for key in keys:
@@ -76,16 +77,16 @@ class Turns:
             self.tell()
 
     def wanted(self, keys: Iterable[Hashable]) -> bool:
-        """Whether a thread waits for one of the keys."""
+        """Return whether a thread waits for one of the keys."""
         return any(waiter.meets(keys) for waiter in list(self.waiting))
 
     def tell(self) -> None:
-        """Have threads that wait for a turn look again."""
-        with self._lock:  # of the condition, which is entered in Python code: Ctrl-C would leave it taken
+        """Wake the waiting threads, which check their keys again."""
+        with self._lock:  # the condition's own `with` is Python code: Ctrl-C could leave it locked
             self._free.notify_all()
 
     def wait_for_all(self, timeout: float) -> None:
-        """Wait until no thread is busy with any key; locked."""
+        """Wait until no thread holds a key; the caller holds `lock`."""
         self._wait(None, timeout)
 
     def _wait(self, keys: Sequence[Hashable] | None, timeout: float) -> None:
@@ -102,18 +103,21 @@ class Turns:
                         f"another thread of this process has been busy with key {busy[0]!r} for "
                         f"{timeout:g} s, perhaps waiting for other workers"
                     )
-                # No longer: of who gives up nobody is told, nor of a turn that Ctrl-C ends.
+                # No longer: a thread that gives up, or whose lock Ctrl-C releases, wakes no other thread.
                 self._free.wait(min(clock.left, _STAND_BACK))
         finally:
             self.waiting.pop(me, None)
 
     def _busy(self, waiter: Waiter) -> list[Hashable]:
-        """List the keys of a waiter that other threads are busy with; what is its own Ctrl-C has left."""
-        keys, taken = waiter.keys, list(self.taken.items())  # others leave meanwhile
+        """List the keys of a waiter that other threads hold.
+
+        A key that Ctrl-C has left with this thread does not count.
+        """
+        keys, taken = waiter.keys, list(self.taken.items())  # other threads release keys concurrently
         return [key for key, thread in taken if thread != waiter.thread and (keys is None or key in keys)]
 
     def _comes_first(self, waiter: Waiter) -> bool:
-        """Whether it stands back for nobody who came earlier."""
+        """Return whether no earlier waiter has reserved one of its keys."""
         for other in list(self.waiting):
             if other is waiter:
                 break
