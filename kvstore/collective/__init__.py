@@ -1,4 +1,4 @@
-"""What the workers of a store do together without a key: sums, means, and objects that they exchange."""
+"""Operations of all workers of a store without a key: sums, means, and exchanges of objects."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class CollectiveCalls:
-    """The calls of one worker; `sides` are side keys of its store, None where it has no other workers.
+    """The calls of one worker; `sides` are side keys of its store, None if the store has no other workers.
 
-    With `survives` the loss of a worker is no error.
+    With `survives` the loss of a worker is not an error.
     """
 
     def __init__(self, engine: Engine, sides: SideKeys | None, survives: bool) -> None:
@@ -42,7 +42,10 @@ class CollectiveCalls:
         return None
 
     def broadcast_object(self, value: Any, root: int, kind: ArrayKind = NUMPY) -> Any:
-        """See `KVStore.broadcast_object`; an array of another library than NumPy is one of this kind."""
+        """See `KVStore.broadcast_object`.
+
+        Arrays of other libraries than NumPy are received as arrays of `kind`.
+        """
         root, size = _rank(root), self._size
         if not 0 <= root < size:
             raise ArgumentError(f"root must be the rank of a worker, from 0 to {size - 1}, not {root}")
@@ -59,7 +62,7 @@ class CollectiveCalls:
         return self._objects.all_gather(value, kind)
 
     def _check_outside(self) -> None:
-        """Raise in an updater: the other workers wait for its round, and this worker would wait for them."""
+        """Raise in an updater: it would wait for the other workers, and they wait for its round."""
         if self._engine.nested():
             raise ConfigError(
                 "all_reduce and its like wait for all workers, and these for the end of the operation that "
@@ -78,4 +81,4 @@ def _rank(root: Any) -> int:
 
 
 def _nothing() -> None:
-    """Nothing is to be done: there is one worker."""
+    """Complete at once: there is one worker."""

@@ -15,7 +15,7 @@ Array = npt.NDArray[Any]
 
 
 class Place(NamedTuple):
-    """An array of the caller: its value on the host, what puts another one there, its name in errors."""
+    """An array of the caller: its value on the host, a function to write a new value, its name in errors."""
 
     value: Array
     put: Callable[[Array], None]
@@ -29,7 +29,7 @@ class _Keyed(NamedTuple):
 
 
 def place_of(array: Any, number: int, count: int) -> Place:
-    """Look at an array, one of several."""
+    """Make the place of an array, one of several."""
     what = "the array of all_reduce" if count == 1 else f"array {number} of all_reduce"
     if type(array) is not np.ndarray and any_on_device([array]):
         return _on_gpu(array, what)
@@ -45,7 +45,10 @@ def place_of(array: Any, number: int, count: int) -> Place:
 
 
 def _on_gpu(array: Any, what: str) -> Place:
-    """Copy an array of a GPU to the host; the result is copied back on the caller's stream at the call."""
+    """Copy an array of a GPU to the host.
+
+    `put` copies back on the caller's stream at the time of the call.
+    """
     from ..devices import driver
     from ..stores.device.arguments import Streams, fetched, put, target
 

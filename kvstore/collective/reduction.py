@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-_DESCRIBED = 96  # bytes of a description; of a longer one its hash is compared
+_DESCRIBED = 96  # bytes; a longer description is compared by its hash
 
 
 class Reduction:
-    """The sums of one worker; with `survives` the loss of another is no error."""
+    """The sums of one worker; with `survives` the loss of another worker is not an error."""
 
     def __init__(self, meetings: Meetings, survives: bool) -> None:
         self._meetings, self._survives = meetings, survives
@@ -38,14 +38,14 @@ class Reduction:
         self._reduce(places, average)
 
     def start(self, arrays: Sequence[Any], average: bool) -> Work:
-        """Begin the same; the arrays belong to the store until the result is done."""
+        """Start `run` in the background; the arrays belong to the store until the handle is done."""
         places = places_of(arrays, average)
         said, values = _said(places, average), [place.value for place in places]
         self._queued = [work for work in self._queued if not work.done()]
         if not self._queued and self._meetings.fits(said):
             return self._meetings.start(said, values, partial(self._end, places, average))
         reduce = partial(self._reduce, places, average)
-        if not self._meetings.are_concurrent:  # the order of all operations is that of the calls
+        if not self._meetings.are_concurrent:  # all operations are in call order
             return self._meetings.run_now(reduce, "all_reduce")
         self._queued.append(self._meetings.queue(reduce, "all_reduce"))
         return self._queued[-1]
@@ -84,7 +84,7 @@ class Reduction:
         return [totals[at] for at in range(len(values))]
 
     def _check_present(self, before: list[int]) -> None:
-        """Raise if a worker was lost on the way: some elements have its part then, and others have not."""
+        """Raise if a worker was lost in between: some sums contain its part, and others do not."""
         heard = self._meetings.meet(Said(REDUCED, b"", 0))
         gone = sorted(set(before) - set(heard_end(heard)))
         if gone:
@@ -96,7 +96,7 @@ class Reduction:
 
     @staticmethod
     def _end(places: list[Place], average: bool, heard: AllSaid) -> None:
-        """Sum what has come in slots, in the order of the ranks."""
+        """Sum the contents of the slots in the order of the ranks."""
         check_same(heard)
         at = 0
         contents = [heard.content(rank) for rank in heard.present]
@@ -108,7 +108,7 @@ class Reduction:
 
 
 def places_of(arrays: Sequence[Any], average: bool) -> list[Place]:
-    """Look at arrays that are to be summed or averaged."""
+    """Return the places of arrays that are summed or averaged."""
     places = [place_of(array, at, len(arrays)) for at, array in enumerate(arrays)]
     for place in places if average else ():
         check_mean(place.value.dtype, place.what)
@@ -122,7 +122,7 @@ def _said(places: Sequence[Place], average: bool) -> Said:
 
 @lru_cache(maxsize=256)
 def _described(average: bool, *kinds: tuple[np.dtype[Any], tuple[int, ...]]) -> bytes:
-    """Say of what element types and shapes arrays are; in few bytes."""
+    """Encode the element types and shapes of the arrays, in few bytes."""
     named = "; ".join(f"{dtype.name} {shape}" for dtype, shape in kinds)
     text = ((f"average of {named}") if average else named).encode()
     if len(text) > _DESCRIBED:

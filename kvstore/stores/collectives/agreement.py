@@ -1,7 +1,8 @@
-"""What the processes of a job compare before data moves, over engines that match operations by their order.
+"""The comparison of a call in all processes before data is sent, for engines that match operations by order.
 
-Two processes that call something else would add one key to another, take a sum for a first value, or crash.
-So all take the highest of two numbers first: a digest of what each means, and the same with the other sign.
+If two processes called different operations, the engine would add one key to another, use a sum as a first
+value, or crash. So all processes first compute the maxima of two numbers: a digest of the call, and its
+negative. The call is the same in all processes if both maxima are of one digest.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _BYTES = 7  # of a digest: an int64 has its negative, too
 
 
 def mark(kind: str, items: Sequence[Item], meaning: str = "") -> npt.NDArray[Any]:
-    """Make two numbers of an operation's kind, of what it works on, and of what the store says of it."""
+    """Return the two numbers of an operation: its kind, its items, and the description by the store."""
     parts = [kind, meaning, *(f"{name!r} {array.size} {array.dtype}" for name, array in items)]
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=_BYTES).digest()
     number = int.from_bytes(digest, "little")
@@ -28,12 +29,12 @@ def mark(kind: str, items: Sequence[Item], meaning: str = "") -> npt.NDArray[Any
 
 
 def all_mean_the_same(highest: npt.NDArray[Any]) -> bool:
-    """Whether the highest marks of all processes are of one operation."""
+    """Return whether the maxima of the numbers are those of one operation."""
     return bool(highest[0] == -highest[1])
 
 
 def difference(engine: str, rank: int, what: str) -> ConfigError:
-    """Make the error that all processes raise if they do not mean the same."""
+    """Make the error that all processes raise if their calls differ."""
     return ConfigError(
         f"worker {rank} begins {what}, and other workers something else, or it with other keys, shapes or "
         f"types: with {engine} all workers call init, push, barrier and the rest alike, with the same keys "

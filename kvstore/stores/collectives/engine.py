@@ -18,11 +18,11 @@ Item = tuple[str, npt.NDArray[Any]]
 
 
 def nothing() -> None:
-    """Finish what is complete."""
+    """Do nothing: a `Finish` of a complete operation."""
 
 
 def plain(name: str) -> str:
-    """Return a unique ASCII form of a name: engines can refuse lone surrogates, or stop at a NUL."""
+    """Return a unique ASCII form of a name: engines can reject lone surrogates, or stop at a NUL."""
     return name.encode("unicode_escape").decode("ascii")
 
 

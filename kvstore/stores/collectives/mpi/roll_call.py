@@ -1,8 +1,8 @@
-"""Who has called, as far as it was told: the word of each process that waits for long.
+"""The number of operations that each process has called, sent by processes that wait for long.
 
-The comparison of MPI's operations does not say who has not come. So a process that has waited for long tells
-all others how many operations it has announced, and who hears that in a wait answers in kind. Nothing travels
-while all come in time, and nobody waits for a word.
+The comparison of calls in MPI does not report the missing processes. So a process that has waited for long
+sends the number of its calls to all processes. A process that receives such a message in a wait sends its own
+number. Without long waits no message is sent, and no process waits for a message.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _TAG = 1
 
 
 class RollCall:
-    """What each process of a communicator has announced; its point-to-point messages are the roll call's."""
+    """The number of calls of each process of a communicator, which has no other point-to-point messages."""
 
-    #: Words on their way, and their requests: MPI reads the memory until they are done.
+    #: Messages in transfer, and their requests: MPI reads the memory until they are complete.
     _sent: ClassVar[list[tuple[npt.NDArray[np.int64], list[Any]]]] = []
 
     def __init__(self, mpi: Any, comm: Any) -> None:
@@ -29,7 +29,7 @@ class RollCall:
         self._told = 0
 
     def tell(self, count: int) -> None:
-        """Let all know that this process has announced so many operations; once for each number."""
+        """Send the number of this process's calls to all processes; once for each number."""
         if count <= self._told:
             return
         self._told = count
@@ -39,12 +39,12 @@ class RollCall:
         self._sent.append((word, [self._comm.Isend(word, rank, _TAG) for rank in others]))
 
     def hear(self, count: int) -> None:
-        """Take in what others have told, and answer."""
+        """Receive the numbers of other processes, and answer."""
         if self.drain():
             self.tell(count)
 
     def drain(self) -> bool:
-        """Take in what others have told; whether anybody has."""
+        """Receive the numbers of other processes; return whether a message has arrived."""
         status, word, asked = self._mpi.Status(), np.empty(1, np.int64), False
         while self._comm.Iprobe(self._mpi.ANY_SOURCE, _TAG, status):
             rank = status.Get_source()
@@ -54,12 +54,12 @@ class RollCall:
         return asked
 
     def missing(self, number: int) -> list[int]:
-        """Ranks that have not told of so many operations."""
+        """Return the ranks that have not reported so many calls."""
         return [rank for rank, n in enumerate(self._heard) if n < number and rank != self._rank]
 
 
 def absent(ranks: Sequence[int]) -> str:
-    """Name who has not called, for people; all have where nobody is named."""
+    """Return a text that names the missing processes; without any, that all have called."""
     if not ranks:
         return "and all have: one of them is stopped, or has left"
     if len(ranks) == 1:

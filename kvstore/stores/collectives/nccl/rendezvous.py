@@ -1,8 +1,8 @@
-"""How the processes of a job on NCCL meet: rank 0 hands the others the name of their communicator.
+"""The rendezvous of a job on NCCL: rank 0 sends the name of the communicator to the other processes.
 
-On one machine they meet at a unix socket without a file, else at an address that all of them know. Everyone
-says hello until it has an answer; rank 0 answers when all have come, so whoever waits in NCCL itself
-afterwards waits for processes that were there a moment ago.
+On one machine the processes meet at an abstract unix socket, else at a TCP address that all of them know.
+Each process repeats its hello until it has the answer. Rank 0 answers when the hellos of all processes have
+arrived, so that the wait in NCCL itself, which has no deadline, begins with all processes alive.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ M = TypeVar("M")
 _VERSION = 1
 _THANKS = b"thanks"
 _AGAIN = 0.2  # seconds between two hellos
-_PATIENCE = 5.0  # seconds in which those who have an answer should say so
+_PATIENCE = 5.0  # seconds that rank 0 waits for acknowledgements of its answer
 _LOOK = 0.5  # seconds of a wait for a hello
 
 # Stores of one job are paired by their group and the order in which each process creates them.
 _numbers: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
-# One address serves one meeting at a time.
+# One address serves one rendezvous at a time.
 _one_at_a_time = threading.Lock()
 
 
 class PeerHello(msgspec.Struct, array_like=True):
-    """What a process says of itself, and of the store it makes."""
+    """The hello of a process: the process, and the store that it creates."""
 
     version: int
     store: str
@@ -58,7 +58,7 @@ class PeerHello(msgspec.Struct, array_like=True):
 
 
 class RendezvousAnswer(msgspec.Struct, array_like=True):
-    """Name of the communicator and everybody's hello; or why not."""
+    """The answer of rank 0: the name of the communicator and all hellos; or an error."""
 
     name: bytes
     everybody: list[PeerHello]
@@ -67,14 +67,14 @@ class RendezvousAnswer(msgspec.Struct, array_like=True):
 
 @dataclasses.dataclass(frozen=True)
 class JobPlacement:
-    """Which of how many processes this is, and where all of them meet.
+    """The rank of this process, the size of the job, and the address of the rendezvous.
 
     Attributes
     ----------
     rank, size, local_rank : int
     job : str
     address : str
-        Empty for a process on its own.
+        Empty if the job has one process.
     """
 
     rank: int
@@ -90,7 +90,8 @@ def find(environment: Mapping[str, str] | None = None) -> JobPlacement:
     Raises
     ------
     ConfigError
-        The job is on several machines, and nothing says where they meet, or that the network is trusted.
+        The job is on several machines, and no variable has an address to meet at, or permits an untrusted
+        network.
     """
     env = process_variables() if environment is None else environment
     found = launchers.detect(env)
@@ -105,7 +106,7 @@ def find(environment: Mapping[str, str] | None = None) -> JobPlacement:
 
 
 def _of_workers(env: Mapping[str, str]) -> JobPlacement:
-    """Read DMLC_* and KVSTORE_* of a worker: where the scheduler would be, worker 0 is."""
+    """Read DMLC_* and KVSTORE_* of a worker; worker 0 listens at the address of the scheduler."""
     no_servers = SETTINGS["num_servers"].names()
     env = {name: text for name, text in env.items() if name not in no_servers or text != "0"}
     found = roles.find(env)
@@ -126,13 +127,13 @@ def _of_workers(env: Mapping[str, str]) -> JobPlacement:
 
 
 def _near(job: str) -> str:
-    """Address on one machine; the name of the store is added to it."""
+    """Return the address on one machine; the name of the store is added to it."""
     digest = hashlib.blake2b(f"{os.getuid()}\0{job}".encode(), digest_size=12).hexdigest()
     return f"ipc://@kvstore/nccl/{digest}"
 
 
 def _said(env: Mapping[str, str]) -> str:
-    """KVSTORE_MASTER as an address, if it is set."""
+    """Return KVSTORE_MASTER as an address, if it is set."""
     text = env.get("KVSTORE_MASTER", "")
     if not text:
         return ""
@@ -144,7 +145,10 @@ def _said(env: Mapping[str, str]) -> str:
 
 
 def _far(env: Mapping[str, str]) -> str:
-    """Address between machines. PyTorch listens at MASTER_PORT itself; the next one is ours."""
+    """Return the address between machines.
+
+    PyTorch listens at MASTER_PORT itself; the next port is free for NCCL.
+    """
     if said := _said(env):
         return said
     host, port = env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", "")
@@ -160,7 +164,7 @@ def _far(env: Mapping[str, str]) -> str:
 
 
 def _trusted(address: str, env: Mapping[str, str]) -> str:
-    """Refuse to talk in the clear unless it is wanted: NCCL itself does not encrypt, nor ask who is there."""
+    """Raise unless plain traffic is permitted: NCCL neither encrypts nor authenticates."""
     number = addresses.resolved(addresses.split(address)[0].strip("[]"))
     here = number is not None and addresses.is_loopback(number)
     if not address.startswith("tcp://") or here or env.get("KVSTORE_INSECURE") == "1":
@@ -172,7 +176,7 @@ def _trusted(address: str, env: Mapping[str, str]) -> str:
 
 
 class NcclRendezvous:
-    """One store's processes, before they have NCCL."""
+    """The rendezvous of the processes of one store."""
 
     def __init__(self, place: JobPlacement, config: StoreConfig) -> None:
         self._place, self._timeout = place, config.timeout
@@ -183,14 +187,14 @@ class NcclRendezvous:
         self._address = f"{place.address}/{self._store}" if near else place.address
 
     def share(self, make: Callable[[], bytes]) -> RendezvousAnswer:
-        """Return the name that `make` gives on rank 0, and who has come; on every rank.
+        """Return, on every rank, the name that `make` returns on rank 0, and the hellos of all processes.
 
         Raises
         ------
         TimeoutError
-            Not all have come.
+            The hellos of some processes have not arrived.
         ConfigError
-            A process has another's rank, or means another size of the job; or rank 0 cannot listen there.
+            Two processes have one rank, or a process has another size of the job; or rank 0 cannot listen.
         """
         if not _one_at_a_time.acquire(timeout=self._timeout):
             raise TimeoutError(f"another thread has been making a store for {self._timeout:g} s")
@@ -222,14 +226,14 @@ class NcclRendezvous:
         return answer
 
     def _take(self, router: Router, here: dict[int, tuple[bytes, PeerHello]], timeout: float) -> None:
-        """Take in one hello, if there is one."""
+        """Receive one hello, if one has arrived."""
         found = router.receive(timeout)
         if found is None:
             return
         peer, frames = found
         hello = _read(frames, PeerHello)
         if hello is None or hello.store != self._store:
-            return  # of another store: its rank 0 is not here yet, and it will ask again
+            return  # of another store, whose rank 0 does not listen yet; its process repeats the hello
         why = self._wrong(hello, here)
         if why:
             _tell(router, peer, RendezvousAnswer(b"", [], why))
@@ -250,7 +254,10 @@ class NcclRendezvous:
     def _answer(
         self, router: Router, here: dict[int, tuple[bytes, PeerHello]], answer: RendezvousAnswer
     ) -> None:
-        """Tell all, until each has said thanks; who does not has heard it, or is gone."""
+        """Send the answer to all, until each has acknowledged it.
+
+        A process that does not has the answer, or has ended.
+        """
         waiting = {rank for rank in here if rank}
         for rank in waiting:
             _tell(router, here[rank][0], answer)
@@ -268,7 +275,7 @@ class NcclRendezvous:
     def _missing(self, here: Mapping[int, object]) -> list[int]:
         return [rank for rank in range(self._place.size) if rank not in here]
 
-    # ------------------------------------------------------------------------------------------ others
+    # ------------------------------------------------------------------------------------------ other ranks
 
     def _follow(self, context: Context) -> RendezvousAnswer:
         place = self._place
@@ -296,7 +303,7 @@ class NcclRendezvous:
 
 
 def _read(frames: list[Any], kind: type[M]) -> M | None:
-    """Decode a message of one frame; None for what is none of ours."""
+    """Decode a message of one frame; None for a message of another kind."""
     if len(frames) != 1:
         return None
     try:
@@ -317,7 +324,7 @@ def _names(ranks: list[int]) -> str:
 
 
 def _machine() -> str:
-    """Name this machine and its namespace of processes: where both are the same, so are the numbers."""
+    """Return the identity of this machine and its namespace of processes: process ids are unique there."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path('/proc/self/ns/pid').stat().st_ino}"

@@ -1,8 +1,8 @@
-"""Looks after the operations of NCCL that are under way: NCCL itself waits for a lost peer for ever.
+"""The watchdog of NCCL's running operations: NCCL itself waits for a lost peer without a deadline.
 
-A thread looks at them as long as there are any. If one does not end by the deadline, if a peer on this
-machine dies, or NCCL reports an error, it ends all of them, so that whoever waits for the GPU goes on, and
-keeps the error for the next call.
+A thread checks the operations as long as there are any. If an operation does not end by the deadline, if a
+peer on this machine dies, or if NCCL reports an error, the thread aborts all operations, so that waits for
+the GPU end, and keeps the error for the next call.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from .rendezvous import PeerHello
 
 log = logging.getLogger("kvstore.nccl")
 
-_LOOK = 0.02  # seconds between two looks
-_IDLE = 1.0  # seconds without work after which the thread ends
-_GRACE = 0.5  # seconds in which what a peer has begun before its end may still complete
+_LOOK = 0.02  # seconds between two checks
+_IDLE = 1.0  # seconds without operations after which the thread ends
+_GRACE = 0.5  # seconds in which an operation that a dead peer has started can still complete
 _NAP = 50e-6
 
 
 @dataclass(eq=False, slots=True)
 class Pending:
-    """An operation from before its call until the GPU is done with it."""
+    """An operation from before its call until the GPU has completed it."""
 
     what: str
     clock: WaitClock
@@ -42,7 +42,7 @@ class Pending:
 
 
 class Watchdog:
-    """Of one store in a job of several processes.
+    """The watchdog of one store in a job of several processes.
 
     Parameters
     ----------
@@ -52,16 +52,16 @@ class Watchdog:
     peers : iterable of PeerHello
         The other processes.
     machine : str
-        As in this process's own hello.
+        The machine of this process's hello.
     trouble : callable
-        Asks NCCL for errors.
+        Returns an error of NCCL, or None.
     abort : callable
-        Ends everything that is under way.
+        Aborts the running operations.
 
     Attributes
     ----------
     error : KVStoreError or None
-        What ended the store's operations.
+        The cause of an abort.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Watchdog:
         self._pending: deque[Pending] = deque()
         self._lock = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._lost: tuple[int, float] | None = None  # a dead peer, and since when it is known
+        self._lost: tuple[int, float] | None = None  # a dead peer, and the time of the notice
         self.error: KVStoreError | None = None
         self._peers = {
             _opened(hello.pid): hello.rank for hello in peers if machine and hello.machine == machine
@@ -89,7 +89,7 @@ class Watchdog:
     # ---------------------------------------------------------------------------------------- operations
 
     def begin(self, what: str) -> Pending:
-        """Note an operation that is about to be called.
+        """Register an operation before its call.
 
         Raises
         ------
@@ -106,13 +106,13 @@ class Watchdog:
         return pending
 
     def called(self, pending: Pending, stream: int, device: int) -> None:
-        """Note that an operation is on its stream."""
+        """Record the stream of an operation after its call."""
         event = self._driver.event(device)
         self._driver.record(event, stream, device)
         pending.device, pending.event = device, event
 
     def failed(self, pending: Pending, error: KVStoreError) -> KVStoreError:
-        """Note that a call has failed; returns the error to raise, which may be the cause of this one."""
+        """Record that a call has failed; return the error to raise, which may be an earlier cause."""
         with self._lock:
             if pending in self._pending:
                 self._pending.remove(pending)
@@ -120,12 +120,12 @@ class Watchdog:
         return self.error or error
 
     def check(self) -> None:
-        """Raise if operations were ended."""
+        """Raise if operations were aborted."""
         if self.error is not None:
             raise type(self.error)(f"{self.error}; start the job again") from self.error
 
     def until(self, ready: Callable[[], bool], what: str) -> None:
-        """Wait; the end comes by itself, or from the thread."""
+        """Wait; the wait ends when `ready`, or when the thread aborts the operations."""
         start = time.monotonic()
         while not ready():
             self.check()
@@ -135,7 +135,7 @@ class Watchdog:
         self.check()
 
     def close(self) -> None:
-        """Wait for what is under way, and let the peers go."""
+        """Wait for the running operations, and close the descriptors of the peers."""
         with contextlib.suppress(KVStoreError):
             self.until(lambda: not self._pending, "the last operations")
         with self._lock:
@@ -164,7 +164,7 @@ class Watchdog:
                 self._lock.wait(_LOOK)
             try:
                 self._look()
-            except Exception as error:  # a thread that ends in silence would leave all waits without an end
+            except Exception as error:  # if the thread ended without a notice, no wait would end
                 self._end(
                     KVStoreError(f"worker {self._rank}: the operations under way are lost sight of: {error}")
                 )
@@ -197,7 +197,7 @@ class Watchdog:
         return self.error is not None or self._driver.is_done(pending.event, pending.device)
 
     def _drop(self, over: Callable[[Pending], bool]) -> None:
-        """Forget operations from the first on, as long as they are over."""
+        """Remove complete operations, from the first one on."""
         while True:
             with self._lock:
                 first = self._pending[0] if self._pending else None
@@ -210,7 +210,7 @@ class Watchdog:
                 self._driver.drop_event(first.event, first.device)
 
     def _death(self, oldest: Pending) -> PeerLostError | None:
-        """Say so if a peer of this machine is dead, and what is under way does not complete any more."""
+        """Return an error if a peer of this machine is dead, and `oldest` cannot complete any more."""
         if self._lost is None and (dead := self._dead()):
             self._lost = dead[0], time.monotonic()
         if self._lost is None:
@@ -244,7 +244,7 @@ class Watchdog:
 
 
 def _opened(pid: int) -> int:
-    """Descriptor that tells of a process's end; -1 where there is none."""
+    """Open a descriptor that is readable at the end of a process; -1 if there is none."""
     try:
         return os.pidfd_open(pid)
     except OSError:
