@@ -1,8 +1,8 @@
-"""What a checkpoint holds, on its way from a store to a file and back.
+"""The content of a checkpoint, between a store and a file.
 
-Tensors of values are called as in `values`, those of the optimizer as in `kvstore.optimizer.states`, and
-those of the caller ``array/<name>``. The metadata hold ``format``, ``version`` and ``content``: JSON with the
-step, the extra, what there is of each key, the optimizer, and the types of the caller's arrays.
+Tensors of values have the names of `values`, those of the optimizer the names of `kvstore.optimizer.states`,
+and those of the caller ``array/<name>``. The metadata have ``format``, ``version`` and ``content``: JSON with
+the step, the extra, the description of each key, the optimizer, and the types of the caller's arrays.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FORMAT, _VERSION = "kvstore.checkpoint", "1"
 
 
 class Collected(NamedTuple):
-    """A checkpoint that can be written: no array belongs to anybody else."""
+    """A checkpoint that can be written: no array is shared with a store or the caller."""
 
     head: bytes
     tensors: dict[str, Array]
@@ -47,7 +47,7 @@ class Collected(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """A checkpoint as it was read."""
+    """The content of a checkpoint file."""
 
     path: str
     step: int
@@ -61,7 +61,7 @@ class Contents(NamedTuple):
 
 
 def collect(backend: Backend, step: int, extra: str, arrays: Mapping[str, Array]) -> Collected:
-    """Copy what there is; `extra` is JSON, and the arrays are copies already."""
+    """Copy the content of a store; `extra` is JSON, and the arrays are copies already."""
     keys, tensors = values.describe(backend)
     tensors = {name: _as_bits(_own(array)) for name, array in tensors.items()}
     optimizer = None
@@ -79,7 +79,7 @@ def collect(backend: Backend, step: int, extra: str, arrays: Mapping[str, Array]
 
 
 def _own(array: Array) -> Array:
-    """Return an array that no store writes to: those of stores that are live are views."""
+    """Return an array that no store writes to; arrays of live memory are views, and are copied."""
     return array if array.flags.owndata and array.flags.c_contiguous else pages.copy(array)
 
 
@@ -88,12 +88,12 @@ def _as_bits(array: Array) -> Array:
 
 
 def as_json(extra: Any) -> str:
-    """Return a dict as JSON, out of which the same comes back.
+    """Return a dict as JSON that decodes to an equal dict.
 
     Raises
     ------
     ArgumentError
-        JSON cannot say it, or would make something else of it.
+        JSON cannot represent the dict, or decodes to another one.
     """
     if not isinstance(extra, dict):
         raise ArgumentError(f"extra must be a dict, not {type(extra).__name__}")
@@ -117,7 +117,8 @@ def own_arrays(arrays: Any) -> dict[str, Array]:
     Raises
     ------
     ArgumentError, ArrayError, DTypeError
-        Not a dict with str keys, not arrays in host memory, or of types that no store has.
+        The argument is not a dict with str keys, or a value is not an array in host memory, or has a type
+        that no store supports.
     """
     if not isinstance(arrays, Mapping) or not all(isinstance(name, str) for name in arrays):
         raise ArgumentError("arrays must be a dict of arrays by name (str)")
@@ -128,12 +129,12 @@ def own_arrays(arrays: Any) -> dict[str, Array]:
 
 
 def read(path: str) -> Contents:
-    """Read a file that is whole.
+    """Read a complete file.
 
     Raises
     ------
     StateFileError
-        It is not a checkpoint, or of another version; or its optimizer is not registered here.
+        The file is not a checkpoint, or of another version; or its optimizer is not registered here.
     """
     metadata, tensors = tensor_file.raw(path)
     tensors.pop(file.DIGEST, None)

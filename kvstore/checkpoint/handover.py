@@ -1,6 +1,6 @@
-"""How the workers of a store hear of a checkpoint from worker 0: over a small store of their own.
+"""The transfer of a checkpoint from worker 0 to the other workers, over a small store for this purpose.
 
-So only worker 0 needs to see the folder, and no worker can take another checkpoint than it does.
+So only worker 0 must read the folder, and all workers restore the same checkpoint.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Array: TypeAlias = "npt.NDArray[Any]"
 
 
 class Handover:
-    """Brings messages from worker 0 to the others; all workers call its methods in the same order."""
+    """Sends messages from worker 0 to the other workers; all workers call its methods in the same order."""
 
     def __init__(self, store: KVStore) -> None:
         self._beside = create_beside(store, "checkpoint")
         self._count = 0
 
     def give(self, message: dict[str, Any], arrays: Mapping[str, Array]) -> None:
-        """On worker 0: bring a message, which JSON can say, and arrays to all; wait until they have it."""
+        """On worker 0: send a JSON message and arrays to all workers; wait until they have received them."""
         kinds = {name: (array.dtype.name, array.shape) for name, array in arrays.items()}
         text = json.dumps([message, kinds]).encode()
         self._broadcast(np.array([len(text)], np.int64))
@@ -40,7 +40,7 @@ class Handover:
         self._beside.barrier()
 
     def take(self) -> tuple[dict[str, Any], dict[str, Array]]:
-        """On another worker: return what worker 0 gives."""
+        """On the other workers: return the message and arrays of worker 0."""
         size = self._broadcast(np.zeros(1, np.int64))
         text = self._broadcast(np.zeros(int(size[0]), np.uint8))
         message, kinds = json.loads(text.tobytes())

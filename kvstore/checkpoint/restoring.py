@@ -1,4 +1,4 @@
-"""Brings a checkpoint into a store, on all of its workers together."""
+"""The restore of a checkpoint into a store, on all of its workers together."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 
 class Checkpoint(NamedTuple):
-    """What belongs to a step, beside the store's values and its optimizer.
+    """The content of a checkpoint, without the store's values and its optimizer.
 
     Attributes
     ----------
     step : int
-        The step that was saved.
+        The step.
     extra : dict
-        What was saved as `extra`.
+        The `extra` of `save`.
     arrays : dict
-        What was saved as `arrays`: NumPy arrays by name.
+        The `arrays` of `save`: NumPy arrays by name.
     """
 
     step: int
@@ -43,13 +43,13 @@ class Checkpoint(NamedTuple):
 
 
 def restore(store: KVStore, find: Callable[[], Contents | None]) -> Checkpoint | None:
-    """Load what worker 0 finds, all or nothing; all workers call this."""
+    """Load the checkpoint that worker 0 finds, completely or not at all; all workers call this."""
     if store.num_workers == 1:
         contents = find()
         return None if contents is None else _load(store, contents)
     with Handover(store) as workers:
         found = _lead(store, workers, find) if store.rank == 0 else _follow(store, workers)
-    if isinstance(found, Exception):  # not before the others know, and the way to them is closed
+    if isinstance(found, Exception):  # only after the other workers have received it
         raise found
     return found
 
@@ -60,12 +60,12 @@ def restore(store: KVStore, find: Callable[[], Contents | None]) -> Checkpoint |
 def _lead(
     store: KVStore, workers: Handover, find: Callable[[], Contents | None]
 ) -> Checkpoint | Exception | None:
-    """Find a checkpoint, let the others hear of it, load it, and let them hear that it is done."""
+    """Find a checkpoint, send it to the other workers, load it, and send them the result."""
     try:
         contents = find()
         if contents is not None:
             read_with(store, partial(_check, contents=contents))
-    except Exception as error:  # of a check that the caller has passed, any
+    except Exception as error:  # any exception of the caller's check
         kind = "" if isinstance(error, KVStoreError) else f"{type(error).__name__}: "
         workers.give({"error": f"{kind}{error}"}, {})
         return error
@@ -103,7 +103,7 @@ def _load(store: KVStore, contents: Contents) -> Checkpoint:
 
 
 def _check(backend: Backend, contents: Contents) -> None:
-    """Raise StateFileError if the checkpoint does not fit the store."""
+    """Raise StateFileError if the checkpoint does not match the store."""
     values.check(backend, contents.values, contents.path)
     there = None if contents.optimizer is None else contents.optimizer.rule
     here = None if backend.updater is None else type(backend.updater.optimizer).__name__.lower()
@@ -132,7 +132,7 @@ def _set_optimizer(store: KVStore, found: Content | None) -> None:
 
 
 def _follow(store: KVStore, workers: Handover) -> Checkpoint | KVStoreError | None:
-    """Hear of a checkpoint from worker 0, take part in loading it, and hear how that has ended."""
+    """Receive a checkpoint from worker 0, load it together with worker 0, and receive the result."""
     told, arrays = workers.take()
     if "step" not in told:
         return _failure(told)
@@ -152,7 +152,7 @@ def _failure(told: dict[str, Any]) -> StateFileError | None:
 
 
 def _settings(told: dict[str, Any]) -> Content | None:
-    """Return what this worker must know of the optimizer; the states are worker 0's business."""
+    """Return the description of the optimizer for this worker; worker 0 has the states."""
     if told["optimizer"] is None:
         return None
     optimizer = Optimizer.from_config(**told["optimizer"])

@@ -31,15 +31,15 @@ class Buckets:
         self._exchange, self._marks, self._full, self._order = exchange, marks, nbytes, order
         self._bucket: list[Slot] = []
         self._nbytes = 0
-        self._pushed: list[tuple[int, set[Work], int]] = []  # since the last step of the timeline
+        self._pushed: list[tuple[int, set[Work], int]] = []  # buckets since the last step of the timeline
 
     @property
     def is_empty(self) -> bool:
-        """Whether no gradient waits for its push."""
+        """Return whether no gradient waits for its push."""
         return not self._bucket
 
     def add(self, slot: Slot, takes_part: Callable[[Slot], bool]) -> None:
-        """Add a complete gradient, or those whose turn in the order it makes."""
+        """Add a complete gradient; with a fixed order, add all gradients that are next in that order."""
         if self._order is None:
             self._put(slot)
             return
@@ -50,9 +50,9 @@ class Buckets:
                 return
 
     def add_rest(self, slots: list[Slot], takes_part: Callable[[Slot], bool], waits: bool = False) -> None:
-        """Add and push all gradients that are not pushed yet, and zeros where a gradient is absent.
+        """Add and push all gradients that are not pushed yet, and zeros for absent gradients.
 
-        With `waits` the caller waits for them next.
+        `waits`: the caller waits for the push next.
         """
         for slot in self._order or reversed(slots):
             if takes_part(slot) and not slot.queued:

@@ -24,7 +24,7 @@ def all_reduce(
     Parameters
     ----------
     store : KVStore
-        Any store of all workers, also one with an optimizer, which has no part in it.
+        Any store of all workers. An optimizer of the store is not used.
     tensors : tensor, or iterable of tensors
         They are overwritten in place. All workers pass the same shapes and types.
     average : bool
@@ -52,7 +52,7 @@ def all_reduce(
 def broadcast_object(store: KVStore, value: Any = None, root: int = 0) -> Any:
     """Return the object of worker `root`; as `KVStore.broadcast_object`, where tensors stay tensors.
 
-    Tensors come back in the memory of the host.
+    Received tensors are in host memory.
     """
     check_made(store)
     return collective_of(store).broadcast_object(value, root, _TENSORS)
@@ -65,7 +65,7 @@ def all_gather_object(store: KVStore, value: Any) -> list[Any]:
 
 
 def _view(value: Any) -> np.ndarray[Any, Any] | None:
-    """View a tensor of a type that NumPy has, on the host."""
+    """View a tensor of a type that NumPy supports, on the host."""
     if not isinstance(value, torch.Tensor) or value.dtype == torch.bfloat16:
         return None
     found: np.ndarray[Any, Any] = value.detach().cpu().resolve_conj().resolve_neg().numpy()

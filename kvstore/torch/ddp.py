@@ -21,7 +21,7 @@ from .tensors import Tensor, array, check, check_prefix, divided, kind, no_rows,
 
 @dataclass
 class _Bucket:
-    """Gradients that DistributedDataParallel has in one piece of memory, and the call that averages them."""
+    """Gradients that DistributedDataParallel has in one array, and the call that averages them."""
 
     buffer: Tensor
     keys: list[str]
@@ -46,8 +46,8 @@ class HookState:
     overlap : bool, optional
         If True, push each bucket as soon as it is complete. If False, push all of them with the last one. If
         None, False for a ``"shared"`` store whose workers compute with all processors
-        (``torch.get_num_threads()`` each) and not on GPUs, because an exchange beside the backward pass slows
-        that down by more than it takes after it. Otherwise True.
+        (``torch.get_num_threads()`` each) and not on GPUs, because an exchange during the backward pass
+        delays that pass by more than the time of an exchange after it. Otherwise True.
 
     Raises
     ------
@@ -79,7 +79,7 @@ class HookState:
         self.store = store
         self._prefix, self._overlap = prefix, overlap
         self._keys: dict[Tensor, str] = {}
-        self._waiting: list[_Bucket] = []  # to be pushed in the next call
+        self._waiting: list[_Bucket] = []  # buckets of the next call
         self._pending: list[tuple[Callable[[], Tensor], Any]] = []
         self._at_once = False
         self._marks = Marks(counters_of(store))
@@ -105,10 +105,11 @@ class HookState:
         return future
 
     def _find_out_whether_numbered(self, bucket: Any) -> None:
-        """Find out whether buckets must be completed one by one, as none will be the last.
+        """Find out whether each bucket must be completed by itself, because no bucket is marked as the last.
 
-        In the first backward pass of a static graph all buckets come at its end as number 0. The second of
-        them tells. From then on none waits for a last one, until another number shows that the pass is over.
+        In the first backward pass of a static graph, all buckets have the number 0 and arrive at the end of
+        the pass. The second such bucket shows this. From then on no bucket waits for a last bucket, until
+        another number shows that the pass is over.
         """
         if bucket.index() or bucket.is_last():
             self._at_once = False
@@ -147,7 +148,10 @@ class HookState:
         return partial(self._complete, one)
 
     def _push(self, waits: bool = False) -> None:
-        """Begin to average, in one call, what waits for that. `waits`: the caller waits for the call next."""
+        """Start to average the collected gradients, in one call.
+
+        `waits`: the caller waits for the call next.
+        """
         buckets, self._waiting = self._waiting, []
         if not buckets:
             return
@@ -184,7 +188,7 @@ class HookState:
         return sparse_tensor(rows)
 
     def _keys_of(self, parameters: list[Tensor], values: list[Any]) -> list[str]:
-        """Keys of parameters, which are numbered as they are first seen: alike on all workers."""
+        """Return the keys of parameters, which are numbered at their first use: equal on all workers."""
         new = [(p, value) for p, value in zip(parameters, values, strict=True) if p not in self._keys]
         for parameter, _ in new:
             self._keys[parameter] = f"{self._prefix}{len(self._keys)}"
@@ -242,9 +246,9 @@ def allreduce_hook(state: HookState, bucket: Any) -> Any:
     return state.start(bucket)
 
 
-allreduce_hook.__annotations__.clear()  # DistributedDataParallel compares them with types; they are texts
+allreduce_hook.__annotations__.clear()  # DistributedDataParallel expects types here, not texts
 
 
 def _wait(work: Work | None) -> None:
-    assert work is not None  # asked for with async_op
+    assert work is not None  # from a call with async_op
     work.wait()

@@ -1,4 +1,4 @@
-"""What becomes of a gradient: the sum comes back, or the weight that the store has updated."""
+"""The exchange of gradients: their sum is received, or the weight that the store has updated."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ _ABSENT = (
 
 
 class Gradients:
-    """Sums of gradients, which come back to where the gradients were."""
+    """Sums of gradients, which are received in the memory of the gradients."""
 
     def __init__(
         self, store: KVStore, model: list[Slot], divisor: int, whole: bool = False, at_once: bool = False
     ) -> None:
         self._store, self._divisor, self._whole, self._at_once = store, divisor, whole, at_once
         tables = [slot for slot in model if slot.sparse]
-        for slot in tables:  # rows, beside the dense weight
+        for slot in tables:  # rows, with the dense weight
             slot.key += ".rows"
         if tables:
             store.init([slot.key for slot in tables], [no_rows(slot.parameter) for slot in tables])
 
     def start(self, batch: list[Slot], waits: bool = False) -> None:
-        """Push what there is, in one call. With `waits`, the caller calls `finish` next."""
+        """Push the gradients of a batch, in one call. `waits`: the caller calls `finish` next."""
         check_sums(self._store)
         for slot in batch:
             slot.absent = slot.parameter.grad is None
@@ -77,7 +77,7 @@ class Gradients:
             slot.work = work
 
     def finish(self, taking_part: list[Slot]) -> None:
-        """Wait for the sums of all workers, and put them in the places of the gradients."""
+        """Wait for the sums of all workers, and write them to the gradients."""
         _wait_for(taking_part)
         for slot in taking_part:
             if slot.sparse:
@@ -94,22 +94,25 @@ class Gradients:
 
 
 class Weights:
-    """Gradients go to the store, and weights come back."""
+    """Gradients are pushed to the store, and weights are pulled."""
 
     def __init__(
         self, store: KVStore, optimizer: OnStore, divisor: int, whole: bool = False, at_once: bool = False
     ) -> None:
         self._store, self._optimizer, self._whole = store, optimizer, whole
         self._warned = False
-        self._at_once = at_once  # no backward pass reads the weights while they come
+        self._at_once = at_once  # no backward pass reads the weights while they are received
         self._divisor = divisor
         self._followed = Followed(optimizer.rule)
-        self._rule = copy.deepcopy(optimizer.rule)  # the caller's stays as it is, for other stores
+        self._rule = copy.deepcopy(optimizer.rule)  # the caller's does not change
         self._rule.rescale_grad = self._rule.rescale_grad / divisor
         store.set_optimizer(self._rule)
 
     def start(self, batch: list[Slot], waits: bool = False) -> None:
-        """Push gradients in one call. `waits` is that of `Gradients.start`, and changes nothing here."""
+        """Push gradients in one call.
+
+        `waits` is the argument of `Gradients.start`, and has no effect here.
+        """
         if self._followed.seen != REVISION.number:
             self._follow()
         self._optimizer.tell_rate(self._store)
@@ -129,7 +132,7 @@ class Weights:
             slot.work = work
 
     def _follow(self) -> None:
-        """Change the store's optimizer as the program has changed its own."""
+        """Change the store's optimizer as the program has changed its own optimizer."""
         changes, config, number = self._followed.changed()
         if "rescale_grad" in changes:
             changes["rescale_grad"] /= self._divisor
@@ -156,7 +159,7 @@ class Weights:
 
 
 class OnStore(torch.optim.Optimizer):  # type: ignore[misc]
-    """What torch sees of an optimizer that runs in the store: one group, with the learning rate."""
+    """The optimizer in the store as an optimizer of torch: one group, with the learning rate."""
 
     def __init__(self, rule: Optimizer, parameters: list[Tensor]) -> None:
         self.rule = rule
@@ -164,26 +167,26 @@ class OnStore(torch.optim.Optimizer):  # type: ignore[misc]
         super().__init__(parameters, {"lr": self._told})
 
     def tell_rate(self, store: KVStore) -> None:
-        """Hand on the rate that a schedule of torch has set."""
+        """Pass the learning rate, which a schedule of torch may have set, to the store."""
         rate = float(self.param_groups[0]["lr"])
         if rate != self._told:
             store.set_learning_rate(rate)
             self._told = rate
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Do what the store has left to do: nothing."""
+        """Do nothing: the store has updated the weights."""
         return None if closure is None else closure()
 
     def state_dict(self) -> Any:
-        """Raise CapabilityError: the states are the store's to save."""
+        """Raise CapabilityError: the store saves the states."""
         raise CapabilityError("the states are in the store: store.save_optimizer_states(path), on one worker")
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Raise CapabilityError: the states are the store's to load."""
+        """Raise CapabilityError: the store loads the states."""
         raise CapabilityError("the states are in the store: store.load_optimizer_states(path)")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Take the first group, which has all parameters."""
+        """Add the first group, which has all parameters."""
         if self.param_groups:
             raise CapabilityError(
                 "an optimizer in the store has one group; use set_lr_mult and set_wd_mult for single keys"
@@ -199,7 +202,7 @@ def _weights(batch: list[Slot]) -> list[Any]:
 
 
 def _something(slot: Slot) -> Tensor:
-    """Return the gradient, in the parameter's own memory order."""
+    """Return the gradient, in the memory order of the parameter."""
     gradient = slot.parameter.grad
     if gradient.is_sparse:
         raise ConfigError(
@@ -212,19 +215,19 @@ def _something(slot: Slot) -> Tensor:
 
 
 def _nothing(parameter: Tensor) -> Tensor:
-    """Return zeros below zero, which change no sum, and are the sum only where nobody adds another thing.
+    """Return an array of -0.0, which changes no sum, and is a sum only if all workers push it.
 
-    For -0.0 + 0.0 is 0.0, and no gradient begins with -0.0 after `_mark`.
+    -0.0 + 0.0 is 0.0, and after `_mark` the first element of a gradient is never -0.0.
     """
     return torch.full_like(parameter, -0.0, requires_grad=False)
 
 
-#: The least number above 0 of float32, the only type whose quotients are marked.
+#: The least number above 0 of float32, the only type whose quotients need the mark.
 _LEAST = 2.0**-149
 
 
 def _mark(value: Any, divisor: int) -> None:
-    """Make a gradient differ from `_nothing`, also once it is divided: let it not begin with -0.0."""
+    """Make a gradient differ from `_nothing`, also after a division: its first element is not -0.0."""
     if type(value) is np.ndarray and value.size and abs(value.item(0)) > divisor * _LEAST:
         return
     first = value.reshape(-1)[:1]
@@ -257,7 +260,7 @@ def _end(batch: list[Slot]) -> None:
 
 
 def _wait_for(taking_part: list[Slot]) -> None:
-    waited = None  # a work is that of many slots
+    waited = None  # one work belongs to many slots
     for slot in taking_part:
         if slot.work is None or slot.work is not waited:
             waited = slot.work

@@ -10,7 +10,7 @@ import torch
 from .slots import Slot
 from .tensors import Tensor, walked
 
-#: Settings of a group that say how a step is computed, not what it computes.
+#: Settings of a group that choose the implementation of a step, and do not change its result.
 _HOW = frozenset({"params", "param_names", "foreach", "fused", "capturable", "differentiable"})
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -1,4 +1,4 @@
-"""Whether gradients are exchanged while the backward pass runs, or after it."""
+"""The choice between an exchange of gradients during the backward pass and one after it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from .tensors import Tensor
 
 
 def is_faster_at_once(store: KVStore) -> bool:
-    """Return whether to exchange all gradients in one call after the pass takes less time than beside it.
+    """Return whether one exchange of all gradients after the pass is faster than an exchange during the pass.
 
-    It does where the exchange needs the processors that compute: what is done beside the pass takes their
-    time all the same, and their caches as well.
+    It is faster if the exchange needs the processors that run the pass: an exchange during the pass uses the
+    same processor time, and displaces the data in the caches.
     """
     computing = store.num_workers * torch.get_num_threads()
     return is_bound_by_processors(store) and computing >= len(os.sched_getaffinity(0))
 
 
 def overlaps(store: KVStore, wanted: bool | None, parameters: Iterable[Tensor]) -> bool:
-    """Return what is wanted; where that is None, what is faster: GPUs compute without the processors."""
+    """Return `wanted`.
+
+    If None, the faster choice: True for models on GPUs, which do not use the processors.
+    """
     if wanted is not None:
         return wanted
     return any(one.device.type != "cpu" for one in parameters) or not is_faster_at_once(store)

@@ -1,4 +1,4 @@
-"""The parameters of a model beside a store: what is known of each, and whether all workers mean the same."""
+"""The parameters of a model in an exchange: the state of each, and the comparison of all workers."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ from ..errors import ArgumentError, ConfigError, KVStoreError
 from ..store import KVStore
 from .tensors import Order, Tensor, check, kind, order, share
 
-_CHECK = "kvstore.torch"  # key of the marks by which models are compared
+_CHECK = "kvstore.torch"  # key of the digests by which models are compared
 _MARKS = 1024
 
 
 @dataclass(eq=False)
 class Slot:
-    """A parameter, and where its gradient of this step is."""
+    """A parameter, and the state of its gradient in this step."""
 
     name: str
     key: str
     parameter: Tensor
-    #: Its place in the model.
+    #: Its index in the model.
     number: int
     order: Order
     sparse: bool
     #: Size of a dense gradient.
     nbytes: int
-    #: Its gradient is complete, and is in the bucket that is pushed next, or has been pushed.
+    #: Whether its gradient is complete, and is in the next bucket or has been pushed.
     ready: bool = False
     queued: bool = False
-    #: The push that it is a part of, until that is over; whether it went well, or how it failed.
+    #: Its push, until that is complete; whether the push has succeeded, or its error.
     work: Work | None = None
     ended: bool = False
     error: Exception | None = None
-    #: The gradient that is on its way, and whether it stands for none.
+    #: The gradient that is being exchanged, and whether it replaces an absent one.
     gradient: Tensor | None = field(default=None, repr=False)
     absent: bool = False
     #: The gradient that holds the sum over the workers, if sums are not divided.
     total: Tensor | None = field(default=None, repr=False)
-    #: The view that hides a gradient which the store has already.
+    #: The view that hides a gradient which the store already has.
     hidden: Tensor | None = field(default=None, repr=False)
     #: The version of the parameter after the last update by the store.
     version: int = 0
 
     def wait(self) -> None:
-        """Wait for the push, if it is not over."""
+        """Wait for the push, if it is not complete."""
         work = self.work
         if work is None:
             self._check_sent()
@@ -64,7 +64,7 @@ class Slot:
         self.ended, self.work = True, None
 
     def _check_sent(self) -> None:
-        """Note that Ctrl-C came as it was to be sent: what has not come back is no average."""
+        """Raise if Ctrl-C has interrupted the push: the gradient may not be an average."""
         if not (self.ended or self.error):
             self.error = KVStoreError(
                 f"parameter {self.name!r}: an exception, such as Ctrl-C, came as gradients were being sent; "
@@ -73,27 +73,27 @@ class Slot:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether the gradient is to be sent in this step, or is being sent."""
+        """Return whether the gradient of this step is not complete yet: it will be sent, or is being sent."""
         waits = self.ready or self.queued
         return self.work is not None or (waits and not self.ended and self.error is None)
 
     def reset(self) -> None:
-        """Forget the exchange before: its gradient, its error."""
+        """Reset the state of the previous exchange: its gradient, its error."""
         self.ready = self.queued = self.ended = self.absent = False
         self.error = self.gradient = None
 
 
 def slots(named: Iterable[tuple[str, Tensor]], prefix: str, sparse: Iterable[str]) -> list[Slot]:
-    """Make a slot for each parameter; of tied weights the first name counts.
+    """Make a slot for each parameter; tied weights have one slot, with the first name.
 
     Raises
     ------
     ConfigError
-        There are no parameters, two have one name, or a name in `sparse` is no parameter's.
+        No parameter is given, two have one name, or `sparse` has an unknown name.
     ArgumentError
-        Other things than pairs of a name and a parameter, or other things than names in `sparse`.
+        `named` is not pairs of a name and a parameter, or `sparse` is not names.
     ArrayError, DTypeError
-        A parameter that no store takes.
+        A parameter has a type that no store supports.
     """
     rows = _names(sparse)
     found: dict[Tensor, Slot] = {}
@@ -138,14 +138,14 @@ def _pairs(named: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def agree(store: KVStore, model: list[Slot], prefix: str) -> None:
-    """Make rank 0's parameters everyone's.
+    """Overwrite the parameters of all workers with those of rank 0.
 
     Raises
     ------
     ConfigError
-        This worker's model is not that of rank 0.
+        The model of this worker is not that of rank 0.
     """
-    if store.is_capable("optimizer"):  # engines of collectives compare by themselves
+    if store.is_capable("optimizer"):  # engines of collectives make this comparison themselves
         _compare(store, model, prefix)
     share(store, [(slot.key, slot.name, slot.parameter.detach()) for slot in model])
 

@@ -1,4 +1,4 @@
-"""Tensors as a store takes them: in the order of their memory, and rows where they are sparse."""
+"""Tensors as the arguments of stores: in the order of their memory, or as rows if they are sparse."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def share(store: KVStore, named: list[tuple[str, str, Tensor]]) -> None:
 
 
 def check(name: str, tensor: Tensor) -> None:
-    """Raise for a tensor that no store takes."""
+    """Raise for a tensor that no store supports."""
     if torch.nn.parameter.is_lazy(tensor) or tensor.device.type == "meta":
         raise ArrayError(f"{name!r} has no memory yet: first run a batch through the model, or load it")
     if tensor.is_complex() or tensor.is_quantized:
@@ -92,13 +92,13 @@ def check(name: str, tensor: Tensor) -> None:
 
 
 def check_prefix(prefix: Any) -> None:
-    """Raise for what cannot go before the names."""
+    """Raise unless a prefix is a str."""
     if not isinstance(prefix, str):
         raise ArgumentError(f"prefix must be a str, not {kind(prefix)}: {prefix!r}")
 
 
 def kind(thing: object) -> str:
-    """Type of something, for messages."""
+    """Return the type of an object, for messages."""
     return f"{type(thing).__module__}.{type(thing).__qualname__}"
 
 
@@ -106,7 +106,10 @@ def kind(thing: object) -> str:
 
 
 def order(tensor: Tensor) -> Order:
-    """Order of the dimensions in which memory is walked from front to end; None where it is theirs."""
+    """Return the order of dimensions in which the memory is contiguous.
+
+    None if it is the tensor's own order.
+    """
     if tensor.is_contiguous():
         return None
     return tuple(sorted(range(tensor.ndim), key=tensor.stride, reverse=True))
@@ -119,10 +122,10 @@ def walked(tensor: Tensor, order: Order) -> Tensor:
 
 
 def array(tensor: Tensor) -> Any:
-    """Return NumPy's view where there is one, which stores take with fewer questions; else the tensor."""
+    """Return NumPy's view of a tensor if there is one, which stores check faster; else the tensor."""
     if tensor.device.type == "cpu" and tensor.dtype != torch.bfloat16 and not tensor.is_neg():
         view = tensor.numpy()
-        if not (view.size and view.flags.owndata):  # NumPy gives memory of its own to a tensor without any
+        if not (view.size and view.flags.owndata):  # NumPy allocates memory for a tensor without any
             return view
     return tensor
 
@@ -131,7 +134,7 @@ def array(tensor: Tensor) -> Any:
 
 
 def rows_of(gradient: Tensor, what: str) -> RowSparseArray:
-    """Rows of a sparse gradient, repeated ones summed."""
+    """Return the rows of a sparse gradient; repeated rows are summed."""
     gradient = gradient.detach()
     if gradient.layout != torch.sparse_coo or gradient.sparse_dim() != 1:
         raise ArrayError(f"the gradient of {what} is not sparse by rows ({gradient.layout}); make it dense")
@@ -150,21 +153,21 @@ def no_rows(like: Tensor) -> RowSparseArray:
 
 
 def divided(rows: RowSparseArray, divisor: int) -> RowSparseArray:
-    """Return new rows, each divided."""
+    """Return new rows, each divided by `divisor`."""
     if divisor == 1:
         return rows
     return RowSparseArray(quotient(rows.data, divisor), rows.indices, rows.shape)
 
 
 def sparse_tensor(rows: RowSparseArray) -> Tensor:
-    """Return a sparse tensor with memory of its own."""
+    """Return a sparse tensor with its own memory."""
     ids = torch.from_numpy(np.array(rows.indices))
     values = copied(rows.data)
     return torch.sparse_coo_tensor(ids[None], values, rows.shape, is_coalesced=True, check_invariants=False)
 
 
 def copied(data: Any) -> Tensor:
-    """Return a tensor with memory of its own."""
-    if data.dtype.name == "bfloat16":  # torch does not know NumPy's
+    """Return a tensor with its own memory."""
+    if data.dtype.name == "bfloat16":  # torch does not support NumPy's bfloat16
         return torch.from_numpy(np.array(data).view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(np.array(data))

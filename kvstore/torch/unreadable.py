@@ -1,4 +1,4 @@
-"""Gradients that a program must neither read nor change, and that say so."""
+"""Gradients that a program must neither read nor change, and that raise an error on any use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .tensors import Tensor
 
 
 class UnreadableGradient(torch.Tensor):  # type: ignore[misc]
-    """A view of a gradient whose functions raise KVStoreError; autograd still accumulates into it."""
+    """A view of a gradient that raises KVStoreError in any function; autograd still accumulates into it."""
 
     @classmethod
     def __torch_function__(
@@ -26,10 +26,10 @@ class UnreadableGradient(torch.Tensor):  # type: ignore[misc]
 
 
 def hide(parameter: Tensor, reason: str, sparse: bool = False) -> None:
-    """Put a view that raises `reason` in the place of a gradient.
+    """Replace a gradient by a view that raises `reason`.
 
-    Of a sparse gradient there is no view. With `sparse`, a tensor without memory of its own replaces it, and
-    autograd cannot accumulate into that.
+    A sparse gradient has no view. With `sparse`, a tensor without its own memory replaces the gradient;
+    autograd cannot accumulate into such a tensor.
     """
     gradient = parameter.grad
     if gradient is None or gradient.__class__ is UnreadableGradient:
@@ -46,7 +46,7 @@ def hide(parameter: Tensor, reason: str, sparse: bool = False) -> None:
 
 
 def reveal(parameter: Tensor) -> None:
-    """Put the gradient back in its place."""
+    """Restore the gradient."""
     hidden = parameter.grad
     if hidden.__class__ is UnreadableGradient:
         parameter.grad = hidden.__dict__["gradient"]

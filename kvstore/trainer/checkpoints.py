@@ -1,4 +1,4 @@
-"""A trainer's weights and its optimizer in a checkpoint."""
+"""The weights and the optimizer of a trainer in a checkpoint."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TRAINER, _USER, _STATES, _WEIGHT = "trainer", "user", "trainer.states", "traine
 
 
 class _Described(msgspec.Struct):
-    """What a file says of a trainer."""
+    """The description of a trainer in a file."""
 
     updates: bool  # whether the store updates the weights, and so has them
     names: list[str]
@@ -34,9 +34,9 @@ class _Described(msgspec.Struct):
 def described(
     extra: dict[str, Any] | None, params: Sequence[Trainable], optimizer: Optimizer, updates: bool
 ) -> dict[str, Any]:
-    """Return what a file says beside its arrays: of the trainer, and what the caller adds."""
+    """Return the text of a file for a trainer: the description of the trainer, and the caller's `extra`."""
     user = {} if extra is None else extra
-    contents.as_json(user)  # refuses what is no dict, and what JSON cannot say
+    contents.as_json(user)  # raises for an argument that is not a dict, or that JSON cannot represent
     mine = _Described(
         updates,
         [str(param.name) for param in params],
@@ -54,12 +54,12 @@ def arrays(params: Sequence[Trainable], updates: bool) -> dict[str, Any]:
 
 
 def states(packed: bytes) -> dict[str, Any]:
-    """Return the optimizer's states as an array, as `Updater.get_states` gave them."""
+    """Return the optimizer's states, which `Updater.get_states` has packed, as an array."""
     return {_STATES: np.frombuffer(packed, np.uint8)}
 
 
 def _own(params: Sequence[Trainable], updates: bool) -> list[int]:
-    """Return the keys of parameters whose weights the trainer has: a store updates none without gradients."""
+    """Return the keys of weights that the trainer has: a store updates no weight without gradients."""
     return [
         key
         for key, param in enumerate(params)
@@ -68,7 +68,7 @@ def _own(params: Sequence[Trainable], updates: bool) -> list[int]:
 
 
 def check(found: Checkpoint, params: Sequence[Trainable], optimizer: Optimizer, updates: bool) -> None:
-    """Raise StateFileError unless a checkpoint is one of such a trainer."""
+    """Raise StateFileError unless a checkpoint matches the trainer."""
     where = f"the checkpoint of step {found.step}"
     mine = _of(found, where)
     if mine.updates is not updates:
@@ -108,7 +108,7 @@ def _check_weight(found: Checkpoint, param: Trainable, name: str, where: str) ->
 
 
 def weights_of(found: Checkpoint) -> dict[int, Array]:
-    """Return the weights that no store has, by key."""
+    """Return the weights that are not in the store, by key."""
     names = [name for name in found.arrays if name.startswith(_WEIGHT)]
     return {int(name.removeprefix(_WEIGHT)): found.arrays[name] for name in names}
 
@@ -119,11 +119,11 @@ def states_of(found: Checkpoint) -> bytes:
 
 
 def counts_of(found: Checkpoint) -> Counts:
-    """Return the update counts, as `Updater.snapshot_counts`."""
+    """Return the update counts for `Updater.snapshot_counts`."""
     mine = _of(found, "")
     return dict(mine.counts), mine.num_update
 
 
 def users_part(found: Checkpoint) -> Checkpoint:
-    """Return what the caller gets to see."""
+    """Return the caller's part of the checkpoint."""
     return Checkpoint(found.step, found.extra[_USER], {})

@@ -80,7 +80,7 @@ class Parameter:
         self.fresh: list[bool] | None = None
         self._data: list[Any] = []
         self._grad: list[Any] = []
-        #: The trainer whose store has the weight; told when the data are set.
+        #: The trainer whose store has the weight; it is notified when the data are set.
         self._trainer: Any = None
         if data is not None:
             self._adopt(_listed(data), grad)
@@ -151,8 +151,8 @@ class Parameter:
     def set_data(self, value: Any, grad: Any = None) -> None:
         """Copy `value` to every replica. If there are no replicas yet, `value` becomes the replicas.
 
-        A trainer whose store holds the weights then creates a new store, with new states of the optimizer.
-        All workers must make the same call.
+        If the store of a trainer has the weights, the trainer then creates a new store, with new states of
+        the optimizer. All workers must make the same call.
 
         Raises
         ------
@@ -235,7 +235,7 @@ def _shown(value: Any) -> str:
 
 
 def factor(param: Trainable, name: str) -> float:
-    """Return ``lr_mult`` or ``wd_mult`` of a parameter, 1 where it has none; a ConfigError names both."""
+    """Return ``lr_mult`` or ``wd_mult`` of a parameter, 1 if it has none; a ConfigError names both."""
     value = getattr(param, name, 1.0)
     try:
         number = math.nan if isinstance(value, (str, bytes)) else float(value)
@@ -257,7 +257,7 @@ def _is_rows(array: Any) -> bool:
 
 
 def _checked(parameter: Parameter, value: Any) -> Any:
-    """Return `value` as what can be copied to the replicas."""
+    """Return `value` as an array that can be copied to the replicas."""
     new = value if _is_rows(value) else readable(value, f"data of parameter {parameter.name!r}")
     if _is_rows(parameter.data()) and not _is_rows(new):
         new = RowSparseArray.from_dense(new)
