@@ -1,7 +1,7 @@
-"""DLPack capsules, read and written by hand, for the host and for GPUs.
+"""DLPack capsules, read and written with ctypes, for the host and for GPUs.
 
-NumPy's reader takes host memory only, does not know bfloat16, and gives memory of its own, with any content,
-to a capsule that has none. Layouts are those of dlpack.h, versions 0.8 (``dltensor``) and 1.0
+NumPy's reader accepts host memory only, does not support bfloat16, and returns new memory, with undefined
+content, for a capsule without memory. Layouts are those of dlpack.h, versions 0.8 (``dltensor``) and 1.0
 (``dltensor_versioned``).
 """
 
@@ -19,7 +19,7 @@ from .addresses import Strides, extent, is_contiguous, is_possible
 from .element_types import bfloat16
 
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
-#: Kinds of devices whose memory the host, or a GPU, reads at its address.
+#: Kinds of devices with memory that the host, or a GPU, can read at its address.
 ON_HOST, ON_GPU = (CPU, CUDA_HOST), (CUDA, CUDA_MANAGED)
 _MOST_DIMENSIONS = 64  # of NumPy 2
 _READ_ONLY = 1
@@ -81,35 +81,35 @@ _USED = {name: b"used_" + name for name in _LAYOUTS}
 
 
 def capsule_of(obj: Any, **options: Any) -> Any:
-    """Return the capsule of an object; `options` such as the stream are for its `__dlpack__`."""
+    """Return the capsule of an object; `options`, such as the stream, are passed to its `__dlpack__`."""
     try:
         return obj.__dlpack__(max_version=(1, 0), **options)
-    except TypeError:  # a producer from before DLPack 1.0
+    except TypeError:  # a producer older than DLPack 1.0
         return obj.__dlpack__(**options)
 
 
 class Imported:
-    """A tensor that another library lent; it is given back when this object is gone.
+    """A tensor of another library; it is released when this object is deleted.
 
     Parameters
     ----------
     capsule : PyCapsule
     what : str
-        How to call the tensor in an error.
+        Name of the tensor in errors.
     kinds : tuple of int
-        On which kinds of devices it may lie.
+        Kinds of devices on which it can be.
 
     Attributes
     ----------
     address, shape, strides, dtype, device, readonly, versioned
-        Strides count bytes, and are None where the tensor is C-contiguous; `dtype` is a NumPy dtype.
+        Strides are in bytes, and None if the tensor is C-contiguous; `dtype` is a NumPy dtype.
 
     Raises
     ------
     ArrayError
-        It is no capsule, was used before, lies elsewhere, or has no memory for its elements.
+        The object is not a capsule, was used before, is on another device, or has no memory for its elements.
     DTypeError
-        NumPy does not know its element type.
+        NumPy does not support its element type.
     """
 
     def __init__(self, capsule: Any, what: str, kinds: tuple[int, ...]) -> None:
@@ -131,7 +131,7 @@ class Imported:
         self.shape = _shape(tensor, what)
         self.address = (tensor.data or 0) + tensor.byte_offset
         self.strides = _strides(tensor, self.shape, self.dtype.itemsize)
-        #: Whether the capsule can say that its memory is read-only.
+        #: Whether the capsule has a flag for read-only memory.
         self.versioned = name == b"dltensor_versioned"
         self.readonly = self.versioned and bool(managed.flags & _READ_ONLY)
         _check_memory(tensor, self.shape, self.strides, self.dtype.itemsize, what)
@@ -162,7 +162,7 @@ def _strides(tensor: _Tensor, shape: tuple[int, ...], itemsize: int) -> Strides:
 def _check_memory(
     tensor: _Tensor, shape: tuple[int, ...], strides: Strides, itemsize: int, what: str
 ) -> None:
-    """Raise unless the elements lie between address 0 and the end of addresses."""
+    """Raise unless all elements are in the range of valid addresses."""
     begin, end = extent(shape, strides, itemsize)
     if not is_possible(tensor.data + tensor.byte_offset if tensor.data else 0, begin, end):
         raise ArrayError(
@@ -184,7 +184,7 @@ def _dtype(found: _Type, what: str) -> np.dtype[Any]:
 
 
 class _Exported:
-    """What a capsule of ours points to, with all that must live as long."""
+    """The struct of an exported capsule, with the objects that must live as long as it."""
 
     def __init__(self, layout: Any, owner: Any, shape: tuple[int, ...]) -> None:
         self.owner = owner
@@ -194,7 +194,7 @@ class _Exported:
         self.managed = layout()
 
 
-#: Address of the struct -> what it needs. Whoever took a capsule calls `_forget`.
+#: Address of the struct -> its objects. The consumer of a capsule calls `_forget`.
 _lent: dict[int, _Exported] = {}
 
 
@@ -215,7 +215,7 @@ _valid_of = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
 
 
 def _drop_unused(capsule: int) -> None:
-    """Forget a tensor whose capsule nobody has taken."""
+    """Release a tensor whose capsule has not been consumed."""
     for name in _LAYOUTS:
         if _valid_of(capsule, name):
             _lent.pop(_pointer_of(capsule, name), None)
@@ -233,12 +233,12 @@ def export(
     readonly: bool,
     max_version: tuple[int, int] | None,
 ) -> Any:
-    """Make a capsule of C-contiguous memory; `owner` stays alive until its taker has done with it.
+    """Make a capsule of C-contiguous memory; `owner` stays alive until the consumer releases the tensor.
 
     Raises
     ------
     BufferError
-        The memory is read-only and the taker's version of DLPack (`max_version`) cannot say so.
+        The memory is read-only, and the consumer's version of DLPack (`max_version`) has no flag for that.
     """
     versioned = max_version is not None and max_version[0] >= 1
     if readonly and not versioned:
