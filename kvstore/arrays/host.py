@@ -303,7 +303,7 @@ def check_jax_array(obj: Any, what: str) -> None:
 
 
 def _jax_view(obj: Any, what: str) -> Array:
-    """View an array of JAX by its `__array__`, which supports all of its types and copies none on the host."""
+    """View an array of JAX by its `__array__`, which supports all types and copies nothing on the host."""
     check_jax_array(obj, what)
     try:
         if any(device.platform != "cpu" for device in obj.devices()):

@@ -33,7 +33,10 @@ PathLike = str | os.PathLike[str]
 
 
 class _Held(NamedTuple):
-    """What MXNet's trainer asks for as `_updater`; the states are NDArrays on the store's memory."""
+    """The object that MXNet's trainer expects as `_updater`.
+
+    The states are NDArrays on the store's memory.
+    """
 
     optimizer: Any
     states: dict[Index, Any]
@@ -59,7 +62,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
     """
 
     def __init__(self, store: OurKVStore) -> None:
-        # MXNet's constructor would make a native store.
+        # The constructor of MXNet's class would make a native store.
         self.store = store
         self.handle = None
         self._is_p3 = False
@@ -69,7 +72,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
 
     def __del__(self) -> None:
         if getattr(self, "_made", False):
-            with contextlib.suppress(Exception):  # the interpreter may be on its way out
+            with contextlib.suppress(Exception):  # during the end of the interpreter
                 self.store.close()
 
     # ------------------------------------------------------------------------------------------ verbs
@@ -113,7 +116,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
         outs.deliver()
 
     def _pull_all(self, key: Index, outs: list[Any], priority: int) -> None:
-        """Write a key's value to outs, also to row-sparse ones, whatever the key is."""
+        """Write a key's value to outs, also to row-sparse ones, for dense and row-sparse keys."""
         rows = [out for out in outs if is_rows(out)]
         dense = [out for out in outs if not is_rows(out)]
         if dense:
@@ -141,9 +144,9 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
         """Update the stored weights with an optimizer of MXNet or of kvstore on every later push.
 
         If an optimizer of MXNet has the formula of an optimizer of kvstore, it is translated. Later changes
-        of its settings take effect at the next push; a changed schedule must be a new object. Otherwise
-        the store calls the optimizer of MXNet itself. That is slower and works only in stores on this
-        machine: ``"local"``, ``"device"`` and, if its states contain all that it remembers, ``"shared"``.
+        of its settings take effect at the next push; a changed schedule must be a new object. Otherwise the
+        store calls the optimizer of MXNet itself. That is slower and works only in stores on this machine:
+        ``"local"``, ``"device"`` and, if the optimizer keeps data in its states only, ``"shared"``.
 
         Raises
         ------
@@ -181,7 +184,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
         )
 
     def _follow(self, key: Any, values: Any) -> None:
-        """Tell the store what has been changed in MXNet's optimizer."""
+        """Pass the changes of MXNet's optimizer to the store."""
         if self._rule is not None:
             check_scale(self._rule.theirs)
         if isinstance(self._rule, Translated):
@@ -205,7 +208,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
 
     @property
     def _updater(self) -> _Held | None:
-        """What has the optimizer: MXNet's trainer looks for it here after it has loaded states."""
+        """The updater with the optimizer: MXNet's trainer reads it here after it has loaded states."""
         ours = self.store._updater
         if ours is None:
             return None
@@ -242,7 +245,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
         if content.optimizer is not None:
             self._rule.adopt(content.optimizer)
 
-    # ---------------------------------------------------------------------------------------- the job
+    # ---------------------------------------------------------------------------------------- job
 
     @property
     def type(self) -> str:
@@ -269,11 +272,11 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
         return self.store.is_capable(capability)
 
     def _barrier(self) -> None:
-        """Wait until every worker has called it."""
+        """Wait until every worker has called this method."""
         self.store.barrier()
 
     def _send_command_to_servers(self, head: int, body: str) -> None:
-        """Send a command to every server; without servers nothing happens."""
+        """Send a command to every server; without servers the call does nothing."""
         self.store.send_command_to_servers(head, body)
 
     def close(self) -> None:
@@ -284,7 +287,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """Close the store. If an error leaves the block, the other workers see this worker as lost."""
+        """Close the store. If an error ends the block, the other workers see this worker as lost."""
         self.store.__exit__(*error)
 
     def __repr__(self) -> str:
@@ -328,12 +331,12 @@ _PREFIX = "kvstore_"
 
 
 def _without_prefix(name: Any) -> Any:
-    """Name as `kvstore.create` takes it, or says what is wrong with it."""
+    """Return the name for `kvstore.create`; raise for an invalid name."""
     return name[len(_PREFIX) :] if isinstance(name, str) and name.lower().startswith(_PREFIX) else name
 
 
 def _register(name: str) -> None:
-    """Have ``mxnet.kvstore.create("kvstore_<name>")`` make one of ours."""
+    """Register a store, so that ``mxnet.kvstore.create("kvstore_<name>")`` creates it."""
 
     @raises_both
     def __init__(self: KVStore) -> None:  # noqa: N807 - the constructor of the class below

@@ -1,4 +1,4 @@
-"""Errors that are both ours and MXNet's: a program written for MXNet catches what it has always caught."""
+"""Errors of kvstore that are also MXNet's, so that a program written for MXNet catches them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .library import mx
 
 MXNetError = mx.base.MXNetError
 
-#: Class of ours -> the one that is both.
+#: Class of kvstore -> subclass that is also an MXNetError.
 _made: dict[type[KVStoreError], type[KVStoreError]] = {}
 
 Arguments = ParamSpec("Arguments")
@@ -20,14 +20,14 @@ Anything = TypeVar("Anything")
 
 
 def raises_both(function: Callable[Arguments, Anything]) -> Callable[Arguments, Anything]:
-    """Let every error of ours that leaves a function be an `MXNetError`, too."""
+    """Make each error of kvstore that a function raises an `MXNetError`, too."""
 
     @functools.wraps(function)
     def call(*args: Arguments.args, **options: Arguments.kwargs) -> Anything:
         try:
             return function(*args, **options)
         except KVStoreError as error:
-            # In place: what it carries and its traceback stay as they are.
+            # In place: the attributes and the traceback of the error do not change.
             error.__class__ = _both(type(error))
             raise
 
@@ -35,7 +35,7 @@ def raises_both(function: Callable[Arguments, Anything]) -> Callable[Arguments, 
 
 
 def all_raise_both(kind: type[Anything]) -> type[Anything]:
-    """Do so for all methods and properties of a class."""
+    """Apply `raises_both` to all methods and properties of a class."""
     for name, member in list(vars(kind).items()):
         if isinstance(member, FunctionType):
             setattr(kind, name, raises_both(member))
@@ -45,7 +45,7 @@ def all_raise_both(kind: type[Anything]) -> type[Anything]:
 
 
 def _both(ours: type[KVStoreError]) -> Any:
-    """Return a class of the same name that is an `MXNetError` as well; made when it is first raised."""
+    """Return a class of the same name that is an `MXNetError` as well; created at its first error."""
     if issubclass(ours, MXNetError):
         return ours
     if ours not in _made:

@@ -1,4 +1,4 @@
-"""Optimizers as text, as they travel to other processes; and in what two of them differ."""
+"""Optimizers as text, for other processes; and the differences of two optimizers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MISSING: Any = object()
 
 
 class Describable(Protocol):
-    """An optimizer; the scheduler works with its texts, and imports no optimizer."""
+    """An optimizer; the scheduler uses its texts only, and imports no optimizer."""
 
     def describe(self) -> dict[str, Any]:
         """Return its name and its settings."""
@@ -43,7 +43,7 @@ def text_of(optimizer: Describable) -> str:
 
 
 def changes_of(optimizer: Describable, changes: Iterable[str]) -> str:
-    """Return the settings with these names as JSON, as `text_of` has them; a record of what has changed.
+    """Return the settings with these names as JSON, as in `text_of`: a record of changes.
 
     Raises
     ------
@@ -60,8 +60,8 @@ def changed(text: str, changes: str) -> str:
     Raises
     ------
     ConfigError
-        The change is one of the learning rate, and the optimizer has a schedule; or a text is not one of an
-        optimizer.
+        The change is that of a learning rate, and the optimizer has a schedule; or a text does not describe
+        an optimizer.
     """
     try:
         described, config = json.loads(text), dict(json.loads(changes))
@@ -73,7 +73,7 @@ def changed(text: str, changes: str) -> str:
             "the learning rate comes from a schedule, which another worker has set: pass a new lr_scheduler, "
             "or lr_scheduler=None together with the new rate"
         )
-    if described["config"] is None:  # each worker has an object of its own, to which the changes are made
+    if described["config"] is None:  # each worker has its own object, to which the changes are applied
         described["changes"] = described.get("changes", {}) | config
     else:
         described["config"] = before | config
@@ -94,13 +94,13 @@ def _is_json(value: Any) -> bool:
 
 
 def conflict(there: str, by: int, here: str, rank: int) -> str:
-    """Return in what the optimizer that worker `by` has set differs from that of worker `rank`.
+    """Return the differences between the optimizer of worker `by` and that of worker `rank`.
 
     Parameters
     ----------
     there, here : str
-        Texts of `text_of`; the empty text means sums without an optimizer. Other texts, which a worker of
-        another kind could send, raise nothing.
+        Texts of `text_of`; the empty text means sums without an optimizer. Other texts, which another program
+        could send, raise no error.
     """
     try:
         what = _found(json.loads(there or "{}"), by, json.loads(here or "{}"), rank)

@@ -87,7 +87,7 @@ class LRScheduler:
             raise ConfigError(f"warmup_mode is 'linear' or 'constant', not {warmup_mode!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Keep scalars of NumPy as Python's, and have stores look for what has changed."""
+        """Store scalars of NumPy as Python's, and count the change, so that stores search for it."""
         begin_change()
         object.__setattr__(self, name, plain(value))
         note_change()

@@ -1,4 +1,4 @@
-"""The function that a store calls for each key: it holds the states and calls the optimizer."""
+"""The function that a store calls for each key: it has the states and calls the optimizer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MISSING: Any = object()
 
 
 class _Prepared(NamedTuple):
-    """What `Updater.plan` found out about a key, as long as state and rule stay the same."""
+    """The cached results of `Updater.plan` for a key, valid while state and rule are the same."""
 
     state: State
     rule_name: str
@@ -163,8 +163,8 @@ class Updater:
     def follow(self, index: Index, weight: Array) -> None:
         """Update the float32 copy of a 16-bit weight, if there is one, after the caller has set the weight.
 
-        Elements of the copy that round to the new weight do not change: they may have been loaded together
-        with that weight.
+        Elements of the copy that round to the new weight do not change, because they can have been loaded
+        together with that weight.
         """
         state = self.states.get(index)
         if state is not None and self.optimizer.keeps_master(weight):
@@ -244,7 +244,7 @@ class Updater:
         self.adopt(states.read(path), weights)
 
     def adopt(self, content: states.Content, weights: Mapping[Index, Array] | None = None) -> None:
-        """Take over what a file holds; see `load`.
+        """Set the states from the content of a file; see `load`.
 
         Raises
         ------
@@ -266,7 +266,7 @@ class Updater:
 
 
 def _check_content(content: states.Content, optimizer: Optimizer, weights: Mapping[Index, Array]) -> None:
-    """Refuse loaded states that belong to keys of another kind, or to weights of another shape or type."""
+    """Raise for loaded states of keys of another kind, or of weights of another shape or type."""
     kinds = {isinstance(key, str) for key in (*content.states, *content.counts, *weights)}
     if weights and len(kinds) > 1:
         raise StateFileError("the optimizer states belong to keys of the other kind (int or str)")
@@ -292,7 +292,7 @@ def _plain_key(index: Any) -> Index:
 def check_states(
     optimizer: Elementwise, index: Index, weight: Array, master: Array | None, arrays: tuple[Array, ...]
 ) -> None:
-    """Refuse states, loaded ones mostly, that the compiled rule cannot work on."""
+    """Raise for states, usually loaded ones, that do not match the compiled rule."""
     wanted = kernels.cpu.rule_states(optimizer.rule())
     if len(arrays) != wanted:
         raise ConfigError(

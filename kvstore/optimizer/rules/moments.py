@@ -1,4 +1,4 @@
-"""What the optimizers with two moments share."""
+"""Common code of the optimizers with two moments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TwoMoments(BuiltIn):
     epsilon: float = setting(non_negative, default=1e-8)
 
     def _corrected(self, lr: float, t: int) -> float:
-        """Rate times the bias correction of both moments (Kingma and Ba, arXiv:1412.6980, section 2)."""
+        """Return the rate times the bias correction of both moments (arXiv:1412.6980, section 2)."""
         return lr * math.sqrt(1.0 - self.beta2**t) / (1.0 - self.beta1**t)
 
     def _corrections(self, weight: Array, t: int) -> tuple[float, float]:

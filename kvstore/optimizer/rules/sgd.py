@@ -51,7 +51,7 @@ class SGD(Elementwise):
         self._keep(momentum=momentum, lazy_update=lazy_update)
 
     def sparse_mode(self, weight_is_sparse: bool) -> str:
-        """Return "rows" if lazy, or if a row without gradient stays as it is anyway."""
+        """Return "rows" if lazy, or if rows without a gradient do not change."""
         return "rows" if self.lazy_update or not (self.momentum or self.wd) else "dense"
 
     def rule(self) -> str:

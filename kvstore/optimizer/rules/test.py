@@ -17,7 +17,7 @@ class Test(Elementwise):
     weight, which ``Test(learning_rate=-1)`` does here.
     """
 
-    # Not a test case, whatever its name lets a test runner think.
+    # Not a test case, although a test runner selects this name.
     __test__ = False
     rule_name = "test"
     repeats = True
