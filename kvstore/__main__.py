@@ -1,4 +1,4 @@
-"""``python -m kvstore``: the `kvstore` command, for environments whose path does not have its script."""
+"""``python -m kvstore``: the `kvstore` command, for environments without its script on the path."""
 
 from .launch.cli import main
 

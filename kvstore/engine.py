@@ -300,7 +300,7 @@ class Engine:
         return work
 
     def postpone(self, run: Callable[[], Any], what: str) -> Work:
-        """Return the handle of an operation whose last part runs in the thread that waits for it.
+        """Return the handle of an operation; the thread that waits for it runs the last part.
 
         `run` can be called again after Ctrl-C, and by several threads. A wait lasts as long as `run`, even if
         its timeout is shorter. `wait_all` runs the operations without a waiting thread.

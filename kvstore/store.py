@@ -60,7 +60,7 @@ _CALL = {verb: number for number, verb in enumerate(CALLS)}
 
 
 class Statistics(NamedTuple):
-    """Counts of what a store has done so far.
+    """Counts of the operations of a store since its creation.
 
     Attributes
     ----------
@@ -75,11 +75,11 @@ class Statistics(NamedTuple):
     losses : int
         Number of other workers and servers that were lost.
     sent, received : Transferred
-        Bytes of values by the way they went and came.
+        Bytes of values by the transport that sent or received them.
     seconds : Seconds
-        Time by what it was spent on, as far as it was measured.
+        Time by activity, as far as it was measured.
     waits : Waits
-        How long the waits were, as far as they were measured.
+        Distribution of the waiting times, as far as they were measured.
     """
 
     keys: int
@@ -126,7 +126,7 @@ class KVStore(KVStoreBase):
         self._side: KVStore | None = None  # of `_beside`
         self._has_sides = False  # of `_beside`
         self._steps: dict[int, Step] = {}  # that are open, by thread
-        #: The optimizer that was set, and the same where the store updates with a copy of it.
+        #: The caller's optimizer, and the same if the store updates with a copy of it.
         self._optimizer: Optimizer | None = None
         self._followed: Followed | None = None
         self._order = CallOrder()
@@ -159,7 +159,7 @@ class KVStore(KVStoreBase):
         self._count("init")
 
     def _check_new(self, groups: list[Group]) -> None:
-        """Raise KeyKindError for a key that a store has for itself."""
+        """Raise KeyKindError for a key with the prefix of side keys."""
         from .settings.definitions import SIDE, is_side
 
         for key, _ in groups:
@@ -389,13 +389,12 @@ class KVStore(KVStoreBase):
 
         The calls of `push` and `pushpull` that this thread makes in the block become one call when the block
         ends. `pull` and `row_sparse_pull` of keys that were pushed in the block follow it. So the arrays
-        belong to the store until the block ends: do not change what was pushed, and do not read `out` before.
-        Other methods act at once, on the store as it was before the step.
+        belong to the store until the block ends: do not change pushed arrays, and do not read `out` before.
+        Other methods run at once, on the store as it was before the step.
 
         If a worker dies, its last step is in the values and in the optimizer's states of all keys, or in none
-        of them. After a `PeerLostError` all other workers read, and `save`, what one and the same step has
-        left, if all of them make all their pushes in steps. The section *Steps* of `docs/stores.md` lists the
-        exceptions.
+        of them. After a `PeerLostError` all other workers read and `save` the values of the same step, if all
+        of them make all their pushes in steps. The section *Steps* of `docs/stores.md` lists the exceptions.
 
         A `save`, `save_optimizer_states` or `CheckpointManager.save` between two steps of this worker is a
         cut: it has no part of a later step.
@@ -403,19 +402,19 @@ class KVStore(KVStoreBase):
         Raises
         ------
         CapabilityError
-            At the beginning: pushes of several keys do not count together in this store. It says why, and
-            what to use. ``"local"``, ``"device"`` and, with ``on_peer_loss="raise"``, ``"shared"``,
-            ``"dist_sync"`` and its variants have steps.
+            At the beginning: pushes of several keys do not count together in this store. The message has the
+            reason and an alternative. ``"local"``, ``"device"`` and, with ``on_peer_loss="raise"``,
+            ``"shared"``, ``"dist_sync"`` and its variants have steps.
         ConfigError
             This thread is in a step already; a key is pushed twice, or a call has ``async_op=True``.
         KVStoreError
-            At the end: what the call of all pushes raises. An argument that is not valid changes nothing, but
-            one of a `row_sparse_pull` is looked at after the pushes. An error of an updater or an optimizer
-            leaves the other keys pushed.
+            At the end: the error of the call of all pushes. If an argument is not valid, nothing has changed,
+            except that the arguments of a `row_sparse_pull` are checked after the pushes. After an error of
+            an updater or an optimizer, the other keys are pushed.
 
         Notes
         -----
-        If an exception leaves the block, nothing of it is pushed. The step can be made again; until then the
+        If an exception ends the block, none of its pushes is made. The step can be repeated; until then the
         other workers wait for it. Pushes of other threads do not belong to the step.
 
         Examples
@@ -444,7 +443,7 @@ class KVStore(KVStoreBase):
         step.send(self)
 
     def _own_step(self, async_op: bool) -> Step | None:
-        """Return the step that the calling thread is in."""
+        """Return the step of the calling thread."""
         step = self._steps.get(get_ident())
         if step is not None:
             refuse_async(async_op)
@@ -455,8 +454,8 @@ class KVStore(KVStoreBase):
     def all_reduce(self, array: Any, *, average: bool = False, async_op: bool = False) -> Work | None:
         """Replace an array by its sum or mean over all workers, without a key: for metrics and counts.
 
-        An optimizer, an updater or gradient compression of the store have no part in it. Nothing of it is in
-        `keys`, `save` or `statistics`. In a store of one worker the array stays as it is.
+        An optimizer, an updater or gradient compression of the store are not used. The call does not appear
+        in `keys`, `save` or `statistics`. In a store of one worker the array does not change.
 
         Parameters
         ----------
@@ -482,22 +481,23 @@ class KVStore(KVStoreBase):
         KVStoreError
             A server was restarted, and the part of a worker was lost with its memory.
         PeerLostError
-            A worker was lost. With ``on_peer_loss="continue"`` the call continues with the others; but in the
-            midst of more than some hundred bytes it ends with this error, and can be made again.
+            A worker was lost. With ``on_peer_loss="continue"`` the call continues with the others; but a call
+            with more than some hundred bytes can end with this error in between, and can be repeated.
 
         Notes
         -----
-        The sum is made in the order of the ranks, as in `push`. A worker that has called `join` cannot call
-        it, and the others do not wait for it. A worker that was restarted takes part in the next call of the
-        others, which its first call must be like: where a step has several calls, pass lists to have one. A
-        call in a `step` acts at once. All workers call `all_reduce`,
-        `broadcast_object` and `all_gather_object` in the same order. Calls of several threads of a worker
-        run one after the other, in an order that the other workers do not know: call from one thread.
+        The sum is computed in the order of the ranks, as in `push`. A worker that has called `join` cannot
+        call it, and the other workers do not wait for it. A restarted worker takes part in the next call of
+        the other workers, which must have the same arguments as its own first call: if a step has several
+        calls, pass lists to make it one call. A call in a `step` runs at once. All workers call `all_reduce`,
+        `broadcast_object` and `all_gather_object` in the same order. Calls of several threads of a worker run
+        one after the other, in an order that the other workers do not know: call from one thread.
 
-        Up to some hundred bytes (between 200 and 900, by the number of workers) take one round, as a
-        `pushpull` of 4 KB. More take a round to compare what the workers pass, and then rounds of up to 8 MB.
-        The memory for these is kept until the store is closed, up to 16 MB for each element type. If a server
-        is restarted in the call, such a sum can be without the parts of others, as that of a `pushpull` can.
+        Up to some hundred bytes (between 200 and 900, by the number of workers) need one round, as a
+        `pushpull` of 4 KB. Larger arrays need a round to compare the arguments of the workers, and then
+        rounds of up to 8 MB. The memory for these is kept until the store is closed, up to 16 MB for each
+        element type. If a server is restarted in the call, such a sum can lack the parts of other workers, as
+        that of a `pushpull` can.
 
         Examples
         --------
@@ -517,10 +517,10 @@ class KVStore(KVStoreBase):
         Parameters
         ----------
         value : object
-            What `root` sends; the other workers can leave it out. None, bool, int, float, str, bytes, lists,
-            dicts with str keys, and arrays. Nothing is pickled.
+            The object that `root` sends; the other workers can omit it. None, bool, int, float, str, bytes,
+            lists, dicts with str keys, and arrays. Nothing is pickled.
         root : int
-            Rank of the worker whose object counts; the same on all workers.
+            Rank of the worker that sends its object; the same on all workers.
 
         Returns
         -------
@@ -535,19 +535,19 @@ class KVStore(KVStoreBase):
         ConfigError
             `root` has joined, or is lost.
         CapabilityError, PeerLostError
-            As `all_reduce`, whose notes hold here, too.
+            As `all_reduce`; its notes are valid here, too.
         """
         return self._together().broadcast_object(value, root)
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """Return the objects of all workers, by rank; see `broadcast_object`.
 
-        A worker that has joined, or is lost, has no place in the list.
+        The list has no entry for a worker that has joined, or is lost.
         """
         return self._together().all_gather_object(value)
 
     def _together(self) -> CollectiveCalls:
-        """Return what the workers of this store do together without a key."""
+        """Return the collective operations of the workers of this store, which need no key."""
         self._check_open()
         if self._collective is None:
             from .collective import CollectiveCalls
@@ -567,7 +567,7 @@ class KVStore(KVStoreBase):
         return SideKeys(*place, self._engine, side.init, side.pushpull, side._start, expects)
 
     def _beside(self) -> KVStore:
-        """Return this store for side keys, with the same engine, and counters that are not shown."""
+        """Return a store for side keys, with the same engine, and with counters that are not published."""
         side = KVStore.__new__(KVStore)
         side.__dict__.update(self.__dict__)
         side._backend, side._steps, side._has_sides = self._backend.side(), {}, True
@@ -613,7 +613,7 @@ class KVStore(KVStoreBase):
         self._follow_copy()
 
     def _follow_copy(self) -> None:
-        """Follow the caller's optimizer from now on, if the store updates with another object."""
+        """Watch the caller's optimizer from now on, if the store updates with another object."""
         updater, optimizer = self._backend.updater, self._optimizer
         if optimizer is None or updater is None:
             self._followed = None
@@ -621,11 +621,11 @@ class KVStore(KVStoreBase):
             self._followed = None
             read_by(self._engine)
         elif self._followed is None:
-            with suppress(ConfigError):  # it cannot be described, and what a file had took its place
+            with suppress(ConfigError):  # no description, and replaced by one from a file
                 self._followed = Followed(optimizer)
 
     def _follow(self) -> None:
-        """Send what the caller has changed in the optimizer, if anything."""
+        """Send the changes that the caller has made to the optimizer."""
         if (followed := self._followed) is not None and followed.seen != REVISION.number:
             self._send_changes(followed)
 
@@ -636,14 +636,17 @@ class KVStore(KVStoreBase):
         followed.note(config, number)
 
     def _change_settings(self, changes: dict[str, Any], change: Callable[[], None]) -> None:
-        """Change settings of the store's optimizer, and those of the caller's object with them."""
+        """Change settings of the store's optimizer, and those of the caller's object."""
         self._follow()
         self._do_all(change)
         if self._followed is not None:
             self._followed.take(changes)
 
     def _adopt_settings(self, adopt: Callable[[], None]) -> None:
-        """Read settings of a file, or do what may do so; the caller's object gets what has changed."""
+        """Run a function that can read settings from a file.
+
+        The caller's object gets the changed settings.
+        """
         before = _config_of(self._backend.updater)
         adopt()
         after = _config_of(self._backend.updater)
@@ -857,7 +860,10 @@ class KVStore(KVStoreBase):
         return self._backend.num_workers
 
     def is_capable(self, capability: str) -> bool:  # type: ignore[override]
-        """Whether the store has a capability. ``"optimizer"`` is the only one; others raise `ConfigError`."""
+        """Return whether the store has a capability.
+
+        ``"optimizer"`` is the only one; others raise `ConfigError`.
+        """
         check_capability(capability)
         return self._backend.runs_optimizer
 
@@ -932,14 +938,15 @@ class KVStore(KVStoreBase):
     def view(self, key: Key) -> Any:
         """Return the live memory of a key, read-only and without a copy. It is valid until the next push.
 
-        Use `pull` to get a copy that does not change. In a store of several workers `join` ends it, too;
-        after that, `view` returns a copy.
+        Use `pull` to get a copy that does not change. In a store of several workers the view is not valid
+        after `join`; after that, `view` returns a copy.
 
         Returns
         -------
         numpy.ndarray or RowSparseArray
             For a key on a GPU a `kvstore.devices.arrays.DeviceArray`, which PyTorch, CuPy and Numba can use
-            without a copy. A row-sparse key shows the rows that were touched, as a copy unless all rows were.
+            without a copy. For a row-sparse key the table has the rows that were written; it is a copy unless
+            all rows were written.
         """
         name = plain_key(key)
         return self._wait_in([(name, [])], self._backend.view, name)
@@ -950,7 +957,7 @@ class KVStore(KVStoreBase):
         In a ``"shared"`` store the array is in the memory that the workers share, so a push copies nothing.
         From the push until the pull of the round the array belongs to the store; ``pushpull(key, array)``
         writes the sum into it. Each call creates another array. The memory is freed when the last reference
-        to the array is gone.
+        to the array is deleted.
 
         Raises
         ------
@@ -978,10 +985,10 @@ class KVStore(KVStoreBase):
         return dict(self._do_all(self._backend.placement))
 
     def statistics(self) -> Statistics:
-        """Return counts of what this store has done so far.
+        """Return counts of the operations of this store since its creation.
 
-        Times are measured while ``KVSTORE_METRICS`` or ``KVSTORE_TIMELINE`` is set, or ``kvstore top``
-        looks on.
+        Times are measured while ``KVSTORE_METRICS`` or ``KVSTORE_TIMELINE`` is set, or ``kvstore top`` shows
+        this process.
         """
         places = self.placement()
         numbers = self._counters.read()
@@ -1013,9 +1020,9 @@ class KVStore(KVStoreBase):
         self._engine.wait_all()
 
     def close(self) -> None:
-        """Finish asynchronous operations and free all memory.
+        """Complete asynchronous operations and free all memory.
 
-        A second call does nothing; beside one of another thread it returns when that has closed the store.
+        A second call does nothing; if another thread is closing the store, the call returns after that.
         """
         self._engine.close()
         self._alone(self._shut, not self._engine.nested())
@@ -1036,7 +1043,7 @@ class KVStore(KVStoreBase):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close the store. If an error leaves the block, the other workers see this worker as lost."""
+        """Close the store. If an error ends the block, the other workers see this worker as lost."""
         calm = error is None or (isinstance(error, SystemExit) and not error.code)
         if not calm and not self._closed:
             self._backend.abandon()
@@ -1059,7 +1066,7 @@ class KVStore(KVStoreBase):
     def _updater(self) -> Updater | None:
         return self._backend.updater
 
-    # --------------------------------------------------------------------------------------- plumbing
+    # --------------------------------------------------------------------------------------- helpers
 
     def _shut(self, patiently: bool) -> None:
         from .observe import metrics
@@ -1067,7 +1074,7 @@ class KVStore(KVStoreBase):
 
         if patiently:
             self._engine.turns.wait_for_all(self._config.timeout)
-        if self._closed:  # by another thread, perhaps during that wait
+        if self._closed:  # by another thread, possibly during that wait
             return
         self._closed = True
         if self._side is not None:
@@ -1080,7 +1087,7 @@ class KVStore(KVStoreBase):
         self._tell("store %r closed after %.1f s: %d pushes, %d pulls", self._type, seconds, *done)
 
     def _tell(self, text: str, *arguments: Any) -> None:
-        """Log something that changes the job."""
+        """Log a change of the job."""
         import logging
 
         logging.getLogger(self._backend.logger).info(text, *arguments)
@@ -1090,13 +1097,13 @@ class KVStore(KVStoreBase):
             raise ClosedError(f"this {self._type!r} store is closed; create a new one")
 
     def _do(self, groups: list[Group], run: Callable[..., Any], *args: Any) -> Any:
-        """Run now, behind what is still under way for these keys."""
+        """Run now, after the running operations on these keys."""
         if self._engine.busy:
             self._engine.wait_for(key for key, _ in groups)
         return self._exclusively(run, *args)
 
     def _run(self, verb: str, groups: list[Group], *arguments: Any) -> None:
-        """Do a verb; where several threads may wait at the same time, outside of the lock."""
+        """Run a method; without the lock if several threads can wait concurrently."""
         if not self._backend.waits_concurrently or self._engine.nested():
             call = getattr(self._backend, verb)
             if self._engine.busy:
@@ -1110,16 +1117,16 @@ class KVStore(KVStoreBase):
         self._count(verb)
 
     def _count(self, verb: str) -> None:
-        """Count a call that has ended well."""
+        """Count a successful call."""
         self._counters.count(_CALL[verb])
 
     def _hold_more(self, groups: list[Group]) -> None:
-        """Tell who looks on of new keys."""
+        """Update the published size of the store, after new keys."""
         new = [(key, values[0]) for key, values in groups if values]
         self._counters.hold_more(len(new), sum(self._bytes_of(key, value) for key, value in new))
 
     def _bytes_of(self, key: Key, first: Any) -> int:
-        """Return the bytes of a new key; of a table those of the rows that it was given."""
+        """Return the size of a new key in bytes; for a table, that of its first rows."""
         if isinstance(first, RowSparseArray):
             return first.data.nbytes
         try:
@@ -1129,7 +1136,10 @@ class KVStore(KVStoreBase):
         return math.prod(shape) * dtype_named(dtype).itemsize
 
     def _in_turn(self, keys: list[Key], begin: Callable[..., Callable[[], Any]], *args: Any) -> Any:
-        """Begin and end an operation in the turn of its keys; what `begin` returns ends it."""
+        """Run an operation while this thread has the locks of its keys.
+
+        `begin` returns the end of the operation.
+        """
         if self._engine.busy:
             self._engine.wait_for(keys)
         try:
@@ -1140,7 +1150,7 @@ class KVStore(KVStoreBase):
     def _begin(
         self, verb: str, keys: list[Key], arguments: tuple[Any, ...], priority: int | None
     ) -> Callable[[], None]:
-        """Begin an operation under the lock, which it does not hold while it waits for other workers."""
+        """Begin an operation under the lock, which is released during waits for other workers."""
         if self._backend.takes_turns:
             begun = self._exclusively(self._enter, verb, keys, arguments, priority)
             if begun is not None:
@@ -1149,7 +1159,7 @@ class KVStore(KVStoreBase):
         return self._exclusively(self._backend.begin, verb, arguments, priority)  # type: ignore[no-any-return]
 
     def _enter(self, verb: str, keys: list[Key], arguments: tuple[Any, ...], priority: int | None) -> Any:
-        """Take the turn of the keys, and begin if nothing has to be waited for; else None."""
+        """Acquire the keys, and begin the operation if it needs no wait; else return None."""
         self._take_turn(keys)
         if self._backend.is_clear(verb, keys):
             return self._backend.begin(verb, arguments, priority)
@@ -1157,10 +1167,10 @@ class KVStore(KVStoreBase):
 
     def _take_turn(self, keys: list[Key]) -> None:
         self._engine.turns.take(keys, self._config.timeout)
-        self._check_open()  # another thread may have closed it meanwhile
+        self._check_open()  # another thread can have closed the store during the wait
 
     def _wait_in(self, groups: list[Group], run: Callable[..., Any], *args: Any) -> Any:
-        """Run what may wait for other workers; where keys have turns, it needs no more than these."""
+        """Run a function that can wait for other workers; if keys have locks, it needs only these."""
         if not self._backend.takes_turns or self._engine.nested():
             return self._do(groups, run, *args)
         keys = [key for key, _ in groups]
@@ -1171,9 +1181,10 @@ class KVStore(KVStoreBase):
         return run
 
     def _quickly(self, key: Any, value: Any, out: Any, verb: str = "pushpull") -> bool:
-        """Do a usual call in few steps, if nothing is under way and no other thread is inside.
+        """Run a usual call in few steps, if no operation and no other thread is active.
 
-        Functions are written out here: beside other processes caches are cold, and each call takes 3 µs.
+        Helper functions are inlined here: with cold caches, as in a job of several processes, each call costs
+        3 µs.
         """
         kind, backend, engine = type(key), self._backend, self._engine
         several = kind is list and backend.quick_lists
@@ -1183,7 +1194,7 @@ class KVStore(KVStoreBase):
         if turns.waiting and (several or turns.wanted((key,))):
             return False
         lock, done, me, enters = engine.exclusive, None, get_ident(), False
-        keys = list(key) if several and backend.takes_turns else ()  # the caller may change its list
+        keys = list(key) if several and backend.takes_turns else ()  # the caller can change its list
         taken = turns.taken
         try:
             try:
@@ -1228,14 +1239,17 @@ class KVStore(KVStoreBase):
             if keys and done:
                 turns.leave(keys)
             if took:
-                del taken[key]  # first: after each call Ctrl-C can come
+                del taken[key]  # first: Ctrl-C can be raised after each call
             if enters:
                 engine.threads_inside.discard(me)
             if took and turns.waiting and turns.wanted((key,)):
                 turns.tell()
 
     def _start_quickly(self, keys: list[Any], values: Any, outs: Any, divisor: int) -> Work | None:
-        """Begin a usual `pushpull` that the caller waits for next; None where `_quickly` returns False."""
+        """Begin a usual `pushpull` that the caller waits for next.
+
+        Return None if a condition of `_quickly` is not met.
+        """
         engine, done = self._engine, None
         lock, turns = engine.exclusive, engine.turns
         if engine.busy or turns.waiting or not self._backend.starts_quick_sums:
@@ -1255,13 +1269,13 @@ class KVStore(KVStoreBase):
         return engine.postpone(partial(end, done), f"pushpull of {len(keys)} keys")
 
     def _do_all(self, run: Callable[[], Any]) -> Any:
-        """Run now, behind everything that is still under way."""
+        """Run now, after all running operations."""
         if self._engine.busy:
             self._engine.wait_all()
         return self._exclusively(run)
 
     def _exclusively(self, run: Callable[..., Any], *args: Any) -> Any:
-        """Run while no other thread touches the values, if the store is open."""
+        """Run while no other thread uses the values, if the store is open."""
         return self._alone(self._run_open, run, *args)
 
     def _run_open(self, run: Callable[..., Any], *args: Any) -> Any:
@@ -1269,7 +1283,7 @@ class KVStore(KVStoreBase):
         return run(*args)
 
     def _alone(self, run: Callable[..., Any], *args: Any) -> Any:
-        """Run while no other thread touches the values."""
+        """Run while no other thread uses the values."""
         lock = self._engine.exclusive
         if self._engine.nested():
             return run(*args)
@@ -1281,7 +1295,7 @@ class KVStore(KVStoreBase):
                 )
             return run(*args)
         finally:
-            # One step, also without the lock: Ctrl-C can come between two steps.
+            # One statement, also without the lock: Ctrl-C can be raised between two statements.
             try:  # noqa: SIM105 - a context manager is a step of its own
                 lock.release()
             except RuntimeError:
@@ -1296,10 +1310,10 @@ class KVStore(KVStoreBase):
         waits: bool = False,
         then: Callable[[], None] | None = None,
     ) -> Work:
-        """Begin an operation in the background, behind what is still under way for these keys.
+        """Begin an operation in the background, after the running operations on these keys.
 
-        `waits`: the caller waits for it next, and can as well do the rest; where `begin` allows it. `then` is
-        called at the end of it.
+        `waits`: the caller waits for the operation next and can run its last part, if `begin` supports that.
+        `then` is called at the end of the operation.
         """
         self._check_open()
         end = self._ending(verb, groups)
@@ -1315,7 +1329,7 @@ class KVStore(KVStoreBase):
             run = partial(self._exclusively, self._placed(verb, keys, call), *arguments)
             return self._engine.submit(keys, partial(end, run), priority, what)
         waits = waits and self._backend.can_resume
-        # What has begun cannot be taken back.
+        # A started operation cannot be withdrawn.
         with nullcontext() if waits else self._engine.announced(what):
             try:
                 run = self._begin(verb, keys, arguments, priority)
@@ -1328,14 +1342,14 @@ class KVStore(KVStoreBase):
             return self._engine.submit(keys, partial(end, run), priority, what)
 
     def _placed(self, verb: str, keys: list[Key], call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a call of a store of one process, which may be carried out later than those behind it."""
+        """Return a call of a store of one process that can be applied after later calls."""
         updater = self._backend.updater
         if updater is None or verb not in ("push", "pushpull") or self._backend.begins_async:
             return call
         return self._order.placed(updater.optimizer, keys, call)
 
     def _ending(self, verb: str, groups: list[Group]) -> Callable[[Callable[[], Any]], Any]:
-        """Begin an asynchronous operation; what is returned does the rest of it, and counts it."""
+        """Begin an asynchronous operation; the returned function completes and counts it."""
         return partial(self._end, verb)
 
     def _end(self, verb: str, run: Callable[[], Any]) -> Any:
@@ -1358,12 +1372,12 @@ def _end_and(
 
 
 def is_bound_by_processors(store: KVStore) -> bool:
-    """Return whether to exchange arrays on the host takes nothing but time of the workers' processors."""
+    """Return whether an exchange of arrays on the host uses only the processors of the workers."""
     return store._backend.bound_by_processors
 
 
 def starts_quick_sums(store: KVStore) -> bool:
-    """Return whether `start_pushpull` with `waits` begins a call of small keys in few steps."""
+    """Return whether `start_pushpull` with `waits` begins a call with small keys in few steps."""
     return store._backend.starts_quick_sums
 
 
@@ -1380,13 +1394,14 @@ def start_pushpull(
     divisor: int = 1,
     waits: bool = False,
 ) -> Work:
-    """Begin a `pushpull` of keys with an array each, which count divided by `divisor`.
+    """Begin a `pushpull` of keys with one array each; the values are divided by `divisor`.
 
-    The result has the bits of a division before the sum. `divides` must be true of the arrays, or the divisor
-    is 1. `waits`: the caller waits for the result next, and may do the rest of the operation then.
+    The result has the bits of a division before the sum. Unless the divisor is 1, `divides` must return True
+    for the arrays. `waits`: the caller waits for the result next, and can then run the last part of the
+    operation.
     """
     if store._steps:
-        store._own_step(async_op=True)  # raises within a step
+        store._own_step(async_op=True)  # raises in a step
     store._follow()
     if waits and type(key) is list and (work := store._start_quickly(key, value, out, divisor)) is not None:
         return work
@@ -1397,34 +1412,34 @@ def start_pushpull(
 
 
 def call_before_join(store: KVStore, announce: Callable[[], None]) -> None:
-    """Call a bound method at the beginning of `KVStore.join`, as long as its object lives."""
+    """Call a bound method at the beginning of `KVStore.join`, while its object is alive."""
     store._before_join.append(weakref.WeakMethod(announce))
 
 
 def side_store(store: KVStore) -> KVStore | None:
-    """Return the store of side keys, whose rounds are sums in any store; None for a store of one worker."""
+    """Return the store of side keys, whose rounds are sums in every store; None for a store of one worker."""
     store._together()
     return store._side
 
 
 def updater_of(store: Any) -> Any:
-    """Return what updates the weights on a push, also of a registered class; None: pushes replace."""
+    """Return the updater of a store, also of a registered class; None if pushes replace values."""
     return getattr(store, "_updater", None)
 
 
 def read_with(store: KVStore, run: Callable[[Backend], T]) -> T:
-    """Return ``run(backend)``, behind all that is under way and while no other thread touches the values."""
+    """Return ``run(backend)``, called after all running operations, while no other thread uses the values."""
     result: T = store._do_all(partial(run, store._backend))
     return result
 
 
 def adopt_with(store: KVStore, run: Callable[[Backend], None]) -> None:
-    """Call ``run(backend)``, which takes settings of the optimizer from a file, as `read_with` does."""
+    """Call ``run(backend)``, which reads an optimizer's settings from a file, as `read_with` does."""
     read_with(store, lambda backend: store._adopt_settings(partial(run, backend)))
 
 
 def write_with(store: KVStore, run: Callable[[Backend], None]) -> None:
-    """Call ``run(backend)``, which overwrites values or makes keys, as `adopt_with` does."""
+    """Call ``run(backend)``, which overwrites values or creates keys, under the rules of `adopt_with`."""
 
     def write(backend: Backend) -> None:
         store._adopt_settings(partial(run, backend))
@@ -1439,28 +1454,28 @@ def options_of(store: KVStore) -> StoreConfig:
 
 
 def outlives_workers(store: KVStore) -> bool:
-    """Whether the survivors of a lost worker go on."""
+    """Return whether the remaining workers continue after the loss of a worker."""
     return store._config.on_peer_loss == "continue"
 
 
 def collective_of(store: KVStore) -> CollectiveCalls:
-    """Return what the workers of a store do together without a key."""
+    """Return the collective operations of the workers of a store, which need no key."""
     return store._together()
 
 
 def whole_step(store: Any) -> AbstractContextManager[None]:
-    """Return a step of a store; where it has none, its calls count as they are made."""
+    """Return a step of a store; if the store has no steps, a context in which each call counts separately."""
     has_steps = isinstance(store, KVStore) and not store._backend.no_steps
     return store.step() if has_steps else nullcontext()
 
 
 def counters_of(store: Any) -> Counters | None:
-    """Return what counts a store's work; None for a registered class that is no `KVStore`."""
+    """Return the counters of a store; None for a registered class that is not a `KVStore`."""
     return store._counters if isinstance(store, KVStore) else None
 
 
 def _record(store: KVStore) -> StoreRecord:
-    """Describe a store for a timeline; as `whereabouts`."""
+    """Describe a store for a timeline, as `whereabouts` does."""
     from .observe.timeline.sources import StoreRecord
 
     numbers, names = store._counters.read(), store._backend.names()
@@ -1470,13 +1485,13 @@ def _record(store: KVStore) -> StoreRecord:
 
 
 def whereabouts(store: KVStore) -> str:
-    """Name a store on the page of a process that hangs: without a lock, and without waiting."""
+    """Describe a store for the report of a process that hangs: without a lock, and without waiting."""
     state = "closed" if store._closed else "open"
     return f"store {store.type!r}: worker {store.rank} of {store.num_workers}, {state}"
 
 
 def _config_of(updater: Updater | None) -> dict[str, Any]:
-    """Return the settings of an optimizer; none where they cannot be described."""
+    """Return the settings of an optimizer; none if they cannot be described."""
     try:
         return {} if updater is None else updater.optimizer.get_config()
     except ConfigError:
@@ -1484,12 +1499,12 @@ def _config_of(updater: Updater | None) -> dict[str, Any]:
 
 
 def _sizes(places: dict[Key, list[tuple[str, int]]]) -> tuple[int, int]:
-    """Return the number of keys, and the bytes of their values."""
+    """Return the number of keys, and the size of their values in bytes."""
     return len(places), sum(size for parts in places.values() for _, size in parts)
 
 
 def _never(rank: int) -> bool:
-    """Return False: where workers come back, rounds may be without one that is there."""
+    """Return False: if workers can be restarted, a round can lack a worker that is present."""
     return False
 
 

@@ -215,7 +215,7 @@ _valid_of = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
 
 
 def _drop_unused(capsule: int) -> None:
-    """Release a tensor whose capsule has not been consumed."""
+    """Release the tensor of a capsule that was not consumed."""
     for name in _LAYOUTS:
         if _valid_of(capsule, name):
             _lent.pop(_pointer_of(capsule, name), None)

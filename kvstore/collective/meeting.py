@@ -37,7 +37,7 @@ _MANY = 1024
 _USUAL = 4096  # largest size of all slots together in bytes, where the least size of a slot permits it
 _KEPT = 4  # pairs of buffers that are used again
 
-#: Long content is sent in pieces whose numbers of elements are powers of two between these.
+#: Long content is sent in pieces; their numbers of elements are powers of two between these.
 _SMALLEST, _LARGEST = 1 << 10, 1 << 20
 
 
@@ -166,7 +166,7 @@ class Meetings:
             self._sides.engine.wait_for([_KEY])
 
     def _filled(self, said: Said, content: Sequence[Array]) -> _Buffers:
-        """Return memory whose slot of this worker is filled, and memory for the sum."""
+        """Return memory with this worker's slot filled, and memory for the sum."""
         self._make(_KEY, self.size * self.slot // 4, np.dtype(np.int32))
         buffers = self._free.pop() if self._free else _buffers(self.size * self.slot // 4)
         text, start = said.description, self.rank * self.slot

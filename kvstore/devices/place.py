@@ -25,7 +25,7 @@ class GpuContext:
         self._pinned = Pinned(driver, device)
         self._loans: weakref.WeakSet[StreamBuffer] = weakref.WeakSet()
         self._kept: deque[tuple[int, list[Any]]] = deque()  # event, objects; oldest first
-        #: A stream of the store, in whose order temporary memory is freed.
+        #: A stream of the store; temporary memory is freed in its order.
         self.own = Stream(device, driver.stream(device), self)
 
     def tail(self, stream: Stream) -> StreamCursor:

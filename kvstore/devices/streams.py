@@ -50,7 +50,7 @@ class StreamCursor:
             self._driver.record(self._event, self.stream.handle, self.stream.device)
 
     def hold(self, other: Stream) -> None:
-        """Let the stream `other` wait for the store's work on this one."""
+        """Let the stream `other` wait for the store's work on this stream."""
         mine = self.stream
         if not self._eager:
             if mine.handle == other.handle and mine.device == other.device:

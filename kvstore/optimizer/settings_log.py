@@ -96,7 +96,7 @@ class SettingsLog:
     def share(self, change: Change, rank: int) -> list[Change]:
         """Let a worker share a change. The shared change has the later of its two places in the order.
 
-        Returns the changes whose resulting settings are different now.
+        Returns the changes with different resulting settings.
         """
         self._note(rank, change)
         self._numbers += 1
@@ -116,7 +116,7 @@ class SettingsLog:
         return told if self.settings_at(change.place) == held else [change, *told]
 
     def add(self, rank: int, place: int, kind: str, ordinal: int, text: str) -> tuple[Change, list[Change]]:
-        """Add a change; return it, and the changes whose resulting settings are different now.
+        """Add a change; return it, and the changes with different resulting settings.
 
         Raises
         ------
@@ -137,8 +137,8 @@ class SettingsLog:
     def withdraw(self, change: Change) -> tuple[list[Change], dict[Change, ConfigError]]:
         """Remove a change, and those that are invalid without it.
 
-        Returns the changes whose resulting settings are different now, and the other removed changes, each
-        with the reason.
+        Returns the changes with different resulting settings, and the other removed changes, each with the
+        reason.
         """
         at = self.changes.index(change)
         del self.changes[at]
@@ -211,7 +211,7 @@ class SettingsLog:
             raise
 
     def _fold(self, begin: int, dropped: dict[Change, ConfigError] | None = None) -> list[Change]:
-        """Compute the settings from a change on; return the changes whose settings are different now.
+        """Compute the settings from a change on; return the changes with different resulting settings.
 
         An invalid change is skipped, and added to `dropped` with its error; if `dropped` is None, the error
         is raised.

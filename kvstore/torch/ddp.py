@@ -46,8 +46,8 @@ class HookState:
     overlap : bool, optional
         If True, push each bucket as soon as it is complete. If False, push all of them with the last one. If
         None, False for a ``"shared"`` store whose workers compute with all processors
-        (``torch.get_num_threads()`` each) and not on GPUs, because an exchange during the backward pass
-        delays that pass by more than the time of an exchange after it. Otherwise True.
+        (``torch.get_num_threads()`` each) and not on GPUs, because an exchange during the backward pass costs
+        more time there than an exchange after it. Otherwise True.
 
     Raises
     ------

@@ -64,8 +64,8 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         backward pass (in `step` with `update_on_kvstore`), for models that compute a gradient twice in one
         pass, as with reentrant checkpointing. If None, False for
         a ``"shared"`` store whose workers compute with all processors (``torch.get_num_threads()`` each) and
-        not on GPUs, because an exchange during the backward pass delays that pass by more than the time of an
-        exchange after it. Otherwise True.
+        not on GPUs, because an exchange during the backward pass costs more time there than an exchange after
+        it. Otherwise True.
     bucket_bytes : int
         Size of the gradients that one call pushes, in bytes, if they are pushed during the backward pass or
         sent over a network. A larger gradient is pushed by its own call.

@@ -117,7 +117,7 @@ def _selected(kvstore: Any, replicas: int, needed: bool) -> Any:
 
 
 def _stays_here(name: str) -> bool:
-    """Return whether a store of this name has one worker, so that one replica needs no store."""
+    """Return whether a store of this name has this process as its only worker: one replica needs no store."""
     kind = None if name in KVStoreBase.kv_registry else STORES.get(name)
     alone = kind is not None and kind.one_process and not (kind.joins and has_peers())
     alone = alone or KVStoreBase.kv_registry.get(name) is TestStore

@@ -218,7 +218,7 @@ class Mpi:
             self._own.pop().Free()
 
     def abandon(self) -> None:
-        """Abort the MPI job, so that no process waits for this one."""
+        """Abort the MPI job, so that no process waits for this process."""
         if self.size > 1:
             self._break(f"worker {self.rank} was left by an error")
 
