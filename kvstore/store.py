@@ -165,7 +165,7 @@ class KVStore(KVStoreBase):
         for key, _ in groups:
             if is_side(key) and not self._has_sides:
                 raise KeyKindError(
-                    f"key {key!r} begins with {SIDE!r}, as keys do that a store has for itself"
+                    f"key {key!r} begins with {SIDE!r}, the prefix of internal keys; choose another name"
                 )
 
     def _init(self, groups: list[Group]) -> None:

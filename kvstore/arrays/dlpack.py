@@ -242,7 +242,7 @@ def export(
     """
     versioned = max_version is not None and max_version[0] >= 1
     if readonly and not versioned:
-        raise BufferError("this memory is read-only, which DLPack says from version 1.0 on; copy it")
+        raise BufferError("read-only memory needs DLPack 1.0 or later in the consumer; copy the array")
     name = b"dltensor_versioned" if versioned else b"dltensor"
     lent = _Exported(_LAYOUTS[name], owner, shape)
     managed = lent.managed

@@ -117,9 +117,9 @@ class StepAgreement:
             row[_SETTINGS:] = [zlib.crc32(self._settings.encode()), weights()]
         if self._is_unknown:
             raise KVStoreError(
-                f"worker {self._rank}: an exception, such as a TimeoutError, has ended the comparison of the "
-                "workers before, and whether this worker had a part in it is unknown: start the job again "
-                "from its last checkpoint"
+                f"worker {self._rank}: an exception, such as a TimeoutError, has interrupted the last "
+                "comparison of the workers, and it is unknown whether this worker took part in it: start the "
+                "job again from its last checkpoint"
             )
         self._is_unknown = True
         self._write_row(row)

@@ -101,12 +101,12 @@ def as_json(extra: Any) -> str:
         text = json.dumps(extra, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ArgumentError(
-            f"extra goes into the file as JSON, which cannot say this: {error}; arrays belong in `arrays`"
+            f"extra is stored as JSON, which cannot represent this: {error}; pass arrays as `arrays`"
         ) from error
     if json.loads(text) != extra:
         raise ArgumentError(
-            "extra goes into the file as JSON, where keys are str and tuples become lists, so something else "
-            f"would come back: {text[:200]}"
+            "extra is stored as JSON, where keys are str and tuples become lists, so a restore would return "
+            f"another dict: {text[:200]}"
         )
     return text
 

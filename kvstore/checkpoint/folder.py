@@ -104,7 +104,7 @@ class CheckpointFolder:
         later = [other for other in self.steps() if other > step and other not in self._damaged]
         if later:
             raise ConfigError(
-                f"step {step} is saved where {self.file_of(later[-1])} is already, which would be restored "
+                f"step {step} is saved where {self.file_of(later[-1])} exists, which would be restored "
                 "instead: restore it first, remove it, or use another folder"
             )
 

@@ -80,7 +80,7 @@ class BackgroundWriter:
                     return
                 if clock.over or timeout == 0:
                     raise TimeoutError(
-                        f"{self._described(clock.waited)}; the write goes on, so wait again, or give the "
+                        f"{self._described(clock.waited)}; the write continues: wait again, or give the "
                         "manager a longer timeout"
                     )
                 if clock.tells():

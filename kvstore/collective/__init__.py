@@ -65,8 +65,8 @@ class CollectiveCalls:
         """Raise in an updater: it would wait for the other workers, and they wait for its round."""
         if self._engine.nested():
             raise ConfigError(
-                "all_reduce and its like wait for all workers, and these for the end of the operation that "
-                "this call is a part of: call it outside of updaters"
+                "all_reduce, broadcast_object and all_gather_object wait for all workers, which wait for the "
+                "operation that contains this call: call it outside of updaters"
             )
 
 

@@ -25,7 +25,7 @@ class ObjectExchange:
         found = self._exchange(BROADCAST, what, [root], value, kind)
         if root not in found:
             raise ConfigError(
-                f"worker {root} takes no part any more: it has joined, or is lost; pass another root"
+                f"worker {root} does not take part any more: it has joined, or is lost; pass another root"
             )
         return unpacked(found[root], kind)
 

@@ -198,8 +198,8 @@ class Meetings:
         for rank in ranks:
             if rank not in self._gone and self._sides.expects(rank):
                 raise KVStoreError(
-                    f"worker {self.rank}: what worker {rank} has said was lost with the memory of a server "
-                    "that was restarted, and nothing was changed here; other workers may have the result"
+                    f"worker {self.rank}: the message of worker {rank} was lost with the memory of a "
+                    "restarted server; no array has changed here, but other workers may have the result"
                 )
         self._gone.update(ranks)
 

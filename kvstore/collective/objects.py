@@ -109,7 +109,7 @@ def _viewed(value: Any, path: str, kind: ArrayKind) -> Array:
     except (KVStoreError, TypeError, ValueError, RuntimeError) as error:
         raise ArgumentError(f"{path} cannot be sent: {error}") from error
     raise ArgumentError(
-        f"{path} is of type {_name(value)}: what can be sent is None, bool, int, float, str, bytes, "
+        f"{path} is of type {_name(value)}: objects can have None, bool, int, float, str, bytes, "
         "lists, dicts with str keys, and arrays"
     )
 

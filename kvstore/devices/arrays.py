@@ -146,7 +146,7 @@ class DeviceArray:
         copy: bool | None = None,
     ) -> Any:
         if copy or dl_device not in (None, self.__dlpack_device__()):
-            raise BufferError("this array is lent where it lies; copy it yourself")
+            raise BufferError("this array is exported on its device and without a copy only; copy it first")
         if stream != -1:
             streams.order(driver.get(), self._stream, Stream(self.device, stream or driver.LEGACY_STREAM))
         return dlpack.export(
@@ -402,7 +402,7 @@ def _of_any(array: Any, what: str, stream: Stream) -> DeviceView:
         return _of_dlpack(array, what, stream)
     seen = _read(shown, array, what)
     if seen.stream == 0:
-        raise ArrayError(f"{what}: a __cuda_array_interface__ with stream 0, which the protocol rules out")
+        raise ArrayError(f"{what}: its __cuda_array_interface__ has stream 0, which is not permitted")
     device = _place(seen.address) if seen.address else 0
     return DeviceView(
         seen.address,

@@ -76,11 +76,11 @@ def _where(*settings: str, says: str) -> Callable[[Any], str]:
 
 
 _clips_late = _where("wd", "clip_gradient", says="1.9.1 adds the weight decay before it clips")
-_nag_differs = _where("wd", "momentum", says="1.9.1 takes the decay of the momentum from the new weight")
+_nag_differs = _where("wd", "momentum", says="1.9.1 computes the decay of the momentum with the new weight")
 _lars_differs = _where(
     "momentum", "momentum_correction", says="1.9.1 corrects the momentum when the rate changes"
 )
-_dcasgd_differs = _where("wd", says="1.9.1 leaves the weight decay out of the squared gradient")
+_dcasgd_differs = _where("wd", says="1.9.1 does not add the weight decay to the squared gradient")
 
 
 def _rmsprop_differs(optimizer: Any) -> str:
@@ -126,7 +126,7 @@ def obstacle(optimizer: Any) -> str:
     """Return the reason why an optimizer cannot be translated, or an empty text."""
     rule = rule_of(optimizer)
     if rule is None:
-        return "there is no such rule here, or it is another"
+        return "kvstore has no such rule, or one with another formula"
     try:
         _schedule(optimizer)
     except ConfigError as error:
@@ -192,8 +192,8 @@ class Translated:
         why = self._rule.differs(self.theirs)
         if why:
             raise CapabilityError(
-                f"{type(self.theirs).__name__} cannot change like this while the store updates ({why}): take "
-                "the change back, or make it before set_optimizer"
+                f"{type(self.theirs).__name__} cannot change like this while the store updates ({why}): undo "
+                "the change, or make it before set_optimizer"
             )
         is_new = self.theirs.lr_scheduler is not self._seen[0]
         schedule = _schedule(self.theirs) if is_new else self._schedule

@@ -67,10 +67,10 @@ def changed(text: str, changes: str) -> str:
         described, config = json.loads(text), dict(json.loads(changes))
         before = dict(described["config"] or {})
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ConfigError(f"this is no change of an optimizer: {_short(changes)}") from error
+        raise ConfigError(f"this is not a change of an optimizer: {_short(changes)}") from error
     if _has_schedule(described, config):
         raise ConfigError(
-            "the learning rate comes from a schedule, which another worker has set: pass a new lr_scheduler, "
+            "the learning rate is that of a schedule, which another worker has set: pass a new lr_scheduler, "
             "or lr_scheduler=None together with the new rate"
         )
     if described["config"] is None:  # each worker has its own object, to which the changes are applied
@@ -105,7 +105,7 @@ def conflict(there: str, by: int, here: str, rank: int) -> str:
     try:
         what = _found(json.loads(there or "{}"), by, json.loads(here or "{}"), rank)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-        what = [f"worker {by} has set one, and worker {rank} another one, in a form that is not known"]
+        what = [f"worker {by} has set one, and worker {rank} another one, in an unknown format"]
     more = f"; and {len(what) - _SHOWN} more" if len(what) > _SHOWN else ""
     return (
         f"the optimizers of two workers differ: {'; '.join(what[:_SHOWN])}{more}. Set the same optimizer on "

@@ -445,7 +445,7 @@ class Optimizer(Registrable):
         schedule = checked.pop("lr_scheduler", self.lr_scheduler)
         if schedule is not None and "lr_scheduler" not in changes:
             raise _ScheduleConflict(
-                "the learning rate comes from a schedule; pass a new lr_scheduler, or lr_scheduler=None "
+                "the learning rate is that of a schedule; pass a new lr_scheduler, or lr_scheduler=None "
                 "together with the new rate"
             )
         if schedule is None and rate is None:

@@ -67,8 +67,9 @@ class Slot:
         """Raise if Ctrl-C has interrupted the push: the gradient may not be an average."""
         if not (self.ended or self.error):
             self.error = KVStoreError(
-                f"parameter {self.name!r}: an exception, such as Ctrl-C, came as gradients were being sent; "
-                "whether they have left is unknown: start the job again from its last checkpoint"
+                f"parameter {self.name!r}: an exception, such as Ctrl-C, has interrupted the push of "
+                "its gradient, and it is unknown whether it was sent: start the job again from its last "
+                "checkpoint"
             )
 
     @property

@@ -52,7 +52,7 @@ def test_who_is_missing_and_expected_is_an_error() -> None:
     others.absent = others.expected = {2}
     for _ in range(2):
         with pytest.raises(
-            kv.KVStoreError, match="what worker 2 has said was lost with the memory of a server"
+            kv.KVStoreError, match="the message of worker 2 was lost with the memory of a restarted server"
         ):
             others.meetings.meet(Said(ALL_REDUCE, b"x", 0))
     others.absent = set()

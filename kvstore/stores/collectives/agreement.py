@@ -36,7 +36,7 @@ def all_mean_the_same(highest: npt.NDArray[Any]) -> bool:
 def difference(engine: str, rank: int, what: str) -> ConfigError:
     """Make the error that all processes raise if their calls differ."""
     return ConfigError(
-        f"worker {rank} begins {what}, and other workers something else, or it with other keys, shapes or "
-        f"types: with {engine} all workers call init, push, barrier and the rest alike, with the same keys "
-        "and in the same order; nothing has changed"
+        f"worker {rank} begins {what}, and other workers begin another operation, or pass other keys, shapes "
+        f"or types: with {engine} all workers make the same calls, with the same keys and in the same order; "
+        "nothing has changed"
     )

@@ -189,8 +189,8 @@ class Horovod(PolledEngine):
         """Make the error of the exception of Horovod, which has one class for all causes."""
         if "Mismatched" in str(error):
             return ConfigError(
-                f"worker {self.rank} and others do not mean the same by {operation.what}: with horovod all "
-                f"push a key with the same shape and element type; {error}"
+                f"worker {self.rank} and other workers have different arrays in {operation.what}: with "
+                f"horovod all workers push a key with the same shape and element type; {error}"
             )
         if self._broken is None:
             self._broken = f"Horovod ended in {operation.what}: another worker has failed or left ({error})"

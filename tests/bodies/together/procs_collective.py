@@ -403,7 +403,7 @@ def in_an_updater() -> None:
         store.set_updater(update)
         store.pushpull("w", np.ones(3, F))
         sys.stderr.write(f"{told}\n")
-        assert all(text.startswith("ConfigError: all_reduce and its like wait") for text in told)
+        assert all(text.startswith("ConfigError: all_reduce, broadcast_object") for text in told)
 
 
 def beside_rules_that_need_whole_keys() -> list[float]:

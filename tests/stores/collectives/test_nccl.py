@@ -365,7 +365,7 @@ def test_an_error_of_nccl_ends_the_store_but_not_its_reading(
     grads = on([0, 1], ones())
     store.push("w", grads)
     nccl.fail("ncclAllReduce", 3, after=1)
-    with pytest.raises(kv.KVStoreError, match=r"sum of key 'w' NCCL says 'internal error'.*NCCL_DEBUG"):
+    with pytest.raises(kv.KVStoreError, match=r"sum of key 'w' NCCL reports 'internal error'.*NCCL_DEBUG"):
         store.push("w", grads)
     with pytest.raises(kv.KVStoreError, match="start the job again"):
         store.push("w", grads)

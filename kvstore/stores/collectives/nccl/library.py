@@ -144,9 +144,9 @@ class Library:
         text = str(self._api.get_error_string(code))
         detail = str(self._api.get_last_error(self._api.Comm(0))).strip()
         if code == _REMOTE_ERROR:
-            return PeerLostError(f"another worker is lost: in {what} NCCL says {text!r} ({detail})")
+            return PeerLostError(f"another worker is lost: in {what} NCCL reports {text!r} ({detail})")
         return KVStoreError(
-            f"in {what} NCCL says {text!r} (error {code}: {detail or 'no more is known'}); NCCL_DEBUG=INFO "
+            f"in {what} NCCL reports {text!r} (error {code}: {detail or 'no details'}); NCCL_DEBUG=INFO "
             "in the environment shows more"
         )
 

@@ -114,7 +114,7 @@ def _of_workers(env: Mapping[str, str]) -> JobPlacement:
         return JobPlacement(0, 1, 0)
     if found.rank < 0:
         raise ConfigError(
-            "nothing says which of the workers this is: set DMLC_WORKER_ID, or start the job with "
+            "the rank of this worker is not set: set DMLC_WORKER_ID, or start the job with "
             "`kvstore run -n 2` or torchrun"
         )
     near = found.ipc or bool(env.get("DMLC_LOCAL"))
@@ -158,8 +158,8 @@ def _far(env: Mapping[str, str]) -> str:
     if host and port.isdecimal():
         return addresses.tcp(host, int(port))
     raise ConfigError(
-        "this job is on several machines, and nothing says where its workers meet: set KVSTORE_MASTER to an "
-        "address of worker 0 and a free port there, such as 10.0.0.5:4711, in all of them"
+        "this job is on several machines, and its workers have no address to meet at: set KVSTORE_MASTER to "
+        "an address of worker 0 and a free port there, such as 10.0.0.5:4711, on all workers"
     )
 
 
@@ -171,7 +171,7 @@ def _trusted(address: str, env: Mapping[str, str]) -> str:
         return address
     raise ConfigError(
         f"the workers of this job would meet at {address}, and NCCL's own traffic between machines is "
-        "neither encrypted nor checked: set KVSTORE_INSECURE=1 if you trust the network"
+        "neither encrypted nor authenticated: set KVSTORE_INSECURE=1 if you trust the network"
     )
 
 
@@ -245,7 +245,7 @@ class NcclRendezvous:
         if hello.version != _VERSION:
             return f"worker {hello.rank} has another version of kvstore than worker 0: install one in all"
         if hello.size != size or not 0 < hello.rank < size:
-            return f"worker {hello.rank} was told of {hello.size} workers, and worker 0 of {size}"
+            return f"worker {hello.rank} has a job of {hello.size} workers, and worker 0 one of {size}"
         known = here.get(hello.rank)
         if known is not None and (known[1].machine, known[1].pid) != (hello.machine, hello.pid):
             return f"two processes are worker {hello.rank} of this job: give each its own rank"

@@ -166,7 +166,7 @@ class Watchdog:
                 self._look()
             except Exception as error:  # if the thread ended without a notice, no wait would end
                 self._end(
-                    KVStoreError(f"worker {self._rank}: the operations under way are lost sight of: {error}")
+                    KVStoreError(f"worker {self._rank}: the watchdog of operations has failed: {error}")
                 )
 
     def _look(self) -> None:

@@ -272,7 +272,7 @@ def test_a_change_that_does_not_fit_is_refused_and_changes_nothing() -> None:
     job.ask(0, "configure", json.dumps({"lr_scheduler": schedule, "learning_rate": 0.5}), 2)
     before = [job.holds(place) for place in range(5)]
     asked = m.Settings(9, 0, "configure", 1, rate(1), 3)
-    with pytest.raises(ConfigError, match="comes from a schedule"):
+    with pytest.raises(ConfigError, match="is that of a schedule"):
         job.table.ask(1, asked, set(SERVERS))
     assert job.table.answers() == []
     assert [job.holds(place) for place in range(5)] == before
@@ -627,7 +627,7 @@ def test_a_change_that_does_not_fit_is_an_error_of_its_worker_alone() -> None:
     answer = say(job, "w1", 1, "configure", rate(1), 0)
     assert answer is not None and answer.error is not None
     assert answer.error.error == "ConfigError"
-    assert "worker 1" in answer.error.text and "comes from a schedule" in answer.error.text
+    assert "worker 1" in answer.error.text and "is that of a schedule" in answer.error.text
     answer = say(job, "w1", 2, "configure", rate(1, "wd"), 0)
     assert answer is not None and answer.error is None
 
