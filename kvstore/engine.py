@@ -24,17 +24,17 @@ from typing import TYPE_CHECKING, Any
 
 from . import waiting
 from .errors import ArgumentError, ClosedError, KVStoreError, TimeoutError
+from .key_locks import KeyLocks
 from .observe.timeline import threads
 from .observe.timeline.marks import NO_MARKS, Marks
-from .turns import Turns
 
 if TYPE_CHECKING:
     from logging import Logger
 
-_HELD_UP = 0.01  # seconds of a wait after which another thread is worth its start
+_HASTE_AFTER = 0.01  # seconds of a wait after which another thread is worth its start
 
 
-class Latch:
+class InterruptibleEvent:
     """An event whose `wait` can be interrupted by Ctrl-C at any instruction.
 
     `threading.Event` acquires its lock in Python code; an exception of a signal handler there would leave the
@@ -89,11 +89,11 @@ class Work:
         self._what = what
         self._marks = marks
         self._timeout = timeout
-        self._finished = Latch()
+        self._finished = InterruptibleEvent()
         #: Whether the operation runs even if the engine's thread is busy.
         self._hasten: Callable[[], None] | None = None
         #: The part of the operation that the waiting thread runs.
-        self._rest: Callable[[], None] | None = None
+        self._last_part: Callable[[], None] | None = None
         self._error: BaseException | None = None
         self._ended = 0
         self._seen = False
@@ -116,7 +116,7 @@ class Work:
             The error of the operation itself.
         """
         limit = self._timeout if timeout is None else _seconds(timeout)
-        if not self._wait_loudly(limit):
+        if not self._wait_with_notice(limit):
             raise TimeoutError(f"{self._what} is not complete after {limit:g} s; it continues, wait again")
         self._seen = True
         if self._error is not None:
@@ -131,7 +131,7 @@ class Work:
         self._seen = self._seen or self._finished.is_set()
         return self._error
 
-    def _wait_loudly(self, limit: float) -> bool:
+    def _wait_with_notice(self, limit: float) -> bool:
         if self._finished.is_set():
             return True
         begin = self._marks.begin()
@@ -141,22 +141,22 @@ class Work:
             self._marks.wait(begin)
 
     def _wait_on(self, limit: float) -> bool:
-        if (rest := self._rest) is not None:
-            self._end_here(rest)
+        if (rest := self._last_part) is not None:
+            self._run_last_part(rest)
             return True
         finished = self._finished
-        if finished.wait(min(limit, _HELD_UP)) or finished.is_set():
+        if finished.wait(min(limit, _HASTE_AFTER)) or finished.is_set():
             return True
         if limit and (hasten := self._hasten) is not None:
             hasten()
-        if finished.wait(min(limit, waiting.NOTICE_AFTER) - _HELD_UP) or finished.is_set():
+        if finished.wait(min(limit, waiting.NOTICE_AFTER) - _HASTE_AFTER) or finished.is_set():
             return True
         if limit <= waiting.NOTICE_AFTER:
             return False
         _log().warning("waiting for %s since %g s, deadline %g s", self._what, waiting.NOTICE_AFTER, limit)
         return finished.wait(limit - waiting.NOTICE_AFTER) or finished.is_set()
 
-    def _end_here(self, rest: Callable[[], None]) -> None:
+    def _run_last_part(self, rest: Callable[[], None]) -> None:
         """Run the remaining part of the operation.
 
         After Ctrl-C, which the caller gets, the next wait runs it again.
@@ -170,11 +170,11 @@ class Work:
         self._error = error
         self._ended = time.monotonic_ns()
         self._finished.set()
-        self._hasten = self._rest = None  # last: Ctrl-C before `set` must leave the rest
+        self._hasten = self._last_part = None  # last: Ctrl-C before `set` must leave the rest
 
-    def _disown(self) -> None:
+    def _fail_in_child(self) -> None:
         """In the child of a fork: fail the operation, because only the parent runs it."""
-        self._finished = Latch()
+        self._finished = InterruptibleEvent()
         self._seen = True
         self._finish(
             KVStoreError(f"{self._what} was started before this process was forked; its parent runs it")
@@ -228,7 +228,7 @@ class Engine:
     #: Held by each thread that reads or changes values of the store.
     exclusive: threading.RLock
     #: Locks of keys: held by operations that wait for other processes without `lock`.
-    turns: Turns
+    key_locks: KeyLocks
 
     def __init__(self, timeout: float, marks: Marks = NO_MARKS, concurrent: bool = False) -> None:
         self.timeout = timeout
@@ -243,7 +243,7 @@ class Engine:
         self.exclusive = threading.RLock()
         # No `Condition`: it is entered in Python code, where Ctrl-C can leave its lock acquired.
         self._lock = threading.RLock()
-        self._called = Latch()  # wakes the engine's thread
+        self._called = InterruptibleEvent()  # wakes the engine's thread
         self._last: dict[Hashable, _Task] = {}
         self._ready: list[_Entry] = []
         self._pending: dict[_Task, int] = {}  # numbers tasks in call order
@@ -253,15 +253,15 @@ class Engine:
         self._sequence = 0
         self._thread: threading.Thread | None = None
         self._threads: set[threading.Thread] = set()  # the engine's thread, and threads of urgent tasks
-        self._announced: set[object] = set()
+        self._starting: set[object] = set()
         #: Threads in a part of an operation that needs no lock.
-        self.threads_inside: set[int] = set()
-        self.turns = Turns(self.exclusive)
+        self.unlocked_threads: set[int] = set()
+        self.key_locks = KeyLocks(self.exclusive)
         #: True while any task is unfinished; read without the lock by callers that only want to skip a wait.
         self.busy = False
 
     @contextlib.contextmanager
-    def announced(self, what: str) -> Iterator[None]:
+    def thread_started(self, what: str) -> Iterator[None]:
         """Check that a task can be submitted, and start the thread, before the body makes a final change.
 
         Raises
@@ -274,10 +274,10 @@ class Engine:
             with self._lock:
                 self._check_open(what)
                 self._ensure_thread(what)
-                self._announced.add(me)
+                self._starting.add(me)
             yield
         finally:
-            self._announced.discard(me)
+            self._starting.discard(me)
 
     def _check_open(self, what: str) -> None:
         if self._closed:
@@ -295,18 +295,18 @@ class Engine:
             try:
                 self._enqueue(task)
             except BaseException:  # Ctrl-C: a task that is registered and never runs would block its keys
-                self._forget(task)
+                self._unqueue(task)
                 raise
         return work
 
-    def postpone(self, run: Callable[[], Any], what: str) -> Work:
+    def finish_in_wait(self, run: Callable[[], Any], what: str) -> Work:
         """Return the handle of an operation; the thread that waits for it runs the last part.
 
         `run` can be called again after Ctrl-C, and by several threads. A wait lasts as long as `run`, even if
         its timeout is shorter. `wait_all` runs the operations without a waiting thread.
         """
         work = Work(what, self.timeout, self._marks)
-        work._rest = partial(self.run_inside, run)
+        work._last_part = partial(self.run_unlocked, run)
         with self._lock:
             self._postponed.append(work)
             if len(self._postponed) > self._most_postponed:
@@ -326,37 +326,37 @@ class Engine:
         if not task.before:
             self._push(task)
 
-    def _forget(self, task: _Task) -> None:
+    def _unqueue(self, task: _Task) -> None:
         """Undo `_enqueue` for a task, under the same lock."""
-        self._withdraw(task)
+        self._claim(task)
         self._pending.pop(task, None)
         for earlier in self._pending:
             earlier.followers = [one for one in earlier.followers if one is not task]
         self._last = {key: one for one in self._pending for key in one.keys}
         self.busy = bool(self._pending)
 
-    def inside(self) -> bool:
+    def in_operation(self) -> bool:
         """Return whether the caller is part of a running operation: an updater that calls its own store.
 
         Such a caller must not wait for other operations, because they wait for this one.
         """
-        return self.nested() or threading.current_thread() in self._threads
+        return self.in_own_operation() or threading.current_thread() in self._threads
 
-    def nested(self) -> bool:
+    def in_own_operation(self) -> bool:
         """Return whether the caller's thread is in an operation, with or without the lock."""
         lock: Any = self.exclusive
-        return bool(lock._is_owned()) or threading.get_ident() in self.threads_inside
+        return bool(lock._is_owned()) or threading.get_ident() in self.unlocked_threads
 
-    def run_inside(self, run: Callable[..., Any], *arguments: Any) -> Any:
+    def run_unlocked(self, run: Callable[..., Any], *arguments: Any) -> Any:
         """Run a part of an operation that needs no lock, and may call an updater."""
         me = threading.get_ident()
-        if me in self.threads_inside:
+        if me in self.unlocked_threads:
             return run(*arguments)
         try:
-            self.threads_inside.add(me)
+            self.unlocked_threads.add(me)
             return run(*arguments)
         finally:
-            self.threads_inside.discard(me)
+            self.unlocked_threads.discard(me)
 
     def run_now(self, run: Callable[[], Any], what: str) -> Work:
         """Run an operation at once, before all queued ones; for calls from inside an operation."""
@@ -369,7 +369,7 @@ class Engine:
 
         Errors of the tasks are raised by their handles only.
         """
-        if self.inside():
+        if self.in_operation():
             return
         with self._lock:
             pending = [self._last[key].work for key in keys if key in self._last]
@@ -377,7 +377,7 @@ class Engine:
 
     def wait_all(self) -> None:
         """Block until every task submitted so far is complete."""
-        if self.inside():
+        if self.in_operation():
             return
         with self._lock:
             pending = list({id(task): task.work for task in self._last.values()}.values())
@@ -400,7 +400,7 @@ class Engine:
     def _wait_all(self, pending: list[Work]) -> None:
         deadline = time.monotonic() + self.timeout
         for work in pending:
-            if not work._wait_loudly(max(0.0, deadline - time.monotonic())):
+            if not work._wait_with_notice(max(0.0, deadline - time.monotonic())):
                 raise TimeoutError(f"{work._what} is not complete after {self.timeout:g} s")
 
     def _push(self, task: _Task) -> None:
@@ -409,7 +409,7 @@ class Engine:
         heapq.heappush(self._ready, task.entry)
         self._called.set()
         if task.urgent:
-            self._run_beside(task)
+            self._run_in_own_thread(task)
 
     def _hasten(self, task: _Task) -> None:
         """Run a task, and the tasks that it waits for, even if the engine's thread is busy."""
@@ -423,10 +423,10 @@ class Engine:
             # From the oldest on: after Ctrl-C, no task that is not urgent precedes an urgent one.
             for one in sorted(found, key=self._pending.__getitem__):
                 if one.entry is not None:
-                    self._run_beside(one)
+                    self._run_in_own_thread(one)
                 one.urgent = True
 
-    def _run_beside(self, task: _Task) -> None:
+    def _run_in_own_thread(self, task: _Task) -> None:
         """Start a thread for a ready task.
 
         The thread claims the task, so that Ctrl-C can end this call at any step.
@@ -442,7 +442,7 @@ class Engine:
         """Start a thread from another thread, because a signal must not interrupt `Thread.start`."""
         thread = threading.Thread(target=target, name=threads.ENGINE, daemon=True)
         errors: list[BaseException] = []
-        started = Latch()
+        started = InterruptibleEvent()
         try:
             _thread.start_new_thread(self._start, (thread, target == self._loop, errors, started))
         except RuntimeError as error:
@@ -457,7 +457,7 @@ class Engine:
             ) from cause
 
     def _start(
-        self, thread: threading.Thread, own: bool, errors: list[BaseException], started: Latch
+        self, thread: threading.Thread, own: bool, errors: list[BaseException], started: InterruptibleEvent
     ) -> None:
         self._threads = {thread, *(one for one in self._threads if one.is_alive())}
         if own:
@@ -474,14 +474,14 @@ class Engine:
     def _loop(self) -> None:
         try:
             threads.remember()
-            while (task := self._take()) is not None:
-                if not self._carry_out(task):
+            while (task := self._next_task()) is not None:
+                if not self._run_task(task):
                     return
                 del task  # an idle thread must not keep references to the caller's arrays
         finally:
-            self._retire()
+            self._end_thread()
 
-    def _retire(self) -> None:
+    def _end_thread(self) -> None:
         """Start another thread for the remaining tasks."""
         with self._lock:
             if self._thread is threading.current_thread():
@@ -489,11 +489,11 @@ class Engine:
 
     def _run_urgent(self, task: _Task) -> None:
         threads.remember()
-        if self._withdraw(task):
-            self._carry_out(task)
+        if self._claim(task):
+            self._run_task(task)
         del task
 
-    def _withdraw(self, task: _Task) -> bool:
+    def _claim(self, task: _Task) -> bool:
         """Claim a ready task; return False if another thread has claimed it."""
         with self._lock:
             entry, task.entry = task.entry, None
@@ -501,7 +501,7 @@ class Engine:
                 entry[2].clear()  # its heap entry stays: a search among many entries would be slow
             return entry is not None
 
-    def _carry_out(self, task: _Task) -> bool:
+    def _run_task(self, task: _Task) -> bool:
         """Run a task.
 
         Return False in the child of a fork that the task has made, because the task is the parent's.
@@ -513,17 +513,17 @@ class Engine:
         del task, error  # the error refers to this frame, which would delay the warning about a lost handle
         return mine
 
-    def _take(self) -> _Task | None:
+    def _next_task(self) -> _Task | None:
         """Return the next ready task; None ends the thread (closed, or idle for a second)."""
         idle = False
         while True:
             with self._lock:
                 while self._ready:
                     for task in heapq.heappop(self._ready)[2]:
-                        self._withdraw(task)
+                        self._claim(task)
                         return task
-                if not self._pending and (self._closed or (idle and not self._announced)):
-                    self._retire()
+                if not self._pending and (self._closed or (idle and not self._starting)):
+                    self._end_thread()
                     return None
                 self._called.clear()
             idle = not self._called.wait(1.0)
@@ -561,10 +561,10 @@ def _reset_in_child() -> None:
         lost = [*(task.work for task in engine._pending), *engine._postponed]
         engine._reset()
         for work in lost:
-            work._disown()
+            work._fail_in_child()
 
 
-def finish_all() -> None:
+def wait_for_all_stores() -> None:
     """Wait until no operation of any store is running."""
     for engine in list(_engines):
         with contextlib.suppress(TimeoutError):  # the wait has been logged already
@@ -572,7 +572,7 @@ def finish_all() -> None:
 
 
 os.register_at_fork(after_in_child=_reset_in_child)
-atexit.register(finish_all)
+atexit.register(wait_for_all_stores)
 
 
 def _log() -> Logger:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from .base import KVStoreBase
 from .errors import ArgumentError, ConfigError, KVStoreError, closest
-from .store import KVStore, options_of, whereabouts
+from .store import KVStore, describe_state, options_of
 from .store_kinds import STORES, StoreKind, StoreName
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def _create_native(literal: str, options: dict[str, Any]) -> KVStore:
     return store
 
 
-def create_beside(store: KVStore, purpose: str) -> KVStore:
+def create_companion(store: KVStore, purpose: str) -> KVStore:
     """Create another store of the same type and workers, for a purpose that does not concern the first one.
 
     All workers must call this function, as `create`.
@@ -193,7 +193,7 @@ def _store_class() -> type[KVStore]:
 
     if not recording():
         return KVStore
-    from .recorded import RecordedKVStore
+    from .recorded_store import RecordedKVStore
 
     return RecordedKVStore
 
@@ -208,7 +208,7 @@ def _tell_created(store: KVStore, backend: Backend) -> None:
     from .settings.launchers import detect
 
     introduce(f"worker {backend.rank}")
-    stacks.watch(store, whereabouts)
+    stacks.watch(store, describe_state)
     log = logging.getLogger(backend.logger)
     if not log.isEnabledFor(logging.INFO):
         return

@@ -52,17 +52,17 @@ class Step:
 
     def send(self, store: KVStore) -> None:
         """Call the store: one pushpull if `pushpull` requested all results, else a push and a pull."""
-        store._do([], store._backend.prepare_step)
+        store._run_after([], store._backend.prepare_step)
         at_once = bool(self._values) and self._values.keys() == self._outs.keys()
         later = self._pulled if at_once else [*self._outs.items(), *self._pulled]
         if later:
-            store._do([], _check_outs, store._backend, later)
+            store._run_after([], _check_outs, store._backend, later)
         if at_once:
             in_place = all(self._outs[key] is values for key, values in self._values.items())
             store.pushpull(*_lists(self._values), out=None if in_place else list(self._outs.values()))
         elif self._values:
             store.push(*_lists(self._values))
-            store._do([], store._backend.settle_pushes)
+            store._run_after([], store._backend.settle_pushes)
             if self._outs:
                 store.pull(*_lists(self._outs))
         for read in self._reads:

@@ -21,6 +21,7 @@ import numpy as np
 from .arrays.element_types import dtype_named
 from .arrays.grouping import Group, Key, group, pair_rows, plain_key
 from .arrays.sparse import RowSparseArray
+from .atomic_files import checked_path
 from .base import KVStoreBase, check_capability
 from .compression import create as create_codec
 from .compression.feedback import required
@@ -36,7 +37,6 @@ from .errors import (
     KVStoreError,
     TimeoutError,
 )
-from .files import name_of
 from .observe.counters import CALLS, Seconds, Transferred, Waits, seconds_of, waits_of
 from .observe.native._observe import Counters
 from .observe.timeline.marks import Marks
@@ -123,8 +123,8 @@ class KVStore(KVStoreBase):
         self._before_join: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._collective: CollectiveCalls | None = None
         self._making_collective = threading.Lock()
-        self._side: KVStore | None = None  # of `_beside`
-        self._has_sides = False  # of `_beside`
+        self._side: KVStore | None = None  # of `_side_copy`
+        self._has_sides = False  # of `_side_copy`
         self._steps: dict[int, Step] = {}  # that are open, by thread
         #: The caller's optimizer, and the same if the store updates with a copy of it.
         self._optimizer: Optimizer | None = None
@@ -155,7 +155,7 @@ class KVStore(KVStoreBase):
         """
         groups = group(key, value)
         self._check_new(groups)
-        self._wait_in(groups, self._init, groups)
+        self._run_waiting(groups, self._init, groups)
         self._count("init")
 
     def _check_new(self, groups: list[Group]) -> None:
@@ -170,7 +170,7 @@ class KVStore(KVStoreBase):
 
     def _init(self, groups: list[Group]) -> None:
         self._backend.init(groups)
-        self._hold_more(groups)
+        self._count_keys(groups)
 
     def push(self, key: Any, value: Any, priority: int = 0, async_op: bool = False) -> Work | None:
         """Sum the values of each key and update the stored weight with the sum.
@@ -204,10 +204,10 @@ class KVStore(KVStoreBase):
             self._send_changes(followed)
         quick = backend.has_quick_push_and_pull or (type(key) is list and backend.quick_lists)
         quick = quick and type(priority) is int and not async_op
-        if quick and self._quickly(key, value, None, "push"):
+        if quick and self._run_quick(key, value, None, "push"):
             return None
         groups = group(key, value)
-        rank = _whole(priority)
+        rank = _checked_int(priority)
         if async_op:
             return self._start("push", groups, rank, groups)
         self._run("push", groups, groups)
@@ -240,13 +240,13 @@ class KVStore(KVStoreBase):
             raise ArrayError("pull needs `out`, the array or arrays to write to")
         backend = self._backend
         if self._steps and (step := self._own_step(async_op)) and step.has_any(group(key, out, "out")):
-            step.pull(group(key, out, "out"), key, out, _whole(priority), ignore_sparse)
+            step.pull(group(key, out, "out"), key, out, _checked_int(priority), ignore_sparse)
             return None
         quick = backend.has_quick_push_and_pull or (type(key) is list and backend.quick_lists)
         quick = quick and type(priority) is int and not async_op
-        if quick and self._quickly(key, None, out, "pull"):
+        if quick and self._run_quick(key, None, out, "pull"):
             return None
-        groups, rank = group(key, out, "out"), _whole(priority)
+        groups, rank = group(key, out, "out"), _checked_int(priority)
         if async_op:
             return self._start("pull", groups, rank, groups, ignore_sparse)
         self._run("pull", groups, groups, ignore_sparse)
@@ -274,14 +274,14 @@ class KVStore(KVStoreBase):
         UpdaterError
             The updater raised an error. The key on which it raised has not changed.
         """
-        rank = priority if type(priority) is int else _whole(priority)
+        rank = priority if type(priority) is int else _checked_int(priority)
         if self._steps and (step := self._own_step(async_op)) is not None:
             given = group(key, value)
             step.push(given, given if out is None else group(key, out, "out"))
             return None
         if (followed := self._followed) is not None and followed.seen != REVISION.number:
             self._send_changes(followed)
-        if not async_op and self._quickly(key, value, out):
+        if not async_op and self._run_quick(key, value, out):
             return None
         groups = group(key, value)
         outs = None if out is None else group(key, out, "out")
@@ -326,7 +326,7 @@ class KVStore(KVStoreBase):
             raise ArrayError("broadcast needs `out`, the array or arrays to write to")
         groups, outs = group(key, value), group(key, out, "out")
         self._check_new(groups)
-        self._wait_in(groups, self._broadcast, groups, outs)
+        self._run_waiting(groups, self._broadcast, groups, outs)
         self._count("init")
 
     def _broadcast(self, groups: list[Group], outs: list[Group]) -> None:
@@ -342,7 +342,7 @@ class KVStore(KVStoreBase):
         except Exception:
             self._backend.discard([key for key, values in groups if values])
             raise
-        self._hold_more(groups)
+        self._count_keys(groups)
 
     def row_sparse_pull(
         self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None, async_op: bool = False
@@ -371,9 +371,9 @@ class KVStore(KVStoreBase):
             The numbers of outputs and `row_ids` differ, or the shapes do not match.
         """
         quick = self._backend.has_quick_row_sparse_pull and type(priority) is int and not async_op
-        if quick and not self._steps and self._quickly(key, row_ids, out, "row_sparse_pull"):
+        if quick and not self._steps and self._run_quick(key, row_ids, out, "row_sparse_pull"):
             return None
-        wanted, rank = pair_rows(key, out, row_ids), _whole(priority)
+        wanted, rank = pair_rows(key, out, row_ids), _checked_int(priority)
         keys: list[Group] = [(name, []) for name, _ in wanted]
         if self._steps and (step := self._own_step(async_op)) and step.has_any(keys):
             step.read("row_sparse_pull", key, out, priority, row_ids)
@@ -509,7 +509,7 @@ class KVStore(KVStoreBase):
         >>> loss
         array([0.25])
         """
-        return self._together().all_reduce(array, average, async_op)
+        return self._collective_calls().all_reduce(array, average, async_op)
 
     def broadcast_object(self, value: Any = None, root: int = 0) -> Any:
         """Return the object that worker `root` passes, on all workers.
@@ -537,16 +537,16 @@ class KVStore(KVStoreBase):
         CapabilityError, PeerLostError
             As `all_reduce`; its notes are valid here, too.
         """
-        return self._together().broadcast_object(value, root)
+        return self._collective_calls().broadcast_object(value, root)
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """Return the objects of all workers, by rank; see `broadcast_object`.
 
         The list has no entry for a worker that has joined, or is lost.
         """
-        return self._together().all_gather_object(value)
+        return self._collective_calls().all_gather_object(value)
 
-    def _together(self) -> CollectiveCalls:
+    def _collective_calls(self) -> CollectiveCalls:
         """Return the collective operations of the workers of this store, which need no key."""
         self._check_open()
         if self._collective is None:
@@ -561,12 +561,12 @@ class KVStore(KVStoreBase):
     def _side_keys(self) -> SideKeys:
         from .collective.meeting import SideKeys
 
-        self._side = side = self._beside()
+        self._side = side = self._side_copy()
         place = self.rank, self.num_workers, self._backend.waits_concurrently
         expects = _never if outlives_workers(self) else self._backend.expects
         return SideKeys(*place, self._engine, side.init, side.pushpull, side._start, expects)
 
-    def _beside(self) -> KVStore:
+    def _side_copy(self) -> KVStore:
         """Return a store for side keys, with the same engine, and with counters that are not published."""
         side = KVStore.__new__(KVStore)
         side.__dict__.update(self.__dict__)
@@ -604,15 +604,17 @@ class KVStore(KVStoreBase):
             raise ArgumentError(
                 f"set_optimizer takes an Optimizer such as kv.optimizer.create('sgd'), not {optimizer!r}"
             )
-        self._do_all(partial(self._install, optimizer, partial(self._backend.set_optimizer, optimizer)))
-        self._tell("optimizer of store %r: %r", self._type, optimizer)
+        self._run_after_all(
+            partial(self._install, optimizer, partial(self._backend.set_optimizer, optimizer))
+        )
+        self._log_change("optimizer of store %r: %r", self._type, optimizer)
 
     def _install(self, optimizer: Optimizer | None, install: Callable[[], None]) -> None:
         install()
         self._optimizer, self._followed = optimizer, None
-        self._follow_copy()
+        self._watch_optimizer()
 
-    def _follow_copy(self) -> None:
+    def _watch_optimizer(self) -> None:
         """Watch the caller's optimizer from now on, if the store updates with another object."""
         updater, optimizer = self._backend.updater, self._optimizer
         if optimizer is None or updater is None:
@@ -624,7 +626,7 @@ class KVStore(KVStoreBase):
             with suppress(ConfigError):  # no description, and replaced by one from a file
                 self._followed = Followed(optimizer)
 
-    def _follow(self) -> None:
+    def _send_new_settings(self) -> None:
         """Send the changes that the caller has made to the optimizer."""
         if (followed := self._followed) is not None and followed.seen != REVISION.number:
             self._send_changes(followed)
@@ -632,17 +634,17 @@ class KVStore(KVStoreBase):
     def _send_changes(self, followed: Followed) -> None:
         changes, config, number = followed.changed()
         if changes:
-            self._do_all(partial(self._backend.configure, changes))
+            self._run_after_all(partial(self._backend.configure, changes))
         followed.note(config, number)
 
     def _change_settings(self, changes: dict[str, Any], change: Callable[[], None]) -> None:
         """Change settings of the store's optimizer, and those of the caller's object."""
-        self._follow()
-        self._do_all(change)
+        self._send_new_settings()
+        self._run_after_all(change)
         if self._followed is not None:
             self._followed.take(changes)
 
-    def _adopt_settings(self, adopt: Callable[[], None]) -> None:
+    def _load_settings(self, adopt: Callable[[], None]) -> None:
         """Run a function that can read settings from a file.
 
         The caller's object gets the changed settings.
@@ -651,7 +653,7 @@ class KVStore(KVStoreBase):
         adopt()
         after = _config_of(self._backend.updater)
         changes = differing(after, before) if before and after else {}
-        self._follow_copy()
+        self._watch_optimizer()
         if self._followed is not None and changes:
             self._followed.take(changes)
 
@@ -670,7 +672,7 @@ class KVStore(KVStoreBase):
         """
         self._check_updater("update_optimizer")
         self._change_settings(changes, partial(self._backend.configure, changes))
-        self._tell("optimizer of store %r, changes: %r", self._type, changes)
+        self._log_change("optimizer of store %r, changes: %r", self._type, changes)
 
     def set_learning_rate(self, lr: float) -> None:
         """Change the learning rate. The change takes effect at the next push of each key.
@@ -698,8 +700,8 @@ class KVStore(KVStoreBase):
         if updater is not None and not callable(updater):
             raise ArgumentError(f"set_updater takes a callable updater(key, merged, stored), not {updater!r}")
         optimizer = updater.optimizer if isinstance(updater, Updater) else None
-        self._do_all(partial(self._install, optimizer, partial(self._backend.set_updater, updater)))
-        self._tell("updater of store %r: %r", self._type, updater)
+        self._run_after_all(partial(self._install, optimizer, partial(self._backend.set_updater, updater)))
+        self._log_change("updater of store %r: %r", self._type, updater)
 
     def set_gradient_compression(self, compression_params: dict[str, Any]) -> None:
         """Compress gradients between devices or workers, from the next push of each key.
@@ -727,8 +729,10 @@ class KVStore(KVStoreBase):
         """
         self._check_compresses()
         codec = create_codec(compression_params)
-        self._do_all(partial(self._backend.set_compression, codec))
-        self._tell("gradients of store %r are compressed by %s: %r", self._type, codec.name, codec.config())
+        self._run_after_all(partial(self._backend.set_compression, codec))
+        self._log_change(
+            "gradients of store %r are compressed by %s: %r", self._type, codec.name, codec.config()
+        )
 
     def save_residuals(self, fname: PathLike) -> None:
         """Write the residuals of gradient compression to a safetensors file, atomically.
@@ -745,8 +749,8 @@ class KVStore(KVStoreBase):
             The file cannot be written (also an OSError). The old file is unchanged.
         """
         self._check_compresses()
-        path = name_of(fname)
-        self._do_all(lambda: required(self._backend.feedback, "save_residuals").save(path))
+        path = checked_path(fname)
+        self._run_after_all(lambda: required(self._backend.feedback, "save_residuals").save(path))
 
     def load_residuals(self, fname: PathLike) -> None:
         """Read the residuals that `save_residuals` wrote. All keys of the file must be initialised.
@@ -762,8 +766,8 @@ class KVStore(KVStoreBase):
             No compression is set.
         """
         self._check_compresses()
-        path = name_of(fname)
-        self._do_all(
+        path = checked_path(fname)
+        self._run_after_all(
             lambda: required(self._backend.feedback, "load_residuals").load(
                 path, self._backend.key_templates()
             )
@@ -795,7 +799,7 @@ class KVStore(KVStoreBase):
             The file cannot be written (also an OSError). The old file is unchanged.
         """
         self._check_updater("save_optimizer_states")
-        self._do_all(partial(self._backend.save_states, name_of(fname), dump_optimizer))
+        self._run_after_all(partial(self._backend.save_states, checked_path(fname), dump_optimizer))
 
     def load_optimizer_states(self, fname: PathLike) -> None:
         """Read the states that `save_optimizer_states` wrote.
@@ -809,8 +813,8 @@ class KVStore(KVStoreBase):
             No optimizer is set.
         """
         self._check_updater("load_optimizer_states")
-        load = partial(self._backend.load_states, name_of(fname))
-        self._do_all(partial(self._adopt_settings, load))
+        load = partial(self._backend.load_states, checked_path(fname))
+        self._run_after_all(partial(self._load_settings, load))
 
     def save(self, path: PathLike) -> None:
         """Write the values of all keys to a safetensors file, atomically.
@@ -822,7 +826,7 @@ class KVStore(KVStoreBase):
         """
         from .checkpoint import values
 
-        self._do_all(partial(values.save, self._backend, name_of(path)))
+        self._run_after_all(partial(values.save, self._backend, checked_path(path)))
 
     def load(self, path: PathLike) -> None:
         """Read the values that `save` wrote. Existing keys are overwritten; other keys are initialised.
@@ -835,7 +839,7 @@ class KVStore(KVStoreBase):
         """
         from .checkpoint import values
 
-        write_with(self, partial(values.load, path=name_of(path)))
+        write_with(self, partial(values.load, path=checked_path(path)))
 
     # --------------------------------------------------------------------------------------- the job
 
@@ -883,7 +887,7 @@ class KVStore(KVStoreBase):
 
     def barrier(self) -> None:
         """Wait until every worker has called `barrier`. It does not wait for asynchronous operations."""
-        self._wait_in([], self._backend.barrier)
+        self._run_waiting([], self._backend.barrier)
         self._count("barrier")
 
     def join(self) -> None:
@@ -896,14 +900,16 @@ class KVStore(KVStoreBase):
             announce = reference()
             if announce is not None:
                 announce()
-        self._do_all(self._backend.join)
+        self._run_after_all(self._backend.join)
 
     def send_command_to_servers(self, head: int, body: str) -> None:
         """Send a command to every server and wait until all servers have received it.
 
         Servers log commands that they do not know. In a store without servers the call does nothing.
         """
-        self._do_all(partial(self._backend.command, _whole(head, "the head of a command"), str(body)))
+        self._run_after_all(
+            partial(self._backend.command, _checked_int(head, "the head of a command"), str(body))
+        )
 
     # ------------------------------------------------------------------------------------ inspection
 
@@ -918,7 +924,7 @@ class KVStore(KVStoreBase):
         PeerLostError, FencedError
             The scheduler is lost, or this worker was declared lost.
         """
-        return list(self._do_all(self._backend.keys))
+        return list(self._run_after_all(self._backend.keys))
 
     def __len__(self) -> int:
         return len(self.keys())
@@ -930,7 +936,7 @@ class KVStore(KVStoreBase):
         name = plain_key(key)
         try:
             self._check_new([(name, [])])
-            self._do([(name, [])], self._backend.kind, name)
+            self._run_after([(name, [])], self._backend.kind, name)
         except (KeyNotFoundError, KeyKindError):
             return False
         return True
@@ -949,7 +955,7 @@ class KVStore(KVStoreBase):
             all rows were written.
         """
         name = plain_key(key)
-        return self._wait_in([(name, [])], self._backend.view, name)
+        return self._run_waiting([(name, [])], self._backend.view, name)
 
     def empty(self, key: Key) -> Any:
         """Return a new uninitialised array with the key's shape and element type, in the store's memory.
@@ -967,7 +973,7 @@ class KVStore(KVStoreBase):
             The key is row-sparse.
         """
         name = plain_key(key)
-        return self._do([(name, [])], self._backend.empty, name)
+        return self._run_after([(name, [])], self._backend.empty, name)
 
     def attach(self, key: Key, array: Any) -> Any:
         """Create an array with `empty`, copy `array` into it, and return it. Use it in place of `array`.
@@ -977,12 +983,12 @@ class KVStore(KVStoreBase):
         KeyNotFoundError, ArrayError, ShapeError
         """
         home = self.empty(key)
-        self._do([(plain_key(key), [])], self._backend.copy_into, home, array, key)
+        self._run_after([(plain_key(key), [])], self._backend.copy_into, home, array, key)
         return home
 
     def placement(self) -> dict[Key, list[tuple[str, int]]]:
         """Return the location of each key: a list of pairs of location and size in bytes."""
-        return dict(self._do_all(self._backend.placement))
+        return dict(self._run_after_all(self._backend.placement))
 
     def statistics(self) -> Statistics:
         """Return counts of the operations of this store since its creation.
@@ -1025,7 +1031,7 @@ class KVStore(KVStoreBase):
         A second call does nothing; if another thread is closing the store, the call returns after that.
         """
         self._engine.close()
-        self._alone(self._shut, not self._engine.nested())
+        self._with_lock(self._close_once, not self._engine.in_own_operation())
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         """Refuse copies and pickles: a partial copy would free the memory of this store."""
@@ -1068,12 +1074,12 @@ class KVStore(KVStoreBase):
 
     # --------------------------------------------------------------------------------------- helpers
 
-    def _shut(self, patiently: bool) -> None:
+    def _close_once(self, patiently: bool) -> None:
         from .observe import metrics
         from .observe.timeline import recording
 
         if patiently:
-            self._engine.turns.wait_for_all(self._config.timeout)
+            self._engine.key_locks.wait_until_free(self._config.timeout)
         if self._closed:  # by another thread, possibly during that wait
             return
         self._closed = True
@@ -1084,9 +1090,9 @@ class KVStore(KVStoreBase):
         metrics.update()
         recording.write_if_last()
         seconds, done = time.monotonic() - self._created, self._pushes_and_pulls()
-        self._tell("store %r closed after %.1f s: %d pushes, %d pulls", self._type, seconds, *done)
+        self._log_change("store %r closed after %.1f s: %d pushes, %d pulls", self._type, seconds, *done)
 
-    def _tell(self, text: str, *arguments: Any) -> None:
+    def _log_change(self, text: str, *arguments: Any) -> None:
         """Log a change of the job."""
         import logging
 
@@ -1096,31 +1102,31 @@ class KVStore(KVStoreBase):
         if self._closed:
             raise ClosedError(f"this {self._type!r} store is closed; create a new one")
 
-    def _do(self, groups: list[Group], run: Callable[..., Any], *args: Any) -> Any:
+    def _run_after(self, groups: list[Group], run: Callable[..., Any], *args: Any) -> Any:
         """Run now, after the running operations on these keys."""
         if self._engine.busy:
             self._engine.wait_for(key for key, _ in groups)
-        return self._exclusively(run, *args)
+        return self._run_locked(run, *args)
 
     def _run(self, verb: str, groups: list[Group], *arguments: Any) -> None:
         """Run a method; without the lock if several threads can wait concurrently."""
-        if not self._backend.waits_concurrently or self._engine.nested():
+        if not self._backend.waits_concurrently or self._engine.in_own_operation():
             call = getattr(self._backend, verb)
             if self._engine.busy:
-                call = self._placed(verb, [key for key, _ in groups], call)
-            self._do(groups, call, *arguments)
-        elif not self._backend.takes_turns:
-            self._do(groups, self._backend.begin, verb, arguments, None)()
+                call = self._in_call_order(verb, [key for key, _ in groups], call)
+            self._run_after(groups, call, *arguments)
+        elif not self._backend.locks_keys:
+            self._run_after(groups, self._backend.begin, verb, arguments, None)()
         else:
             keys = [key for key, _ in groups]
-            self._in_turn(keys, self._begin, verb, keys, arguments, None)
+            self._run_with_keys(keys, self._begin, verb, keys, arguments, None)
         self._count(verb)
 
     def _count(self, verb: str) -> None:
         """Count a successful call."""
         self._counters.count(_CALL[verb])
 
-    def _hold_more(self, groups: list[Group]) -> None:
+    def _count_keys(self, groups: list[Group]) -> None:
         """Update the published size of the store, after new keys."""
         new = [(key, values[0]) for key, values in groups if values]
         self._counters.hold_more(len(new), sum(self._bytes_of(key, value) for key, value in new))
@@ -1135,7 +1141,7 @@ class KVStore(KVStoreBase):
             return 0
         return math.prod(shape) * dtype_named(dtype).itemsize
 
-    def _in_turn(self, keys: list[Key], begin: Callable[..., Callable[[], Any]], *args: Any) -> Any:
+    def _run_with_keys(self, keys: list[Key], begin: Callable[..., Callable[[], Any]], *args: Any) -> Any:
         """Run an operation while this thread has the locks of its keys.
 
         `begin` returns the end of the operation.
@@ -1143,44 +1149,44 @@ class KVStore(KVStoreBase):
         if self._engine.busy:
             self._engine.wait_for(keys)
         try:
-            return self._engine.run_inside(begin(*args))
+            return self._engine.run_unlocked(begin(*args))
         finally:
-            self._engine.turns.leave(keys)
+            self._engine.key_locks.release(keys)
 
     def _begin(
         self, verb: str, keys: list[Key], arguments: tuple[Any, ...], priority: int | None
     ) -> Callable[[], None]:
         """Begin an operation under the lock, which is released during waits for other workers."""
-        if self._backend.takes_turns:
-            begun = self._exclusively(self._enter, verb, keys, arguments, priority)
+        if self._backend.locks_keys:
+            begun = self._run_locked(self._enter, verb, keys, arguments, priority)
             if begun is not None:
                 return begun  # type: ignore[no-any-return]
-            self._engine.run_inside(self._backend.wait_for_free_slot, verb, keys)
-        return self._exclusively(self._backend.begin, verb, arguments, priority)  # type: ignore[no-any-return]
+            self._engine.run_unlocked(self._backend.wait_for_free_slot, verb, keys)
+        return self._run_locked(self._backend.begin, verb, arguments, priority)  # type: ignore[no-any-return]
 
     def _enter(self, verb: str, keys: list[Key], arguments: tuple[Any, ...], priority: int | None) -> Any:
         """Acquire the keys, and begin the operation if it needs no wait; else return None."""
-        self._take_turn(keys)
+        self._acquire_keys(keys)
         if self._backend.is_clear(verb, keys):
             return self._backend.begin(verb, arguments, priority)
         return None
 
-    def _take_turn(self, keys: list[Key]) -> None:
-        self._engine.turns.take(keys, self._config.timeout)
+    def _acquire_keys(self, keys: list[Key]) -> None:
+        self._engine.key_locks.acquire(keys, self._config.timeout)
         self._check_open()  # another thread can have closed the store during the wait
 
-    def _wait_in(self, groups: list[Group], run: Callable[..., Any], *args: Any) -> Any:
+    def _run_waiting(self, groups: list[Group], run: Callable[..., Any], *args: Any) -> Any:
         """Run a function that can wait for other workers; if keys have locks, it needs only these."""
-        if not self._backend.takes_turns or self._engine.nested():
-            return self._do(groups, run, *args)
+        if not self._backend.locks_keys or self._engine.in_own_operation():
+            return self._run_after(groups, run, *args)
         keys = [key for key, _ in groups]
-        return self._in_turn(keys, self._take, keys, partial(run, *args))
+        return self._run_with_keys(keys, self._acquired, keys, partial(run, *args))
 
-    def _take(self, keys: list[Key], run: Callable[[], Any]) -> Callable[[], Any]:
-        self._exclusively(self._take_turn, keys)
+    def _acquired(self, keys: list[Key], run: Callable[[], Any]) -> Callable[[], Any]:
+        self._run_locked(self._acquire_keys, keys)
         return run
 
-    def _quickly(self, key: Any, value: Any, out: Any, verb: str = "pushpull") -> bool:
+    def _run_quick(self, key: Any, value: Any, out: Any, verb: str = "pushpull") -> bool:
         """Run a usual call in few steps, if no operation and no other thread is active.
 
         Helper functions are inlined here: with cold caches, as in a job of several processes, each call costs
@@ -1188,14 +1194,14 @@ class KVStore(KVStoreBase):
         """
         kind, backend, engine = type(key), self._backend, self._engine
         several = kind is list and backend.quick_lists
-        turns = engine.turns
+        key_locks = engine.key_locks
         if (kind is not str and kind is not int and not several) or engine.busy:
             return False
-        if turns.waiting and (several or turns.wanted((key,))):
+        if key_locks.waiters and (several or key_locks.has_waiter((key,))):
             return False
         lock, done, me, enters = engine.exclusive, None, get_ident(), False
-        keys = list(key) if several and backend.takes_turns else ()  # the caller can change its list
-        taken = turns.taken
+        keys = list(key) if several and backend.locks_keys else ()  # the caller can change its list
+        taken = key_locks.holders
         try:
             try:
                 if not lock.acquire(False) or (taken and (several or key in taken)):
@@ -1215,19 +1221,19 @@ class KVStore(KVStoreBase):
                 if done is True:
                     self._counters.count(_CALL[verb])
                     return True
-                if backend.takes_turns:
+                if backend.locks_keys:
                     if several:
                         taken.update(dict.fromkeys(keys, me))
                     else:
                         taken[key] = me
-                    enters = me not in engine.threads_inside
+                    enters = me not in engine.unlocked_threads
             finally:
                 try:  # noqa: SIM105 - a context manager is a step of its own
                     lock.release()
                 except RuntimeError:
                     pass
             if enters:
-                engine.threads_inside.add(me)
+                engine.unlocked_threads.add(me)
             done()
             self._counters.count(_CALL[verb])
             return True
@@ -1235,27 +1241,27 @@ class KVStore(KVStoreBase):
             backend.give_up_quick(error)
             raise
         finally:
-            took = done and backend.takes_turns and not several and key in taken and taken[key] == me
+            took = done and backend.locks_keys and not several and key in taken and taken[key] == me
             if keys and done:
-                turns.leave(keys)
+                key_locks.release(keys)
             if took:
                 del taken[key]  # first: Ctrl-C can be raised after each call
             if enters:
-                engine.threads_inside.discard(me)
-            if took and turns.waiting and turns.wanted((key,)):
-                turns.tell()
+                engine.unlocked_threads.discard(me)
+            if took and key_locks.waiters and key_locks.has_waiter((key,)):
+                key_locks.wake()
 
-    def _start_quickly(self, keys: list[Any], values: Any, outs: Any, divisor: int) -> Work | None:
+    def _start_quick_sum(self, keys: list[Any], values: Any, outs: Any, divisor: int) -> Work | None:
         """Begin a usual `pushpull` that the caller waits for next.
 
-        Return None if a condition of `_quickly` is not met.
+        Return None if a condition of `_run_quick` is not met.
         """
         engine, done = self._engine, None
-        lock, turns = engine.exclusive, engine.turns
-        if engine.busy or turns.waiting or not self._backend.starts_quick_sums:
+        lock, key_locks = engine.exclusive, engine.key_locks
+        if engine.busy or key_locks.waiters or not self._backend.starts_quick_sums:
             return None
         try:
-            if not lock.acquire(False) or turns.taken or self._closed:
+            if not lock.acquire(False) or key_locks.holders or self._closed:
                 return None
             done = self._backend.start_quick_sum(keys, values, outs, divisor)
         finally:
@@ -1265,27 +1271,27 @@ class KVStore(KVStoreBase):
                 pass
         if done is None:
             return None
-        end = self._ending("pushpull", [(key, [value]) for key, value in zip(keys, values, strict=True)])
-        return engine.postpone(partial(end, done), f"pushpull of {len(keys)} keys")
+        end = self._counted_end("pushpull", [(key, [value]) for key, value in zip(keys, values, strict=True)])
+        return engine.finish_in_wait(partial(end, done), f"pushpull of {len(keys)} keys")
 
-    def _do_all(self, run: Callable[[], Any]) -> Any:
+    def _run_after_all(self, run: Callable[[], Any]) -> Any:
         """Run now, after all running operations."""
         if self._engine.busy:
             self._engine.wait_all()
-        return self._exclusively(run)
+        return self._run_locked(run)
 
-    def _exclusively(self, run: Callable[..., Any], *args: Any) -> Any:
+    def _run_locked(self, run: Callable[..., Any], *args: Any) -> Any:
         """Run while no other thread uses the values, if the store is open."""
-        return self._alone(self._run_open, run, *args)
+        return self._with_lock(self._run_open, run, *args)
 
     def _run_open(self, run: Callable[..., Any], *args: Any) -> Any:
         self._check_open()
         return run(*args)
 
-    def _alone(self, run: Callable[..., Any], *args: Any) -> Any:
+    def _with_lock(self, run: Callable[..., Any], *args: Any) -> Any:
         """Run while no other thread uses the values."""
         lock = self._engine.exclusive
-        if self._engine.nested():
+        if self._engine.in_own_operation():
             return run(*args)
         try:
             if not lock.acquire(timeout=self._config.timeout):
@@ -1316,39 +1322,39 @@ class KVStore(KVStoreBase):
         `then` is called at the end of the operation.
         """
         self._check_open()
-        end = self._ending(verb, groups)
-        end = end if then is None else partial(_end_and, then, end)
+        end = self._counted_end(verb, groups)
+        end = end if then is None else partial(_end_then, then, end)
         keys = [key for key, _ in groups]
         what = f"{verb} of {keys[0]!r}" if len(keys) == 1 else f"{verb} of {len(keys)} keys"
         arguments = self._backend.capture_streams(arguments)
         call = getattr(self._backend, verb)
-        run: Callable[[], Any] = partial(self._exclusively, call, *arguments)
-        if self._engine.inside():
+        run: Callable[[], Any] = partial(self._run_locked, call, *arguments)
+        if self._engine.in_operation():
             return self._engine.run_now(partial(end, run), what)
         if not self._backend.begins_async:
-            run = partial(self._exclusively, self._placed(verb, keys, call), *arguments)
+            run = partial(self._run_locked, self._in_call_order(verb, keys, call), *arguments)
             return self._engine.submit(keys, partial(end, run), priority, what)
         waits = waits and self._backend.can_resume
         # A started operation cannot be withdrawn.
-        with nullcontext() if waits else self._engine.announced(what):
+        with nullcontext() if waits else self._engine.thread_started(what):
             try:
                 run = self._begin(verb, keys, arguments, priority)
             except Exception as error:
                 run = partial(_raise, error)
             finally:
-                self._engine.turns.leave(keys)
+                self._engine.key_locks.release(keys)
             if waits:
-                return self._engine.postpone(partial(end, run), what)
+                return self._engine.finish_in_wait(partial(end, run), what)
             return self._engine.submit(keys, partial(end, run), priority, what)
 
-    def _placed(self, verb: str, keys: list[Key], call: Callable[..., Any]) -> Callable[..., Any]:
+    def _in_call_order(self, verb: str, keys: list[Key], call: Callable[..., Any]) -> Callable[..., Any]:
         """Return a call of a store of one process that can be applied after later calls."""
         updater = self._backend.updater
         if updater is None or verb not in ("push", "pushpull") or self._backend.begins_async:
             return call
         return self._order.placed(updater.optimizer, keys, call)
 
-    def _ending(self, verb: str, groups: list[Group]) -> Callable[[Callable[[], Any]], Any]:
+    def _counted_end(self, verb: str, groups: list[Group]) -> Callable[[Callable[[], Any]], Any]:
         """Begin an asynchronous operation; the returned function completes and counts it."""
         return partial(self._end, verb)
 
@@ -1363,7 +1369,7 @@ class KVStore(KVStoreBase):
             raise ConfigError(f"{verb}: this {self._type!r} store has no optimizer; call set_optimizer first")
 
 
-def _end_and(
+def _end_then(
     then: Callable[[], None], end: Callable[[Callable[[], Any]], Any], run: Callable[[], Any]
 ) -> None:
     """End an operation, and call `then`."""
@@ -1371,7 +1377,7 @@ def _end_and(
     then()
 
 
-def is_bound_by_processors(store: KVStore) -> bool:
+def uses_only_local_cpu(store: KVStore) -> bool:
     """Return whether an exchange of arrays on the host uses only the processors of the workers."""
     return store._backend.bound_by_processors
 
@@ -1402,8 +1408,8 @@ def start_pushpull(
     """
     if store._steps:
         store._own_step(async_op=True)  # raises in a step
-    store._follow()
-    if waits and type(key) is list and (work := store._start_quickly(key, value, out, divisor)) is not None:
+    store._send_new_settings()
+    if waits and type(key) is list and (work := store._start_quick_sum(key, value, out, divisor)) is not None:
         return work
     groups = group(key, value)
     outs = None if out is None else group(key, out, "out")
@@ -1418,7 +1424,7 @@ def call_before_join(store: KVStore, announce: Callable[[], None]) -> None:
 
 def side_store(store: KVStore) -> KVStore | None:
     """Return the store of side keys, whose rounds are sums in every store; None for a store of one worker."""
-    store._together()
+    store._collective_calls()
     return store._side
 
 
@@ -1429,20 +1435,20 @@ def updater_of(store: Any) -> Any:
 
 def read_with(store: KVStore, run: Callable[[Backend], T]) -> T:
     """Return ``run(backend)``, called after all running operations, while no other thread uses the values."""
-    result: T = store._do_all(partial(run, store._backend))
+    result: T = store._run_after_all(partial(run, store._backend))
     return result
 
 
-def adopt_with(store: KVStore, run: Callable[[Backend], None]) -> None:
+def load_settings_with(store: KVStore, run: Callable[[Backend], None]) -> None:
     """Call ``run(backend)``, which reads an optimizer's settings from a file, as `read_with` does."""
-    read_with(store, lambda backend: store._adopt_settings(partial(run, backend)))
+    read_with(store, lambda backend: store._load_settings(partial(run, backend)))
 
 
 def write_with(store: KVStore, run: Callable[[Backend], None]) -> None:
-    """Call ``run(backend)``, which overwrites values or creates keys, under the rules of `adopt_with`."""
+    """Call ``run(backend)``, which overwrites values or creates keys, as `load_settings_with` does."""
 
     def write(backend: Backend) -> None:
-        store._adopt_settings(partial(run, backend))
+        store._load_settings(partial(run, backend))
         store._counters.hold(*_sizes(backend.placement()))
 
     read_with(store, write)
@@ -1460,7 +1466,7 @@ def outlives_workers(store: KVStore) -> bool:
 
 def collective_of(store: KVStore) -> CollectiveCalls:
     """Return the collective operations of the workers of a store, which need no key."""
-    return store._together()
+    return store._collective_calls()
 
 
 def whole_step(store: Any) -> AbstractContextManager[None]:
@@ -1475,7 +1481,7 @@ def counters_of(store: Any) -> Counters | None:
 
 
 def _record(store: KVStore) -> StoreRecord:
-    """Describe a store for a timeline, as `whereabouts` does."""
+    """Describe a store for a timeline, as `describe_state` does."""
     from .observe.timeline.sources import StoreRecord
 
     numbers, names = store._counters.read(), store._backend.names()
@@ -1484,7 +1490,7 @@ def _record(store: KVStore) -> StoreRecord:
     )
 
 
-def whereabouts(store: KVStore) -> str:
+def describe_state(store: KVStore) -> str:
     """Describe a store for the report of a process that hangs: without a lock, and without waiting."""
     state = "closed" if store._closed else "open"
     return f"store {store.type!r}: worker {store.rank} of {store.num_workers}, {state}"
@@ -1520,7 +1526,7 @@ def _seconds(timeout: Any) -> float:
     return float(min(timeout, threading.TIMEOUT_MAX))
 
 
-def _whole(value: Any, what: str = "priority") -> int:
+def _checked_int(value: Any, what: str = "priority") -> int:
     try:
         return operator.index(value)
     except TypeError:

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from .atomic_files import atomic_replacement, open_regular_file, read_error
 from .errors import KeyKindError, KVStoreError, MissingBackendError, StateFileError
-from .files import open_regular, replacing, unreadable
 
 Array = npt.NDArray[Any]
 Content = TypeVar("Content")
@@ -56,7 +56,7 @@ def write(path: str, format_: str, content: str, tensors: Mapping[str, Array], f
     from safetensors.numpy import save_file
 
     bits, metadata = _sealed(format_, content, tensors, field)
-    with replacing(path) as beside:
+    with atomic_replacement(path) as beside:
         try:
             save_file(bits, beside, metadata)
         except SafetensorError as error:  # no space, for instance: an OSError of other writers
@@ -165,12 +165,12 @@ def _opened(path: str) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with open_regular(path) as file:
+        with open_regular_file(path) as file:
             _check_head(file.read(9), os.fstat(file.fileno()).st_size)
         with safe_open(path, framework="numpy") as tensors:
             yield tensors
     except OSError as error:
-        raise unreadable(path, error) from error
+        raise read_error(path, error) from error
     except StateFileError as error:
         raise StateFileError(f"{os.fsdecode(path)}: {error}") from error
     except (SafetensorError, *_DAMAGE) as error:

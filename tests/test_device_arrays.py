@@ -18,7 +18,7 @@ from lazy_driver import GpuArray, LazyDriver, installed, new_stream
 import kvstore as kv
 from kvstore.arrays import dlpack
 from kvstore.arrays.element_types import DTYPES
-from kvstore.devices import arrays, driver, memory, place, streams
+from kvstore.devices import arrays, driver, gpu_context, memory, streams
 
 Array = npt.NDArray[Any]
 
@@ -401,7 +401,7 @@ def test_memory_goes_back(fake: LazyDriver) -> None:
 
 
 def test_pinned_blocks_are_used_again_only_when_their_copy_is_made(fake: LazyDriver) -> None:
-    spot = place.GpuContext(fake, 0)  # type: ignore[arg-type]
+    spot = gpu_context.GpuContext(fake, 0)  # type: ignore[arg-type]
     targets = [GpuArray(fake, np.zeros(8)) for _ in range(30)]
     fake.run_all()
     stream = streams.Stream(0, new_stream(), fake)
@@ -420,7 +420,7 @@ def test_pinned_blocks_are_used_again_only_when_their_copy_is_made(fake: LazyDri
 
 
 def test_what_is_kept_is_kept_until_the_work_is_done(fake: LazyDriver) -> None:
-    spot = place.GpuContext(fake, 0)  # type: ignore[arg-type]
+    spot = gpu_context.GpuContext(fake, 0)  # type: ignore[arg-type]
     stream = streams.Stream(0, new_stream(), fake)
     held = Lender(np.ones(3))
     alive = weakref.ref(held)

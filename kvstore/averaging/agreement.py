@@ -14,11 +14,11 @@ from ..settings.definitions import SIDE
 from ..store import (
     KVStore,
     call_before_join,
-    is_bound_by_processors,
     outlives_workers,
     side_store,
     start_pushpull,
     starts_quick_sums,
+    uses_only_local_cpu,
 )
 from ..store_kinds import is_synchronous
 
@@ -51,7 +51,7 @@ class StepAgreement:
         self._rank, self._every = store.rank, every
         self._continues = outlives_workers(store)
         #: Whether another exchange can start before the replies of servers arrive.
-        self._has_delay = starts_quick_sums(store) and not is_bound_by_processors(store)
+        self._has_delay = starts_quick_sums(store) and not uses_only_local_cpu(store)
         self._side, self._key = side_store(store), f"{SIDE}steps/{prefix}"
         self._table = np.zeros((store.num_workers, 4), np.int64)
         self._joined: set[int] = set()

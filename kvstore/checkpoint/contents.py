@@ -34,7 +34,7 @@ Array: TypeAlias = "npt.NDArray[Any]"
 _FORMAT, _VERSION = "kvstore.checkpoint", "1"
 
 
-class Collected(NamedTuple):
+class CheckpointData(NamedTuple):
     """A checkpoint that can be written: no array is shared with a store or the caller."""
 
     head: bytes
@@ -46,7 +46,7 @@ class Collected(NamedTuple):
         return len(self.head) + sum(array.nbytes for array in self.tensors.values())
 
 
-class Contents(NamedTuple):
+class CheckpointContents(NamedTuple):
     """The content of a checkpoint file."""
 
     path: str
@@ -60,10 +60,10 @@ class Contents(NamedTuple):
 # ------------------------------------------------------------------------------------------------ writing
 
 
-def collect(backend: Backend, step: int, extra: str, arrays: Mapping[str, Array]) -> Collected:
+def collect(backend: Backend, step: int, extra: str, arrays: Mapping[str, Array]) -> CheckpointData:
     """Copy the content of a store; `extra` is JSON, and the arrays are copies already."""
     keys, tensors = values.describe(backend)
-    tensors = {name: _as_bits(_own(array)) for name, array in tensors.items()}
+    tensors = {name: _as_bits(_private_copy(array)) for name, array in tensors.items()}
     optimizer = None
     if backend.updater is not None:
         updater = backend.gather_states()
@@ -75,10 +75,10 @@ def collect(backend: Backend, step: int, extra: str, arrays: Mapping[str, Array]
         {"step": step, "extra": json.loads(extra), "keys": keys, "optimizer": optimizer, "arrays": types}
     )
     metadata = {"format": _FORMAT, "version": _VERSION, "content": content}
-    return Collected(file.header(metadata, tensors), tensors)
+    return CheckpointData(file.header(metadata, tensors), tensors)
 
 
-def _own(array: Array) -> Array:
+def _private_copy(array: Array) -> Array:
     """Return an array that no store writes to; arrays of live memory are views, and are copied."""
     return array if array.flags.owndata and array.flags.c_contiguous else pages.copy(array)
 
@@ -111,7 +111,7 @@ def as_json(extra: Any) -> str:
     return text
 
 
-def own_arrays(arrays: Any) -> dict[str, Array]:
+def copied_arrays(arrays: Any) -> dict[str, Array]:
     """Return copies of the caller's arrays.
 
     Raises
@@ -128,7 +128,7 @@ def own_arrays(arrays: Any) -> dict[str, Array]:
 # ------------------------------------------------------------------------------------------------ reading
 
 
-def read(path: str) -> Contents:
+def read(path: str) -> CheckpointContents:
     """Read a complete file.
 
     Raises
@@ -147,14 +147,14 @@ def read(path: str) -> Contents:
         raise StateFileError(f"{path} cannot be read: {error}") from error
 
 
-def _parsed(path: str, content: dict[str, Any], tensors: dict[str, Array]) -> Contents:
+def _parsed(path: str, content: dict[str, Any], tensors: dict[str, Array]) -> CheckpointContents:
     arrays = {name: _typed(tensors.pop(f"array/{name}"), dtype) for name, dtype in content["arrays"].items()}
     found = values.parse(content["keys"], tensors)
     text, optimizer = content["optimizer"], None
     if text is not None:
         of_optimizer = {name: array for name, array in tensors.items() if name.startswith("state/")}
         optimizer = states.parse(text, of_optimizer)
-    return Contents(path, content["step"], content["extra"], arrays, found, optimizer)
+    return CheckpointContents(path, content["step"], content["extra"], arrays, found, optimizer)
 
 
 def _typed(array: Array, dtype: str) -> Array:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from ..atomic_files import atomic_replacement, open_regular_file, read_error
 from ..errors import KeyKindError
-from ..files import open_regular, replacing, unreadable
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -50,7 +50,7 @@ def write(path: str, head: bytes, tensors: Mapping[str, Array], tell: Callable[[
     StateFileError
         A system call failed; an older file is unchanged.
     """
-    with contextlib.ExitStack() as held, replacing(path) as beside:
+    with contextlib.ExitStack() as held, atomic_replacement(path) as beside:
         descriptor = _open_locked(beside)
         held.callback(os.close, descriptor)  # and unlock, after the file has its name
         digest = hashlib.sha256()
@@ -162,7 +162,7 @@ def is_whole(path: str) -> bool:
         The file cannot be read.
     """
     try:
-        with open_regular(path) as file:
+        with open_regular_file(path) as file:
             left = os.fstat(file.fileno()).st_size - _DIGEST_BYTES
             digest = hashlib.sha256()
             while left > 0 and (piece := file.read(min(left, _PIECE))):
@@ -172,4 +172,4 @@ def is_whole(path: str) -> bool:
     except OSError as error:
         if error.errno in (errno.EISDIR, errno.EINVAL, errno.ENXIO, errno.ELOOP):
             return False  # a folder, a pipe, a socket, a link to itself: not a checkpoint
-        raise unreadable(path, error) from error
+        raise read_error(path, error) from error

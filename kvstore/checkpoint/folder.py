@@ -7,8 +7,8 @@ import logging
 import os
 import re
 
+from ..atomic_files import checked_path, read_error
 from ..errors import ConfigError, StateFileError
-from ..files import name_of, unreadable
 from . import file
 
 log = logging.getLogger("kvstore")
@@ -21,16 +21,16 @@ class CheckpointFolder:
     """A folder with a file for each step; files with other names are ignored."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = name_of(path)
+        self.path = checked_path(path)
         self._damaged: set[int] = set()
         try:
             os.makedirs(self.path, exist_ok=True)
             self._remove_abandoned()
         except FileExistsError as error:
             told = NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), self.path)
-            raise unreadable(self.path, told) from error
+            raise read_error(self.path, told) from error
         except OSError as error:
-            raise unreadable(self.path, error) from error
+            raise read_error(self.path, error) from error
 
     def _remove_abandoned(self) -> None:
         """Remove unfinished files of dead writers."""
@@ -47,7 +47,7 @@ class CheckpointFolder:
         try:
             found = [_NAME.fullmatch(name) for name in os.listdir(self.path)]
         except OSError as error:
-            raise unreadable(self.path, error) from error
+            raise read_error(self.path, error) from error
         return sorted(int(match[1]) for match in found if match)
 
     def newest(self) -> int | None:

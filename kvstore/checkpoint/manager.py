@@ -11,12 +11,12 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
+from ..atomic_files import has_new_content
 from ..errors import ArgumentError, ConfigError, KVStoreError, StateFileError
-from ..files import is_replaced
 from ..settings.options import store_config
 from ..store import KVStore, read_with
 from . import contents, file
-from .contents import Collected, Contents
+from .contents import CheckpointContents, CheckpointData
 from .folder import CheckpointFolder, log
 from .restoring import Checkpoint, restore
 from .writer import BackgroundWriter
@@ -126,16 +126,16 @@ class CheckpointManager:
     def _save(self, store: KVStore, number: int, text: str, arrays: Any) -> None:
         self._writer.wait()
         self._folder.check_newest(number)
-        own = contents.own_arrays(arrays)
+        own = contents.copied_arrays(arrays)
         found = read_with(store, partial(contents.collect, step=number, extra=text, arrays=own))
         path = self._folder.file_of(number)
         self._writer.start(f"the write of {path}", found.nbytes, partial(self._write, path, number, found))
 
-    def _write(self, path: str, step: int, found: Collected, tell: Any) -> None:
+    def _write(self, path: str, step: int, found: CheckpointData, tell: Any) -> None:
         try:
             file.write(path, found.head, found.tensors, tell)
         except StateFileError as error:
-            if is_replaced(error):
+            if has_new_content(error):
                 self._folder.rotate(step, self._keep)
             raise
         self._folder.rotate(step, self._keep)
@@ -185,7 +185,9 @@ class CheckpointManager:
         number = None if step is None else _whole(step, "step", 0)
         return restore(store, partial(self._find, number, check))
 
-    def _find(self, step: int | None, check: Callable[[Checkpoint], None] | None) -> Contents | None:
+    def _find(
+        self, step: int | None, check: Callable[[Checkpoint], None] | None
+    ) -> CheckpointContents | None:
         if step is None and not self._folder.steps():
             return None
         path = self._folder.newest_whole() if step is None else self._folder.check_whole(step)

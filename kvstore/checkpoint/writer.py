@@ -42,7 +42,7 @@ class BackgroundWriter:
 
     def _run(self, write: Callable[[Callable[[int], None]], None]) -> None:
         try:
-            write(self._tell)
+            write(self._add_written)
         except Exception as error:
             self._fail(error)
 
@@ -50,7 +50,7 @@ class BackgroundWriter:
         self._error = error
         log.error("%s", error)  # logged, because the program may end without a wait
 
-    def _tell(self, nbytes: int) -> None:
+    def _add_written(self, nbytes: int) -> None:
         self._written += nbytes
 
     def wait(self, timeout: float | None = None) -> None:

@@ -9,7 +9,7 @@ from ..errors import ArgumentError, ConfigError, KVStoreError
 from .exchange import ObjectExchange
 from .meeting import Meetings, SideKeys
 from .objects import NUMPY, ArrayKind, packed, unpacked
-from .reduction import Reduction, places_of
+from .reduction import Reduction, operands_of
 
 if TYPE_CHECKING:
     from ..engine import Engine, Work
@@ -33,8 +33,8 @@ class CollectiveCalls:
         """See `KVStore.all_reduce`."""
         arrays = array if isinstance(array, (list, tuple)) else [array]
         if self._alone:
-            places_of(arrays, average)
-            return self._engine.run_now(_nothing, "all_reduce") if async_op else None
+            operands_of(arrays, average)
+            return self._engine.run_now(_complete_at_once, "all_reduce") if async_op else None
         self._check_outside()
         if async_op:
             return self._reduction.start(arrays, average)
@@ -63,7 +63,7 @@ class CollectiveCalls:
 
     def _check_outside(self) -> None:
         """Raise in an updater: it would wait for the other workers, and they wait for its round."""
-        if self._engine.nested():
+        if self._engine.in_own_operation():
             raise ConfigError(
                 "all_reduce, broadcast_object and all_gather_object wait for all workers, which wait for the "
                 "operation that contains this call: call it outside of updaters"
@@ -80,5 +80,5 @@ def _rank(root: Any) -> int:
     return rank
 
 
-def _nothing() -> None:
+def _complete_at_once() -> None:
     """Complete at once: there is one worker."""

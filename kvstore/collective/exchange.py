@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArgumentError, ConfigError
-from .meeting import ALL_GATHER, BROADCAST, AllSaid, Meetings, Said, check_same
+from .meeting import ALL_GATHER, BROADCAST, Meetings, Message, Messages, check_same
 from .objects import ArrayKind, packed, unpacked
 
 _WORD = 4  # bytes: long objects are sent as int32
@@ -50,7 +50,7 @@ class ObjectExchange:
         self._meetings.wait()
         with self._meetings.lock:
             content = [np.frombuffer(data, np.uint8)]
-            heard = self._meetings.meet(Said(operation, what.encode(), len(data)), content)
+            heard = self._meetings.meet(Message(operation, what.encode(), len(data)), content)
             if error is not None:
                 raise error
             check_same(heard, sizes=False)
@@ -59,13 +59,13 @@ class ObjectExchange:
             return self._contents(heard, found, data)
 
     @staticmethod
-    def _check_sent(heard: AllSaid, senders: list[int]) -> None:
+    def _check_sent(heard: Messages, senders: list[int]) -> None:
         """Raise if a worker could not encode its object; each encoded object has at least one byte."""
         failed = [rank for rank in senders if not heard.nbytes(rank)]
         if failed:
             raise ArgumentError(f"worker {failed[0]} cannot send its object; its own error says why")
 
-    def _contents(self, heard: AllSaid, senders: list[int], data: bytes) -> dict[int, memoryview]:
+    def _contents(self, heard: Messages, senders: list[int], data: bytes) -> dict[int, memoryview]:
         """Return the contents by rank; long objects are sent in further rounds, side by side in one array."""
         found = {rank: heard.content(rank) for rank in senders if heard.is_here(rank)}
         later = [rank for rank in senders if rank not in found]

@@ -58,7 +58,7 @@ class SideKeys(NamedTuple):
     expects: Callable[[int], bool]
 
 
-class Said(NamedTuple):
+class Message(NamedTuple):
     """The message of one worker: its operation, the description, and the length of its content."""
 
     operation: int
@@ -66,10 +66,10 @@ class Said(NamedTuple):
     nbytes: int
 
 
-class AllSaid(NamedTuple):
+class Messages(NamedTuple):
     """The messages of the workers, by rank; None for a worker that does not take part any more."""
 
-    said: list[Said | None]
+    said: list[Message | None]
     data: bytes
     slot: int
 
@@ -122,11 +122,11 @@ class Meetings:
         self._making = threading.Lock()
         self._gone: set[int] = set()  # ranks that do not take part any more
 
-    def fits(self, said: Said) -> bool:
+    def fits(self, said: Message) -> bool:
         """Return whether the content fits into a slot."""
         return _begin(said.description) + said.nbytes <= self.slot
 
-    def meet(self, said: Said, content: Sequence[Array] = ()) -> AllSaid:
+    def meet(self, said: Message, content: Sequence[Array] = ()) -> Messages:
         """Send a message, with the content if it fits into a slot, and wait for the messages of all workers.
 
         The first meeting of a restarted worker can be the end of an operation that began without it.
@@ -134,11 +134,11 @@ class Meetings:
         while True:
             buffers = self._filled(said, content)
             self._sides.pushpull(_KEY, buffers.mine, out=buffers.sum)
-            heard = self._heard(buffers)
-            if said.operation == REDUCED or not heard_end(heard):
+            heard = self._received(buffers)
+            if said.operation == REDUCED or not ranks_at_end(heard):
                 return heard
 
-    def start(self, said: Said, content: Sequence[Array], end: Callable[[AllSaid], None]) -> Work:
+    def start(self, said: Message, content: Sequence[Array], end: Callable[[Messages], None]) -> Work:
         """Send a message and its content.
 
         `end` is called with the messages of all workers, when they have arrived.
@@ -147,7 +147,7 @@ class Meetings:
         groups: list[Group] = [(_KEY, [buffers.mine])]
 
         def then() -> None:
-            end(self._heard(buffers))
+            end(self._received(buffers))
 
         return self._sides.start("pushpull", groups, 0, groups, [(_KEY, [buffers.sum])], then=then)
 
@@ -165,7 +165,7 @@ class Meetings:
         if self._sides.engine.busy:
             self._sides.engine.wait_for([_KEY])
 
-    def _filled(self, said: Said, content: Sequence[Array]) -> _Buffers:
+    def _filled(self, said: Message, content: Sequence[Array]) -> _Buffers:
         """Return memory with this worker's slot filled, and memory for the sum."""
         self._make(_KEY, self.size * self.slot // 4, np.dtype(np.int32))
         buffers = self._free.pop() if self._free else _buffers(self.size * self.slot // 4)
@@ -177,21 +177,21 @@ class Meetings:
             buffers.slots[at : at + said.nbytes] = b"".join([array.tobytes() for array in content])
         return buffers
 
-    def _heard(self, buffers: _Buffers) -> AllSaid:
+    def _received(self, buffers: _Buffers) -> Messages:
         """Decode the sum, and release its memory for further use."""
         data = buffers.sum.tobytes()
         if len(self._free) < _KEPT:
             self._free.append(buffers)
         at = self.rank * self.slot
-        own = _said(data, at)  # usually equal in all workers
+        own = _decoded(data, at)  # usually equal in all workers
         begin = data[at : at + _HEAD.size + (len(own.description) if own else 0)]
         said = [
-            own if data.startswith(begin, at) else _said(data, at)
+            own if data.startswith(begin, at) else _decoded(data, at)
             for at in range(0, self.size * self.slot, self.slot)
         ]
         if None in said:
             self._check_absent([rank for rank, one in enumerate(said) if one is None])
-        return AllSaid(said, data, self.slot)
+        return Messages(said, data, self.slot)
 
     def _check_absent(self, ranks: list[int]) -> None:
         """Raise if the message of a present worker is missing."""
@@ -240,12 +240,12 @@ def _buffers(words: int) -> _Buffers:
     return _Buffers(mine, mine.data.cast("B"), np.empty(words, np.int32))
 
 
-def heard_end(heard: AllSaid) -> list[int]:
+def ranks_at_end(heard: Messages) -> list[int]:
     """Return the ranks that are at the end of an `all_reduce` of long arrays."""
     return [rank for rank, one in enumerate(heard.said) if one is not None and one.operation == REDUCED]
 
 
-def check_same(heard: AllSaid, sizes: bool = True) -> None:
+def check_same(heard: Messages, sizes: bool = True) -> None:
     """Raise, on all workers, unless all have called the same operation, with content of the same `sizes`."""
     (first, one), *others = [(rank, said) for rank, said in enumerate(heard.said) if said is not None]
     for rank, other in others:
@@ -253,7 +253,7 @@ def check_same(heard: AllSaid, sizes: bool = True) -> None:
             raise _differs(first, one, rank, other)
 
 
-def _differs(first: int, one: Said, rank: int, other: Said) -> KVStoreError:
+def _differs(first: int, one: Message, rank: int, other: Message) -> KVStoreError:
     text = (
         f"worker {first} has called {_called(one)}, worker {rank} {_called(other)}: all workers make the "
         "same calls in the same order, with the same shapes and element types. Nothing was changed"
@@ -263,18 +263,18 @@ def _differs(first: int, one: Said, rank: int, other: Said) -> KVStoreError:
     return DTypeError(text) if _types(one) != _types(other) else ShapeError(text)
 
 
-def _called(said: Said) -> str:
+def _called(said: Message) -> str:
     return f"{_CALLED.get(said.operation, 'something else')} of {said.description.decode(errors='replace')}"
 
 
-def _types(said: Said) -> list[bytes]:
+def _types(said: Message) -> list[bytes]:
     return [part.split(b" (")[0] for part in said.description.split(b"; ")]
 
 
-def _said(data: bytes, at: int) -> Said | None:
+def _decoded(data: bytes, at: int) -> Message | None:
     operation, length, nbytes = _HEAD.unpack_from(data, at)
     begin = at + _HEAD.size
-    return Said(operation, data[begin : begin + length], nbytes) if operation else None
+    return Message(operation, data[begin : begin + length], nbytes) if operation else None
 
 
 def _begin(description: bytes) -> int:

@@ -18,8 +18,8 @@ import numpy as np
 from .. import tensor_file
 from ..arrays import pages
 from ..arrays.element_types import bfloat16
+from ..atomic_files import atomic_replacement
 from ..errors import ConfigError, StateFileError
-from ..files import replacing
 from .descriptions import text_of
 from .optimizer import Array, Index, Optimizer, State
 
@@ -166,5 +166,5 @@ def read(path: str | os.PathLike[str]) -> Content:
 
 def write(path: str | os.PathLike[str], data: bytes) -> None:
     """Write a file atomically: it has its old or its new content at any time."""
-    with replacing(path) as beside:
+    with atomic_replacement(path) as beside:
         beside.write_bytes(data)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ..engine import Work, ended_at
 from ..observe.timeline.marks import Marks
 from .exchange import Gradients, Weights
-from .slots import Slot
+from .gradient_slots import Slot
 
 
 class Buckets:

@@ -18,7 +18,7 @@ from ..errors import CapabilityError, ConfigError
 from ..optimizer import Optimizer
 from ..optimizer.changes import REVISION, Followed
 from ..store import KVStore, divides, start_pushpull
-from .slots import Slot
+from .gradient_slots import Slot
 from .tensors import Tensor, array, divided, no_rows, rows_of, sparse_tensor, walked
 
 _ABSENT = (

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .slots import Slot
+from .gradient_slots import Slot
 from .tensors import Tensor, walked
 
 #: Settings of a group that choose the implementation of a step, and do not change its result.

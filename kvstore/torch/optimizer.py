@@ -18,16 +18,16 @@ from ..averaging.checks import check_not_late, check_store
 from ..errors import ArgumentError, ClosedError, ConfigError, KVStoreError
 from ..observe.timeline.marks import Marks
 from ..optimizer import Optimizer
-from ..store import KVStore, counters_of, is_bound_by_processors
+from ..store import KVStore, counters_of, uses_only_local_cpu
 from .buckets import Buckets
 from .exchange import Gradients, OnStore, Weights
 from .fingerprints import describe_settings, sum_bits
-from .overlap import overlaps
+from .gradient_slots import Slot, agree, slots
+from .hidden_gradients import hide, reveal
+from .overlap_choice import overlaps
 from .passes import BackwardPasses
 from .progress import Progress
-from .slots import Slot, agree, slots
 from .tensors import Tensor, check_prefix, kind
-from .unreadable import hide, reveal
 
 #: Attributes of the object itself; all others belong to the wrapped optimizer.
 _OWN = frozenset(
@@ -154,7 +154,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if update_on_kvstore:
             self._optimizer = OnStore(optimizer, [slot.parameter for slot in self._slots])
         self._ours = self._find_ours()
-        at_once = is_bound_by_processors(store) and not (self._overlap or whole_steps)
+        at_once = uses_only_local_cpu(store) and not (self._overlap or whole_steps)
         divisor = store.num_workers if average else 1
         self._sums = not update_on_kvstore and divisor < store.num_workers
         self._exchange = self._begin(store, prefix, divisor, whole_steps, at_once)

@@ -13,7 +13,7 @@ import torch
 from torch.autograd.function import BackwardCFunction
 
 from ..errors import ArrayError, ConfigError
-from .slots import Slot
+from .gradient_slots import Slot
 from .tensors import Tensor
 
 _Owner = TypeVar("_Owner")

@@ -17,8 +17,8 @@ from ..optimizer import Optimizer, Updater, states
 from ..optimizer.descriptions import text_of
 from ..optimizer.updater import Counts
 from ..store import KVStore, counters_of, updater_of, whole_step
-from .choice import Choice
 from .gradients import StepGradients
+from .store_choice import Choice
 
 
 class StoreExchange:

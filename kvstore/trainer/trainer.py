@@ -20,10 +20,10 @@ from ..store import KVStore
 from ..store_kinds import is_on_servers
 from . import checkpoints, gradients
 from .arguments import count_replicas, in_order, make_optimizer
-from .choice import Choice, choose
 from .exchange import StoreExchange
 from .gradients import StepGradients
 from .parameter import Parameter, Trainable, factor
+from .store_choice import Choice, choose
 from .updates import ReplicaUpdaters, assign, check_writable
 
 PathLike = str | os.PathLike[str]

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 # the longest name says that it begins with.
 _FLOORS = (
     "kernels",
-    "errors source_tree files tensor_file waiting turns engine arrays settings devices observe",
+    "errors source_tree atomic_files tensor_file waiting key_locks engine arrays settings devices observe",
     "optimizer compression",
     "stores",  # what all stores have in common
     "stores.local",

@@ -16,8 +16,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from ...atomic_files import atomic_replacement
 from ...errors import StateFileError
-from ...files import replacing
 from ..events import KINDS, Event
 from .clocks import ClockSample
 from .sources import StoreRecord
@@ -111,7 +111,7 @@ def write(content: ProcessTrace, folder: Path, events: Iterable[Event] = ()) -> 
     path = folder / content.name
     facts, checksum = msgspec.structs.replace(content, events=[]), 0
     rows = (_as_object(event, content) for event in chain(content.events, events))
-    with replacing(path) as beside, beside.open("wb") as file:
+    with atomic_replacement(path) as beside, beside.open("wb") as file:
         file.write(_CHECKSUM % 0)
         for piece in encoded(facts, rows):
             checksum = zlib.crc32(piece, checksum)

@@ -70,14 +70,14 @@ class AllReduceBackend(LocalBackend):
     def init(self, groups: list[Group]) -> None:
         """Store the values of rank 0. All workers must pass the same keys."""
         new = [(key, self._own_first_value(key, values)) for key, values in groups if values]
-        there = self._of_rank_0(new)
+        there = self._values_of_rank_0(new)
         super().init([(key, [value]) for key, value in there])
 
     def assign(self, groups: list[Group]) -> None:
         """Overwrite and initialise keys with the values of rank 0. All workers must load the same keys."""
         known = [(key, values[0]) for key, values in groups if key in self._entries]
         self.init([(key, values) for key, values in groups if key not in self._entries])
-        for key, value in self._of_rank_0(known):
+        for key, value in self._values_of_rank_0(known):
             self._entries[key].assign(value)
 
     def push(self, groups: list[Group]) -> None:
@@ -101,7 +101,7 @@ class AllReduceBackend(LocalBackend):
         self._check_process()
         sums = self._sums(groups)
         if self._is_guest:
-            self._meet([entry for entry, _ in sums])
+            self._compare_new_keys([entry for entry, _ in sums])
         begin = self._counters.begin()
         finish = self.engine.allreduce([(self._name(entry), total) for entry, total in sums], priority)
         self._counters.end(self._beginning, begin)
@@ -134,9 +134,9 @@ class AllReduceBackend(LocalBackend):
 
     def start_pushpull(self, groups: list[Group], outs: list[Group] | None, priority: int = 0) -> Finish:
         """Start the sums; return a callable that waits for them, stores them and writes the outputs."""
-        if groups and not any(self._knows(key) or not values for key, values in groups):
+        if groups and not any(self._has_key(key) or not values for key, values in groups):
             self._check_process()
-            return self._guest(groups)._start_pushpull(groups, outs, priority)
+            return self._temporary_store(groups)._start_pushpull(groups, outs, priority)
         return self._start_pushpull(groups, outs, priority)
 
     def _start_pushpull(self, groups: list[Group], outs: list[Group] | None, priority: int = 0) -> Finish:
@@ -156,11 +156,11 @@ class AllReduceBackend(LocalBackend):
 
     # ---------------------------------------------------------------------------- keys that pass through
 
-    def _knows(self, key: Key) -> bool:
+    def _has_key(self, key: Key) -> bool:
         """Return whether a key was initialised."""
         return key in self._entries
 
-    def _guest(self, groups: list[Group]) -> AllReduceBackend:
+    def _temporary_store(self, groups: list[Group]) -> AllReduceBackend:
         """Return a store over the same engine in which these keys are initialised for one call."""
         guest = copy.copy(self)
         guest._is_guest, guest._entries = True, {}
@@ -168,7 +168,7 @@ class AllReduceBackend(LocalBackend):
         LocalBackend.init(guest, first)
         return guest
 
-    def _meet(self, entries: list[Entry]) -> None:
+    def _compare_new_keys(self, entries: list[Entry]) -> None:
         """Compare the keys of all workers before a sum, if no `init` has compared them."""
 
     def _name(self, entry: Entry) -> str:
@@ -205,14 +205,14 @@ class AllReduceBackend(LocalBackend):
         if os.getpid() != self._pid:
             raise _of_another_process(self.engine.name, self._pid)
 
-    def _of_rank_0(self, pairs: list[tuple[Key, Array]]) -> list[tuple[Key, Array]]:
+    def _values_of_rank_0(self, pairs: list[tuple[Key, Array]]) -> list[tuple[Key, Array]]:
         """Return the pairs with copies of the values of rank 0. All workers must pass the same pairs."""
         if not pairs:
             return []
         self._check_process()
         meaning = self._meaning(pairs)
         if not self.engine.compares:
-            self._agree(pairs, meaning)
+            self._compare_keys(pairs, meaning)
         copies = [(key, value.copy()) for key, value in pairs]
         items = [(_name(key), value.reshape(-1).view(np.uint8)) for key, value in copies if value.size]
         self._wait(partial(self.engine.broadcast, sorted(items, key=lambda item: item[0]), meaning))
@@ -224,7 +224,7 @@ class AllReduceBackend(LocalBackend):
         meant = [f"{key!r} {value.shape} {value.dtype.name}" for key, value in in_order]
         return "\0".join([repr(self.config.group), *meant])
 
-    def _agree(self, pairs: list[tuple[Key, Array]], meaning: str, verb: str = "initialises") -> None:
+    def _compare_keys(self, pairs: list[tuple[Key, Array]], meaning: str, verb: str = "initialises") -> None:
         """Compare the keys of all workers, before one waits for an operation that others do not call."""
         mine = np.array([zlib.crc32(meaning.encode()), len(pairs)], np.int64)
         first = mine.copy()
@@ -233,7 +233,7 @@ class AllReduceBackend(LocalBackend):
         self.engine.allreduce([(_CHECK, differs)])()
         if differs[0]:
             raise ConfigError(
-                f"worker {self.rank} {verb} {told([repr(key) for key, _ in pairs])}, and {differs[0]} "
+                f"worker {self.rank} {verb} {names_text([repr(key) for key, _ in pairs])}, and {differs[0]} "
                 f"of {self.num_workers} workers other keys, shapes or types than worker 0: with "
                 f"{self.engine.name} all call init, broadcast and load alike and in the same order, and the "
                 "first pushpull of a key without an init"
@@ -358,13 +358,13 @@ def _of_another_process(engine: str, pid: int | None) -> KVStoreError:
     )
 
 
-def called(verb: str, items: Sequence[Item]) -> str:
+def operation_name(verb: str, items: Sequence[Item]) -> str:
     """Return a readable name of an operation."""
     names = [name for name, _ in items]
-    return "init, broadcast or load" if names == [_CHECK] else f"{verb} of {told(names)}"
+    return "init, broadcast or load" if names == [_CHECK] else f"{verb} of {names_text(names)}"
 
 
-def told(names: list[str]) -> str:
+def names_text(names: list[str]) -> str:
     """Return readable names of some keys."""
     if len(names) < 2:
         return f"key {names[0]}" if names else "no keys"

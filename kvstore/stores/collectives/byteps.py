@@ -26,7 +26,7 @@ from ...arrays.grouping import Group
 from ...errors import ConfigError, KVStoreError, MissingBackendError
 from ...settings.options import StoreConfig
 from ..entry import Entry
-from .backend import AllReduceBackend, called, check_launched
+from .backend import AllReduceBackend, check_launched, operation_name
 from .engine import Finish, Item, plain
 from .polling import PolledEngine, PolledOperation
 
@@ -56,7 +56,7 @@ class BytePSBackend(AllReduceBackend):
         self.engine.check_thread()
         super().init(groups)
 
-    def _meet(self, entries: list[Entry]) -> None:
+    def _compare_new_keys(self, entries: list[Entry]) -> None:
         """Declare keys that are summed for the first time without init.
 
         All workers do so in the same order.
@@ -64,7 +64,9 @@ class BytePSBackend(AllReduceBackend):
         new = {name: e for e in entries if not self.engine.knows(name := self._name(e))}
         if new:
             self.engine.check_thread()
-            self._agree([(e.key, e.value) for e in new.values()], "\0".join(["sum", *sorted(new)]), "sums")
+            self._compare_keys(
+                [(e.key, e.value) for e in new.values()], "\0".join(["sum", *sorted(new)]), "sums"
+            )
             self.engine.declare({name: e.value.nbytes for name, e in new.items()})
 
 
@@ -114,7 +116,7 @@ class BytePS(PolledEngine):
 
     def broadcast(self, items: Sequence[Item], meaning: str = "") -> None:
         """Overwrite the items with those of rank 0: the other processes add zeros."""
-        operation = PolledOperation(called("init, broadcast or load", items))
+        operation = PolledOperation(operation_name("init, broadcast or load", items))
         for name, array in items:
             self._note(name, array.nbytes)
         for name, array in items:
@@ -125,7 +127,7 @@ class BytePS(PolledEngine):
 
     def allreduce(self, items: Sequence[Item], priority: int = 0) -> Finish:
         """Start a sum; sums with a higher `priority` run first."""
-        operation = PolledOperation(called("the sum", items))
+        operation = PolledOperation(operation_name("the sum", items))
         for name, array in items:
             if array.size:
                 self._start(operation, f"key.{self._known(name)}", array.reshape(-1), priority)
@@ -225,7 +227,7 @@ class BytePS(PolledEngine):
     def _is_done(self, one: Any) -> bool:
         return bool(self._bps.poll(one[0]))
 
-    def _take_in(self, operation: PolledOperation, one: tuple[Any, _Tensor, Array]) -> None:
+    def _receive_result(self, operation: PolledOperation, one: tuple[Any, _Tensor, Array]) -> None:
         handle, tensor, array = one
         tensor.under_way = None
         try:

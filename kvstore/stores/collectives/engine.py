@@ -36,7 +36,7 @@ class Collective(Protocol):
     is complete; its content is undefined after an error.
 
     Engines match operations by their order or by their names. An engine that uses the order compares each
-    operation in all processes before it sends data (`kvstore.stores.collectives.agreement`).
+    operation in all processes before it sends data (`kvstore.stores.collectives.call_matching`).
 
     Attributes
     ----------

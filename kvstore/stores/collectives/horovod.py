@@ -19,7 +19,7 @@ import numpy as np
 from ...errors import ConfigError, KVStoreError, MissingBackendError, PeerLostError
 from ...optimizer import Optimizer
 from ...settings.options import StoreConfig
-from .backend import AllReduceBackend, called, check_launched
+from .backend import AllReduceBackend, check_launched, operation_name
 from .engine import Finish, Item, plain
 from .polling import PolledEngine, PolledOperation
 
@@ -101,7 +101,7 @@ class Horovod(PolledEngine):
 
     def broadcast(self, items: Sequence[Item], meaning: str = "") -> None:
         """Overwrite the items with those of rank 0."""
-        operation = PolledOperation(called("init, broadcast or load", items))
+        operation = PolledOperation(operation_name("init, broadcast or load", items))
         for name, array in items:
             self._start(
                 operation,
@@ -112,7 +112,7 @@ class Horovod(PolledEngine):
 
     def allreduce(self, items: Sequence[Item], priority: int = 0) -> Finish:
         """Start a sum; horovod.torch has no `priority`."""
-        operation = PolledOperation(called("the sum", items))
+        operation = PolledOperation(operation_name("the sum", items))
         by_type: dict[np.dtype[Any], list[Item]] = {}
         for name, array in items:
             if array.size:
@@ -171,21 +171,21 @@ class Horovod(PolledEngine):
         try:
             operation.left.append(begin(name=name))
         except self._hvd.HorovodInternalError as error:
-            raise self._lost(operation, error) from error
+            raise self._error_of(operation, error) from error
         self._last[name] = operation
 
     def _is_done(self, one: Any) -> bool:
         return bool(self._hvd.poll(one))
 
-    def _take_in(self, operation: PolledOperation, one: Any) -> None:
+    def _receive_result(self, operation: PolledOperation, one: Any) -> None:
         try:
             self._hvd.synchronize(one)
         except self._hvd.HorovodInternalError as error:
-            operation.error = operation.error or self._lost(operation, error)
+            operation.error = operation.error or self._error_of(operation, error)
 
     # ------------------------------------------------------------------------------------------ trouble
 
-    def _lost(self, operation: PolledOperation, error: Exception) -> KVStoreError:
+    def _error_of(self, operation: PolledOperation, error: Exception) -> KVStoreError:
         """Make the error of the exception of Horovod, which has one class for all causes."""
         if "Mismatched" in str(error):
             return ConfigError(

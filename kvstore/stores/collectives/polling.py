@@ -50,7 +50,7 @@ class PolledEngine:
     def _is_done(self, one: Any) -> bool:
         raise NotImplementedError
 
-    def _take_in(self, operation: PolledOperation, one: Any) -> None:
+    def _receive_result(self, operation: PolledOperation, one: Any) -> None:
         """Receive a result, or keep its error."""
         raise NotImplementedError
 
@@ -80,7 +80,7 @@ class PolledEngine:
         """Receive the complete results, and return whether these are all."""
         with self._lock:
             while operation.left and self._is_done(operation.left[-1]):
-                self._take_in(operation, operation.left.pop())
+                self._receive_result(operation, operation.left.pop())
             return not operation.left
 
     def _give_up(self, operation: PolledOperation, waited: float) -> NoReturn:

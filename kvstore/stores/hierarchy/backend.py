@@ -111,7 +111,7 @@ class HierarchyBackend(Backend):
 
     begins_async = True
     waits_concurrently = True
-    takes_turns = True
+    locks_keys = True
     can_compress = True
     has_quick_push_and_pull = True
     no_steps = "with hierarchy='host' each part of a key is carried by itself; use hierarchy='flat'"
@@ -290,7 +290,7 @@ class HierarchyBackend(Backend):
     def _quick_slot(self, key: Key) -> tuple[DistKey, Handle] | Literal[False]:
         """Find a key of one slice; False: it is none, or a call may have to raise, or to ask the servers.
 
-        Written out, and without properties: see `KVStore._quickly`.
+        Written out, and without properties: see `KVStore._run_quick`.
         """
         client, known = self._client, self._slots.get(key)
         driver, view = client.driver, client.member.view
@@ -687,7 +687,7 @@ _stores: weakref.WeakSet[HierarchyBackend] = weakref.WeakSet()
 
 def _leave_at_exit() -> None:
     """Leave all jobs while there are threads to carry; as one who is lost, if this process failed."""
-    engine.finish_all()
+    engine.wait_for_all_stores()
     failed = getattr(sys, "last_exc", None) is not None or getattr(sys, "last_value", None) is not None
     for store in list(_stores):
         store.abandon() if failed else store.close()

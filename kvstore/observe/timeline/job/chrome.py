@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ....files import replacing
+from ....atomic_files import atomic_replacement
 from ...counters import PHASES
 from ...events import ARRIVED, BUCKET, CALL, KINDS, LOST, STEP, Event
 from ...process_names import name_of
@@ -42,7 +42,7 @@ def write(job: JobTimeline, path: Path) -> int:
             count += 1
             yield event
 
-    with replacing(path) as beside, beside.open("wb") as file:
+    with atomic_replacement(path) as beside, beside.open("wb") as file:
         file.write(b"{")
         file.writelines(encoded(facts, counted()))
     return count

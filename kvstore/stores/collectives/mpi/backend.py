@@ -25,11 +25,11 @@ import numpy.typing as npt
 from ....errors import ConfigError, KVStoreError, MissingBackendError, PeerLostError, TimeoutError
 from ....settings.options import StoreConfig
 from ....waiting import WaitClock
-from ..agreement import all_mean_the_same, difference, mark
-from ..backend import AllReduceBackend, called, check_launched, check_process
+from ..backend import AllReduceBackend, check_launched, check_process, operation_name
+from ..call_matching import call_digest, calls_match, mismatch_error
 from ..engine import Finish, Item
+from .call_counts import CallCounts, missing_text
 from .local_peers import LocalPeers, identity
-from .roll_call import RollCall, absent
 
 log = logging.getLogger("kvstore.mpi")
 
@@ -100,12 +100,12 @@ class Mpi:
 
     def __init__(self, timeout: float, group: str) -> None:
         check_process(self.name)
-        self._mpi: Any = _running(_imported())
+        self._mpi: Any = _check_running(_imported())
         self._timeout = timeout
         self._held: list[Any] = []  # running requests, and with them their memory
         self._queue: deque[_Operation] = deque()
         self._count = 0  # number of compared operations
-        self._roll: RollCall | None = None
+        self._call_counts: CallCounts | None = None
         self._peers = LocalPeers([])
         self._broken: str | None = None
         self._pid = os.getpid()
@@ -123,8 +123,8 @@ class Mpi:
         except self._mpi.Exception as error:
             self._free()
             raise KVStoreError(
-                f"worker {self.rank}: MPI makes no more communicators ({_line(error)}): close stores that "
-                "are not needed any more"
+                f"worker {self.rank}: MPI makes no more communicators ({_last_line(error)}): close stores "
+                "that are not needed any more"
             ) from error
         except ConfigError as error:
             self._free()
@@ -137,7 +137,7 @@ class Mpi:
     def _join(self, world: Any, group: str) -> int:
         """Make communicators with all processes; return the number of this process on its machine."""
         self._order = self._duplicate(world)
-        self._roll = RollCall(self._mpi, self._order)
+        self._call_counts = CallCounts(self._mpi, self._order)
         self._data = self._duplicate(world)
         self._finish(self._announce("create", f"a store of group {group!r}", meaning=group))
         # A split has no deadline, but all processes are present now.
@@ -151,12 +151,12 @@ class Mpi:
 
     def broadcast(self, items: Sequence[Item], meaning: str = "") -> None:
         """Overwrite the items with those of rank 0."""
-        what = called("init, broadcast or load", items)
+        what = operation_name("init, broadcast or load", items)
         self._finish(self._announce("init", what, items, meaning, self._start_broadcast))
 
     def allreduce(self, items: Sequence[Item], priority: int = 0) -> Finish:
         """Start a sum; operations are in call order, so `priority` has no effect."""
-        operation = self._announce("sum", called("the sum", items), items, start=self._start_sum)
+        operation = self._announce("sum", operation_name("the sum", items), items, start=self._start_sum)
         return partial(self._finish, operation)
 
     def barrier(self) -> None:
@@ -173,13 +173,13 @@ class Mpi:
     ) -> _Operation:
         """Start the comparison of a call; `start` begins the operation when all processes have called it."""
         self._check()
-        operation = _Operation(what, mark(kind, items, meaning), items, start)
+        operation = _Operation(what, call_digest(kind, items, meaning), items, start)
         with self._lock:
             operation.request = self._order.Iallreduce(self._mpi.IN_PLACE, operation.checks, op=self._mpi.MAX)
             self._queue.append(operation)
             self._count = operation.number = self._count + 1
-            if self._roll is not None and self._count % _MANY == 0:
-                self._roll.hear(self._count)
+            if self._call_counts is not None and self._count % _MANY == 0:
+                self._call_counts.receive_and_answer(self._count)
         return operation
 
     def _start_broadcast(self, operation: _Operation) -> list[Any]:
@@ -210,9 +210,9 @@ class Mpi:
 
     def _free(self) -> None:
         """Free communicators without running operations."""
-        if self._roll is not None:
+        if self._call_counts is not None:
             with self._lock:
-                self._roll.drain()
+                self._call_counts.receive()
         self._peers.close()
         while self._own:
             self._own.pop().Free()
@@ -242,7 +242,7 @@ class Mpi:
                     if ready():
                         return
                     if waited > (_LONG if active else _PATIENCE):
-                        self._call_roll(clock)
+                        self._exchange_call_counts(clock)
                 except self._mpi.Exception as error:
                     if not self._made:
                         raise
@@ -252,24 +252,32 @@ class Mpi:
                 self._give_up(what, waited, number)
             if clock.tells():
                 log.warning(
-                    "worker %d has waited %.0f s for %s; %s", self.rank, waited, what, self._who(number)
+                    "worker %d has waited %.0f s for %s; %s",
+                    self.rank,
+                    waited,
+                    what,
+                    self._missing_text(number),
                 )
             if active or waited < _PATIENCE:
                 os.sched_yield()
             else:
                 time.sleep(_NAP)
 
-    def _call_roll(self, clock: WaitClock) -> None:
+    def _exchange_call_counts(self, clock: WaitClock) -> None:
         """Receive the counts of other processes, answer, and after a while send the count of this process."""
-        if self._roll is not None:
-            self._roll.hear(self._count)
+        if self._call_counts is not None:
+            self._call_counts.receive_and_answer(self._count)
             if clock.is_long:
-                self._roll.tell(self._count)
+                self._call_counts.send(self._count)
 
-    def _who(self, number: int) -> str:
+    def _missing_text(self, number: int) -> str:
         """Name the processes that have not called an operation; without a number, they are not known."""
         text = "all workers must call it"
-        return text if self._roll is None or not number else f"{text}, {absent(self._roll.missing(number))}"
+        return (
+            text
+            if self._call_counts is None or not number
+            else f"{text}, {missing_text(self._call_counts.missing(number))}"
+        )
 
     def _drive(self) -> bool:
         """Start the operations that all processes have called, in order.
@@ -297,12 +305,12 @@ class Mpi:
 
     def _begin(self, operation: _Operation) -> None:
         """Start the data of an operation that all processes have called, if their calls are the same."""
-        if all_mean_the_same(operation.checks):
+        if calls_match(operation.checks):
             operation.data = operation.start(operation)
         else:
             self._check_peers(operation)
             operation.data, operation.done = [], True
-            operation.error = difference(self.name, self.rank, operation.what)
+            operation.error = mismatch_error(self.name, self.rank, operation.what)
 
     def _check_peers(self, operation: _Operation) -> None:
         """Raise if a process of this machine has ended: a complete result can be wrong then."""
@@ -333,7 +341,7 @@ class Mpi:
             raise KVStoreError(f"worker {self.rank}: {self._broken}; start the job again")
 
     def _give_up(self, what: str, waited: float, number: int) -> None:
-        text = f"worker {self.rank} has waited {waited:.0f} s for {what}: {self._who(number)}"
+        text = f"worker {self.rank} has waited {waited:.0f} s for {what}: {self._missing_text(number)}"
         self._break(text)
         raise TimeoutError(f"{text}; MPI cannot take it back, so start the job again")
 
@@ -366,7 +374,7 @@ def _imported() -> Any:
     return MPI
 
 
-def _running(mpi: Any) -> Any:
+def _check_running(mpi: Any) -> Any:
     """Raise unless MPI can be called: a call before its start or after its end would abort the job."""
     if mpi.Is_finalized():
         raise ConfigError(
@@ -380,7 +388,7 @@ def _running(mpi: Any) -> Any:
     return mpi
 
 
-def _line(error: Exception) -> str:
+def _last_line(error: Exception) -> str:
     """Return the last line of an error: MPICH's first line has no information."""
     return str(error).strip().split("\n")[-1].strip()
 

@@ -19,7 +19,7 @@ from ...device.arguments import Item, Streams
 from ...device.host_and_gpu import HostAndGpuBackend, Sent
 from ...device.keys import DeviceKey
 from ...entry import Entry
-from ..backend import AllReduceBackend, told
+from ..backend import AllReduceBackend, names_text
 from ..engine import Finish, nothing
 from .engine import Nccl
 from .keys import NcclGpus, NcclKey
@@ -67,14 +67,16 @@ class NcclBackend(HostAndGpuBackend, AllReduceBackend):
         seen = [(key, numbers[key], self._gpus.value(key, values[0], streams)) for key, values in new]
         if self.num_workers > 1:
             meaning = self._meaning([(f"{key!r} on a GPU", value) for key, _, value in seen])
-            self.engine.agree("init", f"init, broadcast or load of {told([str(k) for k, _ in new])}", meaning)
+            self.engine.agree(
+                "init", f"init, broadcast or load of {names_text([str(k) for k, _ in new])}", meaning
+            )
         self._gpus.add(seen, streams)
 
     def assign(self, groups: list[Group]) -> None:
         """Overwrite and initialise keys with rank 0's values; all workers must load the same keys."""
         mine = [(key, values[0]) for key, values in groups if key in self._on_gpu]
         super().assign([(key, values) for key, values in groups if key not in self._on_gpu])
-        for key, value in self._of_rank_0(mine):
+        for key, value in self._values_of_rank_0(mine):
             self._gpus.assign(self._on_gpu[key], value)
 
     def pull(self, groups: list[Group], ignore_sparse: bool) -> None:
@@ -124,7 +126,7 @@ class NcclBackend(HostAndGpuBackend, AllReduceBackend):
         for key, values in mine:
             self._move(key, values, streams)
         if self._is_guest:
-            self._meet_on_gpus()
+            self._compare_new_keys_on_gpus()
         finish = super()._start_pushpull(host, rest, priority) if rest else super().start_push(host, priority)
         begin = self._counters.begin()
         self._gpus.push(items, streams)
@@ -139,15 +141,15 @@ class NcclBackend(HostAndGpuBackend, AllReduceBackend):
 
     # ---------------------------------------------------------------------------- keys that pass through
 
-    def _knows(self, key: Key) -> bool:
+    def _has_key(self, key: Key) -> bool:
         """Return whether a key was initialised."""
         return key in self._order
 
-    def _guest(self, groups: list[Group]) -> AllReduceBackend:
+    def _temporary_store(self, groups: list[Group]) -> AllReduceBackend:
         """As in the base class, also for keys on GPUs."""
         there = [(key, values) for key, values in groups if self._comes_from_gpu(key, values)]
         names = {key for key, _ in there}
-        guest = super()._guest([(key, values) for key, values in groups if key not in names])
+        guest = super()._temporary_store([(key, values) for key, values in groups if key not in names])
         assert isinstance(guest, NcclBackend)
         guest._gpus = NcclGpus(self.engine)
         guest._on_gpu = guest._gpus.entries
@@ -165,12 +167,12 @@ class NcclBackend(HostAndGpuBackend, AllReduceBackend):
         side._on_gpu, side._order = side._gpus.entries, {}
         return side
 
-    def _meet_on_gpus(self) -> None:
+    def _compare_new_keys_on_gpus(self) -> None:
         """Compare the keys on GPUs that are summed without init, in all workers."""
         if self._on_gpu and self.num_workers > 1:
             named = [(f"{key!r} on a GPU", own.first.like) for key, own in self._on_gpu.items()]
             self.engine.agree(
-                "sum", f"the sum of {told([str(key) for key in self._on_gpu])}", self._meaning(named)
+                "sum", f"the sum of {names_text([str(key) for key in self._on_gpu])}", self._meaning(named)
             )
 
     # ------------------------------------------------------------------------------------ host and GPUs

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ....devices.gpu_context import GpuContext, StreamBuffer
 from ....devices.memory import host_copy
-from ....devices.place import GpuContext, StreamBuffer
 from ....devices.streams import Stream, StreamCursor
 from ....errors import ArrayError, ConfigError, KVStoreError, TimeoutError
 from ....settings.options import StoreConfig
-from ..agreement import all_mean_the_same, difference, mark
-from ..backend import called, check_process
+from ..backend import check_process, operation_name
+from ..call_matching import call_digest, calls_match, mismatch_error
 from ..engine import Finish, Item, nothing
 from .library import MAX, SUM, CollectiveArray, Library
 from .rendezvous import NcclRendezvous, RendezvousAnswer, find
@@ -143,7 +143,7 @@ class Nccl:
             return
         devices = tuple(sorted({job.device for job in jobs}))
         with self._lock:
-            team = self._team(devices)
+            team = self._communicators(devices)
             ours = {device: streams[device] for device in devices}
             self._order(ours)
             pending = self._watch.begin(what) if self._watch is not None else None
@@ -187,7 +187,7 @@ class Nccl:
 
     # ------------------------------------------------------------------------------- communicators
 
-    def _team(self, devices: tuple[int, ...]) -> dict[int, Any]:
+    def _communicators(self, devices: tuple[int, ...]) -> dict[int, Any]:
         team = self._teams.get(devices)
         if team is None:
             made = [self._joined(devices[0])] if self._answer is not None else self._library.join_all(devices)
@@ -249,9 +249,9 @@ class Nccl:
     def broadcast(self, items: Sequence[Item], meaning: str = "") -> None:
         """Overwrite the items with those of rank 0."""
         if self.size > 1:
-            what = called("init, broadcast or load", items)
+            what = operation_name("init, broadcast or load", items)
             arrays = [array.reshape(-1).view(np.uint8) for _, array in items]
-            with self._whole(what):
+            with self._broken_by_interrupt(what):
                 self.agree("init", what, meaning, items)
                 self._staged(arrays, what, partial(self.spread, what=what))()
 
@@ -260,9 +260,9 @@ class Nccl:
         self._check()
         if self.size == 1:
             return nothing
-        what = called("the sum", items)
+        what = operation_name("the sum", items)
         try:
-            with self._whole(what):
+            with self._broken_by_interrupt(what):
                 self.agree("sum", what, items=items)
                 return self._staged([array for _, array in items], what, partial(self.sum, what=what))
         except ConfigError as error:
@@ -277,14 +277,14 @@ class Nccl:
             The calls differ. All workers raise this, and nothing has changed.
         """
         self._check()
-        marks = mark(kind, items, meaning)
-        with self._whole(what):
+        marks = call_digest(kind, items, meaning)
+        with self._broken_by_interrupt(what):
             self._staged([marks], what, partial(self.sum, what=what, op=MAX))()
-        if not all_mean_the_same(marks):
-            raise difference(self.name, self.rank, what)
+        if not calls_match(marks):
+            raise mismatch_error(self.name, self.rank, what)
 
     @contextlib.contextmanager
-    def _whole(self, what: str) -> Iterator[None]:
+    def _broken_by_interrupt(self, what: str) -> Iterator[None]:
         """Break the store if Ctrl-C ends the block: the other processes continue with partial data."""
         try:
             yield

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ....arrays.grouping import Key
 from ....devices import arrays
 from ....devices.arrays import DeviceView
-from ....devices.place import StreamBuffer
+from ....devices.gpu_context import StreamBuffer
 from ....devices.streams import Stream
 from ....errors import DTypeError
 from ...device.arguments import (
@@ -29,7 +29,7 @@ from ...device.arguments import (
 from ...device.keys import Array, DeviceKey
 from ...device.launches import KeyWork, Launches, are_apart
 from ...device.updates import PlainSum
-from ..backend import told
+from ..backend import names_text
 from .engine import Nccl
 from .library import TYPES, CollectiveArray
 
@@ -117,7 +117,9 @@ class NcclGpus:
     def _spread(self, copies: Sequence[DeviceKey], streams: dict[int, Stream]) -> None:
         if self._engine.size > 1:
             jobs = [_job(copy, copy.memory.address) for copy in copies]
-            self._engine.spread(jobs, streams, f"the init of {told([repr(copy.key) for copy in copies])}")
+            self._engine.spread(
+                jobs, streams, f"the init of {names_text([repr(copy.key) for copy in copies])}"
+            )
 
     def adopt(self, key: Key, number: int, value: Array, device: int, stream: Stream) -> NcclKey:
         """Add a key that moves from the host."""
@@ -153,7 +155,7 @@ class NcclGpus:
             self._sum(parts, calls)
             for item in items:
                 self.entries[item.entry.key].copies = copies[item.entry.key]
-            self._settle(items, calls)
+            self._wait_for_sums(items, calls)
             for device, call in calls.items():
                 self._fill(parts[device], call)
                 call.end([part.copy for part in parts[device]])
@@ -173,11 +175,11 @@ class NcclGpus:
             return entry.copies
         devices = {value.device for value in item.values if isinstance(value, DeviceView)}
         return {
-            device: entry.copies.get(device) or self._beside(entry, device)
+            device: entry.copies.get(device) or self._new_copy(entry, device)
             for device in sorted(devices or {entry.first.device})
         }
 
-    def _beside(self, entry: NcclKey, device: int) -> DeviceKey:
+    def _new_copy(self, entry: NcclKey, device: int) -> DeviceKey:
         """Allocate a copy on another GPU."""
         first, place = entry.first, self.place(device)
         copy = DeviceKey(place, first.key, first.number, first.shape, first.dtype, place.tail(place.own))
@@ -230,24 +232,24 @@ class NcclGpus:
         jobs: dict[Key, list[CollectiveArray]] = {}
         loans: list[StreamBuffer] = []
         for device, call in calls.items():
-            for part in _summed_here([part for part in parts[device] if part.srcs], call, loans):
+            for part in _summed_on_gpu([part for part in parts[device] if part.srcs], call, loans):
                 jobs.setdefault(part.copy.key, []).append(_job(part.copy, part.srcs[0]))
         together: dict[tuple[int, ...], list[CollectiveArray]] = {}
         for key in sorted(jobs, key=str):
             together.setdefault(tuple(job.device for job in jobs[key]), []).extend(jobs[key])
         streams = {device: call.stream for device, call in calls.items()}
-        what = f"the sum of {told([repr(key) for key in jobs])}"
+        what = f"the sum of {names_text([repr(key) for key in jobs])}"
         for devices, group in together.items():
             if self._engine.size > 1 or len(devices) > 1:
                 self._engine.sum(group, streams, what)
             else:
-                self._keep(group, streams[devices[0]])
+                self._copy_single_parts(group, streams[devices[0]])
         for call in calls.values() if loans else ():
             call.place.tail(call.stream).moved()
         for loan in loans:
             loan.end()
 
-    def _keep(self, jobs: Iterable[CollectiveArray], stream: Stream) -> None:
+    def _copy_single_parts(self, jobs: Iterable[CollectiveArray], stream: Stream) -> None:
         """Copy the value of a key with a single part."""
         for job in jobs:
             if job.numel and job.send != job.recv:
@@ -255,7 +257,7 @@ class NcclGpus:
 
     # --------------------------------------------------------------------------------------------- outs
 
-    def _settle(self, items: Sequence[Item], calls: dict[int, Call]) -> None:
+    def _wait_for_sums(self, items: Sequence[Item], calls: dict[int, Call]) -> None:
         """Wait for the sums if a later step waits for the GPU: the driver's waits have no deadline."""
         slow = [
             item
@@ -264,7 +266,9 @@ class NcclGpus:
         ]
         if slow:
             for call in calls.values():
-                self._engine.settle(call.place.tail(call.stream), told([repr(i.entry.key) for i in slow]))
+                self._engine.settle(
+                    call.place.tail(call.stream), names_text([repr(i.entry.key) for i in slow])
+                )
 
     def _fill(self, parts: Sequence[KeyOnGpu], call: Call) -> None:
         device, handle = call.place.device, call.stream.handle
@@ -285,7 +289,7 @@ def _nearest(array: Any, own: Copies, first: int) -> int:
     return array.device if isinstance(array, DeviceView) and array.device in own else first
 
 
-def _summed_here(parts: Sequence[KeyOnGpu], call: Call, loans: list[StreamBuffer]) -> list[KeyOnGpu]:
+def _summed_on_gpu(parts: Sequence[KeyOnGpu], call: Call, loans: list[StreamBuffer]) -> list[KeyOnGpu]:
     """Sum several values of a GPU into memory of their own, so that the copy stays.
 
     Return one address for each part.

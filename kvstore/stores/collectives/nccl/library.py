@@ -71,19 +71,22 @@ class Library:
 
     def unique_id(self) -> bytes:
         """Make the secret name of one communicator, with which its processes meet."""
-        with self._speaking("the start of NCCL"):
+        with self._translated_errors("the start of NCCL"):
             made = self._api.get_unique_id()
         return ctypes.string_at(made.ptr, _ID_BYTES)
 
     def join(self, name: bytes, rank: int, size: int, device: int) -> Any:
         """Make this process's communicator; waits for the other processes without a deadline."""
         made = self._api.UniqueId.from_buffer(bytearray(name))
-        with self.driver.on(device), self._speaking("the start of NCCL"):
+        with self.driver.on(device), self._translated_errors("the start of NCCL"):
             return self._api.comm_init_rank(size, made.ptr, rank)
 
     def join_all(self, devices: Sequence[int]) -> list[Any]:
         """Make communicators of several devices of this process."""
-        with self.driver.on(devices[0]), self._speaking(f"the start of NCCL on GPUs {list(devices)}"):
+        with (
+            self.driver.on(devices[0]),
+            self._translated_errors(f"the start of NCCL on GPUs {list(devices)}"),
+        ):
             return list(self._api.comm_init_all(len(devices), list(devices)))
 
     @contextmanager
@@ -92,7 +95,7 @@ class Library:
 
         Without this, calls on several devices would wait.
         """
-        with self.driver.on(device), self._speaking(what):
+        with self.driver.on(device), self._translated_errors(what):
             self._api.group_start()
             try:
                 yield
@@ -115,32 +118,32 @@ class Library:
         try:
             code = int(self._api.comm_get_async_error(comm))
         except self._api.NCCLError as error:
-            return self._meant(error, "an operation under way")
-        return self._said(code, "an operation under way") if code not in (0, _IN_PROGRESS) else None
+            return self._error_of(error, "an operation under way")
+        return self._error_of_code(code, "an operation under way") if code not in (0, _IN_PROGRESS) else None
 
     def destroy(self, comm: Any) -> None:
         """Free a communicator without running operations."""
-        with self._speaking("the end of a communicator"):
+        with self._translated_errors("the end of a communicator"):
             self._api.comm_destroy(comm)
 
     def abort(self, comm: Any) -> None:
         """Abort the running operations of a communicator, also in other threads, and free it."""
-        with self._speaking("the end of a communicator"):
+        with self._translated_errors("the end of a communicator"):
             self._api.comm_abort(comm)
 
     # ------------------------------------------------------------------------------------------ errors
 
     @contextmanager
-    def _speaking(self, what: str) -> Iterator[None]:
+    def _translated_errors(self, what: str) -> Iterator[None]:
         try:
             yield
         except self._api.NCCLError as error:
-            raise self._meant(error, what) from error
+            raise self._error_of(error, what) from error
 
-    def _meant(self, error: Any, what: str) -> KVStoreError:
-        return self._said(int(error.status), what)
+    def _error_of(self, error: Any, what: str) -> KVStoreError:
+        return self._error_of_code(int(error.status), what)
 
-    def _said(self, code: int, what: str) -> KVStoreError:
+    def _error_of_code(self, code: int, what: str) -> KVStoreError:
         text = str(self._api.get_error_string(code))
         detail = str(self._api.get_last_error(self._api.Comm(0))).strip()
         if code == _REMOTE_ERROR:

@@ -101,8 +101,8 @@ def find(environment: Mapping[str, str] | None = None) -> JobPlacement:
         return JobPlacement(0, 1, 0)
     place = JobPlacement(found.rank, found.size, found.local_rank, found.job)
     if found.local_size == found.size:
-        return dataclasses.replace(place, address=_near(found.job))
-    return dataclasses.replace(place, address=_trusted(_far(env), env))
+        return dataclasses.replace(place, address=_local_address(found.job))
+    return dataclasses.replace(place, address=_permitted_address(_network_address(env), env))
 
 
 def _of_workers(env: Mapping[str, str]) -> JobPlacement:
@@ -118,7 +118,11 @@ def _of_workers(env: Mapping[str, str]) -> JobPlacement:
             "`kvstore run -n 2` or torchrun"
         )
     near = found.ipc or bool(env.get("DMLC_LOCAL"))
-    address = _near(found.job) if near else _trusted(_said(env) or found.scheduler, env)
+    address = (
+        _local_address(found.job)
+        if near
+        else _permitted_address(_configured_address(env) or found.scheduler, env)
+    )
     told = next((text for name in SETTINGS["local_rank"].names() if (text := env.get(name))), "")
     local = told or ("" if not near else str(found.rank))
     return JobPlacement(
@@ -126,13 +130,13 @@ def _of_workers(env: Mapping[str, str]) -> JobPlacement:
     )
 
 
-def _near(job: str) -> str:
+def _local_address(job: str) -> str:
     """Return the address on one machine; the name of the store is added to it."""
     digest = hashlib.blake2b(f"{os.getuid()}\0{job}".encode(), digest_size=12).hexdigest()
     return f"ipc://@kvstore/nccl/{digest}"
 
 
-def _said(env: Mapping[str, str]) -> str:
+def _configured_address(env: Mapping[str, str]) -> str:
     """Return KVSTORE_MASTER as an address, if it is set."""
     text = env.get("KVSTORE_MASTER", "")
     if not text:
@@ -144,12 +148,12 @@ def _said(env: Mapping[str, str]) -> str:
     return address
 
 
-def _far(env: Mapping[str, str]) -> str:
+def _network_address(env: Mapping[str, str]) -> str:
     """Return the address between machines.
 
     PyTorch listens at MASTER_PORT itself; the next port is free for NCCL.
     """
-    if said := _said(env):
+    if said := _configured_address(env):
         return said
     host, port = env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", "")
     if host and port.isdecimal() and 0 < int(port) < 65535:
@@ -163,7 +167,7 @@ def _far(env: Mapping[str, str]) -> str:
     )
 
 
-def _trusted(address: str, env: Mapping[str, str]) -> str:
+def _permitted_address(address: str, env: Mapping[str, str]) -> str:
     """Raise unless plain traffic is permitted: NCCL neither encrypts nor authenticates."""
     number = addresses.resolved(addresses.split(address)[0].strip("[]"))
     here = number is not None and addresses.is_loopback(number)
@@ -200,20 +204,20 @@ class NcclRendezvous:
             raise TimeoutError(f"another thread has been making a store for {self._timeout:g} s")
         context = Context(job=self._place.job)
         try:
-            return self._lead(context, make) if self._place.rank == 0 else self._follow(context)
+            return self._serve(context, make) if self._place.rank == 0 else self._join(context)
         finally:
             context.close(linger=1.0)
             _one_at_a_time.release()
 
     # ------------------------------------------------------------------------------------------ rank 0
 
-    def _lead(self, context: Context, make: Callable[[], bytes]) -> RendezvousAnswer:
+    def _serve(self, context: Context, make: Callable[[], bytes]) -> RendezvousAnswer:
         router = Router(context, self._address)
         here: dict[int, tuple[bytes, PeerHello]] = {0: (b"", self._hello)}
         clock = WaitClock(self._timeout)
         while self._missing(here):
             clock.read()
-            self._take(router, here, min(_LOOK, clock.left))
+            self._receive_hello(router, here, min(_LOOK, clock.left))
             if clock.over and self._missing(here):
                 raise TimeoutError(
                     f"worker 0 of {self._place.size} waited {self._timeout:g} s for "
@@ -225,7 +229,9 @@ class NcclRendezvous:
         self._answer(router, here, answer)
         return answer
 
-    def _take(self, router: Router, here: dict[int, tuple[bytes, PeerHello]], timeout: float) -> None:
+    def _receive_hello(
+        self, router: Router, here: dict[int, tuple[bytes, PeerHello]], timeout: float
+    ) -> None:
         """Receive one hello, if one has arrived."""
         found = router.receive(timeout)
         if found is None:
@@ -234,13 +240,13 @@ class NcclRendezvous:
         hello = _read(frames, PeerHello)
         if hello is None or hello.store != self._store:
             return  # of another store, whose rank 0 does not listen yet; its process repeats the hello
-        why = self._wrong(hello, here)
+        why = self._hello_error(hello, here)
         if why:
-            _tell(router, peer, RendezvousAnswer(b"", [], why))
+            _send(router, peer, RendezvousAnswer(b"", [], why))
             raise ConfigError(why)
         here[hello.rank] = peer, hello
 
-    def _wrong(self, hello: PeerHello, here: dict[int, tuple[bytes, PeerHello]]) -> str:
+    def _hello_error(self, hello: PeerHello, here: dict[int, tuple[bytes, PeerHello]]) -> str:
         size = self._place.size
         if hello.version != _VERSION:
             return f"worker {hello.rank} has another version of kvstore than worker 0: install one in all"
@@ -260,7 +266,7 @@ class NcclRendezvous:
         """
         waiting = {rank for rank in here if rank}
         for rank in waiting:
-            _tell(router, here[rank][0], answer)
+            _send(router, here[rank][0], answer)
         end = time.monotonic() + _PATIENCE
         while waiting and time.monotonic() < end:
             found = router.receive(_AGAIN)
@@ -270,14 +276,14 @@ class NcclRendezvous:
             if len(frames) == 1 and frames[0].bytes == _THANKS:
                 waiting -= {rank for rank in waiting if here[rank][0] == peer}
             elif (hello := _read(frames, PeerHello)) is not None and hello.store == self._store:
-                _tell(router, peer, answer)
+                _send(router, peer, answer)
 
     def _missing(self, here: Mapping[int, object]) -> list[int]:
         return [rank for rank in range(self._place.size) if rank not in here]
 
     # ------------------------------------------------------------------------------------------ other ranks
 
-    def _follow(self, context: Context) -> RendezvousAnswer:
+    def _join(self, context: Context) -> RendezvousAnswer:
         place = self._place
         identity = f"{self._store}/{place.rank}/{os.getpid()}".encode()
         dealer = Dealer(context, self._address, identity, "worker", 0)
@@ -312,7 +318,7 @@ def _read(frames: list[Any], kind: type[M]) -> M | None:
         return None
 
 
-def _tell(router: Router, peer: bytes, answer: RendezvousAnswer) -> None:
+def _send(router: Router, peer: bytes, answer: RendezvousAnswer) -> None:
     try:
         router.send(peer, [msgspec.msgpack.encode(answer)])
     except NotSentError:

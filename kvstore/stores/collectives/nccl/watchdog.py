@@ -116,7 +116,7 @@ class Watchdog:
         with self._lock:
             if pending in self._pending:
                 self._pending.remove(pending)
-        self._end(error)
+        self._abort_all(error)
         return self.error or error
 
     def check(self) -> None:
@@ -130,7 +130,7 @@ class Watchdog:
         while not ready():
             self.check()
             if time.monotonic() - start > self._timeout + 2 * _GRACE:
-                self._end(self._late(what, time.monotonic() - start))
+                self._abort_all(self._timeout_error(what, time.monotonic() - start))
             time.sleep(_NAP)
         self.check()
 
@@ -143,7 +143,7 @@ class Watchdog:
             self._lock.notify_all()
         if thread is not None and thread is not threading.current_thread():
             thread.join(self._timeout)
-        self._drop(lambda pending: True)
+        self._remove_complete(lambda pending: True)
         for fd in self._peers:
             os.close(fd)
         self._peers.clear()
@@ -163,19 +163,19 @@ class Watchdog:
                     return
                 self._lock.wait(_LOOK)
             try:
-                self._look()
+                self._check_operations()
             except Exception as error:  # if the thread ended without a notice, no wait would end
-                self._end(
+                self._abort_all(
                     KVStoreError(f"worker {self._rank}: the watchdog of operations has failed: {error}")
                 )
 
-    def _look(self) -> None:
+    def _check_operations(self) -> None:
         with self._lock:
             oldest = self._pending[0] if self._pending else None
         if oldest is None:
             return
         waited = oldest.clock.read()
-        self._drop(lambda pending: bool(pending.event) and self._is_done(pending))
+        self._remove_complete(lambda pending: bool(pending.event) and self._is_done(pending))
         with self._lock:
             over = not self._pending or self._pending[0] is not oldest
         if over or self.error is not None:
@@ -187,16 +187,16 @@ class Watchdog:
                 waited,
                 oldest.what,
             )
-        error = self._trouble() or self._death(oldest)
+        error = self._trouble() or self._death_error(oldest)
         if error is None and oldest.clock.over:
-            error = self._late(oldest.what, waited)
+            error = self._timeout_error(oldest.what, waited)
         if error is not None and not (oldest.event and self._is_done(oldest)):
-            self._end(error)
+            self._abort_all(error)
 
     def _is_done(self, pending: Pending) -> bool:
         return self.error is not None or self._driver.is_done(pending.event, pending.device)
 
-    def _drop(self, over: Callable[[Pending], bool]) -> None:
+    def _remove_complete(self, over: Callable[[Pending], bool]) -> None:
         """Remove complete operations, from the first one on."""
         while True:
             with self._lock:
@@ -209,9 +209,9 @@ class Watchdog:
             if first.event:
                 self._driver.drop_event(first.event, first.device)
 
-    def _death(self, oldest: Pending) -> PeerLostError | None:
+    def _death_error(self, oldest: Pending) -> PeerLostError | None:
         """Return an error if a peer of this machine is dead, and `oldest` cannot complete any more."""
-        if self._lost is None and (dead := self._dead()):
+        if self._lost is None and (dead := self._dead_peers()):
             self._lost = dead[0], time.monotonic()
         if self._lost is None:
             return None
@@ -220,7 +220,7 @@ class Watchdog:
             return None
         return PeerLostError(f"worker {self._rank}: worker {rank} died in {oldest.what}", rank=rank)
 
-    def _dead(self) -> list[int]:
+    def _dead_peers(self) -> list[int]:
         if not self._peers:
             return []
         poller = select.poll()
@@ -228,13 +228,13 @@ class Watchdog:
             poller.register(fd, select.POLLIN)
         return [self._peers[fd] for fd, _ in poller.poll(0)]
 
-    def _late(self, what: str, waited: float) -> TimeoutError:
+    def _timeout_error(self, what: str, waited: float) -> TimeoutError:
         return TimeoutError(
             f"worker {self._rank} has waited {waited:.0f} s for {what}: all workers must call it, with the "
             "same keys and in the same order"
         )
 
-    def _end(self, error: KVStoreError) -> None:
+    def _abort_all(self, error: KVStoreError) -> None:
         with self._lock:
             if self.error is not None:
                 return

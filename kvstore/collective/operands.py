@@ -14,7 +14,7 @@ from ..devices.arrays import any_on_device
 Array = npt.NDArray[Any]
 
 
-class Place(NamedTuple):
+class Operand(NamedTuple):
     """An array of the caller: its value on the host, a function to write a new value, its name in errors."""
 
     value: Array
@@ -28,7 +28,7 @@ class _Keyed(NamedTuple):
     dtype: np.dtype[Any]
 
 
-def place_of(array: Any, number: int, count: int) -> Place:
+def operand_of(array: Any, number: int, count: int) -> Operand:
     """Make the place of an array, one of several."""
     what = "the array of all_reduce" if count == 1 else f"array {number} of all_reduce"
     if type(array) is not np.ndarray and any_on_device([array]):
@@ -41,10 +41,10 @@ def place_of(array: Any, number: int, count: int) -> Place:
         if deliver is not None:
             deliver()
 
-    return Place(value, put, what)
+    return Operand(value, put, what)
 
 
-def _on_gpu(array: Any, what: str) -> Place:
+def _on_gpu(array: Any, what: str) -> Operand:
     """Copy an array of a GPU to the host.
 
     `put` copies back on the caller's stream at the time of the call.
@@ -60,4 +60,4 @@ def _on_gpu(array: Any, what: str) -> Place:
         content = np.ascontiguousarray(total)
         put(gpu, content.ctypes.data, place, lambda: gpu.synchronize(place[1].handle, place[0].device))
 
-    return Place(value, send, what)
+    return Operand(value, send, what)

@@ -20,7 +20,7 @@ from .engine import Item
 _BYTES = 7  # of a digest: an int64 has its negative, too
 
 
-def mark(kind: str, items: Sequence[Item], meaning: str = "") -> npt.NDArray[Any]:
+def call_digest(kind: str, items: Sequence[Item], meaning: str = "") -> npt.NDArray[Any]:
     """Return the two numbers of an operation: its kind, its items, and the description by the store."""
     parts = [kind, meaning, *(f"{name!r} {array.size} {array.dtype}" for name, array in items)]
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=_BYTES).digest()
@@ -28,12 +28,12 @@ def mark(kind: str, items: Sequence[Item], meaning: str = "") -> npt.NDArray[Any
     return np.array([number, -number], np.int64)
 
 
-def all_mean_the_same(highest: npt.NDArray[Any]) -> bool:
+def calls_match(highest: npt.NDArray[Any]) -> bool:
     """Return whether the maxima of the numbers are those of one operation."""
     return bool(highest[0] == -highest[1])
 
 
-def difference(engine: str, rank: int, what: str) -> ConfigError:
+def mismatch_error(engine: str, rank: int, what: str) -> ConfigError:
     """Make the error that all processes raise if their calls differ."""
     return ConfigError(
         f"worker {rank} begins {what}, and other workers begin another operation, or pass other keys, shapes "

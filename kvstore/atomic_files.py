@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def _refused(kind: type[OSError]) -> type[StateFileError]:
+def _system_error_class(kind: type[OSError]) -> type[StateFileError]:
     """Make the error class of a failed system call: a subclass of KVStoreError and of the built-in error."""
     shown = {"__module__": StateFileError.__module__, "__doc__": StateFileError.__doc__}
     return type(StateFileError.__name__, (StateFileError, kind), shown)
 
 
-def unreadable(path: str | os.PathLike[str], error: OSError) -> StateFileError:
+def read_error(path: str | os.PathLike[str], error: OSError) -> StateFileError:
     """Make the error for a file that cannot be read; it is also the OSError of the system."""
     reason = error.strerror or str(error)
     return _as_system(path, error, f"{os.fsdecode(path)} cannot be read: {reason}. Nothing has changed")
@@ -29,12 +29,12 @@ def unreadable(path: str | os.PathLike[str], error: OSError) -> StateFileError:
 
 def _as_system(path: str | os.PathLike[str], error: OSError, text: str) -> StateFileError:
     kind = type(error)
-    told: Any = _refused(kind if kind.__module__ == OSError.__module__ else OSError)(text)
+    told: Any = _system_error_class(kind if kind.__module__ == OSError.__module__ else OSError)(text)
     told.errno, told.strerror, told.filename = error.errno, error.strerror, os.fsdecode(path)
     return told  # type: ignore[no-any-return]
 
 
-def name_of(path: Any) -> str:
+def checked_path(path: Any) -> str:
     """Return the path that a caller passed, as a str.
 
     Raises
@@ -59,7 +59,7 @@ def name_of(path: Any) -> str:
     return name
 
 
-def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+def open_regular_file(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a file to read, without waiting for the writer of a pipe.
 
     Raises
@@ -77,7 +77,7 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+def atomic_replacement(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Make a context with a temporary path in the folder of `path`; at its end that file replaces `path`.
 
     The content is synchronised to the disk first. If `path` is a symbolic link, its target is replaced; the
@@ -88,20 +88,20 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     ------
     StateFileError
         A system call failed, also one in the body. The error names `path`, and is also the OSError of the
-        system. If `is_replaced` is True for it, the file has its new content, and only its folder was not
+        system. If `has_new_content` is True for it, the file has its new content, and only its folder was not
         synchronised.
     """
     try:
-        with _replacing(path) as beside:
+        with _atomic_replacement(path) as beside:
             yield beside
     except OSError as error:
-        raise _unwritable(os.fsdecode(path), error) from error
+        raise _write_error(os.fsdecode(path), error) from error
     _sync_folder(path)
 
 
-def is_replaced(error: Exception) -> bool:
-    """Return whether the file has its new content although `replacing` has raised this error."""
-    return bool(getattr(error, "is_replaced", False))
+def has_new_content(error: Exception) -> bool:
+    """Return whether the file has its new content although `atomic_replacement` has raised this error."""
+    return bool(getattr(error, "has_new_content", False))
 
 
 def _sync_folder(path: str | os.PathLike[str]) -> None:
@@ -116,11 +116,11 @@ def _sync_folder(path: str | os.PathLike[str]) -> None:
         why = f"its folder cannot be synchronised: {error.strerror}"
         text = f"{os.fsdecode(path)} is written, but {why}; if the machine fails, the old file may be back"
         told: Any = _as_system(path, error, text)
-        told.is_replaced = True
+        told.has_new_content = True
         raise told from error
 
 
-def _unwritable(path: str, error: OSError) -> StateFileError:
+def _write_error(path: str, error: OSError) -> StateFileError:
     reason, folder = error.strerror or str(error), os.path.dirname(path) or "."
     if not os.path.isdir(folder):
         reason = f"there is no folder {folder!r}; create it first"
@@ -130,7 +130,7 @@ def _unwritable(path: str, error: OSError) -> StateFileError:
 
 
 @contextmanager
-def _replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+def _atomic_replacement(path: str | os.PathLike[str]) -> Iterator[Path]:
     from pathlib import Path
 
     target = Path(path).resolve()
@@ -166,15 +166,15 @@ _SEALED = b'{"checksum":"%08x","content":%b}\n'
 _BEFORE = len(_SEALED % (0, b"")) - 2  # length of the head in bytes; two more bytes follow the content
 
 
-def sealed(content: bytes) -> bytes:
+def with_checksum(content: bytes) -> bytes:
     """Return a JSON object of a JSON text and its CRC-32."""
     import zlib
 
     return _SEALED % (zlib.crc32(content), content)
 
 
-def unsealed(data: bytes) -> bytes:
-    """Return the text that was passed to `sealed`.
+def without_checksum(data: bytes) -> bytes:
+    """Return the text that was passed to `with_checksum`.
 
     Raises
     ------
@@ -182,7 +182,7 @@ def unsealed(data: bytes) -> bytes:
         The text does not match its checksum, or has none.
     """
     content = data[_BEFORE:-2]
-    if data != sealed(content):
+    if data != with_checksum(content):
         raise StateFileError(
             "its checksum is wrong: it is damaged, or an earlier version of kvstore has written it without "
             "one"
@@ -190,26 +190,26 @@ def unsealed(data: bytes) -> bytes:
     return content
 
 
-def read_sealed(path: str | os.PathLike[str]) -> bytes:
-    """Return the text of a file that holds what `sealed` returned; errors are those of `unsealed`.
+def read_with_checksum(path: str | os.PathLike[str]) -> bytes:
+    """Return the text of a file of `write_with_checksum`; the errors are those of `without_checksum`.
 
     The error for a file that cannot be read is also the OSError of the system.
     """
     try:
-        with open_regular(path) as file:
+        with open_regular_file(path) as file:
             data = file.read()
     except OSError as error:
-        raise unreadable(path, error) from error
+        raise read_error(path, error) from error
     try:
-        return unsealed(data)
+        return without_checksum(data)
     except StateFileError as error:
         raise StateFileError(f"{os.fsdecode(path)}: {error}") from None
 
 
-def write_sealed(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write the result of `sealed` to a file, atomically; the errors are those of `replacing`."""
-    with replacing(path) as beside:
-        beside.write_bytes(sealed(content))
+def write_with_checksum(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write a text with its checksum to a file; the errors are those of `atomic_replacement`."""
+    with atomic_replacement(path) as beside:
+        beside.write_bytes(with_checksum(content))
 
 
 # ----------------------------------------------------------------------------------------------------- steps

@@ -11,10 +11,10 @@ from .waiting import WaitClock
 
 #: Share of the waiting time during which a thread that waits for several keys reserves those that are free.
 #: Not 1: a busy key may become free only after another process has received an operation on a reserved one.
-_STAND_BACK = 0.1
+_RESERVED_SHARE = 0.1
 
 
-class Waiter:
+class KeyWaiter:
     """A thread that waits for the locks of keys.
 
     Parameters
@@ -31,16 +31,16 @@ class Waiter:
         self.thread = threading.get_ident()
         self._since = time.monotonic()
 
-    def meets(self, keys: Iterable[Hashable] | None) -> bool:
+    def waits_for_any(self, keys: Iterable[Hashable] | None) -> bool:
         """Return whether the thread waits for one of these keys; None means all."""
         return keys is None or self.keys is None or not self.keys.isdisjoint(keys)
 
-    def holds_others_back(self) -> bool:
+    def reserves_free_keys(self) -> bool:
         """Return whether its free keys are reserved now, although another of its keys is busy."""
-        return (time.monotonic() - self._since) % 1 < _STAND_BACK
+        return (time.monotonic() - self._since) % 1 < _RESERVED_SHARE
 
 
-class Turns:
+class KeyLocks:
     """The locks of a store's keys, held by operations that may wait for other processes.
 
     Threads acquire a key in the order of their calls, so that a thread which calls in a loop does not exclude
@@ -54,48 +54,48 @@ class Turns:
 
     def __init__(self, lock: threading.RLock) -> None:
         #: The thread that holds each key. Keys are added under the lock and removed without it.
-        self.taken: dict[Hashable, int] = {}
+        self.holders: dict[Hashable, int] = {}
         self._lock = lock
         self._free = threading.Condition(lock)
         #: Threads that wait for keys, in the order of their calls.
-        self.waiting: dict[Waiter, None] = {}
+        self.waiters: dict[KeyWaiter, None] = {}
 
-    def take(self, keys: Sequence[Hashable], timeout: float) -> None:
+    def acquire(self, keys: Sequence[Hashable], timeout: float) -> None:
         """Acquire the locks of the keys; the caller holds `lock`."""
-        if self.taken or self.waiting:
+        if self.holders or self.waiters:
             self._wait(keys, timeout)
-        self.taken.update(dict.fromkeys(keys, threading.get_ident()))
+        self.holders.update(dict.fromkeys(keys, threading.get_ident()))
 
-    def leave(self, keys: Sequence[Hashable]) -> None:
+    def release(self, keys: Sequence[Hashable]) -> None:
         """Release those of the keys that this thread holds."""
         me = threading.get_ident()
-        taken = self.taken
+        taken = self.holders
         for key in keys:
             if taken.get(key) == me:
                 del taken[key]
-        if self.waiting and self.wanted(keys):
-            self.tell()
+        if self.waiters and self.has_waiter(keys):
+            self.wake()
 
-    def wanted(self, keys: Iterable[Hashable]) -> bool:
+    def has_waiter(self, keys: Iterable[Hashable]) -> bool:
         """Return whether a thread waits for one of the keys."""
-        return any(waiter.meets(keys) for waiter in list(self.waiting))
+        return any(waiter.waits_for_any(keys) for waiter in list(self.waiters))
 
-    def tell(self) -> None:
+    def wake(self) -> None:
         """Wake the waiting threads, which check their keys again."""
         with self._lock:  # the condition's own `with` is Python code: Ctrl-C could leave it locked
             self._free.notify_all()
 
-    def wait_for_all(self, timeout: float) -> None:
+    def wait_until_free(self, timeout: float) -> None:
         """Wait until no thread holds a key; the caller holds `lock`."""
         self._wait(None, timeout)
 
     def _wait(self, keys: Sequence[Hashable] | None, timeout: float) -> None:
-        clock, me = WaitClock(timeout), Waiter(None if keys is None else frozenset(keys))
+        clock, me = WaitClock(timeout), KeyWaiter(None if keys is None else frozenset(keys))
         try:
-            self.waiting[me] = None
+            self.waiters[me] = None
             while True:
                 clock.read()
-                busy, first = self._busy(me), self._comes_first(me)
+                busy, first = self._busy(me), self._is_next(me)
                 if not busy and (first or clock.over):
                     return
                 if clock.over:
@@ -104,23 +104,23 @@ class Turns:
                         f"{timeout:g} s, perhaps waiting for other workers"
                     )
                 # No longer: a thread that gives up, or whose lock Ctrl-C releases, wakes no other thread.
-                self._free.wait(min(clock.left, _STAND_BACK))
+                self._free.wait(min(clock.left, _RESERVED_SHARE))
         finally:
-            self.waiting.pop(me, None)
+            self.waiters.pop(me, None)
 
-    def _busy(self, waiter: Waiter) -> list[Hashable]:
+    def _busy(self, waiter: KeyWaiter) -> list[Hashable]:
         """List the keys of a waiter that other threads hold.
 
         A key that Ctrl-C has left with this thread does not count.
         """
-        keys, taken = waiter.keys, list(self.taken.items())  # other threads release keys concurrently
+        keys, taken = waiter.keys, list(self.holders.items())  # other threads release keys concurrently
         return [key for key, thread in taken if thread != waiter.thread and (keys is None or key in keys)]
 
-    def _comes_first(self, waiter: Waiter) -> bool:
+    def _is_next(self, waiter: KeyWaiter) -> bool:
         """Return whether no earlier waiter has reserved one of its keys."""
-        for other in list(self.waiting):
+        for other in list(self.waiters):
             if other is waiter:
                 break
-            if other.meets(waiter.keys) and (not self._busy(other) or other.holds_others_back()):
+            if other.waits_for_any(waiter.keys) and (not self._busy(other) or other.reserves_free_keys()):
                 return False
         return True

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import torch
 
-from ..store import KVStore, is_bound_by_processors
+from ..store import KVStore, uses_only_local_cpu
 from .tensors import Tensor
 
 
@@ -18,7 +18,7 @@ def is_faster_at_once(store: KVStore) -> bool:
     same processor time, and displaces the data in the caches.
     """
     computing = store.num_workers * torch.get_num_threads()
-    return is_bound_by_processors(store) and computing >= len(os.sched_getaffinity(0))
+    return uses_only_local_cpu(store) and computing >= len(os.sched_getaffinity(0))
 
 
 def overlaps(store: KVStore, wanted: bool | None, parameters: Iterable[Tensor]) -> bool:

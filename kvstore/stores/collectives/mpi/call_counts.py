@@ -16,49 +16,49 @@ import numpy.typing as npt
 _TAG = 1
 
 
-class RollCall:
+class CallCounts:
     """The number of calls of each process of a communicator, which has no other point-to-point messages."""
 
     #: Messages in transfer, and their requests: MPI reads the memory until they are complete.
-    _sent: ClassVar[list[tuple[npt.NDArray[np.int64], list[Any]]]] = []
+    _requests: ClassVar[list[tuple[npt.NDArray[np.int64], list[Any]]]] = []
 
     def __init__(self, mpi: Any, comm: Any) -> None:
         self._mpi, self._comm = mpi, comm
         self._rank, size = comm.Get_rank(), comm.Get_size()
-        self._heard = np.zeros(size, np.int64)
-        self._told = 0
+        self._counts = np.zeros(size, np.int64)
+        self._sent_count = 0
 
-    def tell(self, count: int) -> None:
+    def send(self, count: int) -> None:
         """Send the number of this process's calls to all processes; once for each number."""
-        if count <= self._told:
+        if count <= self._sent_count:
             return
-        self._told = count
+        self._sent_count = count
         word = np.array([count], np.int64)
-        others = [rank for rank in range(len(self._heard)) if rank != self._rank]
-        self._sent[:] = [pair for pair in self._sent if not self._mpi.Request.Testall(pair[1])]
-        self._sent.append((word, [self._comm.Isend(word, rank, _TAG) for rank in others]))
+        others = [rank for rank in range(len(self._counts)) if rank != self._rank]
+        self._requests[:] = [pair for pair in self._requests if not self._mpi.Request.Testall(pair[1])]
+        self._requests.append((word, [self._comm.Isend(word, rank, _TAG) for rank in others]))
 
-    def hear(self, count: int) -> None:
+    def receive_and_answer(self, count: int) -> None:
         """Receive the numbers of other processes, and answer."""
-        if self.drain():
-            self.tell(count)
+        if self.receive():
+            self.send(count)
 
-    def drain(self) -> bool:
+    def receive(self) -> bool:
         """Receive the numbers of other processes; return whether a message has arrived."""
         status, word, asked = self._mpi.Status(), np.empty(1, np.int64), False
         while self._comm.Iprobe(self._mpi.ANY_SOURCE, _TAG, status):
             rank = status.Get_source()
             self._comm.Recv(word, rank, _TAG)
-            self._heard[rank] = max(self._heard[rank], word[0])
+            self._counts[rank] = max(self._counts[rank], word[0])
             asked = True
         return asked
 
     def missing(self, number: int) -> list[int]:
         """Return the ranks that have not reported so many calls."""
-        return [rank for rank, n in enumerate(self._heard) if n < number and rank != self._rank]
+        return [rank for rank, n in enumerate(self._counts) if n < number and rank != self._rank]
 
 
-def absent(ranks: Sequence[int]) -> str:
+def missing_text(ranks: Sequence[int]) -> str:
     """Return a text that names the missing processes; without any, that all have called."""
     if not ranks:
         return "and all have: one of them is stopped, or has left"
