@@ -27,7 +27,7 @@ _FLOORS = (
     "stores.parameter_server stores.shared stores.collectives",
     "stores.hierarchy",  # made of two of these
     "collective",  # on any of them
-    "backends base factory store store_kinds plan step recorded checkpoint roles",
+    "backends base factory store store_kinds plan step recorded_store checkpoint roles",
     "kvstore",  # kvstore/__init__.py
     # With the tools of the command, some of which start jobs.
     "averaging launch trainer torch jax mxnet ray __main__ observe.doctor observe.bench observe.top "
