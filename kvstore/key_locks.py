@@ -14,7 +14,7 @@ from .waiting import WaitClock
 _RESERVED_SHARE = 0.1
 
 
-class KeyWaiter:
+class LockWaiter:
     """A thread that waits for the locks of keys.
 
     Parameters
@@ -58,7 +58,7 @@ class KeyLocks:
         self._lock = lock
         self._free = threading.Condition(lock)
         #: Threads that wait for keys, in the order of their calls.
-        self.waiters: dict[KeyWaiter, None] = {}
+        self.waiters: dict[LockWaiter, None] = {}
 
     def acquire(self, keys: Sequence[Hashable], timeout: float) -> None:
         """Acquire the locks of the keys; the caller holds `lock`."""
@@ -90,7 +90,7 @@ class KeyLocks:
         self._wait(None, timeout)
 
     def _wait(self, keys: Sequence[Hashable] | None, timeout: float) -> None:
-        clock, me = WaitClock(timeout), KeyWaiter(None if keys is None else frozenset(keys))
+        clock, me = WaitClock(timeout), LockWaiter(None if keys is None else frozenset(keys))
         try:
             self.waiters[me] = None
             while True:
@@ -108,7 +108,7 @@ class KeyLocks:
         finally:
             self.waiters.pop(me, None)
 
-    def _busy(self, waiter: KeyWaiter) -> list[Hashable]:
+    def _busy(self, waiter: LockWaiter) -> list[Hashable]:
         """List the keys of a waiter that other threads hold.
 
         A key that Ctrl-C has left with this thread does not count.
@@ -116,7 +116,7 @@ class KeyLocks:
         keys, taken = waiter.keys, list(self.holders.items())  # other threads release keys concurrently
         return [key for key, thread in taken if thread != waiter.thread and (keys is None or key in keys)]
 
-    def _is_next(self, waiter: KeyWaiter) -> bool:
+    def _is_next(self, waiter: LockWaiter) -> bool:
         """Return whether no earlier waiter has reserved one of its keys."""
         for other in list(self.waiters):
             if other is waiter:

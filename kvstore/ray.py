@@ -278,7 +278,7 @@ class Run:
             self._actor(_Worker, job.num_servers + rank, *kind).remote() for rank in range(job.num_workers)
         ]
         self.workers = made  # assigned first, so that they are ended in any case
-        self.workers, places = _by_node(made, self._got([worker.node.remote() for worker in made]))
+        self.workers, places = _by_node(made, self._get([worker.node.remote() for worker in made]))
         for rank, worker in enumerate(self.workers):
             part = ProcessRole("worker", rank)
             place = rank, job.num_workers, places[rank]
@@ -335,11 +335,11 @@ class Run:
 
     def _address(self, promise: Any) -> str:
         try:
-            return str(self._got(promise))
+            return str(self._get(promise))
         except _ray.exceptions.RayError as error:
             raise KVStoreError(f"the scheduler did not start: {_reason(error)}") from error
 
-    def _got(self, promises: Any) -> Any:
+    def _get(self, promises: Any) -> Any:
         try:
             return _ray.get(promises, timeout=self._job.timeout)
         except _ray.exceptions.GetTimeoutError as error:
@@ -352,13 +352,13 @@ class Run:
         until = None if timeout is None else time.monotonic() + timeout
         while len(self._results) < self._job.num_workers:
             self._check_open()
-            if not self._take_some(None if until is None else max(0.0, until - time.monotonic())):
+            if not self._process_results(None if until is None else max(0.0, until - time.monotonic())):
                 late = [str(rank) for rank in range(self._job.num_workers) if rank not in self._results]
                 raise TimeoutError(f"not finished after {timeout:g} s: rank {', '.join(late)}; {then}")
             if self._failures:
                 self._fail()
         if not self._closed:
-            self._leave()
+            self._wait_for_servers()
         return [self._results[rank] for rank in range(self._job.num_workers)]
 
     def _check_open(self) -> None:
@@ -367,16 +367,16 @@ class Run:
         if self._closed:
             raise ClosedError("the run was closed before its workers had finished: start another run")
 
-    def _take_some(self, timeout: float | None) -> bool:
+    def _process_results(self, timeout: float | None) -> bool:
         """Wait until actors have ended, and process their results; return False if none has ended."""
         ready, _ = _ray.wait(list(self._parts), num_returns=1, timeout=timeout)
         if ready:  # other actors can have ended together with it
             ready, _ = _ray.wait(list(self._parts), num_returns=len(self._parts), timeout=0)
         for promise in ready:
-            self._take(promise)
+            self._process_result(promise)
         return bool(ready)
 
-    def _take(self, promise: Any) -> None:
+    def _process_result(self, promise: Any) -> None:
         """Process the result of an actor that has ended."""
         part = self._parts.pop(promise)
         try:
@@ -392,21 +392,21 @@ class Run:
     def _fail(self) -> None:
         """End all actors, and raise the failure that is not a consequence of another failure."""
         until = time.monotonic() + _MOMENT
-        while self._unexplained() and (left := until - time.monotonic()) > 0:
-            self._take_some(left)
+        while self._lacks_cause() and (left := until - time.monotonic()) > 0:
+            self._process_results(left)
         self.close()
-        part, error = min(self._failures, key=_consequence)
+        part, error = min(self._failures, key=_consequence_rank)
         self._failure = _failure(part, error)
         raise self._failure from error
 
-    def _unexplained(self) -> bool:
+    def _lacks_cause(self) -> bool:
         """Return whether all failures are consequences of losses whose cause can still be reported."""
         causes = [_cause(error) for _, error in self._failures]
         missed = {(one.role, one.rank) for one in causes if isinstance(one, PeerLostError)}
         at_work = {(part.role, part.rank) for part in self._parts.values()}
         return all(isinstance(one, PeerLostError) for one in causes) and bool(missed & at_work)
 
-    def _leave(self) -> None:
+    def _wait_for_servers(self) -> None:
         """Let servers and scheduler end by themselves."""
         until = time.monotonic() + _LEAVE
         while self._parts and (left := until - time.monotonic()) > 0:
@@ -465,7 +465,7 @@ def _check_timeout(timeout: object) -> None:
         raise ConfigError(f"timeout must be None or a number of seconds of at least 0, got {timeout!r}")
 
 
-def _consequence(failed: tuple[ProcessRole, Exception]) -> int:
+def _consequence_rank(failed: tuple[ProcessRole, Exception]) -> int:
     """Return how likely a failure is a consequence of other failures: the least likely one is raised.
 
     An error of the function itself, or the death of a process, is never a consequence.

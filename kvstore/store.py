@@ -41,7 +41,7 @@ from .observe.counters import CALLS, Seconds, Transferred, Waits, seconds_of, wa
 from .observe.native._observe import Counters
 from .observe.timeline.marks import Marks
 from .optimizer import Optimizer, Updater
-from .optimizer.changes import REVISION, Followed, differing, read_by
+from .optimizer.changes import REVISION, WatchedOptimizer, differing, read_by
 from .optimizer.update_clock import CallOrder
 from .plan import Plan
 from .step import Step, check_whole_steps, refuse_async
@@ -128,7 +128,7 @@ class KVStore(KVStoreBase):
         self._steps: dict[int, Step] = {}  # that are open, by thread
         #: The caller's optimizer, and the same if the store updates with a copy of it.
         self._optimizer: Optimizer | None = None
-        self._followed: Followed | None = None
+        self._watched: WatchedOptimizer | None = None
         self._order = CallOrder()
         backend.observe(self._counters)
         self._created = time.monotonic()
@@ -200,7 +200,7 @@ class KVStore(KVStoreBase):
         if self._steps and (step := self._own_step(async_op)) is not None:
             step.push(group(key, value))
             return None
-        if (followed := self._followed) is not None and followed.seen != REVISION.number:
+        if (followed := self._watched) is not None and followed.seen != REVISION.number:
             self._send_changes(followed)
         quick = backend.has_quick_push_and_pull or (type(key) is list and backend.quick_lists)
         quick = quick and type(priority) is int and not async_op
@@ -279,7 +279,7 @@ class KVStore(KVStoreBase):
             given = group(key, value)
             step.push(given, given if out is None else group(key, out, "out"))
             return None
-        if (followed := self._followed) is not None and followed.seen != REVISION.number:
+        if (followed := self._watched) is not None and followed.seen != REVISION.number:
             self._send_changes(followed)
         if not async_op and self._run_quick(key, value, out):
             return None
@@ -571,7 +571,7 @@ class KVStore(KVStoreBase):
         side = KVStore.__new__(KVStore)
         side.__dict__.update(self.__dict__)
         side._backend, side._steps, side._has_sides = self._backend.side(), {}, True
-        side._optimizer = side._followed = None
+        side._optimizer = side._watched = None
         side._counters = Counters(self._type, "", self.rank, self.num_workers, shown=False)
         return side
 
@@ -611,27 +611,27 @@ class KVStore(KVStoreBase):
 
     def _install(self, optimizer: Optimizer | None, install: Callable[[], None]) -> None:
         install()
-        self._optimizer, self._followed = optimizer, None
+        self._optimizer, self._watched = optimizer, None
         self._watch_optimizer()
 
     def _watch_optimizer(self) -> None:
         """Watch the caller's optimizer from now on, if the store updates with another object."""
         updater, optimizer = self._backend.updater, self._optimizer
         if optimizer is None or updater is None:
-            self._followed = None
+            self._watched = None
         elif updater.optimizer is optimizer:
-            self._followed = None
+            self._watched = None
             read_by(self._engine)
-        elif self._followed is None:
+        elif self._watched is None:
             with suppress(ConfigError):  # no description, and replaced by one from a file
-                self._followed = Followed(optimizer)
+                self._watched = WatchedOptimizer(optimizer)
 
     def _send_new_settings(self) -> None:
         """Send the changes that the caller has made to the optimizer."""
-        if (followed := self._followed) is not None and followed.seen != REVISION.number:
+        if (followed := self._watched) is not None and followed.seen != REVISION.number:
             self._send_changes(followed)
 
-    def _send_changes(self, followed: Followed) -> None:
+    def _send_changes(self, followed: WatchedOptimizer) -> None:
         changes, config, number = followed.changed()
         if changes:
             self._run_after_all(partial(self._backend.configure, changes))
@@ -641,8 +641,8 @@ class KVStore(KVStoreBase):
         """Change settings of the store's optimizer, and those of the caller's object."""
         self._send_new_settings()
         self._run_after_all(change)
-        if self._followed is not None:
-            self._followed.take(changes)
+        if self._watched is not None:
+            self._watched.apply(changes)
 
     def _load_settings(self, adopt: Callable[[], None]) -> None:
         """Run a function that can read settings from a file.
@@ -654,8 +654,8 @@ class KVStore(KVStoreBase):
         after = _config_of(self._backend.updater)
         changes = differing(after, before) if before and after else {}
         self._watch_optimizer()
-        if self._followed is not None and changes:
-            self._followed.take(changes)
+        if self._watched is not None and changes:
+            self._watched.apply(changes)
 
     def update_optimizer(self, **changes: Any) -> None:
         """Change settings of the optimizer. The change takes effect at the next push of each key.

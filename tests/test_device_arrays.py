@@ -102,7 +102,7 @@ def test_capsules_go_there_and_back(name: str, shape: tuple[int, ...], version: 
     array = np.ones(shape, dtype_of(name))
     owner = Lender(array)
     capsule = dlpack.export(owner, array.ctypes.data, shape, array.dtype, (2, 5), False, version)
-    got = dlpack.Imported(capsule, "it", dlpack.ON_GPU)
+    got = dlpack.ImportedTensor(capsule, "it", dlpack.ON_GPU)
     assert (got.address, got.shape, got.dtype) == (
         array.ctypes.data if array.size else got.address,
         shape,
@@ -138,7 +138,7 @@ def test_numpy_reads_our_capsules() -> None:
 def test_we_read_numpy_s_capsules() -> None:
     array = np.arange(12, dtype=np.int32).reshape(3, 4)
     for given, strides in ((array, None), (array.T, (4, 16)), (array[:, ::2], (16, 8))):
-        got = dlpack.Imported(given.__dlpack__(), "it", dlpack.ON_HOST)
+        got = dlpack.ImportedTensor(given.__dlpack__(), "it", dlpack.ON_HOST)
         assert (got.address, got.shape, got.strides) == (given.ctypes.data, given.shape, strides)
         assert (got.dtype, got.device_kind) == (np.int32, 1)
 
@@ -148,14 +148,14 @@ def test_read_only_memory_is_lent_to_those_who_can_be_told() -> None:
     with pytest.raises(BufferError, match="read-only"):
         dlpack.export(array, array.ctypes.data, (3,), array.dtype, (2, 0), True, None)
     capsule = dlpack.export(array, array.ctypes.data, (3,), array.dtype, (2, 0), True, (1, 0))
-    assert dlpack.Imported(capsule, "it", dlpack.ON_GPU).readonly
+    assert dlpack.ImportedTensor(capsule, "it", dlpack.ON_GPU).readonly
     with pytest.raises(kv.ArrayError, match="no DLPack capsule"):
-        dlpack.Imported(capsule, "it", dlpack.ON_GPU)  # it was used
+        dlpack.ImportedTensor(capsule, "it", dlpack.ON_GPU)  # it was used
 
 
 def test_what_is_no_capsule() -> None:
     with pytest.raises(kv.ArrayError, match="it gave no DLPack capsule"):
-        dlpack.Imported(object(), "it", dlpack.ON_GPU)
+        dlpack.ImportedTensor(object(), "it", dlpack.ON_GPU)
 
 
 @pytest.mark.parametrize("old", [False, True])
@@ -343,7 +343,7 @@ def test_one_array_speaks_for_all(torch: FakeTorch, fake: LazyDriver) -> None:
         ([silent], []),
         ([], []),
     ):
-        assert arrays.speaker(objects) == chosen
+        assert arrays.stream_owner(objects) == chosen
         assert arrays.stream_for(chosen, 0).handle == arrays.stream_for(objects, 0).handle
 
 
@@ -452,7 +452,7 @@ def test_our_arrays_speak_both_protocols(fake: LazyDriver, name: str, shape: tup
     assert (view.shape, view.dtype, view.producer and view.producer.handle) == (
         shape, content.dtype, mine._stream.handle,
     )  # fmt: skip
-    lent = dlpack.Imported(mine.__dlpack__(stream=1), "it", dlpack.ON_GPU)
+    lent = dlpack.ImportedTensor(mine.__dlpack__(stream=1), "it", dlpack.ON_GPU)
     assert (lent.shape, lent.dtype, lent.device) == (shape, content.dtype, 0)
     assert repr(mine) == f"<DeviceArray {content.dtype} {shape} on cuda:0>"
     assert arrays.device_of(mine) == 0
@@ -475,7 +475,7 @@ def test_who_takes_our_array_waits_for_our_work(fake: LazyDriver) -> None:
     for seed in range(20):
         fake._random.seed(seed)
         mine, copy = own(fake, np.ones(4)), GpuArray(fake, np.zeros(4), stream=new_stream())
-        lent = dlpack.Imported(mine.__dlpack__(stream=copy.stream), "it", dlpack.ON_GPU)
+        lent = dlpack.ImportedTensor(mine.__dlpack__(stream=copy.stream), "it", dlpack.ON_GPU)
         fake.copy(copy.address, lent.address, 32, copy.stream or 1, 0)
         np.testing.assert_array_equal(copy.get(), 1)
 
@@ -487,7 +487,7 @@ def test_lengths_and_copies_of_our_arrays(fake: LazyDriver) -> None:
     mine = own(fake, np.ones(4), readonly=True)
     with pytest.raises(BufferError, match="read-only"):
         mine.__dlpack__(stream=-1)
-    assert dlpack.Imported(mine.__dlpack__(stream=-1, max_version=(1, 0)), "it", dlpack.ON_GPU).readonly
+    assert dlpack.ImportedTensor(mine.__dlpack__(stream=-1, max_version=(1, 0)), "it", dlpack.ON_GPU).readonly
     for options in ({"copy": True}, {"dl_device": (1, 0)}):
         with pytest.raises(BufferError, match="copy it yourself"):
             mine.__dlpack__(**options)  # type: ignore[arg-type]

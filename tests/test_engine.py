@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 import kvstore as kv
 from kvstore.engine import Engine, Work, ended_at
-from kvstore.key_locks import KeyWaiter
+from kvstore.key_locks import LockWaiter
 
 Body = Callable[..., subprocess.CompletedProcess[str]]
 PATIENCE = 60.0  # seconds until a test that hangs gives up; nothing waits that long otherwise
@@ -514,7 +514,7 @@ def close(engine: Engine, gate: Gate) -> None:
     engine.close()
 
 
-SOMEBODY = KeyWaiter(frozenset(["b"]))
+SOMEBODY = LockWaiter(frozenset(["b"]))
 
 
 def take_turns(engine: Engine, gate: Gate) -> None:

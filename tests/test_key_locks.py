@@ -16,7 +16,7 @@ import pytest
 
 from kvstore import key_locks as module
 from kvstore.errors import TimeoutError
-from kvstore.key_locks import KeyLocks, KeyWaiter
+from kvstore.key_locks import KeyLocks, LockWaiter
 
 LONG = 60.0
 
@@ -206,7 +206,7 @@ def test_an_end_that_nobody_was_told_of_is_seen(threads: Threads) -> None:
 
 def test_nobody_stands_back_for_longer_than_the_timeout(threads: Threads) -> None:
     """For one that never goes, say."""
-    threads.key_locks.waiters[KeyWaiter(frozenset(["a"]))] = None
+    threads.key_locks.waiters[LockWaiter(frozenset(["a"]))] = None
     with threads.turn(["a"], 0.05):
         pass
 

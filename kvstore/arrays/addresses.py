@@ -29,7 +29,7 @@ def describe(obj: Any) -> str:
         return name
 
 
-def unusable(obj: Any, what: str, error: Exception) -> ArrayError:
+def unusable_array_error(obj: Any, what: str, error: Exception) -> ArrayError:
     """Make the error for an object that has an array protocol and no valid array."""
     return ArrayError(
         f"{what} is not a usable array: {describe(obj)} ({type(error).__name__}: {error}); pass a NumPy array"

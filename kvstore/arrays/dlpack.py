@@ -88,7 +88,7 @@ def capsule_of(obj: Any, **options: Any) -> Any:
         return obj.__dlpack__(**options)
 
 
-class Imported:
+class ImportedTensor:
     """A tensor of another library; it is released when this object is deleted.
 
     Parameters
@@ -183,7 +183,7 @@ def _dtype(found: _Type, what: str) -> np.dtype[Any]:
         raise DTypeError(f"{what} has element type {kind}{found.bits}, which NumPy does not know") from None
 
 
-class _Exported:
+class _ExportedTensor:
     """The struct of an exported capsule, with the objects that must live as long as it."""
 
     def __init__(self, layout: Any, owner: Any, shape: tuple[int, ...]) -> None:
@@ -195,7 +195,7 @@ class _Exported:
 
 
 #: Address of the struct -> its objects. The consumer of a capsule calls `_forget`.
-_lent: dict[int, _Exported] = {}
+_lent: dict[int, _ExportedTensor] = {}
 
 
 def _drop(address: int) -> None:
@@ -214,14 +214,14 @@ _valid_of = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
 )
 
 
-def _drop_unused(capsule: int) -> None:
+def _release_unused(capsule: int) -> None:
     """Release the tensor of a capsule that was not consumed."""
     for name in _LAYOUTS:
         if _valid_of(capsule, name):
             _lent.pop(_pointer_of(capsule, name), None)
 
 
-_unused = _Destructor(_drop_unused)
+_unused = _Destructor(_release_unused)
 
 
 def export(
@@ -244,7 +244,7 @@ def export(
     if readonly and not versioned:
         raise BufferError("read-only memory needs DLPack 1.0 or later in the consumer; copy the array")
     name = b"dltensor_versioned" if versioned else b"dltensor"
-    lent = _Exported(_LAYOUTS[name], owner, shape)
+    lent = _ExportedTensor(_LAYOUTS[name], owner, shape)
     managed = lent.managed
     if versioned:
         managed.major, managed.minor, managed.flags = 1, 0, _READ_ONLY if readonly else 0

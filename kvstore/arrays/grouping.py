@@ -86,7 +86,7 @@ def check_text(key: Key) -> None:
             ) from None
 
 
-def other_kind(key: Key, there: type) -> KeyKindError:
+def key_kind_error(key: Key, there: type) -> KeyKindError:
     """Make the error for a key that is not of the kind of the store's keys."""
     here = "a str" if isinstance(key, str) else "an int"
     return KeyKindError(f"key {key!r} is {here} key, this store has {there.__name__} keys")

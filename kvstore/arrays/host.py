@@ -17,7 +17,7 @@ import numpy as np
 from ..errors import ArrayError, DTypeError, KVStoreError, MissingBackendError, ShapeError
 from ..kernels import cpu
 from . import tensors
-from .addresses import array_at, describe, extent, overlaps_itself, unusable
+from .addresses import array_at, describe, extent, overlaps_itself, unusable_array_error
 from .element_types import native
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _OF_NONE = (
 _ZERO = bytes(16)  # of any element type
 
 
-class RowSparse:
+class RowSparseBase:
     """An array of kvstore without a dense view: `readable` and `writable` raise."""
 
     __slots__ = ()
@@ -98,12 +98,12 @@ def writable(obj: Any, what: str = "out") -> tuple[Array, Callable[[], None] | N
     if cpu.is_plain(view):  # the first bfloat16 array of this process
         return view, deliver
     if overlaps_itself(view.shape, view.strides, view.itemsize):
-        raise several_at_one_place(what, view.strides, obj)
+        raise overlapping_elements_error(what, view.strides, obj)
     buffer = np.empty(view.shape, dtype)
     return buffer, lambda: np.copyto(view, buffer)
 
 
-def several_at_one_place(what: str, strides: object, obj: Any) -> ArrayError:
+def overlapping_elements_error(what: str, strides: object, obj: Any) -> ArrayError:
     """Make the error for an out with overlapping elements, which cannot all be written."""
     return ArrayError(
         f"{what} has several elements at one place in memory (strides {strides}): {describe(obj)}; "
@@ -177,7 +177,7 @@ def _writable_view(obj: Any, what: str) -> tuple[Array, Callable[[], None] | Non
     if not seen.negated:
         return _tensor_view(seen), None
     if overlaps_itself(seen.shape, seen.strides, seen.dtype.itemsize):
-        raise several_at_one_place(what, seen.strides, obj)
+        raise overlapping_elements_error(what, seen.strides, obj)
     buffer, deliver = tensors.room_for(obj, what)
     return _tensor_view(_tensor_memory(buffer, what)), deliver
 
@@ -190,7 +190,7 @@ def _view(obj: Any, what: str, write: bool = False) -> Array:
         return _tensor_view(_tensor_memory(tensors.resolved(obj, what), what) if seen.negated else seen)
     if isinstance(obj, np.ndarray):
         return exact(obj, what)
-    refuse_what_is_no_array(obj, what)
+    refuse_non_array(obj, what)
     if is_jax_type(kind):
         return _jax_view(obj, what)
     if hasattr(obj, "__dlpack__"):
@@ -202,12 +202,12 @@ def _view(obj: Any, what: str, write: bool = False) -> Array:
     return _interface_view(obj, what) if hasattr(obj, "__array_interface__") else _buffer_view(obj, what)
 
 
-def refuse_what_is_no_array(obj: Any, what: str) -> None:
+def refuse_non_array(obj: Any, what: str) -> None:
     """Raise `ArrayError` for an object that is not a dense array of any library.
 
     `what` names it in the message.
     """
-    if isinstance(obj, RowSparse):
+    if isinstance(obj, RowSparseBase):
         raise ArrayError(f"{what} is row-sparse where a dense array is needed: {obj!r}")
     _refuse_foreign_sparse(obj, what)
     if not is_array(obj):
@@ -322,7 +322,7 @@ def _imported(obj: Any, what: str, write: bool) -> Array:
     try:
         if int(obj.__dlpack_device__()[0]) not in dlpack.ON_HOST:
             raise _on_device(obj, what)
-        lent = dlpack.Imported(dlpack.capsule_of(obj), what, dlpack.ON_HOST)
+        lent = dlpack.ImportedTensor(dlpack.capsule_of(obj), what, dlpack.ON_HOST)
     except KVStoreError:
         raise
     except Exception as error:
@@ -337,21 +337,21 @@ def _interface_view(obj: Any, what: str) -> Array:
     try:
         given = obj.__array_interface__
     except Exception as error:
-        raise unusable(obj, what, error) from error
+        raise unusable_array_error(obj, what, error) from error
     seen = interface.read(given, obj, what)
     try:
         if seen.buffer is not None and 0 not in seen.shape:
             return np.ndarray(seen.shape, seen.dtype, seen.buffer, seen.address, seen.strides)
         return array_at(seen.address, seen.shape, seen.dtype, seen.strides, obj, seen.readonly)
     except ValueError as error:  # too many dimensions for NumPy
-        raise unusable(obj, what, error) from error
+        raise unusable_array_error(obj, what, error) from error
 
 
 def _buffer_view(obj: Any, what: str) -> Array:
     try:
         return np.asarray(memoryview(obj))
     except (TypeError, ValueError, BufferError) as error:
-        raise unusable(obj, what, error) from error
+        raise unusable_array_error(obj, what, error) from error
 
 
 class _MXNetDLPack:

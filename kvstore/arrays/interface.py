@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import ArrayError, DTypeError
-from .addresses import Strides, extent, is_possible, unusable
+from .addresses import Strides, extent, is_possible, unusable_array_error
 from .element_types import bfloat16, unsupported
 
 
-class Interface(NamedTuple):
+class ArrayInterface(NamedTuple):
     """The fields of an array in one of the two protocols.
 
     Attributes
@@ -43,7 +43,7 @@ class Interface(NamedTuple):
     stream: int | None
 
 
-def read(interface: Any, obj: Any, what: str) -> Interface:
+def read(interface: Any, obj: Any, what: str) -> ArrayInterface:
     """Read the interface of an object.
 
     Raises
@@ -58,10 +58,10 @@ def read(interface: Any, obj: Any, what: str) -> Interface:
     except (ArrayError, DTypeError):
         raise
     except Exception as error:  # an object of another library can have any values in these fields
-        raise unusable(obj, what, error) from error
+        raise unusable_array_error(obj, what, error) from error
 
 
-def _read(interface: Any, what: str) -> Interface:
+def _read(interface: Any, what: str) -> ArrayInterface:
     if not isinstance(interface, Mapping):
         raise TypeError(f"its array interface is {type(interface).__name__}, not a dict")
     if interface.get("mask") is not None:
@@ -77,7 +77,7 @@ def _read(interface: Any, what: str) -> Interface:
     begin, end = extent(shape, strides, dtype.itemsize)
     buffer = None if isinstance(interface["data"], tuple) else interface["data"]
     address, readonly = _memory(interface, begin, end)
-    return Interface(address, buffer, readonly, dtype, shape, strides, interface.get("stream"))
+    return ArrayInterface(address, buffer, readonly, dtype, shape, strides, interface.get("stream"))
 
 
 def _numbers(given: Any, name: str) -> tuple[int, ...]:

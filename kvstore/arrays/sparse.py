@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import DTypeError, RowIndexError, ShapeError
 from ..kernels import cpu
-from .host import RowSparse, numbers, readable
+from .host import RowSparseBase, numbers, readable
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _ELEMENTS = 2**60  # of up to 8 bytes each: sizes in bytes fit 64 bits, with a sign
 
 
-class RowSparseArray(RowSparse):
+class RowSparseArray(RowSparseBase):
     """A table of shape ``(rows, ...)`` that stores only the listed rows. All other rows are zero.
 
     Parameters

@@ -77,16 +77,16 @@ def memory_of(tensor: Tensor, what: str) -> TensorMemory:
         negated, name = tensor.is_neg(), tensor.dtype
         needed = tensor.nbytes
     except Exception as error:  # torch raises several classes for tensors without a storage
-        raise _without_storage(tensor, what, error) from error
+        raise _no_storage_error(tensor, what, error) from error
     dtype = _numpy_type(name)
     if dtype is None:
-        raise _not_summed(tensor, what)
+        raise _not_summed_error(tensor, what)
     strides = None
     if steps is not None:
         strides = tuple(step * dtype.itemsize for step in steps)
         _, needed = extent(shape, strides, dtype.itemsize)
     if needed and (not address or begin * dtype.itemsize + needed > held):
-        raise _too_small(tensor, what, held)
+        raise _too_small_error(tensor, what, held)
     return TensorMemory(address, dtype, shape, strides, storage, negated)
 
 
@@ -110,7 +110,7 @@ def resolved(tensor: Tensor, what: str) -> Tensor:
     try:
         return tensor.detach().resolve_neg()
     except Exception as error:  # a dispatch mode of the caller can refuse any operation of torch
-        raise _uncopied(tensor, what, error) from error
+        raise _not_copied_error(tensor, what, error) from error
 
 
 def room_for(out: Tensor, what: str) -> tuple[Tensor, Callable[[], None]]:
@@ -119,7 +119,7 @@ def room_for(out: Tensor, what: str) -> tuple[Tensor, Callable[[], None]]:
         plain = out.detach()
         buffer = sys.modules["torch"].empty(plain.shape, dtype=plain.dtype, device=plain.device)
     except Exception as error:  # as above
-        raise _uncopied(out, what, error) from error
+        raise _not_copied_error(out, what, error) from error
     return buffer, lambda: plain.__setitem__(Ellipsis, buffer)
 
 
@@ -161,7 +161,7 @@ def _numpy_type(dtype: Any) -> np.dtype[Any] | None:
     return None if found.kind == "c" else found
 
 
-def _not_summed(tensor: Tensor, what: str) -> DTypeError:
+def _not_summed_error(tensor: Tensor, what: str) -> DTypeError:
     cure = ""
     if tensor.is_complex():
         cure = "; pass torch.view_as_real(x.resolve_conj())"
@@ -170,7 +170,7 @@ def _not_summed(tensor: Tensor, what: str) -> DTypeError:
     return unsupported(what, tensor.dtype, cure)
 
 
-def _without_storage(tensor: Tensor, what: str, error: Exception) -> ArrayError:
+def _no_storage_error(tensor: Tensor, what: str, error: Exception) -> ArrayError:
     text, cure = str(error), "pass a dense, strided tensor"
     if "sparse" in str(tensor.layout):
         cure = "pass kv.RowSparseArray(data, indices, shape), or x.to_dense()"
@@ -185,14 +185,14 @@ def _without_storage(tensor: Tensor, what: str, error: Exception) -> ArrayError:
     )
 
 
-def _uncopied(tensor: Tensor, what: str, error: Exception) -> ArrayError:
+def _not_copied_error(tensor: Tensor, what: str, error: Exception) -> ArrayError:
     return ArrayError(
         f"{what} has the negative bit or strides, and torch cannot copy it here: {describe(tensor)} "
         f"({error}); pass a contiguous tensor after x.resolve_neg()"
     )
 
 
-def _too_small(tensor: Tensor, what: str, held: int) -> ArrayError:
+def _too_small_error(tensor: Tensor, what: str, held: int) -> ArrayError:
     if tensor.device.type == "meta":
         return ArrayError(
             f"{what} is on device meta and has no memory yet: {describe(tensor)}; load or initialise it first"

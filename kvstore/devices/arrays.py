@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arrays import dlpack, interface, tensors
-from ..arrays.addresses import Strides, describe, is_contiguous, overlaps_itself, unusable
+from ..arrays.addresses import Strides, describe, is_contiguous, overlaps_itself, unusable_array_error
 from ..arrays.element_types import DTYPES, unsupported
-from ..arrays.host import is_jax_type, refuse_what_is_no_array, several_at_one_place
+from ..arrays.host import is_jax_type, overlapping_elements_error, refuse_non_array
 from ..arrays.sparse import RowSparseArray
 from ..errors import ArrayError, KVStoreError
 from . import driver, streams
@@ -215,7 +215,7 @@ def check_all_on_devices(values: Iterable[Any], key: object) -> None:
     """Raise `ArrayError` unless all values of one push are on GPUs."""
     for value in values:
         if device_of(value) is None:
-            refuse_what_is_no_array(value, f"value of key {key!r}")
+            refuse_non_array(value, f"value of key {key!r}")
             raise ArrayError(
                 f"the values of key {key!r} lie on the host and on a GPU; give arrays of one kind in one list"
             )
@@ -301,7 +301,7 @@ def stream_for(arrays: Iterable[Any], device: int) -> Stream:
     return named or Stream(device, driver.LEGACY_STREAM)
 
 
-def speaker(objects: list[Any]) -> list[Any]:
+def stream_owner(objects: list[Any]) -> list[Any]:
     """Return the array that determines the stream of `stream_for`, or None."""
     kinds = [_kind(type(one)) for one in objects]
     for kind in ("torch", "cupy"):
@@ -356,7 +356,7 @@ def view(obj: Any, what: str, stream: Stream, write: bool = False) -> DeviceView
     if write and made.readonly:
         raise ArrayError(f"{what} is read-only: {describe(obj)}; pass an array that may be written")
     if write and not made.contiguous and overlaps_itself(made.shape, made.strides, made.dtype.itemsize):
-        raise several_at_one_place(what, made.strides, obj)
+        raise overlapping_elements_error(what, made.strides, obj)
     return made
 
 
@@ -418,17 +418,17 @@ def _of_any(array: Any, what: str, stream: Stream) -> DeviceView:
     )
 
 
-def _read(shown: Any, array: Any, what: str) -> interface.Interface:
+def _read(shown: Any, array: Any, what: str) -> interface.ArrayInterface:
     seen = interface.read(shown, array, what)
     if seen.buffer is not None:
-        raise unusable(array, what, TypeError("its data is a buffer, not an address"))
+        raise unusable_array_error(array, what, TypeError("its data is a buffer, not an address"))
     return seen
 
 
 def _of_dlpack(array: Any, what: str, stream: Stream) -> DeviceView:
     immutable = _kind(type(array)) == "jax"
     try:
-        lent = dlpack.Imported(dlpack.capsule_of(array, stream=stream.handle), what, dlpack.ON_GPU)
+        lent = dlpack.ImportedTensor(dlpack.capsule_of(array, stream=stream.handle), what, dlpack.ON_GPU)
     except KVStoreError:
         raise
     except Exception as error:
@@ -473,15 +473,15 @@ def room_for(seen: DeviceView, what: str, stream: Stream) -> tuple[DeviceView, C
     with work_on(stream, seen.kind):
         if seen.kind == "torch":
             buffer, bring = tensors.room_for(seen.owner, what)
-            return _of_torch(buffer, what, stream), lambda: _bring(seen.kind, bring, stream)
+            return _of_torch(buffer, what, stream), lambda: _copy_back(seen.kind, bring, stream)
         if seen.kind == "cupy":
             buffer, out = sys.modules["cupy"].empty(seen.shape, seen.owner.dtype), seen.owner
             bring = partial(out.__setitem__, Ellipsis, buffer)
-            return _of_cupy(buffer, what, stream), lambda: _bring(seen.kind, bring, stream)
+            return _of_cupy(buffer, what, stream), lambda: _copy_back(seen.kind, bring, stream)
     raise _strided(what, seen)
 
 
-def _bring(kind: str, bring: Callable[[], None], stream: Stream) -> None:
+def _copy_back(kind: str, bring: Callable[[], None], stream: Stream) -> None:
     with work_on(stream, kind):
         bring()
 

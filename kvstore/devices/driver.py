@@ -99,7 +99,7 @@ class Driver:
             return True
         known = self._peers.get((device, other))
         if known is None:
-            known = self._peers[device, other] = self._open_way(device, other)
+            known = self._peers[device, other] = self._enable_peer_access(device, other)
         return known
 
     def device_of(self, address: int) -> int:
@@ -296,7 +296,7 @@ class Driver:
                 self._handles[device] = int(context)
         return context
 
-    def _open_way(self, device: int, other: int) -> bool:
+    def _enable_peer_access(self, device: int, other: int) -> bool:
         if text_of("gpu_p2p") == "0":
             return False
         if not self._call("cuDeviceCanAccessPeer", device, other):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy.typing as npt
 
 from .driver import Driver
-from .memory import Pinned, may_free
+from .memory import PinnedMemory, may_free
 from .streams import Stream, StreamCursor
 
 
@@ -22,7 +22,7 @@ class GpuContext:
         self._last: StreamCursor | None = None
         #: Increased whenever the last work on a key can be on another stream than before.
         self.moves = 0
-        self._pinned = Pinned(driver, device)
+        self._pinned = PinnedMemory(driver, device)
         self._loans: weakref.WeakSet[StreamBuffer] = weakref.WeakSet()
         self._kept: deque[tuple[int, list[Any]]] = deque()  # event, objects; oldest first
         #: A stream of the store; temporary memory is freed in its order.

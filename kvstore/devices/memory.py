@@ -36,7 +36,7 @@ class Memory:
             self._driver.free(self.device, address)
 
 
-class Pinned:
+class PinnedMemory:
     """Pinned host memory in blocks; a block is free again when its copy is complete.
 
     The host never waits for a block: if none is free, a new block is allocated.

@@ -22,17 +22,24 @@ from ..optimizer import Optimizer, states
 from ..optimizer.optimizer import Index
 from ..store import KVStore as OurKVStore
 from ..store_kinds import STORES, is_on_servers
-from .arrays import Outs, is_rows, lent, lent_all, lent_gradient, put_rows, taken
-from .errors import all_raise_both, raises_both
+from .arrays import Outs, as_ndarray, gradient_as_ndarray, is_rows, put_rows, state_as_ndarrays, taken
+from .errors import all_raise_mxnet_errors, raises_mxnet_error
 from .library import mx
-from .optimizers import Foreign, Translated, check_scale, indices_of, keeps_states_only, obstacle
+from .optimizers import (
+    ForeignOptimizer,
+    TranslatedOptimizer,
+    check_scale,
+    indices_of,
+    keeps_states_only,
+    translation_obstacle,
+)
 
 log = logging.getLogger("kvstore.mxnet")
 
 PathLike = str | os.PathLike[str]
 
 
-class _Held(NamedTuple):
+class _StateHolder(NamedTuple):
     """The object that MXNet's trainer expects as `_updater`.
 
     The states are NDArrays on the store's memory.
@@ -42,7 +49,7 @@ class _Held(NamedTuple):
     states: dict[Index, Any]
 
 
-@all_raise_both
+@all_raise_mxnet_errors
 class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
     """A store of kvstore with the interface of MXNet's stores.
 
@@ -68,7 +75,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
         self._is_p3 = False
         self._made = False
         self._tables: set[Index] = set()  # keys of row-sparse weights
-        self._rule: Translated | Foreign | None = None
+        self._rule: TranslatedOptimizer | ForeignOptimizer | None = None
 
     def __del__(self) -> None:
         if getattr(self, "_made", False):
@@ -90,7 +97,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Sum the values of each key, then update the stored weight with the sum, or replace it."""
         values = taken(value)
-        self._follow(key, values)
+        self._apply_changes(key, values)
         self.store.push(key, values, priority=priority)
         self._count(key, values)
 
@@ -105,7 +112,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Push dense values, and write the result to `out`, or without `out` to the values."""
         values = taken(value)
-        self._follow(key, values)
+        self._apply_changes(key, values)
         self.store.pushpull(key, values, None if out is None else Outs(out).arrays, priority)
         self._count(key, values)
 
@@ -166,32 +173,32 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
         if not isinstance(optimizer, mx.optimizer.Optimizer):
             raise ArgumentError(f"set_optimizer takes an optimizer of MXNet or of kvstore, not {optimizer!r}")
         check_scale(optimizer)
-        why = obstacle(optimizer)
-        rule = self._foreign(optimizer, why) if why else Translated(optimizer)
-        self.store.set_optimizer(rule.ours if isinstance(rule, Translated) else rule)
+        why = translation_obstacle(optimizer)
+        rule = self._foreign_optimizer(optimizer, why) if why else TranslatedOptimizer(optimizer)
+        self.store.set_optimizer(rule.ours if isinstance(rule, TranslatedOptimizer) else rule)
         self._rule = rule
 
-    def _foreign(self, optimizer: Any, why: str) -> Foreign:
+    def _foreign_optimizer(self, optimizer: Any, why: str) -> ForeignOptimizer:
         name = type(optimizer).__name__
         runs = not is_on_servers(self.store) and (self.num_workers == 1 or keeps_states_only(optimizer))
         if runs:
             log.info("MXNet's own code runs %s: %s", name, why)
-            return Foreign.of(optimizer, self._tables)
+            return ForeignOptimizer.of(optimizer, self._tables)
         raise CapabilityError(
             f"{name} cannot be translated ({why}), and a store of type {self.type!r} cannot run MXNet's code "
             "for it: pass update_on_kvstore=False to the Trainer, so that MXNet updates in the workers, or "
             "use an optimizer of kvstore.optimizer"
         )
 
-    def _follow(self, key: Any, values: Any) -> None:
+    def _apply_changes(self, key: Any, values: Any) -> None:
         """Pass the changes of MXNet's optimizer to the store."""
         if self._rule is not None:
             check_scale(self._rule.theirs)
-        if isinstance(self._rule, Translated):
+        if isinstance(self._rule, TranslatedOptimizer):
             self._rule.follow(_keys(key, values), self.store.update_optimizer)
 
     def _count(self, key: Any, values: Any) -> None:
-        if isinstance(self._rule, Translated):
+        if isinstance(self._rule, TranslatedOptimizer):
             self._rule.count(_keys(key, values))
 
     def set_gradient_compression(self, compression_params: dict[str, Any]) -> None:
@@ -207,15 +214,17 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
         self.store.set_updater(updater if updater is None else _with_their_arrays(updater))
 
     @property
-    def _updater(self) -> _Held | None:
+    def _updater(self) -> _StateHolder | None:
         """The updater with the optimizer: MXNet's trainer reads it here after it has loaded states."""
         ours = self.store._updater
         if ours is None:
             return None
         if self._rule is None:
-            return _Held(ours.optimizer, {key: lent_all(state) for key, state in ours.states.items()})
-        states = {key: lent_all(self._rule.shown(state)) for key, state in ours.states.items()}
-        return _Held(self._rule.theirs, states)
+            return _StateHolder(
+                ours.optimizer, {key: state_as_ndarrays(state) for key, state in ours.states.items()}
+            )
+        states = {key: state_as_ndarrays(self._rule.shown(state)) for key, state in ours.states.items()}
+        return _StateHolder(self._rule.theirs, states)
 
     # ----------------------------------------------------------------------------------------- states
 
@@ -225,7 +234,9 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
         With `dump_optimizer`, the file also contains the settings of a translated optimizer. If MXNet's code
         runs the optimizer, its settings are only in MXNet's object.
         """
-        self.store.save_optimizer_states(fname, dump_optimizer and not isinstance(self._rule, Foreign))
+        self.store.save_optimizer_states(
+            fname, dump_optimizer and not isinstance(self._rule, ForeignOptimizer)
+        )
 
     def load_optimizer_states(self, fname: PathLike) -> None:
         """Read the states that `save_optimizer_states` wrote, also into MXNet's object.
@@ -236,7 +247,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
             The file is damaged or has another format, for example a pickle of MXNet.
         """
         self.store.load_optimizer_states(fname)
-        if not isinstance(self._rule, Translated):
+        if not isinstance(self._rule, TranslatedOptimizer):
             return
         content = states.read(fname)
         theirs, counts = self._rule.theirs, dict(content.counts)
@@ -294,7 +305,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
         return f"<kvstore.mxnet of {self.store!r}>"
 
 
-@raises_both
+@raises_mxnet_error
 def create(name: str = "local", **options: Any) -> KVStore:
     """Create a store of kvstore for MXNet.
 
@@ -338,7 +349,7 @@ def _without_prefix(name: Any) -> Any:
 def _register(name: str) -> None:
     """Register a store, so that ``mxnet.kvstore.create("kvstore_<name>")`` creates it."""
 
-    @raises_both
+    @raises_mxnet_error
     def __init__(self: KVStore) -> None:  # noqa: N807 - the constructor of the class below
         KVStore.__init__(self, create_ours(name))
         self._made = True
@@ -352,8 +363,8 @@ def _keys(key: Any, values: Any) -> list[Index]:
 
 def _with_their_arrays(updater: Callable[[Any, Any, Any], None]) -> Callable[[Any, Any, Any], None]:
     def call(key: Any, merged: Any, stored: Any) -> None:
-        weight = lent(stored)
-        updater(key, lent_gradient(merged), weight)
+        weight = as_ndarray(stored)
+        updater(key, gradient_as_ndarray(merged), weight)
         weight.wait_to_read()
 
     return call

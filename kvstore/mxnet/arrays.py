@@ -73,16 +73,16 @@ def put_rows(rows: RowSparseArray, out: Any) -> None:
     out.wait_to_read()
 
 
-def lent(array: Array) -> Any:
+def as_ndarray(array: Array) -> Any:
     """Return an NDArray on the memory of a contiguous array; MXNet's writes change that memory."""
     return mx.nd.from_numpy(array.view())
 
 
-def lent_all(state: Any) -> Any:
+def state_as_ndarrays(state: Any) -> Any:
     """Return an optimizer's state in which NDArrays replace the arrays."""
     if isinstance(state, tuple):
-        return tuple(lent_all(part) for part in state)
-    return lent(state) if isinstance(state, np.ndarray) and state.ndim else state
+        return tuple(state_as_ndarrays(part) for part in state)
+    return as_ndarray(state) if isinstance(state, np.ndarray) and state.ndim else state
 
 
 def rows_of(array: Array) -> Any:
@@ -91,10 +91,10 @@ def rows_of(array: Array) -> Any:
     return mx.nd.sparse.row_sparse_array((array, ids), shape=array.shape, dtype=array.dtype)
 
 
-def lent_gradient(grad: Any) -> Any:
+def gradient_as_ndarray(grad: Any) -> Any:
     """Return a gradient as an array of MXNet."""
     if not isinstance(grad, RowSparseArray):
-        return lent(np.ascontiguousarray(grad))
+        return as_ndarray(np.ascontiguousarray(grad))
     if not grad.nnz_rows:
         return mx.nd.sparse.zeros("row_sparse", grad.shape, dtype=grad.dtype)
     return mx.nd.sparse.row_sparse_array((grad.data, grad.indices), shape=grad.shape, dtype=grad.dtype)

@@ -19,7 +19,7 @@ Arguments = ParamSpec("Arguments")
 Anything = TypeVar("Anything")
 
 
-def raises_both(function: Callable[Arguments, Anything]) -> Callable[Arguments, Anything]:
+def raises_mxnet_error(function: Callable[Arguments, Anything]) -> Callable[Arguments, Anything]:
     """Make each error of kvstore that a function raises an `MXNetError`, too."""
 
     @functools.wraps(function)
@@ -28,23 +28,23 @@ def raises_both(function: Callable[Arguments, Anything]) -> Callable[Arguments, 
             return function(*args, **options)
         except KVStoreError as error:
             # In place: the attributes and the traceback of the error do not change.
-            error.__class__ = _both(type(error))
+            error.__class__ = _combined_class(type(error))
             raise
 
     return call
 
 
-def all_raise_both(kind: type[Anything]) -> type[Anything]:
-    """Apply `raises_both` to all methods and properties of a class."""
+def all_raise_mxnet_errors(kind: type[Anything]) -> type[Anything]:
+    """Apply `raises_mxnet_error` to all methods and properties of a class."""
     for name, member in list(vars(kind).items()):
         if isinstance(member, FunctionType):
-            setattr(kind, name, raises_both(member))
+            setattr(kind, name, raises_mxnet_error(member))
         elif isinstance(member, property) and member.fget is not None:
-            setattr(kind, name, property(raises_both(member.fget), doc=member.__doc__))
+            setattr(kind, name, property(raises_mxnet_error(member.fget), doc=member.__doc__))
     return kind
 
 
-def _both(ours: type[KVStoreError]) -> Any:
+def _combined_class(ours: type[KVStoreError]) -> Any:
     """Return a class of the same name that is an `MXNetError` as well; created at its first error."""
     if issubclass(ours, MXNetError):
         return ours

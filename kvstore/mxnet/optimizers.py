@@ -18,7 +18,7 @@ from ..errors import CapabilityError, ConfigError
 from ..optimizer import Optimizer, checks, create, lr_scheduler
 from ..optimizer.lr_scheduler import LRScheduler
 from ..optimizer.optimizer import Array, Index, State, dense
-from .arrays import lent, lent_gradient, rows_of
+from .arrays import as_ndarray, gradient_as_ndarray, rows_of
 
 #: Settings of all optimizers of MXNet, with the same names here.
 _COMMON = ("rescale_grad", "wd", "clip_gradient", "multi_precision", "begin_num_update")
@@ -122,7 +122,7 @@ def rule_of(optimizer: Any) -> _Rule | None:
     return _RULES.get(kind.__name__) if kind.__module__.startswith("mxnet.") else None
 
 
-def obstacle(optimizer: Any) -> str:
+def translation_obstacle(optimizer: Any) -> str:
     """Return the reason why an optimizer cannot be translated, or an empty text."""
     rule = rule_of(optimizer)
     if rule is None:
@@ -154,7 +154,7 @@ def check_scale(optimizer: Any) -> None:
 
 
 @dataclass
-class Translated:
+class TranslatedOptimizer:
     """An optimizer of MXNet and its translation; changes of the first are applied to the second.
 
     Attributes
@@ -171,7 +171,7 @@ class Translated:
     def __post_init__(self) -> None:
         rule = rule_of(self.theirs)
         if rule is None:
-            raise ConfigError(f"{type(self.theirs).__name__}: {obstacle(self.theirs)}")
+            raise ConfigError(f"{type(self.theirs).__name__}: {translation_obstacle(self.theirs)}")
         self._rule = rule
         self._told: dict[str, Any] = {}
         self._note(_schedule(self.theirs))
@@ -343,7 +343,7 @@ def _settings_of(schedule: Any) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------- MXNet's own code
 
 
-class Foreign(Optimizer):
+class ForeignOptimizer(Optimizer):
     """An optimizer of MXNet as an optimizer of kvstore: MXNet's code updates the store's memory.
 
     Parameters
@@ -363,10 +363,12 @@ class Foreign(Optimizer):
         self.theirs, self._tables = theirs, tables
 
     @staticmethod
-    def of(theirs: Any, tables: set[Index]) -> Foreign:
+    def of(theirs: Any, tables: set[Index]) -> ForeignOptimizer:
         """Return an optimizer whose states have, in files, the name of MXNet's class."""
         name = f"MXNet{type(theirs).__name__}"
-        made: Foreign = type(name, (Foreign,), {"__doc__": Foreign.__doc__})(theirs, tables)
+        made: ForeignOptimizer = type(name, (ForeignOptimizer,), {"__doc__": ForeignOptimizer.__doc__})(
+            theirs, tables
+        )
         return made
 
     @property
@@ -385,14 +387,14 @@ class Foreign(Optimizer):
     def create_state_multi_precision(self, index: Index, weight: Array) -> State:
         """Return the state of MXNet's rule, as NumPy arrays."""
         array = np.ascontiguousarray(weight)
-        shown = rows_of(array) if index in self._tables else lent(array)
+        shown = rows_of(array) if index in self._tables else as_ndarray(array)
         return _kept(self.theirs.create_state_multi_precision(index, shown))
 
     def update_multi_precision(self, index: Index, weight: Array, grad: Any, state: Any) -> None:
         """Run MXNet's update, and wait for it."""
-        loan = _Loan(index in self._tables)
-        shown, states = loan.lend(weight), loan.lend(state)
-        gradient = lent_gradient(grad)
+        loan = _StateViews(index in self._tables)
+        shown, states = loan.view(weight), loan.view(state)
+        gradient = gradient_as_ndarray(grad)
         if index in self._tables and gradient.stype == "default":
             gradient = rows_of(dense(grad))
         self._share_counts()
@@ -400,7 +402,7 @@ class Foreign(Optimizer):
             self.theirs.update_multi_precision([index], [shown], [gradient], [states])
         else:
             self.theirs.update_multi_precision(index, shown, gradient, states)
-        loan.bring_back()
+        loan.wait_written()
         self.num_update = self.theirs.num_update
 
     def _share_counts(self) -> None:
@@ -409,24 +411,24 @@ class Foreign(Optimizer):
         theirs.num_update = self.num_update
 
 
-class _Loan:
+class _StateViews:
     """Arrays that MXNet's code reads and writes."""
 
     def __init__(self, as_rows: bool) -> None:
         self._as_rows = as_rows
         self._out: list[tuple[Array, Any]] = []
 
-    def lend(self, state: Any) -> Any:
+    def view(self, state: Any) -> Any:
         """Return MXNet's view of an array, or of a nested state."""
         if state is None:
             return None
         if isinstance(state, tuple):
-            return tuple(self.lend(part) for part in state)
-        shown = rows_of(state) if self._as_rows else lent(state)
+            return tuple(self.view(part) for part in state)
+        shown = rows_of(state) if self._as_rows else as_ndarray(state)
         self._out.append((state, shown))
         return shown
 
-    def bring_back(self) -> None:
+    def wait_written(self) -> None:
         """Wait until MXNet has written all arrays; raises the errors of its operations."""
         for array, shown in self._out:
             shown.wait_to_read()

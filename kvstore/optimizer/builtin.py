@@ -12,12 +12,12 @@ from .. import kernels
 from ..arrays import pages
 from ..arrays.element_types import FLOATS
 from ..errors import ConfigError, DTypeError, ShapeError
-from .declared import Declared, keyword
+from .declared import DeclaredOptimizer, keyword
 from .lr_scheduler import Schedule
 from .optimizer import Array, Index, State, dense, is_half
 
 
-class BuiltIn(Declared):
+class BuiltInOptimizer(DeclaredOptimizer):
     """Base of the optimizers of this package."""
 
     # Keywords of all constructors, in addition to a rule's own settings, for type checkers; see `Optimizer`.
@@ -64,7 +64,7 @@ class BuiltIn(Declared):
 
     def update_multi_precision(self, index: Index, weight: Array, grad: Any, state: Any) -> None:
         """Apply `update`, to the float32 copy if there is one, and round that into `weight`."""
-        if type(self).update is not BuiltIn.update or not self.keeps_master(weight):
+        if type(self).update is not BuiltInOptimizer.update or not self.keeps_master(weight):
             super().update_multi_precision(index, weight, grad, state)
             return
         self._apply(index, weight, grad, state[0], arrays_of(state[1]))
@@ -79,7 +79,7 @@ class BuiltIn(Declared):
         return self.clip_gradient or math.inf
 
 
-class Elementwise(BuiltIn):
+class ElementwiseOptimizer(BuiltInOptimizer):
     """An optimizer whose rule updates each element separately, so that a store can fuse it with its sum."""
 
     fused = True
@@ -140,7 +140,7 @@ class Elementwise(BuiltIn):
         kernels.cpu.update_rows(rule, params, [grad.data], [None], grad.indices, weight, master, states)
 
 
-class WholeTensor(BuiltIn):
+class WholeTensorOptimizer(BuiltInOptimizer):
     """An optimizer whose rule needs norms or means of a whole tensor.
 
     For 16-bit weights, the rule computes in float32: on their float32 copy, or on a temporary one.

@@ -146,7 +146,7 @@ class ParameterTable(SettingTable):
         return checks.parameter(name, value)
 
 
-class Followed:
+class WatchedOptimizer:
     """The caller's optimizer, of which a store has a copy.
 
     Attributes
@@ -173,7 +173,7 @@ class Followed:
         # Multipliers of the caller's objects can change without a call of this module.
         self.seen = _NEVER if self.optimizer.param_dict else number
 
-    def take(self, changes: Mapping[str, Any]) -> None:
+    def apply(self, changes: Mapping[str, Any]) -> None:
         """Apply changes to the caller's object that the store has made already."""
         try:
             self.optimizer.configure(**changes)

@@ -27,7 +27,7 @@ def keyword(default: Any = None, *, alias: str = "", kw_only: bool = True) -> An
 
 
 @dataclass_transform(field_specifiers=(setting, keyword))
-class Declared(Optimizer):
+class DeclaredOptimizer(Optimizer):
     """Base of optimizers whose classes declare their settings.
 
     A class with declared settings gets a constructor, unless it defines one. Its arguments are the learning
@@ -41,7 +41,7 @@ class Declared(Optimizer):
         for name, value in own.items():
             delattr(cls, name)
             value.annotation = cls.__annotations__[name]
-        above = (base._declared for base in reversed(cls.__bases__) if issubclass(base, Declared))
+        above = (base._declared for base in reversed(cls.__bases__) if issubclass(base, DeclaredOptimizer))
         cls._declared = {name: value for table in (*above, own) for name, value in table.items()}
         cls.settings = {**{name: value.check for name, value in own.items()}, **vars(cls).get("settings", {})}
         if own and "__init__" not in vars(cls):

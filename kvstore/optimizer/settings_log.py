@@ -87,7 +87,7 @@ class SettingsLog:
 
     def find(self, rank: int, place: int, kind: str, ordinal: int, text: str) -> Change | None:
         """Return the equal change of another worker at this place, or None."""
-        times = self._times(rank, place, (kind, ordinal, text))
+        times = self._count_of(rank, place, (kind, ordinal, text))
         begin = bisect.bisect_left(self.changes, place, key=_place)
         end = bisect.bisect_right(self.changes, place, key=_place)
         there = (one for one in self.changes[begin:end] if one.is_like(kind, ordinal, text))
@@ -108,10 +108,10 @@ class SettingsLog:
         change.rank, change.number = rank, self._numbers
         bisect.insort(self.changes, change, key=Change.key)
         try:
-            told = self._fold(begin)
+            told = self._recompute(begin)
         except ConfigError:
             self.changes, (change.rank, change.number) = before, key
-            self._fold(begin)
+            self._recompute(begin)
             return []
         return told if self.settings_at(change.place) == held else [change, *told]
 
@@ -125,7 +125,7 @@ class SettingsLog:
             worker has set the learning rate at a later place. Nothing has changed.
         """
         self._numbers += 1
-        times = self._times(rank, place, (kind, ordinal, text))
+        times = self._count_of(rank, place, (kind, ordinal, text))
         change = Change(kind, place, ordinal, text, rank, self._numbers, times)
         if kind in _NEW or kind == COUNTS:
             self._epochs += 1
@@ -143,7 +143,7 @@ class SettingsLog:
         at = self.changes.index(change)
         del self.changes[at]
         dropped: dict[Change, ConfigError] = {}
-        told = self._fold(at, dropped)
+        told = self._recompute(at, dropped)
         self.changes = [one for one in self.changes if one not in dropped]
         return told, dropped
 
@@ -187,7 +187,7 @@ class SettingsLog:
         del self.changes[:end]
         return dropped
 
-    def _times(self, rank: int, place: int, what: tuple[str, int, str]) -> int:
+    def _count_of(self, rank: int, place: int, what: tuple[str, int, str]) -> int:
         """Return how often a worker has made a change at a place."""
         last, made = self._made.get(rank, (-1, {}))
         return made.get(what, 0) if last == place else 0
@@ -204,13 +204,13 @@ class SettingsLog:
         at = bisect.bisect_left(self.changes, change.key(), key=Change.key)
         self.changes.insert(at, change)
         try:
-            return self._fold(at)
+            return self._recompute(at)
         except ConfigError:
             del self.changes[at]
-            self._fold(at)
+            self._recompute(at)
             raise
 
-    def _fold(self, begin: int, dropped: dict[Change, ConfigError] | None = None) -> list[Change]:
+    def _recompute(self, begin: int, dropped: dict[Change, ConfigError] | None = None) -> list[Change]:
         """Compute the settings from a change on; return the changes with different resulting settings.
 
         An invalid change is skipped, and added to `dropped` with its error; if `dropped` is None, the error
@@ -220,7 +220,7 @@ class SettingsLog:
         told: list[Change] = []
         for change in self.changes[begin:]:
             try:
-                settings = _after(settings, change)
+                settings = _settings_after(settings, change)
             except ConfigError as error:
                 if dropped is None:
                     raise
@@ -240,7 +240,7 @@ def _place_and_ordinal(change: Change) -> tuple[int, int]:
     return change.place, change.ordinal
 
 
-def _after(before: SettingsAt, change: Change) -> SettingsAt:
+def _settings_after(before: SettingsAt, change: Change) -> SettingsAt:
     """Return the settings after a change; a change that belongs to an earlier optimizer has no effect."""
     if change.kind == STEPS:
         return before._replace(keeps_states=True)

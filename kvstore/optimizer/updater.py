@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from .. import kernels
 from ..errors import ArgumentError, ConfigError, ShapeError, StateFileError
-from .builtin import Elementwise, arrays_of, mapped
+from .builtin import ElementwiseOptimizer, arrays_of, mapped
 from .optimizer import Array, Index, Optimizer, State
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class Updater:
 
     def _prepare(self, index: Index, weight: Array, state: Any) -> _Prepared:
         optimizer = self.optimizer
-        if not (isinstance(optimizer, Elementwise) and optimizer.fused):
+        if not (isinstance(optimizer, ElementwiseOptimizer) and optimizer.fused):
             raise ConfigError(f"{type(optimizer).__name__} has no compiled element-wise rule to plan with")
         if state is _MISSING:
             state = optimizer.create_state_multi_precision(index, weight)
@@ -290,7 +290,11 @@ def _plain_key(index: Any) -> Index:
 
 
 def check_states(
-    optimizer: Elementwise, index: Index, weight: Array, master: Array | None, arrays: tuple[Array, ...]
+    optimizer: ElementwiseOptimizer,
+    index: Index,
+    weight: Array,
+    master: Array | None,
+    arrays: tuple[Array, ...],
 ) -> None:
     """Raise for states, usually loaded ones, that do not match the compiled rule."""
     wanted = kernels.cpu.rule_states(optimizer.rule())

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from ..engine import Work, ended_at
 from ..observe.timeline.marks import Marks
-from .exchange import Gradients, Weights
-from .gradient_slots import Slot
+from .exchange import GradientExchange, WeightExchange
+from .gradient_slots import GradientSlot
 
 
 class Buckets:
@@ -15,21 +15,25 @@ class Buckets:
 
     Parameters
     ----------
-    exchange : Gradients or Weights
+    exchange : GradientExchange or WeightExchange
         The exchange that pushes a bucket.
     marks : Marks
         The marks of a timeline.
     nbytes : float
         Size of a bucket.
-    order : list of Slot or None
+    order : list of GradientSlot or None
         The order in which all workers push, for stores that need the same order; None if any order will do.
     """
 
     def __init__(
-        self, exchange: Gradients | Weights, marks: Marks, nbytes: float, order: list[Slot] | None
+        self,
+        exchange: GradientExchange | WeightExchange,
+        marks: Marks,
+        nbytes: float,
+        order: list[GradientSlot] | None,
     ) -> None:
         self._exchange, self._marks, self._full, self._order = exchange, marks, nbytes, order
-        self._bucket: list[Slot] = []
+        self._bucket: list[GradientSlot] = []
         self._nbytes = 0
         self._pushed: list[tuple[int, set[Work], int]] = []  # buckets since the last step of the timeline
 
@@ -38,7 +42,7 @@ class Buckets:
         """Return whether no gradient waits for its push."""
         return not self._bucket
 
-    def add(self, slot: Slot, takes_part: Callable[[Slot], bool]) -> None:
+    def add(self, slot: GradientSlot, takes_part: Callable[[GradientSlot], bool]) -> None:
         """Add a complete gradient; with a fixed order, add all gradients that are next in that order."""
         if self._order is None:
             self._put(slot)
@@ -49,7 +53,9 @@ class Buckets:
             elif not ready.ready and takes_part(ready):
                 return
 
-    def add_rest(self, slots: list[Slot], takes_part: Callable[[Slot], bool], waits: bool = False) -> None:
+    def add_rest(
+        self, slots: list[GradientSlot], takes_part: Callable[[GradientSlot], bool], waits: bool = False
+    ) -> None:
         """Add and push all gradients that are not pushed yet, and zeros for absent gradients.
 
         `waits`: the caller waits for the push next.
@@ -66,7 +72,7 @@ class Buckets:
         self._pushed.clear()
         self._marks.step(begin)
 
-    def _put(self, slot: Slot) -> None:
+    def _put(self, slot: GradientSlot) -> None:
         slot.queued = True
         self._bucket.append(slot)
         self._nbytes += slot.nbytes

@@ -12,9 +12,9 @@ from ..checkpoint.manager import CheckpointManager
 from ..checkpoint.restoring import Checkpoint
 from ..errors import ArgumentError, StateFileError
 from ..store import KVStore
-from .exchange import OnStore
+from .exchange import StoreOptimizer
 from .optimizer import DistributedOptimizer
-from .tensors import Tensor, kind
+from .tensors import Tensor, type_name
 
 _PLAIN = (bool, int, float, str, type(None))
 _MODEL, _OPTIMIZER = "torch.model", "torch.optimizer"
@@ -104,14 +104,14 @@ def restore_checkpoint(
 def _checked(optimizer: Any) -> DistributedOptimizer:
     if not isinstance(optimizer, DistributedOptimizer):
         raise ArgumentError(
-            f"a checkpoint is of a DistributedOptimizer, not of {kind(optimizer)}; with another one use "
+            f"a checkpoint is of a DistributedOptimizer, not of {type_name(optimizer)}; with another one use "
             "CheckpointManager.save and its `arrays`"
         )
     return optimizer
 
 
 def _is_on_store(optimizer: DistributedOptimizer) -> bool:
-    return isinstance(optimizer._optimizer, OnStore)
+    return isinstance(optimizer._optimizer, StoreOptimizer)
 
 
 def _packed(value: Any, name: str, arrays: dict[str, Any]) -> Any:
@@ -125,7 +125,7 @@ def _packed(value: Any, name: str, arrays: dict[str, Any]) -> Any:
         parts = [_packed(one, f"{name}/{at}", arrays) for at, one in enumerate(value)]
         return {"tuple" if isinstance(value, tuple) else "list": parts}
     if not isinstance(value, _PLAIN):
-        raise ArgumentError(f"{name} is {kind(value)}, which a checkpoint cannot hold")
+        raise ArgumentError(f"{name} is {type_name(value)}, which a checkpoint cannot hold")
     return value
 
 

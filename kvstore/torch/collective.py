@@ -13,7 +13,7 @@ from ..collective.objects import ArrayKind
 from ..engine import Work
 from ..errors import ArgumentError
 from ..store import KVStore, collective_of
-from .tensors import Tensor, array, check, copied, kind, order, walked
+from .tensors import Tensor, as_array, check_tensor, copied_tensor, in_memory_order, memory_order, type_name
 
 
 def all_reduce(
@@ -43,9 +43,9 @@ def all_reduce(
     several = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     for number, tensor in enumerate(several):
         if not isinstance(tensor, torch.Tensor):
-            raise ArgumentError(f"all_reduce takes tensors, not {kind(tensor)} (number {number})")
-        check(f"tensor {number}", tensor)
-    arrays = [array(walked(tensor, order(tensor))) for tensor in several]
+            raise ArgumentError(f"all_reduce takes tensors, not {type_name(tensor)} (number {number})")
+        check_tensor(f"tensor {number}", tensor)
+    arrays = [as_array(in_memory_order(tensor, memory_order(tensor))) for tensor in several]
     return store.all_reduce(arrays, average=average, async_op=async_op)
 
 
@@ -72,4 +72,4 @@ def _view(value: Any) -> np.ndarray[Any, Any] | None:
     return found
 
 
-_TENSORS = ArrayKind(_view, copied)
+_TENSORS = ArrayKind(_view, copied_tensor)

@@ -15,8 +15,18 @@ from ..engine import Work, ended_at
 from ..errors import ArgumentError
 from ..observe.timeline.marks import Marks
 from ..store import KVStore, counters_of, divides, start_pushpull
-from .overlap_choice import overlaps
-from .tensors import Tensor, array, check, check_prefix, divided, kind, no_rows, rows_of, sparse_tensor
+from .overlap_choice import overlaps_backward
+from .tensors import (
+    Tensor,
+    as_array,
+    check_prefix,
+    check_tensor,
+    divided,
+    no_rows,
+    rows_of,
+    sparse_tensor,
+    type_name,
+)
 
 
 @dataclass
@@ -97,14 +107,14 @@ class HookState:
         buffer = bucket.buffer()
         begin = self._start_rows if buffer.is_sparse else self._start_dense
         devices = [buffer.device] if buffer.is_cuda else []
-        self._find_out_whether_numbered(bucket)
+        self._detect_numbering(bucket)
         self._pending.append((begin(bucket, buffer), torch.futures.Future(devices=devices)))
         _, future = self._pending[-1]
         if self._at_once or bucket.is_last():
             self._finish()
         return future
 
-    def _find_out_whether_numbered(self, bucket: Any) -> None:
+    def _detect_numbering(self, bucket: Any) -> None:
         """Find out whether each bucket must be completed by itself, because no bucket is marked as the last.
 
         In the first backward pass of a static graph, all buckets have the number 0 and arrive at the end of
@@ -135,15 +145,15 @@ class HookState:
     def _check_new(self, parameters: list[Tensor]) -> None:
         new = [parameter for parameter in parameters if parameter not in self._keys]
         for number, parameter in enumerate(new, len(self._keys)):
-            check(f"{self._prefix}{number}", parameter)
+            check_tensor(f"{self._prefix}{number}", parameter)
 
     def _start_dense(self, bucket: Any, buffer: Tensor) -> Callable[[], Tensor]:
         parameters = bucket.parameters()
         parts = buffer.split([parameter.numel() for parameter in parameters])
-        arrays = [array(part.detach()) for part in parts]
+        arrays = [as_array(part.detach()) for part in parts]
         one = _Bucket(buffer, self._keys_of(parameters, arrays), arrays)
         self._waiting.append(one)
-        if overlaps(self.store, self._overlap, [buffer]):
+        if overlaps_backward(self.store, self._overlap, [buffer]):
             self._push()
         return partial(self._complete, one)
 
@@ -240,7 +250,7 @@ def allreduce_hook(state: HookState, bucket: Any) -> Any:
     """
     if not isinstance(state, HookState):
         raise ArgumentError(
-            f"allreduce_hook needs a HookState, not {kind(state)}: "
+            f"allreduce_hook needs a HookState, not {type_name(state)}: "
             "model.register_comm_hook(HookState(store), allreduce_hook)"
         )
     return state.start(bucket)

@@ -13,14 +13,14 @@ import torch
 from ..engine import Work
 from ..errors import ArgumentError, ConfigError, KVStoreError
 from ..store import KVStore
-from .tensors import Order, Tensor, check, kind, order, share
+from .tensors import Order, Tensor, broadcast_by_key, check_tensor, memory_order, type_name
 
 _CHECK = "kvstore.torch"  # key of the digests by which models are compared
 _MARKS = 1024
 
 
 @dataclass(eq=False)
-class Slot:
+class GradientSlot:
     """A parameter, and the state of its gradient in this step."""
 
     name: str
@@ -73,7 +73,7 @@ class Slot:
             )
 
     @property
-    def is_under_way(self) -> bool:
+    def is_being_sent(self) -> bool:
         """Return whether the gradient of this step is not complete yet: it will be sent, or is being sent."""
         waits = self.ready or self.queued
         return self.work is not None or (waits and not self.ended and self.error is None)
@@ -84,7 +84,7 @@ class Slot:
         self.error = self.gradient = None
 
 
-def slots(named: Iterable[tuple[str, Tensor]], prefix: str, sparse: Iterable[str]) -> list[Slot]:
+def make_slots(named: Iterable[tuple[str, Tensor]], prefix: str, sparse: Iterable[str]) -> list[GradientSlot]:
     """Make a slot for each parameter; tied weights have one slot, with the first name.
 
     Raises
@@ -97,18 +97,18 @@ def slots(named: Iterable[tuple[str, Tensor]], prefix: str, sparse: Iterable[str
         A parameter has a type that no store supports.
     """
     rows = _names(sparse)
-    found: dict[Tensor, Slot] = {}
+    found: dict[Tensor, GradientSlot] = {}
     names: set[str] = set()
     for name, parameter in _pairs(named):
-        check(name, parameter)
+        check_tensor(name, parameter)
         if parameter in found:
             continue
         if name in names:
             raise ConfigError(f"named_parameters: two parameters have the name {name!r}")
         names.add(name)
         size = parameter.numel() * parameter.element_size()
-        found[parameter] = Slot(
-            name, prefix + name, parameter, len(found), order(parameter), name in rows, size
+        found[parameter] = GradientSlot(
+            name, prefix + name, parameter, len(found), memory_order(parameter), name in rows, size
         )
     if not found:
         raise ConfigError("named_parameters is empty; note that an iterator can be used only once")
@@ -128,17 +128,17 @@ def _names(sparse: Any) -> set[str]:
 def _pairs(named: Any) -> Iterator[tuple[str, Tensor]]:
     wanted = "named_parameters must be pairs of a name and a parameter: pass model.named_parameters(), not"
     if isinstance(named, Mapping) or not isinstance(named, Iterable):
-        raise ArgumentError(f"{wanted} {kind(named)}")
+        raise ArgumentError(f"{wanted} {type_name(named)}")
     for pair in named:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise ArgumentError(f"{wanted} {kind(pair)} among them")
+            raise ArgumentError(f"{wanted} {type_name(pair)} among them")
         name, parameter = pair
         if not isinstance(name, str) or not isinstance(parameter, torch.Tensor):
-            raise ArgumentError(f"{wanted} {kind(name)} with {kind(parameter)}")
+            raise ArgumentError(f"{wanted} {type_name(name)} with {type_name(parameter)}")
         yield name, parameter
 
 
-def agree(store: KVStore, model: list[Slot], prefix: str) -> None:
+def broadcast_parameters(store: KVStore, model: list[GradientSlot], prefix: str) -> None:
     """Overwrite the parameters of all workers with those of rank 0.
 
     Raises
@@ -148,10 +148,10 @@ def agree(store: KVStore, model: list[Slot], prefix: str) -> None:
     """
     if store.is_capable("optimizer"):  # engines of collectives make this comparison themselves
         _compare(store, model, prefix)
-    share(store, [(slot.key, slot.name, slot.parameter.detach()) for slot in model])
+    broadcast_by_key(store, [(slot.key, slot.name, slot.parameter.detach()) for slot in model])
 
 
-def _compare(store: KVStore, model: list[Slot], prefix: str) -> None:
+def _compare(store: KVStore, model: list[GradientSlot], prefix: str) -> None:
     mine = np.zeros(1 + _MARKS, np.int64)
     mine[0] = len(model)
     for place, slot in enumerate(model):

@@ -25,7 +25,7 @@ class UnreadableGradient(torch.Tensor):  # type: ignore[misc]
         return f"UnreadableGradient({self.__dict__['reason']!r})"
 
 
-def hide(parameter: Tensor, reason: str, sparse: bool = False) -> None:
+def hide_gradient(parameter: Tensor, reason: str, sparse: bool = False) -> None:
     """Replace a gradient by a view that raises `reason`.
 
     A sparse gradient has no view. With `sparse`, a tensor without its own memory replaces the gradient;
@@ -45,7 +45,7 @@ def hide(parameter: Tensor, reason: str, sparse: bool = False) -> None:
     parameter.grad = hidden
 
 
-def reveal(parameter: Tensor) -> None:
+def restore_gradient(parameter: Tensor) -> None:
     """Restore the gradient."""
     hidden = parameter.grad
     if hidden.__class__ is UnreadableGradient:

@@ -20,14 +20,14 @@ from ..observe.timeline.marks import Marks
 from ..optimizer import Optimizer
 from ..store import KVStore, counters_of, uses_only_local_cpu
 from .buckets import Buckets
-from .exchange import Gradients, OnStore, Weights
+from .exchange import GradientExchange, StoreOptimizer, WeightExchange
 from .fingerprints import describe_settings, sum_bits
-from .gradient_slots import Slot, agree, slots
-from .hidden_gradients import hide, reveal
-from .overlap_choice import overlaps
+from .gradient_slots import GradientSlot, broadcast_parameters, make_slots
+from .hidden_gradients import hide_gradient, restore_gradient
+from .overlap_choice import overlaps_backward
 from .passes import BackwardPasses
 from .progress import Progress
-from .tensors import Tensor, check_prefix, kind
+from .tensors import Tensor, check_prefix, type_name
 
 #: Attributes of the object itself; all others belong to the wrapped optimizer.
 _OWN = frozenset(
@@ -144,20 +144,20 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self.store, self._closed = store, False
         self._marks = Marks(counters_of(store))
         self._passes_per_step = backward_passes_per_step
-        self._slots = slots(named_parameters, prefix, sparse)
+        self._slots = make_slots(named_parameters, prefix, sparse)
         wanted = False if whole_steps else overlap
         self._counts = wanted is not False  # gradients: a wrong program fails on all machines
-        self._overlap = overlaps(store, wanted, [slot.parameter for slot in self._slots])
+        self._overlap = overlaps_backward(store, wanted, [slot.parameter for slot in self._slots])
         self._updates = update_on_kvstore
         self._is_sent_in_step = update_on_kvstore and not self._counts
         self._optimizer: Any = optimizer
         if update_on_kvstore:
-            self._optimizer = OnStore(optimizer, [slot.parameter for slot in self._slots])
-        self._ours = self._find_ours()
+            self._optimizer = StoreOptimizer(optimizer, [slot.parameter for slot in self._slots])
+        self._ours = self._own_slots()
         at_once = uses_only_local_cpu(store) and not (self._overlap or whole_steps)
         divisor = store.num_workers if average else 1
         self._sums = not update_on_kvstore and divisor < store.num_workers
-        self._exchange = self._begin(store, prefix, divisor, whole_steps, at_once)
+        self._exchange = self._new_exchange(store, prefix, divisor, whole_steps, at_once)
         full = math.inf if whole_steps or at_once else bucket_bytes
         # Engines of collectives need one order on all workers: approximately that of a backward pass.
         order = None if store.is_capable("optimizer") else self._slots[::-1]
@@ -169,19 +169,19 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._finish_comparison()
         self.note_weights()
         self._passes = BackwardPasses(
-            self._slots, self, DistributedOptimizer._notice, DistributedOptimizer._end_pass
+            self._slots, self, DistributedOptimizer._on_gradient, DistributedOptimizer._end_pass
         )
         _living.add(self)
 
-    def _begin(
+    def _new_exchange(
         self, store: KVStore, prefix: str, divisor: int, whole: bool, at_once: bool
-    ) -> Gradients | Weights:
-        if isinstance(self._optimizer, OnStore):
-            agree(store, self._slots, prefix)
-            return Weights(store, self._optimizer, divisor, whole, at_once)
+    ) -> GradientExchange | WeightExchange:
+        if isinstance(self._optimizer, StoreOptimizer):
+            broadcast_parameters(store, self._slots, prefix)
+            return WeightExchange(store, self._optimizer, divisor, whole, at_once)
         check_not_late(store)
-        agree(store, self._slots, prefix)
-        return Gradients(store, self._slots, divisor, whole, at_once)
+        broadcast_parameters(store, self._slots, prefix)
+        return GradientExchange(store, self._slots, divisor, whole, at_once)
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the wrapped optimizer, such as ``param_groups`` or ``state``."""
@@ -274,7 +274,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             Gradients are being sent: a backward pass has not reached its end, or, with `update_on_kvstore`,
             `step` was not called after it.
         """
-        if not self._buckets.is_empty or any(slot.is_under_way for slot in self._slots):
+        if not self._buckets.is_empty or any(slot.is_being_sent for slot in self._slots):
             raise KVStoreError(f"worker {self.store.rank}: zero_grad {self._explain_under_way()}")
         self._check_usable()
         self._passes.check()
@@ -312,7 +312,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         before = len(groups)
         try:
             self._optimizer.add_param_group(param_group)
-            self._ours = self._find_ours()
+            self._ours = self._own_slots()
         except BaseException:
             del groups[before:]
             raise
@@ -323,7 +323,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         _living.discard(self)
         self._passes.close()
         for slot in self._slots:
-            reveal(slot.parameter)
+            restore_gradient(slot.parameter)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         """Refuse copies and pickles, because they cannot contain the store."""
@@ -334,7 +334,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     # ------------------------------------------------------------------------------------------ passes
 
-    def _notice(self, slot: Slot) -> None:
+    def _on_gradient(self, slot: GradientSlot) -> None:
         """Push a gradient that a pass has accumulated, if it was the last pass of the step."""
         if slot not in self._ours:
             return
@@ -348,10 +348,10 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         slot.ready = True
         if self._overlap:
             if self._has_hidden:
-                reveal(slot.parameter)
+                restore_gradient(slot.parameter)
             self._buckets.add(slot, self._takes_part)
 
-    def _check_gradient(self, slot: Slot) -> None:
+    def _check_gradient(self, slot: GradientSlot) -> None:
         """Raise KVStoreError if a gradient was added to a sent gradient, or is a sum over the workers."""
         if slot.queued or (slot.ready and self._counts):
             raise KVStoreError(
@@ -360,7 +360,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             )
         self._check_total(slot)
 
-    def _check_total(self, slot: Slot) -> None:
+    def _check_total(self, slot: GradientSlot) -> None:
         """Raise KVStoreError if a gradient that will be summed is a sum over the workers already."""
         if slot.total is not None and slot.total is slot.parameter.grad:
             raise KVStoreError(
@@ -447,7 +447,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def _check_weights(self) -> None:
         """Raise KVStoreError if the program has changed a weight that the store updates."""
-        if not self._updates or any(slot.is_under_way for slot in self._slots):
+        if not self._updates or any(slot.is_being_sent for slot in self._slots):
             return
         for slot in self._ours:
             if slot.parameter._version != slot.version:
@@ -539,14 +539,16 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     def _hide_gradients(self, reason: str, sparse: bool = False) -> None:
         self._has_hidden = True
         for slot in self._ours:
-            hide(slot.parameter, f"worker {self.store.rank}, parameter {slot.name!r}: {reason}", sparse)
+            hide_gradient(
+                slot.parameter, f"worker {self.store.rank}, parameter {slot.name!r}: {reason}", sparse
+            )
 
     def _reveal_gradients(self) -> None:
         for slot in self._ours if self._has_hidden else ():
-            reveal(slot.parameter)
+            restore_gradient(slot.parameter)
             slot.hidden = None
 
-    def _find_ours(self) -> dict[Slot, None]:
+    def _own_slots(self) -> dict[GradientSlot, None]:
         """Return the slots of the optimizer's parameters, in the order of the model; only these take part."""
         known = {slot.parameter: slot for slot in self._slots}
         parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
@@ -557,10 +559,10 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
                     "named_parameters: pass those of the whole model, model.named_parameters()"
                 )
         ours = {known[parameter] for parameter in parameters}
-        _refuse_taken(self, ours)
+        _refuse_shared(self, ours)
         return {slot: None for slot in self._slots if slot in ours}
 
-    def _takes_part(self, slot: Slot) -> bool:
+    def _takes_part(self, slot: GradientSlot) -> bool:
         return slot.queued or (slot in self._ours and slot.parameter.requires_grad)
 
 
@@ -568,12 +570,12 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 _living: weakref.WeakSet[DistributedOptimizer] = weakref.WeakSet()
 
 
-def _refuse_taken(optimizer: DistributedOptimizer, ours: set[Slot]) -> None:
+def _refuse_shared(optimizer: DistributedOptimizer, ours: set[GradientSlot]) -> None:
     """Raise for a parameter that belongs to another optimizer."""
-    if _first_taken(optimizer, ours) is None:
+    if _first_shared(optimizer, ours) is None:
         return
     gc.collect()  # schedules of torch keep a dropped optimizer in a reference cycle
-    taken = _first_taken(optimizer, ours)
+    taken = _first_shared(optimizer, ours)
     if taken is not None:
         raise ConfigError(
             f"parameter {taken.name!r} already has a DistributedOptimizer, and its gradient would be "
@@ -581,7 +583,7 @@ def _refuse_taken(optimizer: DistributedOptimizer, ours: set[Slot]) -> None:
         )
 
 
-def _first_taken(optimizer: DistributedOptimizer, ours: set[Slot]) -> Slot | None:
+def _first_shared(optimizer: DistributedOptimizer, ours: set[GradientSlot]) -> GradientSlot | None:
     others = {slot.parameter for other in _living if other is not optimizer for slot in other._ours}
     taken = [slot for slot in ours if slot.parameter in others]
     return min(taken, key=lambda slot: slot.number, default=None)
@@ -589,7 +591,7 @@ def _first_taken(optimizer: DistributedOptimizer, ours: set[Slot]) -> Slot | Non
 
 def _check_count(name: str, value: Any, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise ArgumentError(f"{name} must be an int, not {kind(value)}: {value!r}")
+        raise ArgumentError(f"{name} must be an int, not {type_name(value)}: {value!r}")
     if value < least:
         raise ConfigError(f"{name} must be at least {least}, got {value}")
 
@@ -598,7 +600,7 @@ def _check_kind(optimizer: Any, update_on_kvstore: bool) -> None:
     if update_on_kvstore and not isinstance(optimizer, Optimizer):
         raise ArgumentError(
             "with update_on_kvstore the store runs the optimizer: pass one of kvstore.optimizer, such as "
-            f"kv.optimizer.SGD(learning_rate=0.1), not {kind(optimizer)}"
+            f"kv.optimizer.SGD(learning_rate=0.1), not {type_name(optimizer)}"
         )
     if isinstance(optimizer, DistributedOptimizer):
         raise ArgumentError(
@@ -607,6 +609,6 @@ def _check_kind(optimizer: Any, update_on_kvstore: bool) -> None:
         )
     if not update_on_kvstore and not isinstance(optimizer, torch.optim.Optimizer):
         raise ArgumentError(
-            f"optimizer must be a torch.optim.Optimizer, not {kind(optimizer)}; an optimizer of "
+            f"optimizer must be a torch.optim.Optimizer, not {type_name(optimizer)}; an optimizer of "
             "kvstore.optimizer needs update_on_kvstore=True"
         )

@@ -21,11 +21,8 @@ def is_faster_at_once(store: KVStore) -> bool:
     return uses_only_local_cpu(store) and computing >= len(os.sched_getaffinity(0))
 
 
-def overlaps(store: KVStore, wanted: bool | None, parameters: Iterable[Tensor]) -> bool:
-    """Return `wanted`.
-
-    If None, the faster choice: True for models on GPUs, which do not use the processors.
-    """
+def overlaps_backward(store: KVStore, wanted: bool | None, parameters: Iterable[Tensor]) -> bool:
+    """Return `wanted`; if that is None, the faster choice: True for models on GPUs."""
     if wanted is not None:
         return wanted
     return any(one.device.type != "cpu" for one in parameters) or not is_faster_at_once(store)

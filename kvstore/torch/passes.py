@@ -13,7 +13,7 @@ import torch
 from torch.autograd.function import BackwardCFunction
 
 from ..errors import ArrayError, ConfigError
-from .gradient_slots import Slot
+from .gradient_slots import GradientSlot
 from .tensors import Tensor
 
 _Owner = TypeVar("_Owner")
@@ -31,7 +31,7 @@ class BackwardPasses(Generic[_Owner]):
 
     Parameters
     ----------
-    slots : iterable of Slot
+    slots : iterable of GradientSlot
         The parameters, also those that need no gradient now.
     owner : object
         First argument of the two functions. Only a weak reference is kept.
@@ -43,9 +43,9 @@ class BackwardPasses(Generic[_Owner]):
 
     def __init__(
         self,
-        slots: Iterable[Slot],
+        slots: Iterable[GradientSlot],
         owner: _Owner,
-        on_gradient: Callable[[_Owner, Slot], None],
+        on_gradient: Callable[[_Owner, GradientSlot], None],
         on_end: Callable[[_Owner], None],
     ) -> None:
         self._hooks = [_Hook(slot, self) for slot in slots if slot.parameter.is_floating_point()]
@@ -64,7 +64,7 @@ class BackwardPasses(Generic[_Owner]):
             hook.remove()
         self._hooks.clear()
 
-    def accumulated(self, slot: Slot) -> None:
+    def accumulated(self, slot: GradientSlot) -> None:
         """Report a gradient.
 
         At the first of a pass, request a callback of autograd at the end of the pass.
@@ -91,7 +91,7 @@ class BackwardPasses(Generic[_Owner]):
 class _Hook:
     """A hook on the node that accumulates the gradient of a parameter; the node lives as long as the hook."""
 
-    def __init__(self, slot: Slot, passes: BackwardPasses[Any]) -> None:
+    def __init__(self, slot: GradientSlot, passes: BackwardPasses[Any]) -> None:
         self._slot, self._dtype, self._device = slot, slot.parameter.dtype, slot.parameter.device
         self._node = _accumulator(slot.name, slot.parameter)
         # A weak reference, because a cycle through autograd's node is never collected.
@@ -128,7 +128,7 @@ def _accumulator(name: str, parameter: Tensor) -> Any:
 
 # A compiled function that calls ``backward`` would compile these hooks and all functions that they call.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _accumulate(passes: weakref.ref[BackwardPasses[Any]], slot: weakref.ref[Slot], *_: Any) -> None:
+def _accumulate(passes: weakref.ref[BackwardPasses[Any]], slot: weakref.ref[GradientSlot], *_: Any) -> None:
     there, accumulated = passes(), slot()
     if there is not None and accumulated is not None:
         there.accumulated(accumulated)

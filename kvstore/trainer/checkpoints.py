@@ -21,7 +21,7 @@ from .parameter import Trainable
 _TRAINER, _USER, _STATES, _WEIGHT = "trainer", "user", "trainer.states", "trainer.weight/"
 
 
-class _Described(msgspec.Struct):
+class _TrainerDescription(msgspec.Struct):
     """The description of a trainer in a file."""
 
     updates: bool  # whether the store updates the weights, and so has them
@@ -31,13 +31,13 @@ class _Described(msgspec.Struct):
     num_update: int
 
 
-def described(
+def description_of(
     extra: dict[str, Any] | None, params: Sequence[Trainable], optimizer: Optimizer, updates: bool
 ) -> dict[str, Any]:
     """Return the text of a file for a trainer: the description of the trainer, and the caller's `extra`."""
     user = {} if extra is None else extra
     contents.as_json(user)  # raises for an argument that is not a dict, or that JSON cannot represent
-    mine = _Described(
+    mine = _TrainerDescription(
         updates,
         [str(param.name) for param in params],
         type(optimizer).__name__.lower(),
@@ -49,7 +49,7 @@ def described(
 
 def arrays(params: Sequence[Trainable], updates: bool) -> dict[str, Any]:
     """Return the weights that no store updates, of the first replica."""
-    mine = _own(params, updates)
+    mine = _own_keys(params, updates)
     return {f"{_WEIGHT}{key}": params[key].list_data()[0] for key in mine}
 
 
@@ -58,7 +58,7 @@ def states(packed: bytes) -> dict[str, Any]:
     return {_STATES: np.frombuffer(packed, np.uint8)}
 
 
-def _own(params: Sequence[Trainable], updates: bool) -> list[int]:
+def _own_keys(params: Sequence[Trainable], updates: bool) -> list[int]:
     """Return the keys of weights that the trainer has: a store updates no weight without gradients."""
     return [
         key
@@ -70,7 +70,7 @@ def _own(params: Sequence[Trainable], updates: bool) -> list[int]:
 def check(found: Checkpoint, params: Sequence[Trainable], optimizer: Optimizer, updates: bool) -> None:
     """Raise StateFileError unless a checkpoint matches the trainer."""
     where = f"the checkpoint of step {found.step}"
-    mine = _of(found, where)
+    mine = _description_in(found, where)
     if mine.updates is not updates:
         raise StateFileError(
             f"{where} is of a trainer with update_on_kvstore={mine.updates}, by choice or by default: "
@@ -85,15 +85,15 @@ def check(found: Checkpoint, params: Sequence[Trainable], optimizer: Optimizer, 
         )
     if not updates and _STATES not in found.arrays:
         raise StateFileError(f"{where} has no states")
-    for key in _own(params, updates):
+    for key in _own_keys(params, updates):
         _check_weight(found, params[key], f"{_WEIGHT}{key}", where)
 
 
-def _of(found: Checkpoint, where: str) -> _Described:
+def _description_in(found: Checkpoint, where: str) -> _TrainerDescription:
     try:
         if not isinstance(found.extra[_USER], dict):
             raise TypeError(_USER)
-        return msgspec.convert(found.extra[_TRAINER], _Described)
+        return msgspec.convert(found.extra[_TRAINER], _TrainerDescription)
     except (KeyError, TypeError, msgspec.ValidationError):
         raise StateFileError(f"{where} is not of Trainer.save_checkpoint") from None
 
@@ -120,10 +120,10 @@ def states_of(found: Checkpoint) -> bytes:
 
 def counts_of(found: Checkpoint) -> Counts:
     """Return the update counts for `Updater.snapshot_counts`."""
-    mine = _of(found, "")
+    mine = _description_in(found, "")
     return dict(mine.counts), mine.num_update
 
 
-def users_part(found: Checkpoint) -> Checkpoint:
+def user_checkpoint(found: Checkpoint) -> Checkpoint:
     """Return the caller's part of the checkpoint."""
     return Checkpoint(found.step, found.extra[_USER], {})

@@ -18,26 +18,26 @@ from ..optimizer.descriptions import text_of
 from ..optimizer.updater import Counts
 from ..store import KVStore, counters_of, updater_of, whole_step
 from .gradients import StepGradients
-from .store_choice import Choice
+from .store_choice import StoreChoice
 
 
 class StoreExchange:
     """The exchange of values and gradients with a store; without a store, its methods do nothing."""
 
-    def __init__(self, choice: Choice, optimizer: Optimizer, check_every: int) -> None:
+    def __init__(self, choice: StoreChoice, optimizer: Optimizer, check_every: int) -> None:
         self._store, self._updates = choice.store, choice.updates
         self._check_every, self._sums = check_every, 0
         self._agreement = make_agreement(choice.store, "trainer", 1, restarts=choice.updates)
         self._marks = Marks(counters_of(choice.store))
         #: Whether the store is a `KVStore`, which gets all keys in one call; other stores get one call per
         #: key, as in Gluon.
-        self._together = isinstance(choice.store, KVStore)
+        self._has_lists = isinstance(choice.store, KVStore)
         #: Whether the store updates with its own copy of the optimizer, which has the settings and counts by
         #: itself.
         self._has_copy = self._is_copied(optimizer)
 
     def _is_copied(self, optimizer: Optimizer) -> bool:
-        if not (self._updates and self._together):
+        if not (self._updates and self._has_lists):
             return False
         updater = updater_of(self._store)
         return updater is not None and updater.optimizer is not optimizer
@@ -47,12 +47,12 @@ class StoreExchange:
         if self._store is None or not values:
             return
         dense = [key for key, arrays in values.items() if not isinstance(arrays[0], RowSparseArray)]
-        if self._together and dense:
+        if self._has_lists and dense:
             self._store.broadcast(dense, [values[key][0] for key in dense], [values[key] for key in dense])
         for key, arrays in values.items():
             if isinstance(arrays[0], RowSparseArray):
                 self._store.init(key, arrays[0])
-            elif not self._together:
+            elif not self._has_lists:
                 self._store.broadcast(key, arrays[0], arrays)
 
     def sum(self, gradients: Sequence[StepGradients], optimizer: Optimizer) -> None:
@@ -64,8 +64,8 @@ class StoreExchange:
         dense = [one for one in gradients if not one.is_sparse()]
         sparse = [one for one in gradients if one.is_sparse()]
         with whole_step(self._store):
-            if self._together:
-                self._sum_together(dense)
+            if self._has_lists:
+                self._sum_as_list(dense)
             else:
                 self._sum_one_by_one(dense)
             for one in sparse:
@@ -94,7 +94,7 @@ class StoreExchange:
         rate, decay, scale = optimizer.learning_rate, optimizer.wd, optimizer.rescale_grad
         return f"{type(optimizer).__name__}: learning_rate={rate}, wd={decay}, rescale_grad={scale}"
 
-    def _sum_together(self, gradients: list[StepGradients]) -> None:
+    def _sum_as_list(self, gradients: list[StepGradients]) -> None:
         """Sum all keys in one call: one pass over memory, or one exchange with servers."""
         if gradients:
             keys = [one.key for one in gradients]
@@ -131,14 +131,14 @@ class StoreExchange:
         if self._has_copy:
             content = states.read(fname)
             self.follow_counts(optimizer, (content.counts, content.num_update))
-        return self.updating(optimizer)
+        return self.current_optimizer(optimizer)
 
     def follow_counts(self, optimizer: Optimizer, counts: Counts) -> None:
         """Set the counts of the optimizer to those of a file, unless the store has done so."""
         if self._has_copy:
             Updater(optimizer).restore_counts(counts)
 
-    def updating(self, optimizer: Optimizer) -> Optimizer:
+    def current_optimizer(self, optimizer: Optimizer) -> Optimizer:
         """Return the optimizer that updates: the given one, or the one that the store has loaded instead."""
         return optimizer if self._has_copy else getattr(updater_of(self._store), "optimizer", optimizer)
 

@@ -83,9 +83,9 @@ class Parameter:
         #: The trainer whose store has the weight; it is notified when the data are set.
         self._trainer: Any = None
         if data is not None:
-            self._adopt(_listed(data), grad)
+            self._set_arrays(_listed(data), grad)
 
-    def _adopt(self, data: list[Any], grad: Any) -> None:
+    def _set_arrays(self, data: list[Any], grad: Any) -> None:
         _check_arrays(self.name, "data", data)
         if len({tuple(array.shape) for array in data}) != 1:
             raise ShapeError(f"parameter {self.name!r} needs one replica or more, all of one shape")
@@ -140,12 +140,12 @@ class Parameter:
 
     def data(self, replica: int = 0) -> Any:
         """Return one replica; it is the array itself, not a copy."""
-        self._check_there()
+        self._check_has_data()
         return self._data[replica]
 
     def grad(self, replica: int = 0) -> Any:
         """Return the gradient of one replica."""
-        self._check_there()
+        self._check_has_data()
         return self.list_grad()[replica]
 
     def set_data(self, value: Any, grad: Any = None) -> None:
@@ -162,7 +162,7 @@ class Parameter:
             The shape of `value` is not that of the parameter.
         """
         if not self._data:
-            self._adopt(_listed(value), grad)
+            self._set_arrays(_listed(value), grad)
             return
         new = _checked(self, value)
         if self._trainer is not None:
@@ -178,7 +178,7 @@ class Parameter:
         ShapeError
             The number of arrays is not that of the replicas, or an array has another shape.
         """
-        self._check_there()
+        self._check_has_data()
         new = _listed(grads)
         self._check_grads(new)
         self._grad, self.fresh = new, [True] * len(new)
@@ -208,7 +208,7 @@ class Parameter:
         self._trainer.row_sparse_pull(self, rows, row_ids)
         return rows
 
-    def _check_there(self) -> None:
+    def _check_has_data(self) -> None:
         if not self._data:
             raise ArrayError(f"parameter {self.name!r} has no data yet; call set_data first")
 

@@ -24,7 +24,7 @@ _LARGE = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Choice:
+class StoreChoice:
     """The store of a trainer, and the place of updates.
 
     Attributes
@@ -44,7 +44,7 @@ class Choice:
     distributed: bool
 
     @property
-    def awaited(self) -> bool:
+    def is_awaited(self) -> bool:
         """Return whether other workers wait for this worker's part of each sum."""
         return self.distributed and "async" not in self.store.type
 
@@ -55,7 +55,9 @@ class Choice:
             close()
 
 
-def choose(kvstore: Any, update: bool | None, params: Sequence[Trainable], replicas: int) -> Choice:
+def choose_store(
+    kvstore: Any, update: bool | None, params: Sequence[Trainable], replicas: int
+) -> StoreChoice:
     """Choose the store and the place of updates.
 
     Parameters
@@ -90,9 +92,9 @@ def choose(kvstore: Any, update: bool | None, params: Sequence[Trainable], repli
             updates = _decided_for_sparse_grads(store, update, distributed)
         else:
             updates = _decided(store, update, updates, distributed)
-        return Choice(store, made, updates, distributed)
+        return StoreChoice(store, made, updates, distributed)
     except BaseException:
-        Choice(store, made, False, False).close()
+        StoreChoice(store, made, False, False).close()
         raise
 
 
@@ -105,7 +107,7 @@ def _is_sparse(arrays: list[Any]) -> bool:
 
 def _selected(kvstore: Any, replicas: int, needed: bool) -> Any:
     if isinstance(kvstore, str):
-        alone = _stays_here(kvstore.lower())
+        alone = _has_one_worker(kvstore.lower())
         return None if alone and replicas == 1 and not needed else create(kvstore)
     if kvstore is None and needed:
         raise ConfigError(
@@ -116,7 +118,7 @@ def _selected(kvstore: Any, replicas: int, needed: bool) -> Any:
     return kvstore
 
 
-def _stays_here(name: str) -> bool:
+def _has_one_worker(name: str) -> bool:
     """Return whether a store of this name has this process as its only worker: one replica needs no store."""
     kind = None if name in KVStoreBase.kv_registry else STORES.get(name)
     alone = kind is not None and kind.one_process and not (kind.joins and has_peers())

@@ -23,12 +23,12 @@ from .arguments import count_replicas, in_order, make_optimizer
 from .exchange import StoreExchange
 from .gradients import StepGradients
 from .parameter import Parameter, Trainable, factor
-from .store_choice import Choice, choose
+from .store_choice import StoreChoice, choose_store
 from .updates import ReplicaUpdaters, assign, check_writable
 
 PathLike = str | os.PathLike[str]
 
-_UNDECIDED = Choice(None, False, False, False)
+_UNDECIDED = StoreChoice(None, False, False, False)
 
 
 class Trainer:
@@ -111,7 +111,7 @@ class Trainer:
         self._optimizer.param_dict = {key: _Factors(param) for key, param in enumerate(self._params)}
 
     def _forget_store(self) -> None:
-        self._choice: Choice = _UNDECIDED
+        self._choice: StoreChoice = _UNDECIDED
         self._decided = False
         self._exchange = StoreExchange(_UNDECIDED, self._optimizer, self._check_every)
         self._updaters = ReplicaUpdaters(self._optimizer, 0)
@@ -221,7 +221,7 @@ class Trainer:
     def _gradients(self, ignore_stale: bool) -> list[StepGradients]:
         """Return the gradients of this step, including absent ones whose sum other workers wait for."""
         found = gradients.of_step(self._params, ignore_stale)
-        return [one for one in found if any(one.fresh) or self._choice.awaited]
+        return [one for one in found if any(one.fresh) or self._choice.is_awaited]
 
     # -------------------------------------------------------------------------------------- the store
 
@@ -236,7 +236,7 @@ class Trainer:
     def _decide(self, replicas: int) -> None:
         if not any(param.list_data() for param in self._params):
             raise ConfigError("no parameter has data yet: give them some before the first step")
-        choice = choose(*self._wanted, self._params, replicas)
+        choice = choose_store(*self._wanted, self._params, replicas)
         try:
             if choice.store is None and self._compression:
                 create_codec(self._compression)  # for its errors: there is nothing to compress
@@ -365,7 +365,7 @@ class Trainer:
         self._prepare()
         self._check_complete("save_checkpoint")
         store, updates = self._choice.store, self._choice.updates
-        said = checkpoints.described(extra, self._params, self._optimizer, updates)
+        said = checkpoints.description_of(extra, self._params, self._optimizer, updates)
         arrays = checkpoints.arrays(self._params, updates)
         if updates:
             manager.save(store, step, said, arrays)
@@ -407,7 +407,7 @@ class Trainer:
             return None
         if updates:
             self._exchange.follow_counts(self._optimizer, checkpoints.counts_of(found))
-            self._optimizer = self._exchange.updating(self._optimizer)
+            self._optimizer = self._exchange.current_optimizer(self._optimizer)
             self._exchange.pull({key: param.list_data() for key, param in enumerate(self._params)})
         else:
             read = partial(states.unpack, checkpoints.states_of(found))
@@ -415,7 +415,7 @@ class Trainer:
         for key, weight in checkpoints.weights_of(found).items():
             assign(self._params[key], weight)
         self._attach_multipliers()
-        return checkpoints.users_part(found)
+        return checkpoints.user_checkpoint(found)
 
     def _store_for_restore(self) -> AbstractContextManager[Any]:
         """Return the store whose workers restore a checkpoint.

@@ -11,7 +11,7 @@ from ..arrays.host import readable, writable
 from ..arrays.sparse import RowSparseArray
 from ..errors import ConfigError, KVStoreError
 from ..optimizer import Optimizer, Updater, states
-from ..optimizer.builtin import BuiltIn, Elementwise, arrays_of, check_fit
+from ..optimizer.builtin import BuiltInOptimizer, ElementwiseOptimizer, arrays_of, check_fit
 from ..optimizer.optimizer import Array
 from ..optimizer.states import Content
 from ..optimizer.updater import check_states
@@ -68,33 +68,36 @@ def _check(updaters: Sequence[Updater], key: int, param: Trainable) -> None:
 
     A user-defined rule is not checked here: its errors are raised by the update.
     """
-    with _named(param):
+    with _errors_named(param):
         for replica, updater in enumerate(updaters):
             weight, _ = writable(param.list_data()[replica], f"replica {replica}")
             grad = _gradient(param, replica)
             rule = updater.optimizer
-            if isinstance(rule, BuiltIn) and _is_compiled(rule):
+            if isinstance(rule, BuiltInOptimizer) and _is_compiled(rule):
                 _check_state(updater, key, weight)
                 check_fit(grad, weight)
                 if replica == 0:
                     _count(rule, key, weight)
 
 
-def _is_compiled(rule: BuiltIn) -> bool:
+def _is_compiled(rule: BuiltInOptimizer) -> bool:
     kind = type(rule)
-    return kind.update is BuiltIn.update and kind.update_multi_precision is BuiltIn.update_multi_precision
+    return (
+        kind.update is BuiltInOptimizer.update
+        and kind.update_multi_precision is BuiltInOptimizer.update_multi_precision
+    )
 
 
 def _check_state(updater: Updater, key: int, weight: Any) -> None:
     rule = updater.optimizer
     if key not in updater.states:
         rule.create_state_multi_precision(key, weight)  # raises for weights that it cannot update
-    elif isinstance(rule, Elementwise):
+    elif isinstance(rule, ElementwiseOptimizer):
         master, inner = _parts(rule, key, updater.states[key], rule.keeps_master(weight))
         check_states(rule, key, weight, master, arrays_of(inner))
 
 
-def _parts(rule: Elementwise, key: int, state: Any, has_master: bool) -> tuple[Any, Any]:
+def _parts(rule: ElementwiseOptimizer, key: int, state: Any, has_master: bool) -> tuple[Any, Any]:
     """Return the float32 copy of the weight, if the state holds one, and the rest."""
     if not has_master:
         return None, state
@@ -107,9 +110,9 @@ def _parts(rule: Elementwise, key: int, state: Any, has_master: bool) -> tuple[A
     return master, inner
 
 
-def _count(rule: BuiltIn, key: int, weight: Any) -> None:
+def _count(rule: BuiltInOptimizer, key: int, weight: Any) -> None:
     """Count one update, and let the rule check its rate."""
-    if isinstance(rule, Elementwise):
+    if isinstance(rule, ElementwiseOptimizer):
         rule.advance(key, weight)
     else:
         rule._update_count(key)
@@ -122,12 +125,12 @@ def _update(updaters: Sequence[Updater], key: int, param: Trainable) -> None:
     count, num_update = rule._index_update_count.get(key), rule.num_update
     for replica, updater in enumerate(updaters):
         if replica:
-            _put_back(rule, key, count, num_update)
+            _restore_count(rule, key, count, num_update)
         with _in_memory(param, replica) as weight:
             updater(key, _gradient(param, replica), weight)
 
 
-def _put_back(rule: Optimizer, key: int, count: int | None, num_update: int) -> None:
+def _restore_count(rule: Optimizer, key: int, count: int | None, num_update: int) -> None:
     """Restore the count of one key; copies of all counts for each key would need quadratic time."""
     rule.num_update = num_update
     if count is None:
@@ -169,7 +172,7 @@ def _in_memory(param: Trainable, replica: int) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _named(param: Trainable) -> Iterator[None]:
+def _errors_named(param: Trainable) -> Iterator[None]:
     """Prefix errors of the body with the name of the parameter."""
     try:
         yield

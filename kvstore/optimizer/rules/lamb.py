@@ -6,7 +6,7 @@ import math
 
 from ... import kernels
 from ...arrays import pages
-from ..builtin import WholeTensor
+from ..builtin import WholeTensorOptimizer
 from ..checks import flag, non_negative, optional, setting
 from ..optimizer import Array, Index, State
 from ..registry import register
@@ -14,7 +14,7 @@ from .moments import TwoMoments
 
 
 @register
-class LAMB(TwoMoments, WholeTensor):
+class LAMB(TwoMoments, WholeTensorOptimizer):
     """Layer-wise adaptive moments (You and others, arXiv:1904.00962).
 
     ``g = clip(rescale_grad * grad)``, moments as in `Adam`,

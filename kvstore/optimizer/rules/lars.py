@@ -8,14 +8,14 @@ from typing import ClassVar
 
 from ... import kernels
 from ...arrays import pages
-from ..builtin import WholeTensor
+from ..builtin import WholeTensorOptimizer
 from ..checks import flag, non_negative, setting
 from ..optimizer import Array, Index, State
 from ..registry import register
 
 
 @register
-class LARS(WholeTensor):
+class LARS(WholeTensorOptimizer):
     """Layer-wise adaptive rate scaling (You, Gitman and Ginsburg, arXiv:1708.03888).
 
     `SGD` with the rate ``lr * eta * |w| / (|rescale_grad * grad| + wd * |w| + epsilon)``. The rate is ``lr``

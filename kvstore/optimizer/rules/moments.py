@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 
-from ..builtin import BuiltIn
+from ..builtin import BuiltInOptimizer
 from ..checks import fraction, non_negative, setting
 from ..optimizer import Array
 
 
-class TwoMoments(BuiltIn):
+class TwoMoments(BuiltInOptimizer):
     """Keeps running means of the gradient and of its square, with decay rates `beta1` and `beta2`."""
 
     beta1: float = setting(fraction, default=0.9)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ..builtin import Elementwise
+from ..builtin import ElementwiseOptimizer
 from ..checks import finite, setting
 from ..optimizer import Array, Index
 from ..registry import register
@@ -12,7 +12,7 @@ from .moments import TwoMoments
 
 
 @register
-class Nadam(TwoMoments, Elementwise):
+class Nadam(TwoMoments, ElementwiseOptimizer):
     """Adam with Nesterov momentum (Dozat, ICLR 2016 workshop).
 
     With ``mu(t) = beta1 * (1 - 0.5 * 0.96**(t * schedule_decay))`` and ``P(t) = mu(1) * ... * mu(t)``:

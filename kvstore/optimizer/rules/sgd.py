@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..builtin import Elementwise
+from ..builtin import ElementwiseOptimizer
 from ..checks import flag, non_negative, setting
 from ..optimizer import Array, Index
 from ..registry import register
 
 
 @register
-class SGD(Elementwise):
+class SGD(ElementwiseOptimizer):
     """Stochastic gradient descent, optionally with momentum.
 
     ``g = clip(rescale_grad * grad) + wd * w``; ``w -= lr * g``, or with momentum

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ..builtin import Elementwise
+from ..builtin import ElementwiseOptimizer
 from ..optimizer import Array, Index
 from ..registry import register
 
 
 @register
-class Test(Elementwise):
+class Test(ElementwiseOptimizer):
     """Plain descent for tests: ``w -= lr * (rescale_grad * grad + wd * w)``, no clipping.
 
     Notes

@@ -310,7 +310,7 @@ def after_a_join() -> None:
                 assert np.allclose(found, expected), found
             assert store.all_gather_object(rank) == list(range(n - 1))
             text = raised(lambda: store.broadcast_object(None, root=n - 1))
-            assert re.match(rf"ConfigError: worker {n - 1} takes no part", text), text
+            assert re.match(rf"ConfigError: worker {n - 1} does not take part", text), text
         tell("done")
         hear()
 

@@ -22,7 +22,13 @@ import kvstore as kv
 from kvstore.observe.counters import PHASES, WAITING
 from kvstore.observe.events import NOBODY
 from kvstore.settings.options import StoreConfig
-from kvstore.stores.collectives.backend import AllReduceBackend, called, check_launched, check_process, told
+from kvstore.stores.collectives.backend import (
+    AllReduceBackend,
+    check_launched,
+    check_process,
+    names_text,
+    operation_name,
+)
 from kvstore.stores.collectives.call_matching import call_digest, calls_match
 from kvstore.stores.collectives.engine import Finish, Item, plain
 
@@ -421,12 +427,12 @@ def test_going_on_without_a_worker_is_refused(engine: Mirror) -> None:
 
 
 def test_names_for_people() -> None:
-    assert told(["a"]) == "key a"
-    assert told(["a", "b"]) == "2 keys (a, b)"
-    assert told([str(i) for i in range(9)]) == "9 keys (0, 1, 2, ...)"
-    assert told([]) == "no keys"
-    assert called("the sum", [("a", np.ones(1))]) == "the sum of key a"
-    assert called("the sum", [("kvstore.init", np.ones(1))]) == "init, broadcast or load"
+    assert names_text(["a"]) == "key a"
+    assert names_text(["a", "b"]) == "2 keys (a, b)"
+    assert names_text([str(i) for i in range(9)]) == "9 keys (0, 1, 2, ...)"
+    assert names_text([]) == "no keys"
+    assert operation_name("the sum", [("a", np.ones(1))]) == "the sum of key a"
+    assert operation_name("the sum", [("kvstore.init", np.ones(1))]) == "init, broadcast or load"
 
 
 def test_another_launcher_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -367,7 +367,7 @@ def test_a_change_whose_withdrawal_another_one_does_not_survive() -> None:
 def test_many_changes_cost_each_the_same_and_take_no_more_memory(
     monkeypatch: pytest.MonkeyPatch, workers: int, changes: int
 ) -> None:
-    looks, after = 0, settings_log._after
+    looks, after = 0, settings_log._settings_after
 
     def counted(*arguments: Any) -> SettingsAt:
         nonlocal looks
