@@ -425,7 +425,7 @@ def test_a_real_nccl_with_one_process() -> None:
             for grad in grads:
                 np.testing.assert_allclose(grad.get().astype(np.float64), expected, rtol=1e-2)
         engine = store._backend.engine  # type: ignore[attr-defined]
-        comm = engine._team((0,))[0] if len(devices) == 1 else None
+        comm = engine._communicators((0,))[0] if len(devices) == 1 else None
         if comm is not None:  # the calls of several GPUs, with one
             from kvstore.devices.streams import Stream
             from kvstore.stores.collectives.nccl.library import CollectiveArray

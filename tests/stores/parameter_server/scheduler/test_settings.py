@@ -374,7 +374,7 @@ def test_many_changes_cost_each_the_same_and_take_no_more_memory(
         looks += 1
         return after(*arguments)
 
-    monkeypatch.setattr(settings_log, "_after", counted)
+    monkeypatch.setattr(settings_log, "_settings_after", counted)
     job = Asked()
     for rank in range(workers):
         job.ask(rank, "optimizer", described())
