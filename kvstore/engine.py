@@ -90,7 +90,7 @@ class Work:
         self._marks = marks
         self._timeout = timeout
         self._finished = InterruptibleEvent()
-        #: Whether the operation runs even if the engine's thread is busy.
+        #: Lets the operation run even if the engine's thread is busy.
         self._hasten: Callable[[], None] | None = None
         #: The part of the operation that the waiting thread runs.
         self._last_part: Callable[[], None] | None = None
@@ -202,7 +202,7 @@ class _Task:
         self.followers: list[_Task] = []
         #: Unfinished tasks on its keys: the last of each key.
         self.before: set[_Task] = set()
-        #: Its index in the heap of ready tasks.
+        #: Its entry in the heap of ready tasks.
         self.entry: _Entry | None = None
         #: Whether it runs even if the engine's thread is busy.
         self.urgent = False
@@ -227,7 +227,7 @@ class Engine:
 
     #: Held by each thread that reads or changes values of the store.
     exclusive: threading.RLock
-    #: Locks of keys: held by operations that wait for other processes without `lock`.
+    #: Locks of keys: held by operations that wait for other processes without `exclusive`.
     key_locks: KeyLocks
 
     def __init__(self, timeout: float, marks: Marks = NO_MARKS, concurrent: bool = False) -> None:
@@ -246,10 +246,10 @@ class Engine:
         self._called = InterruptibleEvent()  # wakes the engine's thread
         self._last: dict[Hashable, _Task] = {}
         self._ready: list[_Entry] = []
-        self._pending: dict[_Task, int] = {}  # numbers tasks in call order
+        self._pending: dict[_Task, int] = {}  # tasks, with the numbers of their calls
         self._calls = 0
         self._postponed: list[Work] = []  # in call order; some may be complete
-        self._most_postponed = 16  # length of the list at which complete tasks are dropped
+        self._most_postponed = 16  # length of the list at which complete ones are dropped
         self._sequence = 0
         self._thread: threading.Thread | None = None
         self._threads: set[threading.Thread] = set()  # the engine's thread, and threads of urgent tasks
@@ -482,7 +482,7 @@ class Engine:
             self._end_thread()
 
     def _end_thread(self) -> None:
-        """Start another thread for the remaining tasks."""
+        """Let the next task start another thread."""
         with self._lock:
             if self._thread is threading.current_thread():
                 self._thread = None

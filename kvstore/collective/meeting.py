@@ -52,7 +52,7 @@ class SideKeys(NamedTuple):
     engine: Engine
     init: Callable[[str, Array], None]
     pushpull: Callable[..., Any]
-    #: Starts a method with its arguments; the function that `then` returns is called at its end.
+    #: Starts a method with its arguments; the function passed as `then` is called at its end.
     start: Callable[..., Work]
     #: Whether the store waits for a worker of which no message has arrived.
     expects: Callable[[int], bool]

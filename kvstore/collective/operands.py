@@ -29,7 +29,7 @@ class _Keyed(NamedTuple):
 
 
 def operand_of(array: Any, number: int, count: int) -> Operand:
-    """Make the place of an array, one of several."""
+    """Make the operand of an array, one of several."""
     what = "the array of all_reduce" if count == 1 else f"array {number} of all_reduce"
     if type(array) is not np.ndarray and any_on_device([array]):
         return _on_gpu(array, what)
