@@ -1,4 +1,4 @@
-"""Buckets: the gradients that are pushed in one call."""
+"""Buckets: the gradients that are pushed in one call, and the order of gradients in them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,17 @@ from collections.abc import Callable
 
 from ..engine import Work, ended_at
 from ..observe.timeline.marks import Marks
+from ..store import KVStore
 from .exchange import GradientExchange, WeightExchange
 from .gradient_slots import GradientSlot
+
+
+def push_order(store: KVStore, slots: list[GradientSlot]) -> list[GradientSlot] | None:
+    """Return the order in which all workers push gradients; None if any order is right.
+
+    Engines of collectives need one order on all workers: approximately that of a backward pass.
+    """
+    return None if store.is_capable("optimizer") else slots[::-1]
 
 
 class Buckets:
@@ -22,7 +31,7 @@ class Buckets:
     nbytes : float
         Size of a bucket.
     order : list of GradientSlot or None
-        The order in which all workers push, for stores that need the same order; None if any order will do.
+        The result of `push_order`.
     """
 
     def __init__(

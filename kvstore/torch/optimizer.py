@@ -19,7 +19,7 @@ from ..errors import ArgumentError, ClosedError, ConfigError, KVStoreError
 from ..observe.timeline.marks import Marks
 from ..optimizer import Optimizer
 from ..store import KVStore, counters_of, uses_only_local_cpu
-from .buckets import Buckets
+from .buckets import Buckets, push_order
 from .exchange import GradientExchange, StoreOptimizer, WeightExchange
 from .fingerprints import describe_settings, sum_bits
 from .gradient_slots import GradientSlot, broadcast_parameters, make_slots
@@ -159,9 +159,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._sums = not update_on_kvstore and divisor < store.num_workers
         self._exchange = self._new_exchange(store, prefix, divisor, whole_steps, at_once)
         full = math.inf if whole_steps or at_once else bucket_bytes
-        # Engines of collectives need one order on all workers: approximately that of a backward pass.
-        order = None if store.is_capable("optimizer") else self._slots[::-1]
-        self._buckets = Buckets(self._exchange, self._marks, full, order)
+        self._buckets = Buckets(self._exchange, self._marks, full, push_order(store, self._slots))
         self._progress = Progress()
         self._has_hidden = False
         self._agreement = make_agreement(store, prefix, check_every, restarts=self._updates)

@@ -86,6 +86,6 @@ class PolledEngine:
     def _give_up(self, operation: PolledOperation, waited: float) -> NoReturn:
         self._broken = f"worker {self.rank} has waited {waited:.0f} s for {operation.what}"
         raise TimeoutError(
-            f"{self._broken}: all workers must call it, and {self._needs}; {self._title} cannot take it "
-            "back, so start the job again"
+            f"{self._broken}: all workers must call it, and {self._needs}; {self._title} cannot "
+            "cancel it, so start the job again"
         )

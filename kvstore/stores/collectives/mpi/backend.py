@@ -343,7 +343,7 @@ class Mpi:
     def _give_up(self, what: str, waited: float, number: int) -> None:
         text = f"worker {self.rank} has waited {waited:.0f} s for {what}: {self._missing_text(number)}"
         self._break(text)
-        raise TimeoutError(f"{text}; MPI cannot take it back, so start the job again")
+        raise TimeoutError(f"{text}; MPI cannot cancel it, so start the job again")
 
     def _break(self, text: str) -> None:
         """Mark the store as broken.
