@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .checkpoint.manager import CheckpointManager
     from .checkpoint.restoring import Checkpoint
 
-# If this process can be the `kvstore` command, signals end it without a traceback, also during the imports.
+# If this process can be the `kvstore` command, a signal ends it without a traceback, also during the imports.
 if "".join(getattr(sys, "argv", [])[:1]).rpartition("/")[2] in ("-m", "kvstore", "__main__.py"):
     importlib.import_module(".launch.signals", __name__).for_command()
 
@@ -35,7 +35,7 @@ except ImportError as _error:
             "macOS in a container or a virtual machine with Linux"
         ) from _error
     if not isinstance(_error, ModuleNotFoundError) and "cannot import name" not in str(_error):
-        raise  # they are there, and cannot be loaded: memory is missing, for instance
+        raise  # the modules exist and cannot be loaded, for instance because memory is missing
     from .source_tree import installed_package
 
     if not (_package := installed_package(__version__, __path__[0])):
@@ -79,7 +79,7 @@ from .optimizer import lr_scheduler
 from .plan import Plan
 from .store import KVStore, Statistics
 
-sys.modules[f"{__name__}.sparse"] = sys.modules[RowSparseArray.__module__]  # old pickles say so
+sys.modules[f"{__name__}.sparse"] = sys.modules[RowSparseArray.__module__]  # the name in old pickles
 
 #: MXNet's name of `KVStoreBase.register`.
 register = KVStoreBase.register

@@ -1,4 +1,4 @@
-"""``python -m kvstore``: the `kvstore` command where its script is not on the path."""
+"""``python -m kvstore``: the `kvstore` command, for environments without its script on the path."""
 
 from .launch.cli import main
 

@@ -1,4 +1,4 @@
-"""Base classes for stores of your own: create a `kvstore.KVStore` from a name, a backend and the options.
+"""Base classes for user-defined stores: create a `kvstore.KVStore` from a name, a backend and the options.
 
 CONTRIBUTING.md has an example of a store and of an engine.
 """

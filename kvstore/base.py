@@ -97,7 +97,7 @@ def _qualified(klass: type) -> str:
 class TestStore(KVStoreBase):
     """A store for tests of trainers: it copies and sums arrays and stores nothing."""
 
-    __test__ = False  # not a test case, whatever pytest makes of the name
+    __test__ = False  # not a test case, although pytest selects this name
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Copy one array to every output. The key is ignored.

@@ -2,8 +2,9 @@
 
 An operation waits only for earlier operations on its keys. Of the operations that are ready, the one with the
 highest priority runs first; among equal priorities, the oldest. One thread runs all operations, because the
-kernels use all cores by themselves. But an operation that waits for other processes must not hold up what
-somebody waits for: the others may wait for just that. Then another thread runs what the wait is for.
+kernels use all cores by themselves. But an operation that waits for other processes must not delay an
+operation whose result a thread of this process waits for: the other processes may need exactly that operation
+to continue. A second thread then runs it.
 """
 
 from __future__ import annotations
@@ -23,25 +24,26 @@ from typing import TYPE_CHECKING, Any
 
 from . import waiting
 from .errors import ArgumentError, ClosedError, KVStoreError, TimeoutError
+from .key_locks import KeyLocks
 from .observe.timeline import threads
 from .observe.timeline.marks import NO_MARKS, Marks
-from .turns import Turns
 
 if TYPE_CHECKING:
     from logging import Logger
 
-_HELD_UP = 0.01  # seconds of a wait after which another thread is worth its start
+_HASTE_AFTER = 0.01  # seconds of a wait after which another thread is worth its start
 
 
-class Latch:
-    """An event whose waits Ctrl-C can end at any step.
+class InterruptibleEvent:
+    """An event whose `wait` can be interrupted by Ctrl-C at any instruction.
 
-    `threading.Event` takes its lock in Python code, where an exception of a signal handler leaves it taken.
+    `threading.Event` acquires its lock in Python code; an exception of a signal handler there would leave the
+    lock acquired.
     """
 
     def __init__(self) -> None:
         self._set = False
-        self._lock = threading.Lock()  # taken until it is set
+        self._lock = threading.Lock()  # acquired until `set`
         self._lock.acquire()
 
     def is_set(self) -> bool:
@@ -49,7 +51,7 @@ class Latch:
         return self._set
 
     def set(self) -> None:
-        """End all waits."""
+        """Wake all waiting threads."""
         self._set = True
         try:  # noqa: SIM105 - a context manager is a step of its own
             self._lock.release()
@@ -57,7 +59,10 @@ class Latch:
             pass
 
     def clear(self) -> None:
-        """Let waits begin again; not for callers, who can be interrupted."""
+        """Reset the event.
+
+        Call this from the engine's thread only: a caller's thread can be interrupted by Ctrl-C.
+        """
         self._set = False
         self._lock.acquire(blocking=False)
 
@@ -66,7 +71,7 @@ class Latch:
         try:
             self._lock.acquire(timeout=max(0.0, timeout))
         finally:
-            if self._set:  # whoever waits besides goes on, too
+            if self._set:  # wakes the next waiting thread
                 try:  # noqa: SIM105 - as above
                     self._lock.release()
                 except RuntimeError:
@@ -84,11 +89,11 @@ class Work:
         self._what = what
         self._marks = marks
         self._timeout = timeout
-        self._finished = Latch()
-        #: Has the operation run although the engine's thread is busy with another.
+        self._finished = InterruptibleEvent()
+        #: Lets the operation run even if the engine's thread is busy.
         self._hasten: Callable[[], None] | None = None
-        #: What the thread that waits does itself.
-        self._rest: Callable[[], None] | None = None
+        #: The part of the operation that the waiting thread runs.
+        self._last_part: Callable[[], None] | None = None
         self._error: BaseException | None = None
         self._ended = 0
         self._seen = False
@@ -111,7 +116,7 @@ class Work:
             The error of the operation itself.
         """
         limit = self._timeout if timeout is None else _seconds(timeout)
-        if not self._wait_loudly(limit):
+        if not self._wait_with_notice(limit):
             raise TimeoutError(f"{self._what} is not complete after {limit:g} s; it continues, wait again")
         self._seen = True
         if self._error is not None:
@@ -126,7 +131,7 @@ class Work:
         self._seen = self._seen or self._finished.is_set()
         return self._error
 
-    def _wait_loudly(self, limit: float) -> bool:
+    def _wait_with_notice(self, limit: float) -> bool:
         if self._finished.is_set():
             return True
         begin = self._marks.begin()
@@ -136,23 +141,26 @@ class Work:
             self._marks.wait(begin)
 
     def _wait_on(self, limit: float) -> bool:
-        if (rest := self._rest) is not None:
-            self._end_here(rest)
+        if (rest := self._last_part) is not None:
+            self._run_last_part(rest)
             return True
         finished = self._finished
-        if finished.wait(min(limit, _HELD_UP)) or finished.is_set():
+        if finished.wait(min(limit, _HASTE_AFTER)) or finished.is_set():
             return True
         if limit and (hasten := self._hasten) is not None:
             hasten()
-        if finished.wait(min(limit, waiting.NOTICE_AFTER) - _HELD_UP) or finished.is_set():
+        if finished.wait(min(limit, waiting.NOTICE_AFTER) - _HASTE_AFTER) or finished.is_set():
             return True
         if limit <= waiting.NOTICE_AFTER:
             return False
         _log().warning("waiting for %s since %g s, deadline %g s", self._what, waiting.NOTICE_AFTER, limit)
         return finished.wait(limit - waiting.NOTICE_AFTER) or finished.is_set()
 
-    def _end_here(self, rest: Callable[[], None]) -> None:
-        """Do what is left; after Ctrl-C, which is the caller's, the next wait does it."""
+    def _run_last_part(self, rest: Callable[[], None]) -> None:
+        """Run the remaining part of the operation.
+
+        After Ctrl-C, which the caller gets, the next wait runs it again.
+        """
         error = _error_of(rest)
         if error is not None and not isinstance(error, Exception):
             raise error
@@ -162,11 +170,11 @@ class Work:
         self._error = error
         self._ended = time.monotonic_ns()
         self._finished.set()
-        self._hasten = self._rest = None  # not before: after Ctrl-C between the two nobody would end it
+        self._hasten = self._last_part = None  # last: Ctrl-C before `set` must leave the rest
 
-    def _disown(self) -> None:
-        """In the child of a fork: the operation goes on in the parent, and nothing here will complete it."""
-        self._finished = Latch()
+    def _fail_in_child(self) -> None:
+        """In the child of a fork: fail the operation, because only the parent runs it."""
+        self._finished = InterruptibleEvent()
         self._seen = True
         self._finish(
             KVStoreError(f"{self._what} was started before this process was forked; its parent runs it")
@@ -192,35 +200,35 @@ class _Task:
     def __init__(self, keys: frozenset[Hashable], run: Callable[[], Any], priority: int, work: Work) -> None:
         self.keys, self.run, self.priority, self.work = keys, run, priority, work
         self.followers: list[_Task] = []
-        #: Unfinished tasks of its keys, the last of each.
+        #: Unfinished tasks on its keys: the last of each key.
         self.before: set[_Task] = set()
-        #: Its place among those that can run.
+        #: Its entry in the heap of ready tasks.
         self.entry: _Entry | None = None
-        #: Whether it is to run although the engine's thread is busy.
+        #: Whether it runs even if the engine's thread is busy.
         self.urgent = False
 
 
-#: Of a task that can run: less its priority, its number, and itself until a thread has it.
+#: Entry in the heap of ready tasks: negative priority, number, and the task until a thread claims it.
 _Entry = tuple[int, int, list[_Task]]
 
 
 class Engine:
-    """Runs tasks on a thread of its own, which exists only while there is something to do.
+    """Runs tasks on its own thread, which exists only while there are tasks.
 
     Parameters
     ----------
     timeout : float
-        Seconds; of waits without a limit of their own.
+        Seconds; the limit of waits that have none of their own.
     marks : Marks, optional
         Records the waits.
     concurrent : bool
-        Whether tasks of different keys can run at the same time, since they wait for other processes.
+        Whether tasks on different keys can run concurrently, because they wait for other processes.
     """
 
-    #: Held by whoever touches the values of the store, in this thread or another.
+    #: Held by each thread that reads or changes values of the store.
     exclusive: threading.RLock
-    #: Of operations that wait for other processes outside of the lock.
-    turns: Turns
+    #: Locks of keys: held by operations that wait for other processes without `exclusive`.
+    key_locks: KeyLocks
 
     def __init__(self, timeout: float, marks: Marks = NO_MARKS, concurrent: bool = False) -> None:
         self.timeout = timeout
@@ -231,45 +239,45 @@ class Engine:
         _engines.add(self)
 
     def _reset(self) -> None:
-        """Start with nothing queued; in the child of a fork too, where the tasks are the parent's."""
+        """Start with an empty queue; also in the child of a fork, because the tasks belong to the parent."""
         self.exclusive = threading.RLock()
-        # No Condition: it is entered in Python code, where Ctrl-C can leave it taken.
+        # No `Condition`: it is entered in Python code, where Ctrl-C can leave its lock acquired.
         self._lock = threading.RLock()
-        self._called = Latch()  # the engine's thread is to look what is ready
+        self._called = InterruptibleEvent()  # wakes the engine's thread
         self._last: dict[Hashable, _Task] = {}
         self._ready: list[_Entry] = []
-        self._pending: dict[_Task, int] = {}  # with the numbers of the calls
+        self._pending: dict[_Task, int] = {}  # tasks, with the numbers of their calls
         self._calls = 0
-        self._postponed: list[Work] = []  # in the order of the calls; some may be done
-        self._most_postponed = 16  # before those that are done are dropped
+        self._postponed: list[Work] = []  # in call order; some may be complete
+        self._most_postponed = 16  # length of the list at which complete ones are dropped
         self._sequence = 0
         self._thread: threading.Thread | None = None
-        self._threads: set[threading.Thread] = set()  # that one, and those that run what is urgent
-        self._announced: set[object] = set()
+        self._threads: set[threading.Thread] = set()  # the engine's thread, and threads of urgent tasks
+        self._starting: set[object] = set()
         #: Threads in a part of an operation that needs no lock.
-        self.threads_inside: set[int] = set()
-        self.turns = Turns(self.exclusive)
+        self.unlocked_threads: set[int] = set()
+        self.key_locks = KeyLocks(self.exclusive)
         #: True while any task is unfinished; read without the lock by callers that only want to skip a wait.
         self.busy = False
 
     @contextlib.contextmanager
-    def announced(self, what: str) -> Iterator[None]:
-        """Make sure that a task can be submitted in the body, which does what cannot be taken back.
+    def thread_started(self, what: str) -> Iterator[None]:
+        """Check that a task can be submitted, and start the thread, before the body makes a final change.
 
         Raises
         ------
         ClosedError, KVStoreError
-            The engine is closed, or its thread cannot be started; the body has not begun then.
+            The engine is closed, or its thread cannot be started. Raised before the body runs.
         """
         me = object()
         try:
             with self._lock:
                 self._check_open(what)
                 self._ensure_thread(what)
-                self._announced.add(me)
+                self._starting.add(me)
             yield
         finally:
-            self._announced.discard(me)
+            self._starting.discard(me)
 
     def _check_open(self, what: str) -> None:
         if self._closed:
@@ -286,19 +294,19 @@ class Engine:
             self._ensure_thread(what)
             try:
                 self._enqueue(task)
-            except BaseException:  # Ctrl-C: what is known and never runs would hold up its keys
-                self._forget(task)
+            except BaseException:  # Ctrl-C: a task that is registered and never runs would block its keys
+                self._unqueue(task)
                 raise
         return work
 
-    def postpone(self, run: Callable[[], Any], what: str) -> Work:
-        """Return the handle of an operation of which who waits does the rest, in its own thread.
+    def finish_in_wait(self, run: Callable[[], Any], what: str) -> Work:
+        """Return the handle of an operation; the thread that waits for it runs the last part.
 
-        `run` can be called again after Ctrl-C, and by several threads. Whatever the timeout, a wait lasts as
-        long as it does. What nobody waits for is done by `wait_all`.
+        `run` can be called again after Ctrl-C, and by several threads. A wait lasts as long as `run`, even if
+        its timeout is shorter. `wait_all` runs the operations without a waiting thread.
         """
         work = Work(what, self.timeout, self._marks)
-        work._rest = partial(self.run_inside, run)
+        work._last_part = partial(self.run_unlocked, run)
         with self._lock:
             self._postponed.append(work)
             if len(self._postponed) > self._most_postponed:
@@ -307,7 +315,7 @@ class Engine:
         return work
 
     def _enqueue(self, task: _Task) -> None:
-        """Let a task run when those before it have; the lock is held."""
+        """Queue a task behind the earlier tasks on its keys; the lock is held."""
         task.before = {t for t in map(self._last.get, task.keys) if t is not None}
         for earlier in task.before:
             earlier.followers.append(task)
@@ -318,47 +326,50 @@ class Engine:
         if not task.before:
             self._push(task)
 
-    def _forget(self, task: _Task) -> None:
-        """Take back what `_enqueue` has done of a task, under the same lock."""
-        self._withdraw(task)
+    def _unqueue(self, task: _Task) -> None:
+        """Undo `_enqueue` for a task, under the same lock."""
+        self._claim(task)
         self._pending.pop(task, None)
         for earlier in self._pending:
             earlier.followers = [one for one in earlier.followers if one is not task]
         self._last = {key: one for one in self._pending for key in one.keys}
         self.busy = bool(self._pending)
 
-    def inside(self) -> bool:
-        """Whether the caller is part of an operation under way: an updater that calls its own store.
+    def in_operation(self) -> bool:
+        """Return whether the caller is part of a running operation: an updater that calls its own store.
 
-        To wait for others would then be to wait for ever, for they wait for this one.
+        Such a caller must not wait for other operations, because they wait for this one.
         """
-        return self.nested() or threading.current_thread() in self._threads
+        return self.in_own_operation() or threading.current_thread() in self._threads
 
-    def nested(self) -> bool:
-        """Whether the caller's thread is within an operation: it has the lock, or needs none."""
+    def in_own_operation(self) -> bool:
+        """Return whether the caller's thread is in an operation, with or without the lock."""
         lock: Any = self.exclusive
-        return bool(lock._is_owned()) or threading.get_ident() in self.threads_inside
+        return bool(lock._is_owned()) or threading.get_ident() in self.unlocked_threads
 
-    def run_inside(self, run: Callable[..., Any], *arguments: Any) -> Any:
+    def run_unlocked(self, run: Callable[..., Any], *arguments: Any) -> Any:
         """Run a part of an operation that needs no lock, and may call an updater."""
         me = threading.get_ident()
-        if me in self.threads_inside:
+        if me in self.unlocked_threads:
             return run(*arguments)
         try:
-            self.threads_inside.add(me)
+            self.unlocked_threads.add(me)
             return run(*arguments)
         finally:
-            self.threads_inside.discard(me)
+            self.unlocked_threads.discard(me)
 
     def run_now(self, run: Callable[[], Any], what: str) -> Work:
-        """Run at once, ahead of everything that is queued; for calls from inside an operation."""
+        """Run an operation at once, before all queued ones; for calls from inside an operation."""
         work = Work(what, self.timeout, self._marks)
         work._finish(_error_of(run))
         return work
 
     def wait_for(self, keys: Iterable[Hashable]) -> None:
-        """Block until all tasks so far on `keys` are complete; their errors stay with their handles."""
-        if self.inside():
+        """Block until all tasks so far on `keys` are complete.
+
+        Errors of the tasks are raised by their handles only.
+        """
+        if self.in_operation():
             return
         with self._lock:
             pending = [self._last[key].work for key in keys if key in self._last]
@@ -366,7 +377,7 @@ class Engine:
 
     def wait_all(self) -> None:
         """Block until every task submitted so far is complete."""
-        if self.inside():
+        if self.in_operation():
             return
         with self._lock:
             pending = list({id(task): task.work for task in self._last.values()}.values())
@@ -374,7 +385,7 @@ class Engine:
         self._wait_all(pending)
 
     def close(self) -> None:
-        """Finish what was submitted, then refuse new tasks."""
+        """Complete the submitted tasks, then refuse new ones."""
         try:
             self.wait_all()
         finally:
@@ -389,7 +400,7 @@ class Engine:
     def _wait_all(self, pending: list[Work]) -> None:
         deadline = time.monotonic() + self.timeout
         for work in pending:
-            if not work._wait_loudly(max(0.0, deadline - time.monotonic())):
+            if not work._wait_with_notice(max(0.0, deadline - time.monotonic())):
                 raise TimeoutError(f"{work._what} is not complete after {self.timeout:g} s")
 
     def _push(self, task: _Task) -> None:
@@ -398,10 +409,10 @@ class Engine:
         heapq.heappush(self._ready, task.entry)
         self._called.set()
         if task.urgent:
-            self._run_beside(task)
+            self._run_in_own_thread(task)
 
     def _hasten(self, task: _Task) -> None:
-        """Run a task, and those that it waits for, although the engine's thread is busy with another."""
+        """Run a task, and the tasks that it waits for, even if the engine's thread is busy."""
         with self._lock:
             found = {task} & self._pending.keys()
             left = list(found)
@@ -409,15 +420,18 @@ class Engine:
                 new = {one for one in left.pop().before if not one.urgent} - found
                 found |= new
                 left += new
-            # From the oldest on: so Ctrl-C leaves none that is not urgent before one that is.
+            # From the oldest on: after Ctrl-C, no task that is not urgent precedes an urgent one.
             for one in sorted(found, key=self._pending.__getitem__):
                 if one.entry is not None:
-                    self._run_beside(one)
+                    self._run_in_own_thread(one)
                 one.urgent = True
 
-    def _run_beside(self, task: _Task) -> None:
-        """Give a ready task a thread, which takes it itself: Ctrl-C can end this call at any step."""
-        with contextlib.suppress(KVStoreError):  # the engine's own thread will come to it
+    def _run_in_own_thread(self, task: _Task) -> None:
+        """Start a thread for a ready task.
+
+        The thread claims the task, so that Ctrl-C can end this call at any step.
+        """
+        with contextlib.suppress(KVStoreError):  # the engine's thread runs the task
             self._start_thread(partial(self._run_urgent, task), task.work._what)
 
     def _ensure_thread(self, what: str) -> None:
@@ -425,10 +439,10 @@ class Engine:
             self._start_thread(self._loop, what)
 
     def _start_thread(self, target: Callable[[], None], what: str) -> None:
-        """Start a thread from another one, which no signal interrupts: `Thread.start` does not stand that."""
+        """Start a thread from another thread, because a signal must not interrupt `Thread.start`."""
         thread = threading.Thread(target=target, name=threads.ENGINE, daemon=True)
         errors: list[BaseException] = []
-        started = Latch()
+        started = InterruptibleEvent()
         try:
             _thread.start_new_thread(self._start, (thread, target == self._loop, errors, started))
         except RuntimeError as error:
@@ -443,7 +457,7 @@ class Engine:
             ) from cause
 
     def _start(
-        self, thread: threading.Thread, own: bool, errors: list[BaseException], started: Latch
+        self, thread: threading.Thread, own: bool, errors: list[BaseException], started: InterruptibleEvent
     ) -> None:
         self._threads = {thread, *(one for one in self._threads if one.is_alive())}
         if own:
@@ -460,53 +474,56 @@ class Engine:
     def _loop(self) -> None:
         try:
             threads.remember()
-            while (task := self._take()) is not None:
-                if not self._carry_out(task):
+            while (task := self._next_task()) is not None:
+                if not self._run_task(task):
                     return
-                del task  # an idle thread must not hold on to the caller's arrays
+                del task  # an idle thread must not keep references to the caller's arrays
         finally:
-            self._retire()
+            self._end_thread()
 
-    def _retire(self) -> None:
-        """Have another thread started for what comes."""
+    def _end_thread(self) -> None:
+        """Let the next task start another thread."""
         with self._lock:
             if self._thread is threading.current_thread():
                 self._thread = None
 
     def _run_urgent(self, task: _Task) -> None:
         threads.remember()
-        if self._withdraw(task):
-            self._carry_out(task)
+        if self._claim(task):
+            self._run_task(task)
         del task
 
-    def _withdraw(self, task: _Task) -> bool:
-        """Take a ready task; False if another thread was faster."""
+    def _claim(self, task: _Task) -> bool:
+        """Claim a ready task; return False if another thread has claimed it."""
         with self._lock:
             entry, task.entry = task.entry, None
             if entry is not None:
-                entry[2].clear()  # its place stays: to look for it among many would take as long each time
+                entry[2].clear()  # its heap entry stays: a search among many entries would be slow
             return entry is not None
 
-    def _carry_out(self, task: _Task) -> bool:
-        """Run a task; False in the child of a fork that it has made, for the task is the parent's."""
+    def _run_task(self, task: _Task) -> bool:
+        """Run a task.
+
+        Return False in the child of a fork that the task has made, because the task is the parent's.
+        """
         error = _error_of(task.run)
         mine = task in self._pending
         if mine:
             self._complete(task, error)
-        del task, error  # the error holds this frame, and a lost handle would be noticed late
+        del task, error  # the error refers to this frame, which would delay the warning about a lost handle
         return mine
 
-    def _take(self) -> _Task | None:
-        """Next ready task; None ends the thread: closed, or idle for a second."""
+    def _next_task(self) -> _Task | None:
+        """Return the next ready task; None ends the thread (closed, or idle for a second)."""
         idle = False
         while True:
             with self._lock:
                 while self._ready:
                     for task in heapq.heappop(self._ready)[2]:
-                        self._withdraw(task)
+                        self._claim(task)
                         return task
-                if not self._pending and (self._closed or (idle and not self._announced)):
-                    self._retire()
+                if not self._pending and (self._closed or (idle and not self._starting)):
+                    self._end_thread()
                     return None
                 self._called.clear()
             idle = not self._called.wait(1.0)
@@ -529,7 +546,8 @@ def _error_of(run: Callable[[], Any]) -> BaseException | None:
     try:
         run()
     except BaseException as error:
-        # This frame would hold the error that holds this frame, and a lost handle would be noticed late.
+        # This frame would refer to the error that refers to this frame, which would delay the warning about a
+        # lost handle.
         assert error.__traceback__ is not None
         return error.with_traceback(error.__traceback__.tb_next)
     return None
@@ -543,22 +561,22 @@ def _reset_in_child() -> None:
         lost = [*(task.work for task in engine._pending), *engine._postponed]
         engine._reset()
         for work in lost:
-            work._disown()
+            work._fail_in_child()
 
 
-def finish_all() -> None:
-    """Wait until nothing is under way in any store."""
+def wait_for_all_stores() -> None:
+    """Wait until no operation of any store is running."""
     for engine in list(_engines):
         with contextlib.suppress(TimeoutError):  # the wait has been logged already
             engine.wait_all()
 
 
 os.register_at_fork(after_in_child=_reset_in_child)
-atexit.register(finish_all)
+atexit.register(wait_for_all_stores)
 
 
 def _log() -> Logger:
-    import logging  # when something is said: it is a tenth of what importing kvstore costs over NumPy
+    import logging  # imported late: it is a tenth of the time of `import kvstore`
 
     return logging.getLogger("kvstore.engine")
 

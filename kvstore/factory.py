@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from .base import KVStoreBase
 from .errors import ArgumentError, ConfigError, KVStoreError, closest
-from .store import KVStore, options_of, whereabouts
+from .store import KVStore, describe_state, options_of
 from .store_kinds import STORES, StoreKind, StoreName
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .stores.protocol import Backend
 
 
-_USUAL = 1024  # open files of a process
+_USUAL = 1024  # numbers of files that a process can have open
 
 
 @overload
@@ -77,7 +77,7 @@ def create(name: str = "local", **options: Any) -> KVStore:
         processes : int, default 0
             1 keeps a ``"local"`` store in this process, also under a launcher.
         on_peer_loss : str, default ``"raise"``
-            After a worker is lost, the other workers get an error (``"raise"``) or go on (``"continue"``).
+            After a worker is lost, the other workers get an error (``"raise"``) or continue (``"continue"``).
         spin : float, default 50e-6
             Seconds that a wait for other processes spins before it sleeps. Variable: KVSTORE_SPIN.
         slice_bytes : int, default 0
@@ -85,10 +85,10 @@ def create(name: str = "local", **options: Any) -> KVStore:
         credit_bytes : int, default 32 MB
             Stores on servers: bytes in flight to one server. Variable: KVSTORE_CREDIT_BYTES.
         same_host_shm : bool, default True
-            Stores on servers: data for servers on this machine goes through shared memory. Variable:
+            Stores on servers: data for servers on this machine is passed in shared memory. Variable:
             KVSTORE_SAME_HOST_SHM.
         hierarchy : str, default ``"flat"``
-            Stores on servers with rounds. ``"flat"``: each worker sends what it pushes. ``"host"``: the
+            Stores on servers with rounds. ``"flat"``: each worker sends its pushed arrays. ``"host"``: the
             workers of one host sum in shared memory, and one sum for each host travels. ``"auto"``: as
             ``"host"`` if more than one host has more than one worker. Variable: KVSTORE_HIERARCHY.
         cuda_ipc : int, default 1
@@ -120,9 +120,9 @@ def create(name: str = "local", **options: Any) -> KVStore:
 
 @contextlib.contextmanager
 def _descriptors(what: str) -> Iterator[None]:
-    """Raise ConfigError where no file descriptor is left for the body, which does `what`.
+    """Raise ConfigError if the body, which does `what`, finds no free file descriptor.
 
-    Nothing can be imported then.
+    No module can be imported then.
     """
     try:
         yield
@@ -169,17 +169,17 @@ def _create_native(literal: str, options: dict[str, Any]) -> KVStore:
         from .stores.hierarchy.backend import by_hosts
 
         backend = by_hosts(config, backend)
-    if config.processes != 1 and not kind.on_servers:  # whose numbers are those of the job
+    if config.processes != 1 and not kind.on_servers:  # with the rank and the number of workers of the job
         warn_if_apart(literal, backend.num_workers)
     store = _store_class()(literal, backend, config)
     _tell_created(store, backend)
     return store
 
 
-def create_beside(store: KVStore, purpose: str) -> KVStore:
-    """Create another store of the same type and workers, for something that is no business of the first one.
+def create_companion(store: KVStore, purpose: str) -> KVStore:
+    """Create another store of the same type and workers, for a purpose that does not concern the first one.
 
-    All workers must call it, as `create`.
+    All workers must call this function, as `create`.
     """
     options = vars(options_of(store))
     group = f"{options['group']} {purpose}"
@@ -188,18 +188,18 @@ def create_beside(store: KVStore, purpose: str) -> KVStore:
 
 
 def _store_class() -> type[KVStore]:
-    """Return the class of stores; that of a process that records a timeline has its calls there."""
+    """Return the class of stores; in a process that records a timeline, the class that records calls."""
     from .observe.native._observe import recording
 
     if not recording():
         return KVStore
-    from .recorded import RecordedKVStore
+    from .recorded_store import RecordedKVStore
 
     return RecordedKVStore
 
 
 def _tell_created(store: KVStore, backend: Backend) -> None:
-    """Log a new store, and have it told of when somebody asks where this process is."""
+    """Log a new store, and register it for reports of the state of this process."""
     import logging
 
     from .kernels import cpu
@@ -208,7 +208,7 @@ def _tell_created(store: KVStore, backend: Backend) -> None:
     from .settings.launchers import detect
 
     introduce(f"worker {backend.rank}")
-    stacks.watch(store, whereabouts)
+    stacks.watch(store, describe_state)
     log = logging.getLogger(backend.logger)
     if not log.isEnabledFor(logging.INFO):
         return
@@ -235,7 +235,7 @@ def _by_van(literal: str, kind: StoreKind) -> StoreKind:
 
 
 def _serve_if_told() -> None:
-    """Run the server or scheduler in a process that was started as one, then end the process."""
+    """Run the server or scheduler if the environment of this process has that role, then end the process."""
     from .settings.roles import find
 
     roles = find()
@@ -260,7 +260,7 @@ def warn_if_apart(name: str, workers: int = 1) -> None:
 
     try:
         place = detect()
-    except ConfigError:  # code that needs the job reports what is missing
+    except ConfigError:  # code that needs the job reports missing variables
         return
     if place.size > workers:
         _warn_apart(name, workers, place)

@@ -40,10 +40,10 @@ except ImportError as _error:
 Tree = Any
 Array = Any
 
-#: An operation on it is traced where JAX traces.
+#: A call with this array is traced if JAX is tracing.
 _ZERO = np.float32(0)
 
-#: By store and prefix of keys.
+#: Comparisons of workers, by store and prefix of keys.
 _agreements: WeakKeyDictionary[KVStore, dict[str, StepAgreement | None]] = WeakKeyDictionary()
 
 
@@ -115,7 +115,7 @@ def pushpull(
     average : bool
         If True, return means: each value is divided by the number of workers before the sum, so that no sum
         overflows. It raises an error if the store has an optimizer, because the results are weights, and for
-        integers, whose mean is no integer.
+        integer types, which cannot represent means.
     priority : int
         Priority relative to the operations of other threads.
 
@@ -146,7 +146,7 @@ def pushpull(
 def all_reduce_tree(store: KVStore, tree: Tree, *, average: bool = False) -> Tree:
     """Return the sums or means of arrays over all workers, without keys: for metrics and counts.
 
-    An optimizer of the store has no part in it. `all_reduce` is another thing: a transformation of gradients.
+    An optimizer of the store is not used. `all_reduce`, in contrast, is a transformation of gradients.
 
     Parameters
     ----------
@@ -208,7 +208,7 @@ def _through(
 
 
 def _compared(store: KVStore, prefix: str, call: Callable[..., list[Any]], *values: Array) -> list[Any]:
-    """Call an exchange, and raise KVStoreError if a worker has closed its store: it has no part in sums."""
+    """Call an exchange; raise KVStoreError if a worker has closed its store: sums lack its part."""
     outs = call(*values)
     agreement = _agreement_of(store, prefix)
     if agreement is not None:
@@ -225,7 +225,7 @@ def _agreement_of(store: KVStore, prefix: str) -> StepAgreement | None:
 
 
 def _called(call: Callable[..., list[Any]], keys: list[str], leaves: list[Any], form: Any) -> Tree:
-    """Call a function of arrays that returns as many, also inside of ``jax.jit``."""
+    """Call a function of arrays that returns as many arrays, also inside of ``jax.jit``."""
     if not keys:
         found: list[Any] = []
     elif _traced(leaves):
@@ -257,7 +257,7 @@ def all_reduce(store: KVStore, *, average: bool = True, prefix: str = "gradients
     Raises
     ------
     ConfigError, CapabilityError
-        The store has an optimizer or no rounds, or this worker was restarted while the job went on.
+        The store has an optimizer or no rounds, or this worker was restarted while the job continued.
     """
     check_store(store)
     check_not_late(store)
@@ -273,7 +273,7 @@ def all_reduce(store: KVStore, *, average: bool = True, prefix: str = "gradients
 
 
 def _check_meaning(store: KVStore, average: bool) -> None:
-    """Raise where the result would be neither the sums or means that are asked for nor the weights."""
+    """Raise if the result would be neither the requested sums or means nor the weights."""
     if not has_optimizer(store):
         check_rounds(store)
     elif average:
@@ -289,7 +289,8 @@ def _exchange(
 ) -> list[Any]:
     """Push and pull host arrays, and initialise keys that are new.
 
-    The check comes here, not where JAX traces: a store may have got an optimizer since.
+    The check is here and not in the traced function, because the optimizer of a store can be set after
+    tracing.
     """
     check()
     arrays = [np.asarray(value) if _on_host(value) else value for value in values]
@@ -315,7 +316,7 @@ def _initialise(store: KVStore, keys: list[str], arrays: list[Any], error: KeyNo
 
 
 def _flat(tree: Tree, prefix: str) -> tuple[list[str], list[Any], Any]:
-    """Keys by path, leaves, and what puts them together again."""
+    """Return keys by path, leaves, and the structure of the tree."""
     if not isinstance(prefix, str):
         raise ArgumentError(f"prefix must be a str, '' for none, not {prefix!r}")
     pairs, form = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_sparse)
@@ -346,7 +347,7 @@ def _check_leaf(key: str, leaf: Any) -> None:
 
 
 def _is_sparse(leaf: Any) -> bool:
-    """Whether it is one of JAX's sparse arrays: trees to JAX, whose indices must not be summed."""
+    """Return whether it is a sparse array of JAX: a tree for JAX, whose indices must not be summed."""
     sparse = sys.modules.get("jax.experimental.sparse")
     return sparse is not None and isinstance(leaf, sparse.JAXSparse)
 
@@ -357,7 +358,7 @@ def _traced(leaves: list[Any]) -> bool:
 
 
 def _value(key: str, leaf: Any) -> Array:
-    """Return an array of one device, and NumPy's view of it where that is the host."""
+    """Return an array of one device, and NumPy's view of it if it is on the host."""
     array = leaf if isinstance(leaf, jax.Array) else _as_array(key, leaf)
     check_jax_array(array, repr(key))
     if len(array.sharding.device_set) > 1:
@@ -382,7 +383,7 @@ def _on_host(array: Any) -> bool:
 
 
 def _placed(out: Any, leaf: Any) -> Array:
-    """Put a result where the value was."""
+    """Copy a result to the device of the value."""
     if isinstance(leaf, jax.Array):
         return jax.device_put(out, leaf.sharding)
     return jax.numpy.asarray(out)

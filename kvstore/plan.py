@@ -21,7 +21,7 @@ class Plan:
     def __init__(self, store: KVStore, groups: list[Group], outs: list[Group] | None) -> None:
         self._store, self._groups, self._outs = store, groups, outs
         self._bound: Any = None
-        store._do(groups, self._bind)
+        store._run_after(groups, self._bind)
 
     def __call__(self) -> None:
         """Push and pull.
@@ -38,8 +38,8 @@ class Plan:
         if store._steps and (step := store._own_step(async_op=False)) is not None:
             step.push(self._groups, self._outs or self._groups)
             return
-        store._follow()
-        store._do(self._groups, self._run)
+        store._send_new_settings()
+        store._run_after(self._groups, self._run)
         store._count("pushpull")
 
     def refresh(self) -> None:
@@ -50,7 +50,7 @@ class Plan:
         (``untyped_storage().resize_()`` raises RuntimeError), as after ``tensor.numpy()``. Before the memory
         of a tensor on a GPU is freed in this way, as FSDP does, drop the plan.
         """
-        self._store._do(self._groups, self._refresh)
+        self._store._run_after(self._groups, self._refresh)
 
     def _bind(self) -> None:
         self._bound = self._store._backend.bind(self._groups, self._outs)

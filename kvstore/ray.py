@@ -45,9 +45,9 @@ except ImportError as _error:
 
 __all__ = ["Job", "Run"]
 
-_LEAVE = 5.0  # seconds in which servers and scheduler end by themselves after the last worker
-_FIRST_WORD = 60.0  # seconds in which a scheduler must say where it is
-_MOMENT = 5.0  # seconds that a process has to say why others have lost it
+_LEAVE = 5.0  # seconds after the last worker in which servers and scheduler end by themselves
+_FIRST_WORD = 60.0  # seconds in which a scheduler must report its address
+_MOMENT = 5.0  # seconds in which a lost process can report its own error
 _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 
@@ -198,11 +198,11 @@ class Run:
         self.servers: list[Any] = []
         self.scheduler: Any = None
         self._job, self._name = job, new_job()
-        self._parts: dict[Any, ProcessRole] = {}  # of results that will come
+        self._parts: dict[Any, ProcessRole] = {}  # promises of results
         self._results: dict[int, Any] = {}
         self._group: Any = None
         self._failures: list[tuple[ProcessRole, Exception]] = []
-        self._failure: KVStoreError | None = None  # what came of them
+        self._failure: KVStoreError | None = None  # the results
         self._closed = False
 
     def wait(self, timeout: float | None = None) -> list[Any]:
@@ -277,8 +277,8 @@ class Run:
         made = [
             self._actor(_Worker, job.num_servers + rank, *kind).remote() for rank in range(job.num_workers)
         ]
-        self.workers = made  # so that they are ended whatever happens now
-        self.workers, places = _by_node(made, self._got([worker.node.remote() for worker in made]))
+        self.workers = made  # assigned first, so that they are ended in any case
+        self.workers, places = _by_node(made, self._get([worker.node.remote() for worker in made]))
         for rank, worker in enumerate(self.workers):
             part = ProcessRole("worker", rank)
             place = rank, job.num_workers, places[rank]
@@ -286,7 +286,7 @@ class Run:
             self._parts[worker.run.remote(place, *told, function, tuple(args))] = part
 
     def _place(self) -> None:
-        """Have Ray keep room for all."""
+        """Reserve the resources of all actors."""
         job = self._job
         bundles = [dict(job.resources_per_server)] * job.num_servers
         bundles += [dict(job.resources_per_worker)] * job.num_workers
@@ -302,7 +302,10 @@ class Run:
     def _actor(
         self, kind: type, bundle: int, resources: Mapping[str, float], restarts: int, **options: Any
     ) -> Any:
-        """Class of an actor with its place. The scheduler stands beside a server, and takes nothing."""
+        """Return the class of an actor with its placement.
+
+        The scheduler shares a server's bundle and needs no resources.
+        """
         own = dict(resources)
         strategy = PlacementGroupSchedulingStrategy(
             placement_group=self._group, placement_group_bundle_index=bundle
@@ -318,7 +321,7 @@ class Run:
         )
 
     def _common(self, part: ProcessRole, address: str) -> dict[str, str]:
-        """Variables that do not depend on where an actor runs."""
+        """Return the variables that do not depend on the node of an actor."""
         job = self._job
         found = variables_of(part, job.variables, job.num_workers, job.num_servers, address)
         found |= {"KVSTORE_JOB": self._name, "KVSTORE_SCHEDULER": address, "KVSTORE_PORT": "0"}
@@ -332,11 +335,11 @@ class Run:
 
     def _address(self, promise: Any) -> str:
         try:
-            return str(self._got(promise))
+            return str(self._get(promise))
         except _ray.exceptions.RayError as error:
             raise KVStoreError(f"the scheduler did not start: {_reason(error)}") from error
 
-    def _got(self, promises: Any) -> Any:
+    def _get(self, promises: Any) -> Any:
         try:
             return _ray.get(promises, timeout=self._job.timeout)
         except _ray.exceptions.GetTimeoutError as error:
@@ -345,17 +348,17 @@ class Run:
     # ------------------------------------------------------------------------------------------- waiting
 
     def _wait(self, timeout: float | None, then: str) -> list[Any]:
-        """Wait for all workers; `then` says what comes after a wait that was too short."""
+        """Wait for all workers; `then` is the advice in the error of a wait that was too short."""
         until = None if timeout is None else time.monotonic() + timeout
         while len(self._results) < self._job.num_workers:
             self._check_open()
-            if not self._take_some(None if until is None else max(0.0, until - time.monotonic())):
+            if not self._process_results(None if until is None else max(0.0, until - time.monotonic())):
                 late = [str(rank) for rank in range(self._job.num_workers) if rank not in self._results]
                 raise TimeoutError(f"not finished after {timeout:g} s: rank {', '.join(late)}; {then}")
             if self._failures:
                 self._fail()
         if not self._closed:
-            self._leave()
+            self._wait_for_servers()
         return [self._results[rank] for rank in range(self._job.num_workers)]
 
     def _check_open(self) -> None:
@@ -364,17 +367,17 @@ class Run:
         if self._closed:
             raise ClosedError("the run was closed before its workers had finished: start another run")
 
-    def _take_some(self, timeout: float | None) -> bool:
-        """Wait until actors have ended, and take what they say; False if none has."""
+    def _process_results(self, timeout: float | None) -> bool:
+        """Wait until actors have ended, and process their results; return False if none has ended."""
         ready, _ = _ray.wait(list(self._parts), num_returns=1, timeout=timeout)
-        if ready:  # others may have ended together with it
+        if ready:  # other actors can have ended together with it
             ready, _ = _ray.wait(list(self._parts), num_returns=len(self._parts), timeout=0)
         for promise in ready:
-            self._take(promise)
+            self._process_result(promise)
         return bool(ready)
 
-    def _take(self, promise: Any) -> None:
-        """Take what an actor has to say at its end."""
+    def _process_result(self, promise: Any) -> None:
+        """Process the result of an actor that has ended."""
         part = self._parts.pop(promise)
         try:
             result = _ray.get(promise)
@@ -383,27 +386,27 @@ class Run:
             return
         if part.role == "worker":
             self._results[part.rank] = result
-            # It takes leave of the others, as a process does that ends: they need not wait for it.
+            # The end of the process leaves the job, so that the other processes need not wait for it.
             self.workers[part.rank].__ray_terminate__.remote()
 
     def _fail(self) -> None:
-        """End all, and raise the failure that is no consequence of another."""
+        """End all actors, and raise the failure that is not a consequence of another failure."""
         until = time.monotonic() + _MOMENT
-        while self._unexplained() and (left := until - time.monotonic()) > 0:
-            self._take_some(left)
+        while self._lacks_cause() and (left := until - time.monotonic()) > 0:
+            self._process_results(left)
         self.close()
-        part, error = min(self._failures, key=_consequence)
+        part, error = min(self._failures, key=_consequence_rank)
         self._failure = _failure(part, error)
         raise self._failure from error
 
-    def _unexplained(self) -> bool:
-        """Whether all that failed did so for want of others, and one of those may still say more."""
+    def _lacks_cause(self) -> bool:
+        """Return whether all failures are consequences of losses whose cause can still be reported."""
         causes = [_cause(error) for _, error in self._failures]
         missed = {(one.role, one.rank) for one in causes if isinstance(one, PeerLostError)}
         at_work = {(part.role, part.rank) for part in self._parts.values()}
         return all(isinstance(one, PeerLostError) for one in causes) and bool(missed & at_work)
 
-    def _leave(self) -> None:
+    def _wait_for_servers(self) -> None:
         """Let servers and scheduler end by themselves."""
         until = time.monotonic() + _LEAVE
         while self._parts and (left := until - time.monotonic()) > 0:
@@ -414,7 +417,7 @@ class Run:
 
 
 def _by_node(workers: Sequence[Any], nodes: Sequence[str]) -> tuple[list[Any], list[tuple[int, int]]]:
-    """Order workers so that those of a node stand together; say which of how many each is there."""
+    """Sort workers by node; return the local rank and the local number of each."""
     order = sorted(range(len(workers)), key=lambda index: (nodes.index(nodes[index]), index))
     counts = collections.Counter(nodes)
     seen: collections.Counter[str] = collections.Counter()
@@ -462,10 +465,10 @@ def _check_timeout(timeout: object) -> None:
         raise ConfigError(f"timeout must be None or a number of seconds of at least 0, got {timeout!r}")
 
 
-def _consequence(failed: tuple[ProcessRole, Exception]) -> int:
-    """Say how likely it is that something failed because others had: what is least so is told.
+def _consequence_rank(failed: tuple[ProcessRole, Exception]) -> int:
+    """Return how likely a failure is a consequence of other failures: the least likely one is raised.
 
-    Nothing of ours makes a function raise an error of its own, or a process die.
+    An error of the function itself, or the death of a process, is never a consequence.
     """
     part, error = failed
     cause = _cause(error)
@@ -477,7 +480,7 @@ def _consequence(failed: tuple[ProcessRole, Exception]) -> int:
 
 
 def _cause(error: Exception) -> object:
-    """Return what the function raised, where it did; else the error of Ray's."""
+    """Return the exception of the function, if it raised one; else Ray's error."""
     cause = getattr(error, "cause", None)
     return error if cause is None else cause
 
@@ -488,7 +491,7 @@ def _failure(part: ProcessRole, error: Exception) -> KVStoreError:
 
 
 def _reason(error: Exception) -> str:
-    """Say what an error of Ray's is about: the error of the function, with its traceback, if it is one."""
+    """Return the text of an error of Ray: the error of the function, with its traceback, if it has one."""
     return str(error).strip() or type(error).__name__
 
 
@@ -496,7 +499,7 @@ def _reason(error: Exception) -> str:
 
 
 class _Scheduler:
-    """The scheduler, in a thread of its own; and who counts how often each actor has started."""
+    """The scheduler, in its own thread; it also counts the starts of each actor."""
 
     def __init__(self) -> None:
         self._starts: collections.Counter[tuple[str, int]] = collections.Counter()
@@ -505,7 +508,7 @@ class _Scheduler:
         self._error: BaseException | None = None
 
     def start(self, common: Mapping[str, str], alone: bool, keys: bytes) -> str:
-        """Start it, and return where it is."""
+        """Start the scheduler, and return its address."""
         host = _host(alone)
         found = {**common, "KVSTORE_HOST": host, "KVSTORE_SCHEDULER": addresses.tcp(host, 0)}
         threading.Thread(target=self._serve, args=(found, keys), daemon=True).start()
@@ -516,13 +519,13 @@ class _Scheduler:
         return self._address
 
     def wait(self) -> None:
-        """Wait until the job is over."""
+        """Wait until the job has ended."""
         self._over.wait()
         if self._error is not None:
             raise self._error
 
     def started(self, role: str, rank: int) -> int:
-        """Count a start, and say how many there were before."""
+        """Count a start of an actor, and return the number of earlier starts."""
         self._starts[role, rank] += 1
         return self._starts[role, rank] - 1
 
@@ -553,7 +556,7 @@ class _Server:
         imports: Sequence[str],
         scheduler: Any,
     ) -> None:
-        """Be one until the job is over."""
+        """Run the server until the job has ended."""
         restart = _ray.get(scheduler.started.remote("server", rank))
         own = {"KVSTORE_HOST": _host(alone), "KVSTORE_RESTART": str(restart)}
         with _keys(keys) as descriptor:
@@ -564,7 +567,7 @@ class _Worker:
     """A worker; Ray calls `run` again when it has started the process again."""
 
     def node(self) -> str:
-        """Say on which node it runs."""
+        """Return the node of the actor."""
         return str(_ray.get_runtime_context().get_node_id())
 
     def run(
@@ -576,7 +579,7 @@ class _Worker:
         function: Callable[..., Any],
         args: Sequence[Any],
     ) -> Any:
-        """Call the function where stores find their job."""
+        """Set the variables of the job, and call the function."""
         rank, size, local = place
         restart = _ray.get(scheduler.started.remote("worker", rank))
         with _keys(keys) as descriptor:
@@ -586,13 +589,13 @@ class _Worker:
 
 
 def _host(alone: bool) -> str:
-    """Address at which other actors reach this one."""
+    """Return the address of this actor for other actors."""
     return loopback() if alone else str(_ray.util.get_node_ip_address())
 
 
 @contextlib.contextmanager
 def _keys(data: bytes) -> Any:
-    """Put keys where `settings.roles` finds them: memory without a name, as long as they are needed."""
+    """Put keys into a memfd, which `settings.roles` reads."""
     if not data:
         yield {}
         return

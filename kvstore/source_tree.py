@@ -1,4 +1,4 @@
-"""The version of this kvstore; the installed one, if a source tree that was not built stands before it."""
+"""The version of this package: the installed one, also if an unbuilt source tree precedes it on the path."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NAME = "kvstore-train"
 
 
 def package_version() -> str:
-    """Return the version of the package, which is above this module and has been imported before it."""
+    """Return the version of the package, which contains this module and is imported already."""
     return str(sys.modules[__name__.partition(".")[0]].__version__)
 
 
@@ -23,14 +23,14 @@ def installed_package(version: str, tree: str) -> str | None:
     Parameters
     ----------
     version : str
-        The only version that may be taken for the sources.
+        The version that the installed package must have.
     tree : str
         Folder of the sources.
 
     Returns
     -------
     str or None
-        The folder; None if this version is not installed, or is the sources themselves (an editable install).
+        The folder; None if this version is not installed, or is an editable install of these sources.
     """
     for found in metadata.distributions(name=NAME):
         package = Path(str(found.locate_file("kvstore")))

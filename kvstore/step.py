@@ -1,4 +1,4 @@
-"""A step: pushes that count together or not at all, since they are made as one call when its block ends."""
+"""A step: its pushes are sent as one call when its block ends, so that all of them count, or none."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ if TYPE_CHECKING:
 
 
 class Step:
-    """What one thread pushes in a step, and what it reads of that; the arrays stay the caller's."""
+    """The pushes of one thread in a step, and the pulls of their results. The arrays stay the caller's."""
 
     def __init__(self) -> None:
         self._values: dict[Key, list[Any]] = {}
-        #: Of keys whose result was asked for by `pushpull`.
+        #: Keys whose result was requested by `pushpull`.
         self._outs: dict[Key, list[Any]] = {}
         self._reads: list[Callable[[KVStore], None]] = []
-        #: Arrays that a pull fills after the pushes, which must not fail then.
+        #: Output arrays that are filled after the pushes. They are checked first, because that pull must not
+        #: fail.
         self._pulled: list[Group] = []
 
     def push(self, groups: list[Group], outs: list[Group] | None = None) -> None:
-        """Take in a push, with the arrays for its results if there are any."""
+        """Record a push, with the output arrays for its results if there are any."""
         twice = [key for key, _ in groups if key in self._values]
         if twice:
             raise ConfigError(
@@ -37,31 +38,31 @@ class Step:
         self._outs.update(outs or ())
 
     def has_any(self, groups: list[Group]) -> bool:
-        """Whether one of these keys was pushed in the step."""
+        """Return whether one of these keys was pushed in the step."""
         return any(key in self._values for key, _ in groups)
 
     def read(self, verb: str, *arguments: Any, **options: Any) -> None:
-        """Take in a call that reads what was pushed."""
+        """Record a call that reads a pushed key."""
         self._reads.append(partial(_call, verb, arguments, options))
 
     def pull(self, outs: list[Group], *arguments: Any) -> None:
-        """Take in a pull of what was pushed into these arrays."""
+        """Record a pull of pushed keys into these arrays."""
         self._pulled.extend(outs)
         self.read("pull", *arguments)
 
     def send(self, store: KVStore) -> None:
-        """Make the call: a pushpull where all results were asked for by one, else a push and a pull."""
-        store._do([], store._backend.prepare_step)
+        """Call the store: one pushpull if `pushpull` requested all results, else a push and a pull."""
+        store._run_after([], store._backend.prepare_step)
         at_once = bool(self._values) and self._values.keys() == self._outs.keys()
         later = self._pulled if at_once else [*self._outs.items(), *self._pulled]
         if later:
-            store._do([], _check_outs, store._backend, later)
+            store._run_after([], _check_outs, store._backend, later)
         if at_once:
             in_place = all(self._outs[key] is values for key, values in self._values.items())
             store.pushpull(*_lists(self._values), out=None if in_place else list(self._outs.values()))
         elif self._values:
             store.push(*_lists(self._values))
-            store._do([], store._backend.settle_pushes)
+            store._run_after([], store._backend.settle_pushes)
             if self._outs:
                 store.pull(*_lists(self._outs))
         for read in self._reads:
@@ -77,8 +78,8 @@ def _call(verb: str, arguments: tuple[Any, ...], options: dict[str, Any], store:
 
 
 def _check_outs(backend: Backend, outs: list[Group]) -> None:
-    """Raise what a pull into these arrays would raise, before anything is pushed."""
-    from .stores import outs as arrays  # each store has loaded it: `import kvstore` need not
+    """Raise the errors of a pull into these arrays, before the push."""
+    from .stores import outs as arrays  # each store has imported it; `import kvstore` must not
 
     arrays.check_outs(backend.kind, outs)
 
@@ -93,6 +94,6 @@ def refuse_async(async_op: bool) -> None:
 
 
 def check_whole_steps(reason: str, name: str) -> None:
-    """Raise for a store whose calls do not count together."""
+    """Raise for a store in which the pushes of one call can count separately."""
     if reason:
         raise CapabilityError(f"store {name!r} has no whole steps: {reason}")

@@ -21,6 +21,7 @@ import numpy as np
 from .arrays.element_types import dtype_named
 from .arrays.grouping import Group, Key, group, pair_rows, plain_key
 from .arrays.sparse import RowSparseArray
+from .atomic_files import checked_path
 from .base import KVStoreBase, check_capability
 from .compression import create as create_codec
 from .compression.feedback import required
@@ -36,12 +37,11 @@ from .errors import (
     KVStoreError,
     TimeoutError,
 )
-from .files import name_of
 from .observe.counters import CALLS, Seconds, Transferred, Waits, seconds_of, waits_of
 from .observe.native._observe import Counters
 from .observe.timeline.marks import Marks
 from .optimizer import Optimizer, Updater
-from .optimizer.changes import REVISION, Followed, differing, read_by
+from .optimizer.changes import REVISION, WatchedOptimizer, differing, read_by
 from .optimizer.update_clock import CallOrder
 from .plan import Plan
 from .step import Step, check_whole_steps, refuse_async
@@ -60,7 +60,7 @@ _CALL = {verb: number for number, verb in enumerate(CALLS)}
 
 
 class Statistics(NamedTuple):
-    """Counts of what a store has done so far.
+    """Counts of the operations of a store since its creation.
 
     Attributes
     ----------
@@ -75,11 +75,11 @@ class Statistics(NamedTuple):
     losses : int
         Number of other workers and servers that were lost.
     sent, received : Transferred
-        Bytes of values by the way they went and came.
+        Bytes of values by the transport that sent or received them.
     seconds : Seconds
-        Time by what it was spent on, as far as it was measured.
+        Time by activity, as far as it was measured.
     waits : Waits
-        How long the waits were, as far as they were measured.
+        Distribution of the waiting times, as far as they were measured.
     """
 
     keys: int
@@ -123,12 +123,12 @@ class KVStore(KVStoreBase):
         self._before_join: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._collective: CollectiveCalls | None = None
         self._making_collective = threading.Lock()
-        self._side: KVStore | None = None  # of `_beside`
-        self._has_sides = False  # of `_beside`
+        self._side: KVStore | None = None  # of `_side_copy`
+        self._has_sides = False  # of `_side_copy`
         self._steps: dict[int, Step] = {}  # that are open, by thread
-        #: The optimizer that was set, and the same where the store updates with a copy of it.
+        #: The caller's optimizer, and the same if the store updates with a copy of it.
         self._optimizer: Optimizer | None = None
-        self._followed: Followed | None = None
+        self._watched: WatchedOptimizer | None = None
         self._order = CallOrder()
         backend.observe(self._counters)
         self._created = time.monotonic()
@@ -155,22 +155,22 @@ class KVStore(KVStoreBase):
         """
         groups = group(key, value)
         self._check_new(groups)
-        self._wait_in(groups, self._init, groups)
+        self._run_waiting(groups, self._init, groups)
         self._count("init")
 
     def _check_new(self, groups: list[Group]) -> None:
-        """Raise KeyKindError for a key that a store has for itself."""
+        """Raise KeyKindError for a key with the prefix of side keys."""
         from .settings.definitions import SIDE, is_side
 
         for key, _ in groups:
             if is_side(key) and not self._has_sides:
                 raise KeyKindError(
-                    f"key {key!r} begins with {SIDE!r}, as keys do that a store has for itself"
+                    f"key {key!r} begins with {SIDE!r}, the prefix of internal keys; choose another name"
                 )
 
     def _init(self, groups: list[Group]) -> None:
         self._backend.init(groups)
-        self._hold_more(groups)
+        self._count_keys(groups)
 
     def push(self, key: Any, value: Any, priority: int = 0, async_op: bool = False) -> Work | None:
         """Sum the values of each key and update the stored weight with the sum.
@@ -200,14 +200,14 @@ class KVStore(KVStoreBase):
         if self._steps and (step := self._own_step(async_op)) is not None:
             step.push(group(key, value))
             return None
-        if (followed := self._followed) is not None and followed.seen != REVISION.number:
+        if (followed := self._watched) is not None and followed.seen != REVISION.number:
             self._send_changes(followed)
         quick = backend.has_quick_push_and_pull or (type(key) is list and backend.quick_lists)
         quick = quick and type(priority) is int and not async_op
-        if quick and self._quickly(key, value, None, "push"):
+        if quick and self._run_quick(key, value, None, "push"):
             return None
         groups = group(key, value)
-        rank = _whole(priority)
+        rank = _checked_int(priority)
         if async_op:
             return self._start("push", groups, rank, groups)
         self._run("push", groups, groups)
@@ -240,13 +240,13 @@ class KVStore(KVStoreBase):
             raise ArrayError("pull needs `out`, the array or arrays to write to")
         backend = self._backend
         if self._steps and (step := self._own_step(async_op)) and step.has_any(group(key, out, "out")):
-            step.pull(group(key, out, "out"), key, out, _whole(priority), ignore_sparse)
+            step.pull(group(key, out, "out"), key, out, _checked_int(priority), ignore_sparse)
             return None
         quick = backend.has_quick_push_and_pull or (type(key) is list and backend.quick_lists)
         quick = quick and type(priority) is int and not async_op
-        if quick and self._quickly(key, None, out, "pull"):
+        if quick and self._run_quick(key, None, out, "pull"):
             return None
-        groups, rank = group(key, out, "out"), _whole(priority)
+        groups, rank = group(key, out, "out"), _checked_int(priority)
         if async_op:
             return self._start("pull", groups, rank, groups, ignore_sparse)
         self._run("pull", groups, groups, ignore_sparse)
@@ -274,14 +274,14 @@ class KVStore(KVStoreBase):
         UpdaterError
             The updater raised an error. The key on which it raised has not changed.
         """
-        rank = priority if type(priority) is int else _whole(priority)
+        rank = priority if type(priority) is int else _checked_int(priority)
         if self._steps and (step := self._own_step(async_op)) is not None:
             given = group(key, value)
             step.push(given, given if out is None else group(key, out, "out"))
             return None
-        if (followed := self._followed) is not None and followed.seen != REVISION.number:
+        if (followed := self._watched) is not None and followed.seen != REVISION.number:
             self._send_changes(followed)
-        if not async_op and self._quickly(key, value, out):
+        if not async_op and self._run_quick(key, value, out):
             return None
         groups = group(key, value)
         outs = None if out is None else group(key, out, "out")
@@ -326,7 +326,7 @@ class KVStore(KVStoreBase):
             raise ArrayError("broadcast needs `out`, the array or arrays to write to")
         groups, outs = group(key, value), group(key, out, "out")
         self._check_new(groups)
-        self._wait_in(groups, self._broadcast, groups, outs)
+        self._run_waiting(groups, self._broadcast, groups, outs)
         self._count("init")
 
     def _broadcast(self, groups: list[Group], outs: list[Group]) -> None:
@@ -342,7 +342,7 @@ class KVStore(KVStoreBase):
         except Exception:
             self._backend.discard([key for key, values in groups if values])
             raise
-        self._hold_more(groups)
+        self._count_keys(groups)
 
     def row_sparse_pull(
         self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None, async_op: bool = False
@@ -371,9 +371,9 @@ class KVStore(KVStoreBase):
             The numbers of outputs and `row_ids` differ, or the shapes do not match.
         """
         quick = self._backend.has_quick_row_sparse_pull and type(priority) is int and not async_op
-        if quick and not self._steps and self._quickly(key, row_ids, out, "row_sparse_pull"):
+        if quick and not self._steps and self._run_quick(key, row_ids, out, "row_sparse_pull"):
             return None
-        wanted, rank = pair_rows(key, out, row_ids), _whole(priority)
+        wanted, rank = pair_rows(key, out, row_ids), _checked_int(priority)
         keys: list[Group] = [(name, []) for name, _ in wanted]
         if self._steps and (step := self._own_step(async_op)) and step.has_any(keys):
             step.read("row_sparse_pull", key, out, priority, row_ids)
@@ -389,13 +389,12 @@ class KVStore(KVStoreBase):
 
         The calls of `push` and `pushpull` that this thread makes in the block become one call when the block
         ends. `pull` and `row_sparse_pull` of keys that were pushed in the block follow it. So the arrays
-        belong to the store until the block ends: do not change what was pushed, and do not read `out` before.
-        Other methods act at once, on the store as it was before the step.
+        belong to the store until the block ends: do not change pushed arrays, and do not read `out` before.
+        Other methods run at once, on the store as it was before the step.
 
         If a worker dies, its last step is in the values and in the optimizer's states of all keys, or in none
-        of them. After a `PeerLostError` all other workers read, and `save`, what one and the same step has
-        left, if all of them make all their pushes in steps. The section *Steps* of `docs/stores.md` lists the
-        exceptions.
+        of them. After a `PeerLostError` all other workers read and `save` the values of the same step, if all
+        of them make all their pushes in steps. The section *Steps* of `docs/stores.md` lists the exceptions.
 
         A `save`, `save_optimizer_states` or `CheckpointManager.save` between two steps of this worker is a
         cut: it has no part of a later step.
@@ -403,19 +402,19 @@ class KVStore(KVStoreBase):
         Raises
         ------
         CapabilityError
-            At the beginning: pushes of several keys do not count together in this store. It says why, and
-            what to use. ``"local"``, ``"device"`` and, with ``on_peer_loss="raise"``, ``"shared"``,
-            ``"dist_sync"`` and its variants have steps.
+            At the beginning: pushes of several keys do not count together in this store. The message has the
+            reason and an alternative. ``"local"``, ``"device"`` and, with ``on_peer_loss="raise"``,
+            ``"shared"``, ``"dist_sync"`` and its variants have steps.
         ConfigError
             This thread is in a step already; a key is pushed twice, or a call has ``async_op=True``.
         KVStoreError
-            At the end: what the call of all pushes raises. An argument that is not valid changes nothing, but
-            one of a `row_sparse_pull` is looked at after the pushes. An error of an updater or an optimizer
-            leaves the other keys pushed.
+            At the end: the error of the call of all pushes. If an argument is not valid, nothing has changed,
+            except that the arguments of a `row_sparse_pull` are checked after the pushes. After an error of
+            an updater or an optimizer, the other keys are pushed.
 
         Notes
         -----
-        If an exception leaves the block, nothing of it is pushed. The step can be made again; until then the
+        If an exception ends the block, none of its pushes is made. The step can be repeated; until then the
         other workers wait for it. Pushes of other threads do not belong to the step.
 
         Examples
@@ -444,7 +443,7 @@ class KVStore(KVStoreBase):
         step.send(self)
 
     def _own_step(self, async_op: bool) -> Step | None:
-        """Return the step that the calling thread is in."""
+        """Return the step of the calling thread."""
         step = self._steps.get(get_ident())
         if step is not None:
             refuse_async(async_op)
@@ -455,8 +454,8 @@ class KVStore(KVStoreBase):
     def all_reduce(self, array: Any, *, average: bool = False, async_op: bool = False) -> Work | None:
         """Replace an array by its sum or mean over all workers, without a key: for metrics and counts.
 
-        An optimizer, an updater or gradient compression of the store have no part in it. Nothing of it is in
-        `keys`, `save` or `statistics`. In a store of one worker the array stays as it is.
+        An optimizer, an updater or gradient compression of the store are not used. The call does not appear
+        in `keys`, `save` or `statistics`. In a store of one worker the array does not change.
 
         Parameters
         ----------
@@ -482,22 +481,23 @@ class KVStore(KVStoreBase):
         KVStoreError
             A server was restarted, and the part of a worker was lost with its memory.
         PeerLostError
-            A worker was lost. With ``on_peer_loss="continue"`` the call continues with the others; but in the
-            midst of more than some hundred bytes it ends with this error, and can be made again.
+            A worker was lost. With ``on_peer_loss="continue"`` the call continues with the others; but a call
+            with more than some hundred bytes can end with this error in between, and can be repeated.
 
         Notes
         -----
-        The sum is made in the order of the ranks, as in `push`. A worker that has called `join` cannot call
-        it, and the others do not wait for it. A worker that was restarted takes part in the next call of the
-        others, which its first call must be like: where a step has several calls, pass lists to have one. A
-        call in a `step` acts at once. All workers call `all_reduce`,
-        `broadcast_object` and `all_gather_object` in the same order. Calls of several threads of a worker
-        run one after the other, in an order that the other workers do not know: call from one thread.
+        The sum is computed in the order of the ranks, as in `push`. A worker that has called `join` cannot
+        call it, and the other workers do not wait for it. A restarted worker takes part in the next call of
+        the other workers, which must have the same arguments as its own first call: if a step has several
+        calls, pass lists to make it one call. A call in a `step` runs at once. All workers call `all_reduce`,
+        `broadcast_object` and `all_gather_object` in the same order. Calls of several threads of a worker run
+        one after the other, in an order that the other workers do not know: call from one thread.
 
-        Up to some hundred bytes (between 200 and 900, by the number of workers) take one round, as a
-        `pushpull` of 4 KB. More take a round to compare what the workers pass, and then rounds of up to 8 MB.
-        The memory for these is kept until the store is closed, up to 16 MB for each element type. If a server
-        is restarted in the call, such a sum can be without the parts of others, as that of a `pushpull` can.
+        Up to some hundred bytes (between 200 and 900, by the number of workers) need one round, as a
+        `pushpull` of 4 KB. Larger arrays need a round to compare the arguments of the workers, and then
+        rounds of up to 8 MB. The memory for these is kept until the store is closed, up to 16 MB for each
+        element type. If a server is restarted in the call, such a sum can lack the parts of other workers, as
+        that of a `pushpull` can.
 
         Examples
         --------
@@ -509,7 +509,7 @@ class KVStore(KVStoreBase):
         >>> loss
         array([0.25])
         """
-        return self._together().all_reduce(array, average, async_op)
+        return self._collective_calls().all_reduce(array, average, async_op)
 
     def broadcast_object(self, value: Any = None, root: int = 0) -> Any:
         """Return the object that worker `root` passes, on all workers.
@@ -517,10 +517,10 @@ class KVStore(KVStoreBase):
         Parameters
         ----------
         value : object
-            What `root` sends; the other workers can leave it out. None, bool, int, float, str, bytes, lists,
-            dicts with str keys, and arrays. Nothing is pickled.
+            The object that `root` sends; the other workers can omit it. None, bool, int, float, str, bytes,
+            lists, dicts with str keys, and arrays. Nothing is pickled.
         root : int
-            Rank of the worker whose object counts; the same on all workers.
+            Rank of the worker that sends its object; the same on all workers.
 
         Returns
         -------
@@ -535,19 +535,19 @@ class KVStore(KVStoreBase):
         ConfigError
             `root` has joined, or is lost.
         CapabilityError, PeerLostError
-            As `all_reduce`, whose notes hold here, too.
+            As `all_reduce`; its notes are valid here, too.
         """
-        return self._together().broadcast_object(value, root)
+        return self._collective_calls().broadcast_object(value, root)
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """Return the objects of all workers, by rank; see `broadcast_object`.
 
-        A worker that has joined, or is lost, has no place in the list.
+        The list has no entry for a worker that has joined, or is lost.
         """
-        return self._together().all_gather_object(value)
+        return self._collective_calls().all_gather_object(value)
 
-    def _together(self) -> CollectiveCalls:
-        """Return what the workers of this store do together without a key."""
+    def _collective_calls(self) -> CollectiveCalls:
+        """Return the collective operations of the workers of this store, which need no key."""
         self._check_open()
         if self._collective is None:
             from .collective import CollectiveCalls
@@ -561,17 +561,17 @@ class KVStore(KVStoreBase):
     def _side_keys(self) -> SideKeys:
         from .collective.meeting import SideKeys
 
-        self._side = side = self._beside()
+        self._side = side = self._side_copy()
         place = self.rank, self.num_workers, self._backend.waits_concurrently
         expects = _never if outlives_workers(self) else self._backend.expects
         return SideKeys(*place, self._engine, side.init, side.pushpull, side._start, expects)
 
-    def _beside(self) -> KVStore:
-        """Return this store for side keys, with the same engine, and counters that are not shown."""
+    def _side_copy(self) -> KVStore:
+        """Return a store for side keys, with the same engine, and with counters that are not published."""
         side = KVStore.__new__(KVStore)
         side.__dict__.update(self.__dict__)
         side._backend, side._steps, side._has_sides = self._backend.side(), {}, True
-        side._optimizer = side._followed = None
+        side._optimizer = side._watched = None
         side._counters = Counters(self._type, "", self.rank, self.num_workers, shown=False)
         return side
 
@@ -604,53 +604,58 @@ class KVStore(KVStoreBase):
             raise ArgumentError(
                 f"set_optimizer takes an Optimizer such as kv.optimizer.create('sgd'), not {optimizer!r}"
             )
-        self._do_all(partial(self._install, optimizer, partial(self._backend.set_optimizer, optimizer)))
-        self._tell("optimizer of store %r: %r", self._type, optimizer)
+        self._run_after_all(
+            partial(self._install, optimizer, partial(self._backend.set_optimizer, optimizer))
+        )
+        self._log_change("optimizer of store %r: %r", self._type, optimizer)
 
     def _install(self, optimizer: Optimizer | None, install: Callable[[], None]) -> None:
         install()
-        self._optimizer, self._followed = optimizer, None
-        self._follow_copy()
+        self._optimizer, self._watched = optimizer, None
+        self._watch_optimizer()
 
-    def _follow_copy(self) -> None:
-        """Follow the caller's optimizer from now on, if the store updates with another object."""
+    def _watch_optimizer(self) -> None:
+        """Watch the caller's optimizer from now on, if the store updates with another object."""
         updater, optimizer = self._backend.updater, self._optimizer
         if optimizer is None or updater is None:
-            self._followed = None
+            self._watched = None
         elif updater.optimizer is optimizer:
-            self._followed = None
+            self._watched = None
             read_by(self._engine)
-        elif self._followed is None:
-            with suppress(ConfigError):  # it cannot be described, and what a file had took its place
-                self._followed = Followed(optimizer)
+        elif self._watched is None:
+            with suppress(ConfigError):  # no description, and replaced by one from a file
+                self._watched = WatchedOptimizer(optimizer)
 
-    def _follow(self) -> None:
-        """Send what the caller has changed in the optimizer, if anything."""
-        if (followed := self._followed) is not None and followed.seen != REVISION.number:
+    def _send_new_settings(self) -> None:
+        """Send the changes that the caller has made to the optimizer."""
+        if (followed := self._watched) is not None and followed.seen != REVISION.number:
             self._send_changes(followed)
 
-    def _send_changes(self, followed: Followed) -> None:
+    def _send_changes(self, followed: WatchedOptimizer) -> None:
         changes, config, number = followed.changed()
         if changes:
-            self._do_all(partial(self._backend.configure, changes))
+            self._run_after_all(partial(self._backend.configure, changes))
         followed.note(config, number)
 
     def _change_settings(self, changes: dict[str, Any], change: Callable[[], None]) -> None:
-        """Change settings of the store's optimizer, and those of the caller's object with them."""
-        self._follow()
-        self._do_all(change)
-        if self._followed is not None:
-            self._followed.take(changes)
+        """Change settings of the store's optimizer, and those of the caller's object."""
+        self._send_new_settings()
+        self._run_after_all(change)
+        if self._watched is not None:
+            self._watched.apply(changes)
 
-    def _adopt_settings(self, adopt: Callable[[], None]) -> None:
-        """Read settings of a file, or do what may do so; the caller's object gets what has changed."""
+    def _load_settings(self, adopt: Callable[[], None]) -> None:
+        """Run a function that can read settings from a file.
+
+        The caller's object gets the changed settings.
+        """
         before = _config_of(self._backend.updater)
         adopt()
         after = _config_of(self._backend.updater)
         changes = differing(after, before) if before and after else {}
-        self._follow_copy()
-        if self._followed is not None and changes:
-            self._followed.take(changes)
+        self._watch_optimizer()
+        if self._watched is not None and changes:
+            self._watched.apply(changes)
 
     def update_optimizer(self, **changes: Any) -> None:
         """Change settings of the optimizer. The change takes effect at the next push of each key.
@@ -667,7 +672,7 @@ class KVStore(KVStoreBase):
         """
         self._check_updater("update_optimizer")
         self._change_settings(changes, partial(self._backend.configure, changes))
-        self._tell("optimizer of store %r, changes: %r", self._type, changes)
+        self._log_change("optimizer of store %r, changes: %r", self._type, changes)
 
     def set_learning_rate(self, lr: float) -> None:
         """Change the learning rate. The change takes effect at the next push of each key.
@@ -695,8 +700,8 @@ class KVStore(KVStoreBase):
         if updater is not None and not callable(updater):
             raise ArgumentError(f"set_updater takes a callable updater(key, merged, stored), not {updater!r}")
         optimizer = updater.optimizer if isinstance(updater, Updater) else None
-        self._do_all(partial(self._install, optimizer, partial(self._backend.set_updater, updater)))
-        self._tell("updater of store %r: %r", self._type, updater)
+        self._run_after_all(partial(self._install, optimizer, partial(self._backend.set_updater, updater)))
+        self._log_change("updater of store %r: %r", self._type, updater)
 
     def set_gradient_compression(self, compression_params: dict[str, Any]) -> None:
         """Compress gradients between devices or workers, from the next push of each key.
@@ -724,8 +729,10 @@ class KVStore(KVStoreBase):
         """
         self._check_compresses()
         codec = create_codec(compression_params)
-        self._do_all(partial(self._backend.set_compression, codec))
-        self._tell("gradients of store %r are compressed by %s: %r", self._type, codec.name, codec.config())
+        self._run_after_all(partial(self._backend.set_compression, codec))
+        self._log_change(
+            "gradients of store %r are compressed by %s: %r", self._type, codec.name, codec.config()
+        )
 
     def save_residuals(self, fname: PathLike) -> None:
         """Write the residuals of gradient compression to a safetensors file, atomically.
@@ -742,8 +749,8 @@ class KVStore(KVStoreBase):
             The file cannot be written (also an OSError). The old file is unchanged.
         """
         self._check_compresses()
-        path = name_of(fname)
-        self._do_all(lambda: required(self._backend.feedback, "save_residuals").save(path))
+        path = checked_path(fname)
+        self._run_after_all(lambda: required(self._backend.feedback, "save_residuals").save(path))
 
     def load_residuals(self, fname: PathLike) -> None:
         """Read the residuals that `save_residuals` wrote. All keys of the file must be initialised.
@@ -759,8 +766,8 @@ class KVStore(KVStoreBase):
             No compression is set.
         """
         self._check_compresses()
-        path = name_of(fname)
-        self._do_all(
+        path = checked_path(fname)
+        self._run_after_all(
             lambda: required(self._backend.feedback, "load_residuals").load(
                 path, self._backend.key_templates()
             )
@@ -792,7 +799,7 @@ class KVStore(KVStoreBase):
             The file cannot be written (also an OSError). The old file is unchanged.
         """
         self._check_updater("save_optimizer_states")
-        self._do_all(partial(self._backend.save_states, name_of(fname), dump_optimizer))
+        self._run_after_all(partial(self._backend.save_states, checked_path(fname), dump_optimizer))
 
     def load_optimizer_states(self, fname: PathLike) -> None:
         """Read the states that `save_optimizer_states` wrote.
@@ -806,8 +813,8 @@ class KVStore(KVStoreBase):
             No optimizer is set.
         """
         self._check_updater("load_optimizer_states")
-        load = partial(self._backend.load_states, name_of(fname))
-        self._do_all(partial(self._adopt_settings, load))
+        load = partial(self._backend.load_states, checked_path(fname))
+        self._run_after_all(partial(self._load_settings, load))
 
     def save(self, path: PathLike) -> None:
         """Write the values of all keys to a safetensors file, atomically.
@@ -819,7 +826,7 @@ class KVStore(KVStoreBase):
         """
         from .checkpoint import values
 
-        self._do_all(partial(values.save, self._backend, name_of(path)))
+        self._run_after_all(partial(values.save, self._backend, checked_path(path)))
 
     def load(self, path: PathLike) -> None:
         """Read the values that `save` wrote. Existing keys are overwritten; other keys are initialised.
@@ -832,7 +839,7 @@ class KVStore(KVStoreBase):
         """
         from .checkpoint import values
 
-        write_with(self, partial(values.load, path=name_of(path)))
+        write_with(self, partial(values.load, path=checked_path(path)))
 
     # --------------------------------------------------------------------------------------- the job
 
@@ -857,7 +864,10 @@ class KVStore(KVStoreBase):
         return self._backend.num_workers
 
     def is_capable(self, capability: str) -> bool:  # type: ignore[override]
-        """Whether the store has a capability. ``"optimizer"`` is the only one; others raise `ConfigError`."""
+        """Return whether the store has a capability.
+
+        ``"optimizer"`` is the only one; others raise `ConfigError`.
+        """
         check_capability(capability)
         return self._backend.runs_optimizer
 
@@ -877,7 +887,7 @@ class KVStore(KVStoreBase):
 
     def barrier(self) -> None:
         """Wait until every worker has called `barrier`. It does not wait for asynchronous operations."""
-        self._wait_in([], self._backend.barrier)
+        self._run_waiting([], self._backend.barrier)
         self._count("barrier")
 
     def join(self) -> None:
@@ -890,14 +900,16 @@ class KVStore(KVStoreBase):
             announce = reference()
             if announce is not None:
                 announce()
-        self._do_all(self._backend.join)
+        self._run_after_all(self._backend.join)
 
     def send_command_to_servers(self, head: int, body: str) -> None:
         """Send a command to every server and wait until all servers have received it.
 
         Servers log commands that they do not know. In a store without servers the call does nothing.
         """
-        self._do_all(partial(self._backend.command, _whole(head, "the head of a command"), str(body)))
+        self._run_after_all(
+            partial(self._backend.command, _checked_int(head, "the head of a command"), str(body))
+        )
 
     # ------------------------------------------------------------------------------------ inspection
 
@@ -912,7 +924,7 @@ class KVStore(KVStoreBase):
         PeerLostError, FencedError
             The scheduler is lost, or this worker was declared lost.
         """
-        return list(self._do_all(self._backend.keys))
+        return list(self._run_after_all(self._backend.keys))
 
     def __len__(self) -> int:
         return len(self.keys())
@@ -924,7 +936,7 @@ class KVStore(KVStoreBase):
         name = plain_key(key)
         try:
             self._check_new([(name, [])])
-            self._do([(name, [])], self._backend.kind, name)
+            self._run_after([(name, [])], self._backend.kind, name)
         except (KeyNotFoundError, KeyKindError):
             return False
         return True
@@ -932,17 +944,18 @@ class KVStore(KVStoreBase):
     def view(self, key: Key) -> Any:
         """Return the live memory of a key, read-only and without a copy. It is valid until the next push.
 
-        Use `pull` to get a copy that does not change. In a store of several workers `join` ends it, too;
-        after that, `view` returns a copy.
+        Use `pull` to get a copy that does not change. In a store of several workers the view is not valid
+        after `join`; after that, `view` returns a copy.
 
         Returns
         -------
         numpy.ndarray or RowSparseArray
             For a key on a GPU a `kvstore.devices.arrays.DeviceArray`, which PyTorch, CuPy and Numba can use
-            without a copy. A row-sparse key shows the rows that were touched, as a copy unless all rows were.
+            without a copy. For a row-sparse key the table has the rows that were written; it is a copy unless
+            all rows were written.
         """
         name = plain_key(key)
-        return self._wait_in([(name, [])], self._backend.view, name)
+        return self._run_waiting([(name, [])], self._backend.view, name)
 
     def empty(self, key: Key) -> Any:
         """Return a new uninitialised array with the key's shape and element type, in the store's memory.
@@ -950,7 +963,7 @@ class KVStore(KVStoreBase):
         In a ``"shared"`` store the array is in the memory that the workers share, so a push copies nothing.
         From the push until the pull of the round the array belongs to the store; ``pushpull(key, array)``
         writes the sum into it. Each call creates another array. The memory is freed when the last reference
-        to the array is gone.
+        to the array is deleted.
 
         Raises
         ------
@@ -960,7 +973,7 @@ class KVStore(KVStoreBase):
             The key is row-sparse.
         """
         name = plain_key(key)
-        return self._do([(name, [])], self._backend.empty, name)
+        return self._run_after([(name, [])], self._backend.empty, name)
 
     def attach(self, key: Key, array: Any) -> Any:
         """Create an array with `empty`, copy `array` into it, and return it. Use it in place of `array`.
@@ -970,18 +983,18 @@ class KVStore(KVStoreBase):
         KeyNotFoundError, ArrayError, ShapeError
         """
         home = self.empty(key)
-        self._do([(plain_key(key), [])], self._backend.copy_into, home, array, key)
+        self._run_after([(plain_key(key), [])], self._backend.copy_into, home, array, key)
         return home
 
     def placement(self) -> dict[Key, list[tuple[str, int]]]:
         """Return the location of each key: a list of pairs of location and size in bytes."""
-        return dict(self._do_all(self._backend.placement))
+        return dict(self._run_after_all(self._backend.placement))
 
     def statistics(self) -> Statistics:
-        """Return counts of what this store has done so far.
+        """Return counts of the operations of this store since its creation.
 
-        Times are measured while ``KVSTORE_METRICS`` or ``KVSTORE_TIMELINE`` is set, or ``kvstore top``
-        looks on.
+        Times are measured while ``KVSTORE_METRICS`` or ``KVSTORE_TIMELINE`` is set, or ``kvstore top`` shows
+        this process.
         """
         places = self.placement()
         numbers = self._counters.read()
@@ -1013,12 +1026,12 @@ class KVStore(KVStoreBase):
         self._engine.wait_all()
 
     def close(self) -> None:
-        """Finish asynchronous operations and free all memory.
+        """Complete asynchronous operations and free all memory.
 
-        A second call does nothing; beside one of another thread it returns when that has closed the store.
+        A second call does nothing; if another thread is closing the store, the call returns after that.
         """
         self._engine.close()
-        self._alone(self._shut, not self._engine.nested())
+        self._with_lock(self._close_once, not self._engine.in_own_operation())
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         """Refuse copies and pickles: a partial copy would free the memory of this store."""
@@ -1036,7 +1049,7 @@ class KVStore(KVStoreBase):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close the store. If an error leaves the block, the other workers see this worker as lost."""
+        """Close the store. If an error ends the block, the other workers see this worker as lost."""
         calm = error is None or (isinstance(error, SystemExit) and not error.code)
         if not calm and not self._closed:
             self._backend.abandon()
@@ -1059,15 +1072,15 @@ class KVStore(KVStoreBase):
     def _updater(self) -> Updater | None:
         return self._backend.updater
 
-    # --------------------------------------------------------------------------------------- plumbing
+    # --------------------------------------------------------------------------------------- helpers
 
-    def _shut(self, patiently: bool) -> None:
+    def _close_once(self, patiently: bool) -> None:
         from .observe import metrics
         from .observe.timeline import recording
 
         if patiently:
-            self._engine.turns.wait_for_all(self._config.timeout)
-        if self._closed:  # by another thread, perhaps during that wait
+            self._engine.key_locks.wait_until_free(self._config.timeout)
+        if self._closed:  # by another thread, possibly during that wait
             return
         self._closed = True
         if self._side is not None:
@@ -1077,10 +1090,10 @@ class KVStore(KVStoreBase):
         metrics.update()
         recording.write_if_last()
         seconds, done = time.monotonic() - self._created, self._pushes_and_pulls()
-        self._tell("store %r closed after %.1f s: %d pushes, %d pulls", self._type, seconds, *done)
+        self._log_change("store %r closed after %.1f s: %d pushes, %d pulls", self._type, seconds, *done)
 
-    def _tell(self, text: str, *arguments: Any) -> None:
-        """Log something that changes the job."""
+    def _log_change(self, text: str, *arguments: Any) -> None:
+        """Log a change of the job."""
         import logging
 
         logging.getLogger(self._backend.logger).info(text, *arguments)
@@ -1089,37 +1102,37 @@ class KVStore(KVStoreBase):
         if self._closed:
             raise ClosedError(f"this {self._type!r} store is closed; create a new one")
 
-    def _do(self, groups: list[Group], run: Callable[..., Any], *args: Any) -> Any:
-        """Run now, behind what is still under way for these keys."""
+    def _run_after(self, groups: list[Group], run: Callable[..., Any], *args: Any) -> Any:
+        """Run now, after the running operations on these keys."""
         if self._engine.busy:
             self._engine.wait_for(key for key, _ in groups)
-        return self._exclusively(run, *args)
+        return self._run_locked(run, *args)
 
     def _run(self, verb: str, groups: list[Group], *arguments: Any) -> None:
-        """Do a verb; where several threads may wait at the same time, outside of the lock."""
-        if not self._backend.waits_concurrently or self._engine.nested():
+        """Run a method; without the lock if several threads can wait concurrently."""
+        if not self._backend.waits_concurrently or self._engine.in_own_operation():
             call = getattr(self._backend, verb)
             if self._engine.busy:
-                call = self._placed(verb, [key for key, _ in groups], call)
-            self._do(groups, call, *arguments)
-        elif not self._backend.limits_in_flight:
-            self._do(groups, self._backend.begin, verb, arguments, None)()
+                call = self._in_call_order(verb, [key for key, _ in groups], call)
+            self._run_after(groups, call, *arguments)
+        elif not self._backend.locks_keys:
+            self._run_after(groups, self._backend.begin, verb, arguments, None)()
         else:
             keys = [key for key, _ in groups]
-            self._in_turn(keys, self._begin, verb, keys, arguments, None)
+            self._run_with_keys(keys, self._begin, verb, keys, arguments, None)
         self._count(verb)
 
     def _count(self, verb: str) -> None:
-        """Count a call that has ended well."""
+        """Count a successful call."""
         self._counters.count(_CALL[verb])
 
-    def _hold_more(self, groups: list[Group]) -> None:
-        """Tell who looks on of new keys."""
+    def _count_keys(self, groups: list[Group]) -> None:
+        """Update the published size of the store, after new keys."""
         new = [(key, values[0]) for key, values in groups if values]
         self._counters.hold_more(len(new), sum(self._bytes_of(key, value) for key, value in new))
 
     def _bytes_of(self, key: Key, first: Any) -> int:
-        """Return the bytes of a new key; of a table those of the rows that it was given."""
+        """Return the size of a new key in bytes; for a table, that of its first rows."""
         if isinstance(first, RowSparseArray):
             return first.data.nbytes
         try:
@@ -1128,63 +1141,67 @@ class KVStore(KVStoreBase):
             return 0
         return math.prod(shape) * dtype_named(dtype).itemsize
 
-    def _in_turn(self, keys: list[Key], begin: Callable[..., Callable[[], Any]], *args: Any) -> Any:
-        """Begin and end an operation in the turn of its keys; what `begin` returns ends it."""
+    def _run_with_keys(self, keys: list[Key], begin: Callable[..., Callable[[], Any]], *args: Any) -> Any:
+        """Run an operation while this thread has the locks of its keys.
+
+        `begin` returns the end of the operation.
+        """
         if self._engine.busy:
             self._engine.wait_for(keys)
         try:
-            return self._engine.run_inside(begin(*args))
+            return self._engine.run_unlocked(begin(*args))
         finally:
-            self._engine.turns.leave(keys)
+            self._engine.key_locks.release(keys)
 
     def _begin(
         self, verb: str, keys: list[Key], arguments: tuple[Any, ...], priority: int | None
     ) -> Callable[[], None]:
-        """Begin an operation under the lock, which it does not hold while it waits for other workers."""
-        if self._backend.limits_in_flight:
-            begun = self._exclusively(self._enter, verb, keys, arguments, priority)
+        """Begin an operation under the lock, which is released during waits for other workers."""
+        if self._backend.locks_keys:
+            begun = self._run_locked(self._enter, verb, keys, arguments, priority)
             if begun is not None:
                 return begun  # type: ignore[no-any-return]
-            self._engine.run_inside(self._backend.wait_for_free_slot, verb, keys)
-        return self._exclusively(self._backend.begin, verb, arguments, priority)  # type: ignore[no-any-return]
+            self._engine.run_unlocked(self._backend.wait_for_free_slot, verb, keys)
+        return self._run_locked(self._backend.begin, verb, arguments, priority)  # type: ignore[no-any-return]
 
     def _enter(self, verb: str, keys: list[Key], arguments: tuple[Any, ...], priority: int | None) -> Any:
-        """Take the turn of the keys, and begin if nothing has to be waited for; else None."""
-        self._take_turn(keys)
+        """Acquire the keys, and begin the operation if it needs no wait; else return None."""
+        self._acquire_keys(keys)
         if self._backend.is_clear(verb, keys):
             return self._backend.begin(verb, arguments, priority)
         return None
 
-    def _take_turn(self, keys: list[Key]) -> None:
-        self._engine.turns.take(keys, self._config.timeout)
-        self._check_open()  # another thread may have closed it meanwhile
+    def _acquire_keys(self, keys: list[Key]) -> None:
+        self._engine.key_locks.acquire(keys, self._config.timeout)
+        self._check_open()  # another thread can have closed the store during the wait
 
-    def _wait_in(self, groups: list[Group], run: Callable[..., Any], *args: Any) -> Any:
-        """Run what may wait for other workers; where keys have turns, it needs no more than these."""
-        if not self._backend.limits_in_flight or self._engine.nested():
-            return self._do(groups, run, *args)
+    def _run_waiting(self, groups: list[Group], run: Callable[..., Any], *args: Any) -> Any:
+        """Run a function that can wait for other workers; if keys have locks, it needs only these."""
+        if not self._backend.locks_keys or self._engine.in_own_operation():
+            return self._run_after(groups, run, *args)
         keys = [key for key, _ in groups]
-        return self._in_turn(keys, self._take, keys, partial(run, *args))
+        return self._run_with_keys(keys, self._acquired, keys, partial(run, *args))
 
-    def _take(self, keys: list[Key], run: Callable[[], Any]) -> Callable[[], Any]:
-        self._exclusively(self._take_turn, keys)
+    def _acquired(self, keys: list[Key], run: Callable[[], Any]) -> Callable[[], Any]:
+        self._run_locked(self._acquire_keys, keys)
         return run
 
-    def _quickly(self, key: Any, value: Any, out: Any, verb: str = "pushpull") -> bool:
-        """Do a usual call in few steps, if nothing is under way and no other thread is inside.
+    def _run_quick(self, key: Any, value: Any, out: Any, verb: str = "pushpull") -> bool:
+        """Run a usual call in few steps, if no operation and no other thread is active.
 
-        Functions are written out here: beside other processes caches are cold, and each call takes 3 µs.
+        Helper functions are inlined here: with cold caches, as in a job of several processes, each call costs
+        3 µs.
         """
         kind, backend, engine = type(key), self._backend, self._engine
         several = kind is list and backend.quick_lists
-        turns = engine.turns
+        key_locks = engine.key_locks
         if (kind is not str and kind is not int and not several) or engine.busy:
             return False
-        if turns.waiting and (several or turns.wanted((key,))):
+        if key_locks.waiters and (several or key_locks.has_waiter((key,))):
             return False
         lock, done, me, enters = engine.exclusive, None, get_ident(), False
-        keys = list(key) if several and backend.limits_in_flight else ()  # the caller may change its list
-        taken = turns.taken
+        keys = list(key) if several and backend.locks_keys else ()  # the caller can change its list
+        taken = key_locks.holders
         try:
             try:
                 if not lock.acquire(False) or (taken and (several or key in taken)):
@@ -1204,19 +1221,19 @@ class KVStore(KVStoreBase):
                 if done is True:
                     self._counters.count(_CALL[verb])
                     return True
-                if backend.limits_in_flight:
+                if backend.locks_keys:
                     if several:
                         taken.update(dict.fromkeys(keys, me))
                     else:
                         taken[key] = me
-                    enters = me not in engine.threads_inside
+                    enters = me not in engine.unlocked_threads
             finally:
                 try:  # noqa: SIM105 - a context manager is a step of its own
                     lock.release()
                 except RuntimeError:
                     pass
             if enters:
-                engine.threads_inside.add(me)
+                engine.unlocked_threads.add(me)
             done()
             self._counters.count(_CALL[verb])
             return True
@@ -1224,24 +1241,27 @@ class KVStore(KVStoreBase):
             backend.give_up_quick(error)
             raise
         finally:
-            took = done and backend.limits_in_flight and not several and key in taken and taken[key] == me
+            took = done and backend.locks_keys and not several and key in taken and taken[key] == me
             if keys and done:
-                turns.leave(keys)
+                key_locks.release(keys)
             if took:
-                del taken[key]  # first: after each call Ctrl-C can come
+                del taken[key]  # first: Ctrl-C can be raised after each call
             if enters:
-                engine.threads_inside.discard(me)
-            if took and turns.waiting and turns.wanted((key,)):
-                turns.tell()
+                engine.unlocked_threads.discard(me)
+            if took and key_locks.waiters and key_locks.has_waiter((key,)):
+                key_locks.wake()
 
-    def _start_quickly(self, keys: list[Any], values: Any, outs: Any, divisor: int) -> Work | None:
-        """Begin a usual `pushpull` that the caller waits for next; None where `_quickly` returns False."""
+    def _start_quick_sum(self, keys: list[Any], values: Any, outs: Any, divisor: int) -> Work | None:
+        """Begin a usual `pushpull` that the caller waits for next.
+
+        Return None if a condition of `_run_quick` is not met.
+        """
         engine, done = self._engine, None
-        lock, turns = engine.exclusive, engine.turns
-        if engine.busy or turns.waiting or not self._backend.starts_quick_sums:
+        lock, key_locks = engine.exclusive, engine.key_locks
+        if engine.busy or key_locks.waiters or not self._backend.starts_quick_sums:
             return None
         try:
-            if not lock.acquire(False) or turns.taken or self._closed:
+            if not lock.acquire(False) or key_locks.holders or self._closed:
                 return None
             done = self._backend.start_quick_sum(keys, values, outs, divisor)
         finally:
@@ -1251,27 +1271,27 @@ class KVStore(KVStoreBase):
                 pass
         if done is None:
             return None
-        end = self._ending("pushpull", [(key, [value]) for key, value in zip(keys, values, strict=True)])
-        return engine.postpone(partial(end, done), f"pushpull of {len(keys)} keys")
+        end = self._counted_end("pushpull", [(key, [value]) for key, value in zip(keys, values, strict=True)])
+        return engine.finish_in_wait(partial(end, done), f"pushpull of {len(keys)} keys")
 
-    def _do_all(self, run: Callable[[], Any]) -> Any:
-        """Run now, behind everything that is still under way."""
+    def _run_after_all(self, run: Callable[[], Any]) -> Any:
+        """Run now, after all running operations."""
         if self._engine.busy:
             self._engine.wait_all()
-        return self._exclusively(run)
+        return self._run_locked(run)
 
-    def _exclusively(self, run: Callable[..., Any], *args: Any) -> Any:
-        """Run while no other thread touches the values, if the store is open."""
-        return self._alone(self._run_open, run, *args)
+    def _run_locked(self, run: Callable[..., Any], *args: Any) -> Any:
+        """Run while no other thread uses the values, if the store is open."""
+        return self._with_lock(self._run_open, run, *args)
 
     def _run_open(self, run: Callable[..., Any], *args: Any) -> Any:
         self._check_open()
         return run(*args)
 
-    def _alone(self, run: Callable[..., Any], *args: Any) -> Any:
-        """Run while no other thread touches the values."""
+    def _with_lock(self, run: Callable[..., Any], *args: Any) -> Any:
+        """Run while no other thread uses the values."""
         lock = self._engine.exclusive
-        if self._engine.nested():
+        if self._engine.in_own_operation():
             return run(*args)
         try:
             if not lock.acquire(timeout=self._config.timeout):
@@ -1281,7 +1301,7 @@ class KVStore(KVStoreBase):
                 )
             return run(*args)
         finally:
-            # One step, also without the lock: Ctrl-C can come between two steps.
+            # One statement, also without the lock: Ctrl-C can be raised between two statements.
             try:  # noqa: SIM105 - a context manager is a step of its own
                 lock.release()
             except RuntimeError:
@@ -1296,46 +1316,46 @@ class KVStore(KVStoreBase):
         waits: bool = False,
         then: Callable[[], None] | None = None,
     ) -> Work:
-        """Begin an operation in the background, behind what is still under way for these keys.
+        """Begin an operation in the background, after the running operations on these keys.
 
-        `waits`: the caller waits for it next, and can as well do the rest; where `begin` allows it. `then` is
-        called at the end of it.
+        `waits`: the caller waits for the operation next and can run its last part, if `begin` supports that.
+        `then` is called at the end of the operation.
         """
         self._check_open()
-        end = self._ending(verb, groups)
-        end = end if then is None else partial(_end_and, then, end)
+        end = self._counted_end(verb, groups)
+        end = end if then is None else partial(_end_then, then, end)
         keys = [key for key, _ in groups]
         what = f"{verb} of {keys[0]!r}" if len(keys) == 1 else f"{verb} of {len(keys)} keys"
         arguments = self._backend.capture_streams(arguments)
         call = getattr(self._backend, verb)
-        run: Callable[[], Any] = partial(self._exclusively, call, *arguments)
-        if self._engine.inside():
+        run: Callable[[], Any] = partial(self._run_locked, call, *arguments)
+        if self._engine.in_operation():
             return self._engine.run_now(partial(end, run), what)
         if not self._backend.begins_async:
-            run = partial(self._exclusively, self._placed(verb, keys, call), *arguments)
+            run = partial(self._run_locked, self._in_call_order(verb, keys, call), *arguments)
             return self._engine.submit(keys, partial(end, run), priority, what)
         waits = waits and self._backend.can_resume
-        # What has begun cannot be taken back.
-        with nullcontext() if waits else self._engine.announced(what):
+        # A started operation cannot be withdrawn.
+        with nullcontext() if waits else self._engine.thread_started(what):
             try:
                 run = self._begin(verb, keys, arguments, priority)
             except Exception as error:
                 run = partial(_raise, error)
             finally:
-                self._engine.turns.leave(keys)
+                self._engine.key_locks.release(keys)
             if waits:
-                return self._engine.postpone(partial(end, run), what)
+                return self._engine.finish_in_wait(partial(end, run), what)
             return self._engine.submit(keys, partial(end, run), priority, what)
 
-    def _placed(self, verb: str, keys: list[Key], call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a call of a store of one process, which may be carried out later than those behind it."""
+    def _in_call_order(self, verb: str, keys: list[Key], call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a call of a store of one process that can be applied after later calls."""
         updater = self._backend.updater
         if updater is None or verb not in ("push", "pushpull") or self._backend.begins_async:
             return call
         return self._order.placed(updater.optimizer, keys, call)
 
-    def _ending(self, verb: str, groups: list[Group]) -> Callable[[Callable[[], Any]], Any]:
-        """Begin an asynchronous operation; what is returned does the rest of it, and counts it."""
+    def _counted_end(self, verb: str, groups: list[Group]) -> Callable[[Callable[[], Any]], Any]:
+        """Begin an asynchronous operation; the returned function completes and counts it."""
         return partial(self._end, verb)
 
     def _end(self, verb: str, run: Callable[[], Any]) -> Any:
@@ -1349,7 +1369,7 @@ class KVStore(KVStoreBase):
             raise ConfigError(f"{verb}: this {self._type!r} store has no optimizer; call set_optimizer first")
 
 
-def _end_and(
+def _end_then(
     then: Callable[[], None], end: Callable[[Callable[[], Any]], Any], run: Callable[[], Any]
 ) -> None:
     """End an operation, and call `then`."""
@@ -1357,13 +1377,13 @@ def _end_and(
     then()
 
 
-def is_bound_by_processors(store: KVStore) -> bool:
-    """Return whether to exchange arrays on the host takes nothing but time of the workers' processors."""
+def uses_only_local_cpu(store: KVStore) -> bool:
+    """Return whether an exchange of arrays on the host uses only the processors of the workers."""
     return store._backend.bound_by_processors
 
 
 def starts_quick_sums(store: KVStore) -> bool:
-    """Return whether `start_pushpull` with `waits` begins a call of small keys in few steps."""
+    """Return whether `start_pushpull` with `waits` begins a call with small keys in few steps."""
     return store._backend.starts_quick_sums
 
 
@@ -1380,15 +1400,16 @@ def start_pushpull(
     divisor: int = 1,
     waits: bool = False,
 ) -> Work:
-    """Begin a `pushpull` of keys with an array each, which count divided by `divisor`.
+    """Begin a `pushpull` of keys with one array each; the values are divided by `divisor`.
 
-    The result has the bits of a division before the sum. `divides` must be true of the arrays, or the divisor
-    is 1. `waits`: the caller waits for the result next, and may do the rest of the operation then.
+    The result has the bits of a division before the sum. Unless the divisor is 1, `divides` must return True
+    for the arrays. `waits`: the caller waits for the result next, and can then run the last part of the
+    operation.
     """
     if store._steps:
-        store._own_step(async_op=True)  # raises within a step
-    store._follow()
-    if waits and type(key) is list and (work := store._start_quickly(key, value, out, divisor)) is not None:
+        store._own_step(async_op=True)  # raises in a step
+    store._send_new_settings()
+    if waits and type(key) is list and (work := store._start_quick_sum(key, value, out, divisor)) is not None:
         return work
     groups = group(key, value)
     outs = None if out is None else group(key, out, "out")
@@ -1397,37 +1418,37 @@ def start_pushpull(
 
 
 def call_before_join(store: KVStore, announce: Callable[[], None]) -> None:
-    """Call a bound method at the beginning of `KVStore.join`, as long as its object lives."""
+    """Call a bound method at the beginning of `KVStore.join`, while its object is alive."""
     store._before_join.append(weakref.WeakMethod(announce))
 
 
 def side_store(store: KVStore) -> KVStore | None:
-    """Return the store of side keys, whose rounds are sums in any store; None for a store of one worker."""
-    store._together()
+    """Return the store of side keys, whose rounds are sums in every store; None for a store of one worker."""
+    store._collective_calls()
     return store._side
 
 
 def updater_of(store: Any) -> Any:
-    """Return what updates the weights on a push, also of a registered class; None: pushes replace."""
+    """Return the updater of a store, also of a registered class; None if pushes replace values."""
     return getattr(store, "_updater", None)
 
 
 def read_with(store: KVStore, run: Callable[[Backend], T]) -> T:
-    """Return ``run(backend)``, behind all that is under way and while no other thread touches the values."""
-    result: T = store._do_all(partial(run, store._backend))
+    """Return ``run(backend)``, called after all running operations, while no other thread uses the values."""
+    result: T = store._run_after_all(partial(run, store._backend))
     return result
 
 
-def adopt_with(store: KVStore, run: Callable[[Backend], None]) -> None:
-    """Call ``run(backend)``, which takes settings of the optimizer from a file, as `read_with` does."""
-    read_with(store, lambda backend: store._adopt_settings(partial(run, backend)))
+def load_settings_with(store: KVStore, run: Callable[[Backend], None]) -> None:
+    """Call ``run(backend)``, which reads an optimizer's settings from a file, as `read_with` does."""
+    read_with(store, lambda backend: store._load_settings(partial(run, backend)))
 
 
 def write_with(store: KVStore, run: Callable[[Backend], None]) -> None:
-    """Call ``run(backend)``, which overwrites values or makes keys, as `adopt_with` does."""
+    """Call ``run(backend)``, which overwrites values or creates keys, as `load_settings_with` does."""
 
     def write(backend: Backend) -> None:
-        store._adopt_settings(partial(run, backend))
+        store._load_settings(partial(run, backend))
         store._counters.hold(*_sizes(backend.placement()))
 
     read_with(store, write)
@@ -1439,28 +1460,28 @@ def options_of(store: KVStore) -> StoreConfig:
 
 
 def outlives_workers(store: KVStore) -> bool:
-    """Whether the survivors of a lost worker go on."""
+    """Return whether the remaining workers continue after the loss of a worker."""
     return store._config.on_peer_loss == "continue"
 
 
 def collective_of(store: KVStore) -> CollectiveCalls:
-    """Return what the workers of a store do together without a key."""
-    return store._together()
+    """Return the collective operations of the workers of a store, which need no key."""
+    return store._collective_calls()
 
 
 def whole_step(store: Any) -> AbstractContextManager[None]:
-    """Return a step of a store; where it has none, its calls count as they are made."""
+    """Return a step of a store; if the store has no steps, a context in which each call counts separately."""
     has_steps = isinstance(store, KVStore) and not store._backend.no_steps
     return store.step() if has_steps else nullcontext()
 
 
 def counters_of(store: Any) -> Counters | None:
-    """Return what counts a store's work; None for a registered class that is no `KVStore`."""
+    """Return the counters of a store; None for a registered class that is not a `KVStore`."""
     return store._counters if isinstance(store, KVStore) else None
 
 
 def _record(store: KVStore) -> StoreRecord:
-    """Describe a store for a timeline; as `whereabouts`."""
+    """Describe a store for a timeline, as `describe_state` does."""
     from .observe.timeline.sources import StoreRecord
 
     numbers, names = store._counters.read(), store._backend.names()
@@ -1469,14 +1490,14 @@ def _record(store: KVStore) -> StoreRecord:
     )
 
 
-def whereabouts(store: KVStore) -> str:
-    """Name a store on the page of a process that hangs: without a lock, and without waiting."""
+def describe_state(store: KVStore) -> str:
+    """Describe a store for the report of a process that hangs: without a lock, and without waiting."""
     state = "closed" if store._closed else "open"
     return f"store {store.type!r}: worker {store.rank} of {store.num_workers}, {state}"
 
 
 def _config_of(updater: Updater | None) -> dict[str, Any]:
-    """Return the settings of an optimizer; none where they cannot be described."""
+    """Return the settings of an optimizer; none if they cannot be described."""
     try:
         return {} if updater is None else updater.optimizer.get_config()
     except ConfigError:
@@ -1484,12 +1505,12 @@ def _config_of(updater: Updater | None) -> dict[str, Any]:
 
 
 def _sizes(places: dict[Key, list[tuple[str, int]]]) -> tuple[int, int]:
-    """Return the number of keys, and the bytes of their values."""
+    """Return the number of keys, and the size of their values in bytes."""
     return len(places), sum(size for parts in places.values() for _, size in parts)
 
 
 def _never(rank: int) -> bool:
-    """Return False: where workers come back, rounds may be without one that is there."""
+    """Return False: if workers can be restarted, a round can lack a worker that is present."""
     return False
 
 
@@ -1505,7 +1526,7 @@ def _seconds(timeout: Any) -> float:
     return float(min(timeout, threading.TIMEOUT_MAX))
 
 
-def _whole(value: Any, what: str = "priority") -> int:
+def _checked_int(value: Any, what: str = "priority") -> int:
     try:
         return operator.index(value)
     except TypeError:

@@ -1,4 +1,7 @@
-"""What each store of `create` is, said without importing it: who asks, asks here and not for a name."""
+"""The properties of each store of `create`, without an import of the store.
+
+Decisions use these and not a name.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,20 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 
 class StoreKind(NamedTuple):
-    """What is known of a store by its name.
+    """The properties of a store by its name.
 
     Attributes
     ----------
     module, backend : str
         The module below `kvstore.stores`, and the class in it.
     one_process : bool
-        It is of this process alone.
+        The store has this process alone.
     joins : bool
-        Of one process, and yet `shared` where our own launcher has started several.
+        A store of one process, but `shared` if `kvstore run` or `spawn` has started several processes.
     on_servers : bool
         Its values are on parameter servers.
     synchronous : bool
-        Pushes count in rounds of all workers; else each by itself.
+        Pushes count in rounds of all workers; else each push counts separately.
     """
 
     module: str
@@ -35,7 +38,7 @@ _DEVICE = StoreKind("device.backend", "DeviceBackend", one_process=True)
 _DIST = StoreKind("parameter_server.worker.backend", "DistBackend", on_servers=True)
 _ASYNC = _DIST._replace(backend="AsyncDistBackend", synchronous=False)
 
-#: What `create` knows, for editors and type checkers.
+#: The names that `create` accepts, for editors and type checkers.
 StoreName: TypeAlias = Literal[
     "local", "local_update_cpu", "local_allreduce_cpu",
     "device", "local_allreduce_device",
@@ -54,7 +57,7 @@ STORES: dict[str, StoreKind] = {
     **dict.fromkeys(("dist", "dist_sync", "dist_device", "dist_device_sync", "dist_sync_device"), _DIST),
     **dict.fromkeys(("dist_async", "dist_device_async", "dist_async_device"), _ASYNC),
     **dict.fromkeys(("p3", "dist_p3"), _DIST._replace(backend="P3Backend")),
-    # On engines of others, each imported when asked for.
+    # On external engines, each imported when it is used.
     "mpi": StoreKind("collectives.mpi.backend", "MpiBackend"),
     "horovod": StoreKind("collectives.horovod", "HorovodBackend"),
     "nccl": StoreKind("collectives.nccl.backend", "NcclBackend"),
@@ -63,12 +66,15 @@ STORES: dict[str, StoreKind] = {
 
 
 def is_synchronous(store: Any) -> bool:
-    """Whether workers wait for each other; a registered class says by its name if not, as MXNet's do."""
+    """Return whether workers wait for each other.
+
+    For a registered class without this property, by its name as in MXNet.
+    """
     name = store.type
     return STORES[name].synchronous if name in STORES else "async" not in name
 
 
 def is_on_servers(store: Any) -> bool:
-    """Whether the values are in other processes; a registered class says so by its name, as MXNet's."""
+    """Return whether the values are on servers; for a registered class, by its name as in MXNet."""
     name = store.type
     return STORES[name].on_servers if name in STORES else "dist" in name

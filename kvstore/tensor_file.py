@@ -1,6 +1,6 @@
-"""Named arrays and a text in one safetensors file: written in one step, read only if it is whole and ours.
+"""Named arrays and a text in one safetensors file: written atomically, read only if it is complete and valid.
 
-The metadata (strings, as safetensors wants) hold ``format``, ``version``, the text, and ``checksum``, a
+The metadata (strings, as safetensors requires) hold ``format``, ``version``, the text, and ``checksum``, a
 CRC-32 over the text and all arrays. bfloat16 is stored as its bits.
 """
 
@@ -17,18 +17,18 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from .atomic_files import atomic_replacement, open_regular_file, read_error
 from .errors import KeyKindError, KVStoreError, MissingBackendError, StateFileError
-from .files import open_regular, replacing, unreadable
 
 Array = npt.NDArray[Any]
 Content = TypeVar("Content")
-#: Makes of a text and arrays what a file holds.
+#: Function of a text and arrays that returns the content of a file.
 Parse = Callable[[str, dict[str, Array]], Content]
 
 _VERSION = "1"
-_MAX_HEADER = 100_000_000  # as the safetensors library has it
+_MAX_HEADER = 100_000_000  # as in the safetensors library
 
-# What reading a file that somebody has changed may raise.
+# Errors of reading a damaged or edited file.
 _DAMAGE = (
     KeyError,
     TypeError,
@@ -45,27 +45,27 @@ _DAMAGE = (
 
 
 def write(path: str, format_: str, content: str, tensors: Mapping[str, Array], field: str = "content") -> str:
-    """Write `tensors`, and beside them the text `content` under the name `field`; return the checksum.
+    """Write `tensors` and the text `content`, under the name `field` in the metadata; return the checksum.
 
     Raises
     ------
     StateFileError
-        The file cannot be written; the old one is still there then.
+        The file cannot be written; an old file is unchanged.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     bits, metadata = _sealed(format_, content, tensors, field)
-    with replacing(path) as beside:
+    with atomic_replacement(path) as beside:
         try:
             save_file(bits, beside, metadata)
-        except SafetensorError as error:  # no space, for instance: what other writers call an OSError
+        except SafetensorError as error:  # no space, for instance: an OSError of other writers
             raise _as_system_says(error) from error
     return metadata["checksum"]
 
 
 def packed(format_: str, content: str, tensors: Mapping[str, Array]) -> bytes:
-    """Return what `write` writes."""
+    """Return the bytes of the file that `write` writes."""
     from safetensors.numpy import save
 
     return save(*_sealed(format_, content, tensors, "content"))
@@ -99,7 +99,7 @@ def _sealed(
 
 
 def _as_system_says(error: Exception) -> OSError:
-    """Return the system's error out of a text with ``(os error 28)``, or ``code: 28`` from older releases."""
+    """Return the OSError in a text with ``(os error 28)``, or ``code: 28`` from older releases."""
     found = re.search(r"(?:\(os error |Os { code: )(\d+)", str(error))
     return OSError(int(found[1]), os.strerror(int(found[1]))) if found else OSError(str(error))
 
@@ -110,13 +110,13 @@ def _as_system_says(error: Exception) -> OSError:
 def read(
     path: str, format_: str, parse: Parse[Content], field: str = "content", checksum: str | None = None
 ) -> Content:
-    """Read what `write` wrote, and return what ``parse(content, tensors)`` makes of it.
+    """Read a file of `write`, and return the result of ``parse(content, tensors)``.
 
     Raises
     ------
     StateFileError
-        Damaged, foreign, of another format, of another `checksum` than `write` has returned, or nothing that
-        `parse` understands. What cannot be read is the system's OSError, too.
+        The file is damaged, has another format or another `checksum` than `write` has returned, or `parse`
+        fails. The error for a file that cannot be read is also the OSError of the system.
     """
     metadata, tensors = raw(path)
     with _refused(format_, f"{os.fsdecode(path)}: "):
@@ -126,7 +126,10 @@ def read(
 
 
 def unpacked(data: bytes, format_: str, parse: Parse[Content]) -> Content:
-    """Return what ``parse(content, tensors)`` makes of what `packed` returned; errors are those of `read`."""
+    """Return the result of ``parse(content, tensors)`` for the bytes of `packed`.
+
+    The errors are those of `read`.
+    """
     from safetensors.numpy import load
 
     data = bytes(data)
@@ -135,19 +138,22 @@ def unpacked(data: bytes, format_: str, parse: Parse[Content]) -> Content:
 
 
 def raw(path: str) -> tuple[dict[str, str], dict[str, Array]]:
-    """Return metadata and tensors of any safetensors file, unchecked; errors are those of `read_header`."""
+    """Return the metadata and tensors of any safetensors file, unchecked.
+
+    The errors are those of `read_header`.
+    """
     with _opened(path) as file:
         names = file.keys()
         return file.metadata() or {}, {name: file.get_tensor(name) for name in names}
 
 
 def read_header(path: str) -> list[tuple[str, list[int], str]]:
-    """List name, shape and element type of the tensors in any safetensors file, without their values.
+    """List the name, shape and element type of each tensor in any safetensors file, without the values.
 
     Raises
     ------
     StateFileError
-        Damaged, or no safetensors file.
+        The file is damaged, or is no safetensors file.
     """
     with _opened(path) as file:
         slices = [(name, file.get_slice(name)) for name in file.keys()]  # noqa: SIM118 - no mapping
@@ -159,12 +165,12 @@ def _opened(path: str) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with open_regular(path) as file:
+        with open_regular_file(path) as file:
             _check_head(file.read(9), os.fstat(file.fileno()).st_size)
         with safe_open(path, framework="numpy") as tensors:
             yield tensors
     except OSError as error:
-        raise unreadable(path, error) from error
+        raise read_error(path, error) from error
     except StateFileError as error:
         raise StateFileError(f"{os.fsdecode(path)}: {error}") from error
     except (SafetensorError, *_DAMAGE) as error:
@@ -173,7 +179,7 @@ def _opened(path: str) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _refused(format_: str, where: str = "") -> Iterator[None]:
-    """Have the body raise StateFileError for all damage."""
+    """Raise StateFileError for any damage that the body finds."""
     from safetensors import SafetensorError
 
     try:
@@ -185,7 +191,7 @@ def _refused(format_: str, where: str = "") -> Iterator[None]:
 
 
 def _check_head(head: bytes, size: int) -> None:
-    """Raise StateFileError for a file that begins like none of safetensors."""
+    """Raise StateFileError if the head of a file is not that of a safetensors file."""
     if head[8:9] != b"{":
         raise StateFileError(_foreign(head))
     if int.from_bytes(head[:8], "little") > min(size - 8, _MAX_HEADER):

@@ -1,4 +1,4 @@
-"""The clock of a wait: when it is over, and when it is time to say that it lasts."""
+"""The clock of a wait: it measures when the wait ends, and when a notice about a long wait is logged."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import threading
 import time
 from collections.abc import Callable
 
-NOTICE_AFTER = 10.0  # seconds until a wait says what it waits for
-_BEFORE_END = 10.0  # seconds before the end of a wait at which the process says where it is
-_LONG = 20.0  # seconds of a deadline for which it does
+NOTICE_AFTER = 10.0  # seconds until the notice about a long wait
+_BEFORE_END = 10.0  # seconds before the end of a wait at which the stacks of the process are logged
+_LONG = 20.0  # least timeout in seconds for which they are
 
-#: Tests put here what holds a process up at the worst moments; else nothing does.
+#: Hook of the tests: a function that delays the process at critical points.
 stall: Callable[[], None] | None = None
-#: `kvstore.observe.stacks` puts here what says where the process is, some time before the end of a long wait.
+#: Hook of `kvstore.observe.stacks`: logs the stacks of the process some time before the end of a long wait.
 before_end: Callable[[WaitClock], None] | None = None
 
 
 class WaitClock:
     """Measures one wait.
 
-    It is read before the question whether the wait is over, so that nothing which has come by then is called
-    late, even if the process was stopped in between::
+    The clock is read before the condition is checked. An event that arrived before the reading is therefore
+    never reported as late, even if the process was stopped between the two::
 
         while True:
             clock.read()
@@ -37,7 +37,7 @@ class WaitClock:
     timeout : float
         Seconds until the wait is over.
     notice_after : float, optional
-        Seconds until it is time to say that it lasts; no later than its end.
+        Seconds until a notice that the wait lasts long; at most `timeout`.
     """
 
     __slots__ = ("_describe", "_notice", "_report", "_start", "_timeout", "_told", "thread", "waited")
@@ -46,13 +46,13 @@ class WaitClock:
         self._timeout = timeout
         self._notice = min(NOTICE_AFTER if notice_after is None else notice_after, timeout)
         self._told = False
-        self._report = math.inf  # seconds after which it is told where the process is
+        self._report = math.inf  # seconds until the stacks are logged
         self._start = time.monotonic()
         #: Seconds from the start to the last reading.
         self.waited = 0.0
 
     def read(self) -> float:
-        """Look at the time; return the seconds since the start."""
+        """Read the time; return the seconds since the start."""
         self.waited = time.monotonic() - self._start
         if stall is not None:
             stall()
@@ -63,14 +63,15 @@ class WaitClock:
         return self.waited
 
     def described_by(self, describe: Callable[[float], str]) -> WaitClock:
-        """Make a context of the wait, inside of which `open_waits` lists it.
+        """Return a context for the body of the wait; `open_waits` lists the wait while it is open.
 
-        `describe` says, from the seconds so far, for what and for whom it is, without a lock or a message.
+        `describe` returns a text from the seconds so far: the object of the wait and the missing processes.
+        It uses no lock and sends no message.
         """
         self._describe = describe
         if self._timeout > _LONG:
             self._report = self._timeout - _BEFORE_END
-        #: Ident of the thread that waits.
+        #: Identifier of the thread that waits.
         self.thread = threading.get_ident()
         return self
 
@@ -82,30 +83,30 @@ class WaitClock:
         _open.pop(id(self), None)
 
     def description(self) -> str:
-        """Say for what and for whom it waits, now."""
+        """Return the present description of the wait: its object and the missing processes."""
         return self._describe(time.monotonic() - self._start)
 
     @property
     def left(self) -> float:
-        """Seconds until the end; 0 after it."""
+        """Return the seconds until the end; 0 after it."""
         return max(0.0, self._timeout - (time.monotonic() - self._start))
 
     @property
     def over(self) -> bool:
-        """Whether the end had come at the last reading."""
+        """Return whether the timeout had passed at the last reading."""
         return self.waited > self._timeout
 
     @property
     def is_long(self) -> bool:
-        """Whether half of the time to the notice had passed at the last reading."""
+        """Return whether half of the time until the notice had passed at the last reading."""
         return self.waited > self._notice / 2
 
     def near_notice(self, seconds: float) -> bool:
-        """Whether it was at most so many seconds to the notice at the last reading."""
+        """Return whether at most so many seconds were left until the notice at the last reading."""
         return self.waited > self._notice - seconds
 
     def tells(self) -> bool:
-        """Whether to say that the wait lasts; once."""
+        """Return whether the notice is due; True once."""
         due = not self._told and self.waited > self._notice
         self._told = self._told or due
         return due
@@ -115,5 +116,5 @@ _open: dict[int, WaitClock] = {}
 
 
 def open_waits() -> list[WaitClock]:
-    """List the waits of this process that can be described, also in the handler of a signal."""
+    """List the waits of this process that have a description; also called in a signal handler."""
     return list(_open.values())

@@ -19,7 +19,7 @@ from lazy_driver import GpuArray, LazyDriver, installed, new_stream
 import kvstore as kv
 from kvstore.arrays import dlpack
 from kvstore.arrays.element_types import DTYPES
-from kvstore.devices import arrays, driver, memory, place, streams
+from kvstore.devices import arrays, driver, gpu_context, memory, streams
 
 Array = npt.NDArray[Any]
 
@@ -105,7 +105,7 @@ def test_capsules_go_there_and_back(name: str, shape: tuple[int, ...], version: 
     array = np.ones(shape, dtype_of(name))
     owner = Lender(array)
     capsule = dlpack.export(owner, array.ctypes.data, shape, array.dtype, (2, 5), False, version)
-    got = dlpack.Imported(capsule, "it", dlpack.ON_GPU)
+    got = dlpack.ImportedTensor(capsule, "it", dlpack.ON_GPU)
     assert (got.address, got.shape, got.dtype) == (
         array.ctypes.data if array.size else got.address,
         shape,
@@ -156,7 +156,7 @@ def test_numpy_reads_our_capsules() -> None:
 def test_we_read_numpy_s_capsules() -> None:
     array = np.arange(12, dtype=np.int32).reshape(3, 4)
     for given, strides in ((array, None), (array.T, (4, 16)), (array[:, ::2], (16, 8))):
-        got = dlpack.Imported(given.__dlpack__(), "it", dlpack.ON_HOST)
+        got = dlpack.ImportedTensor(given.__dlpack__(), "it", dlpack.ON_HOST)
         assert (got.address, got.shape, got.strides) == (given.ctypes.data, given.shape, strides)
         assert (got.dtype, got.device_kind) == (np.int32, 1)
 
@@ -170,14 +170,14 @@ def test_read_only_memory_is_lent_to_those_who_can_be_told() -> None:
             dlpack.export(array, array.ctypes.data, (3,), array.dtype, (2, 0), True, (1, 0))
         return
     capsule = dlpack.export(array, array.ctypes.data, (3,), array.dtype, (2, 0), True, (1, 0))
-    assert dlpack.Imported(capsule, "it", dlpack.ON_GPU).readonly
+    assert dlpack.ImportedTensor(capsule, "it", dlpack.ON_GPU).readonly
     with pytest.raises(kv.ArrayError, match="no DLPack capsule"):
-        dlpack.Imported(capsule, "it", dlpack.ON_GPU)  # it was used
+        dlpack.ImportedTensor(capsule, "it", dlpack.ON_GPU)  # it was used
 
 
 def test_what_is_no_capsule() -> None:
     with pytest.raises(kv.ArrayError, match="it gave no DLPack capsule"):
-        dlpack.Imported(object(), "it", dlpack.ON_GPU)
+        dlpack.ImportedTensor(object(), "it", dlpack.ON_GPU)
 
 
 @pytest.mark.parametrize("old", [False, True])
@@ -365,7 +365,7 @@ def test_one_array_speaks_for_all(torch: FakeTorch, fake: LazyDriver) -> None:
         ([silent], []),
         ([], []),
     ):
-        assert arrays.speaker(objects) == chosen
+        assert arrays.stream_owner(objects) == chosen
         assert arrays.stream_for(chosen, 0).handle == arrays.stream_for(objects, 0).handle
 
 
@@ -423,7 +423,7 @@ def test_memory_goes_back(fake: LazyDriver) -> None:
 
 
 def test_pinned_blocks_are_used_again_only_when_their_copy_is_made(fake: LazyDriver) -> None:
-    spot = place.GpuContext(fake, 0)  # type: ignore[arg-type]
+    spot = gpu_context.GpuContext(fake, 0)  # type: ignore[arg-type]
     targets = [GpuArray(fake, np.zeros(8)) for _ in range(30)]
     fake.run_all()
     stream = streams.Stream(0, new_stream(), fake)
@@ -442,7 +442,7 @@ def test_pinned_blocks_are_used_again_only_when_their_copy_is_made(fake: LazyDri
 
 
 def test_what_is_kept_is_kept_until_the_work_is_done(fake: LazyDriver) -> None:
-    spot = place.GpuContext(fake, 0)  # type: ignore[arg-type]
+    spot = gpu_context.GpuContext(fake, 0)  # type: ignore[arg-type]
     stream = streams.Stream(0, new_stream(), fake)
     held = Lender(np.ones(3))
     alive = weakref.ref(held)
@@ -474,7 +474,7 @@ def test_our_arrays_speak_both_protocols(fake: LazyDriver, name: str, shape: tup
     assert (view.shape, view.dtype, view.producer and view.producer.handle) == (
         shape, content.dtype, mine._stream.handle,
     )  # fmt: skip
-    lent = dlpack.Imported(mine.__dlpack__(stream=1), "it", dlpack.ON_GPU)
+    lent = dlpack.ImportedTensor(mine.__dlpack__(stream=1), "it", dlpack.ON_GPU)
     assert (lent.shape, lent.dtype, lent.device) == (shape, content.dtype, 0)
     assert repr(mine) == f"<DeviceArray {content.dtype} {shape} on cuda:0>"
     assert arrays.device_of(mine) == 0
@@ -497,7 +497,7 @@ def test_who_takes_our_array_waits_for_our_work(fake: LazyDriver) -> None:
     for seed in range(20):
         fake._random.seed(seed)
         mine, copy = own(fake, np.ones(4)), GpuArray(fake, np.zeros(4), stream=new_stream())
-        lent = dlpack.Imported(mine.__dlpack__(stream=copy.stream), "it", dlpack.ON_GPU)
+        lent = dlpack.ImportedTensor(mine.__dlpack__(stream=copy.stream), "it", dlpack.ON_GPU)
         fake.copy(copy.address, lent.address, 32, copy.stream or 1, 0)
         np.testing.assert_array_equal(copy.get(), 1)
 
@@ -510,9 +510,11 @@ def test_lengths_and_copies_of_our_arrays(fake: LazyDriver) -> None:
     with pytest.raises(BufferError, match="read-only"):
         mine.__dlpack__(stream=-1)
     if EXPRESSES_READ_ONLY:
-        assert dlpack.Imported(mine.__dlpack__(stream=-1, max_version=(1, 0)), "it", dlpack.ON_GPU).readonly
+        assert dlpack.ImportedTensor(
+            mine.__dlpack__(stream=-1, max_version=(1, 0)), "it", dlpack.ON_GPU
+        ).readonly
     for options in ({"copy": True}, {"dl_device": (1, 0)}):
-        with pytest.raises(BufferError, match="copy it yourself"):
+        with pytest.raises(BufferError, match="copy it first"):
             mine.__dlpack__(**options)  # type: ignore[arg-type]
 
 

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 import kvstore as kv
 from kvstore.engine import Engine, Work, ended_at
-from kvstore.turns import Waiter
+from kvstore.key_locks import LockWaiter
 
 Body = Callable[..., subprocess.CompletedProcess[str]]
 PATIENCE = 60.0  # seconds until a test that hangs gives up; nothing waits that long otherwise
@@ -365,7 +365,7 @@ def test_where_no_thread_can_be_started_it_waits_its_turn(
 
 def test_what_is_postponed_is_done_by_who_waits(engine: Engine) -> None:
     log: list[int] = []
-    work = engine.postpone(lambda: log.append(threading.get_ident()), "rest")
+    work = engine.finish_in_wait(lambda: log.append(threading.get_ident()), "rest")
     assert not work.done()
     assert not log
     work.wait()
@@ -376,7 +376,7 @@ def test_what_is_postponed_is_done_by_who_waits(engine: Engine) -> None:
 
 
 def test_an_error_of_what_is_postponed_reaches_wait_each_time(engine: Engine) -> None:
-    work = engine.postpone(partial(_raise, ValueError("as it is")), "rest")
+    work = engine.finish_in_wait(partial(_raise, ValueError("as it is")), "rest")
     for _ in range(2):
         with pytest.raises(ValueError, match="as it is"):
             work.wait()
@@ -391,7 +391,7 @@ def test_after_ctrl_c_the_next_wait_goes_on(engine: Engine) -> None:
         if errors:
             raise errors.pop(0)
 
-    work = engine.postpone(rest, "rest")
+    work = engine.finish_in_wait(rest, "rest")
     for kind in (KeyboardInterrupt, SystemExit):
         with pytest.raises(kind):
             work.wait()
@@ -404,7 +404,7 @@ def test_after_ctrl_c_the_next_wait_goes_on(engine: Engine) -> None:
 def test_what_nobody_waits_for_is_done_at_the_end(engine: Engine, end: Callable[[Engine], None]) -> None:
     log: list[int] = []
     for number in range(3):
-        engine.postpone(partial(log.append, number), "rest")
+        engine.finish_in_wait(partial(log.append, number), "rest")
     end(engine)
     assert sorted(log) == [0, 1, 2]
 
@@ -412,7 +412,7 @@ def test_what_nobody_waits_for_is_done_at_the_end(engine: Engine, end: Callable[
 def test_a_postponed_operation_that_is_over_lets_its_arrays_go(engine: Engine) -> None:
     array = np.ones(3)
     seen = weakref.ref(array)
-    work = engine.postpone(partial(np.add, array, array, array), "rest")
+    work = engine.finish_in_wait(partial(np.add, array, array, array), "rest")
     work.wait()
     del array
     gc.collect()
@@ -434,7 +434,7 @@ class HandlerError(Exception):
 class Interrupt:
     """Raises at one of the steps at which CPython handles signals: begins, ends of calls, loops."""
 
-    FILES = ("engine.py", "turns.py", "threading.py", "contextlib.py")
+    FILES = ("engine.py", "key_locks.py", "threading.py", "contextlib.py")
     #: Instructions that jump back: of Python 3.12 on, of 3.11 too, of 3.10.
     LOOPS = ("JUMP_BACKWARD", "POP_JUMP_BACKWARD", "JUMP_ABSOLUTE")
 
@@ -490,11 +490,11 @@ def submit_and_wait(engine: Engine, gate: Gate) -> None:
 
 
 def postpone_and_wait(engine: Engine, gate: Gate) -> None:
-    engine.postpone(lambda: None, "a").wait()
+    engine.finish_in_wait(lambda: None, "a").wait()
 
 
 def announce_and_submit(engine: Engine, gate: Gate) -> None:
-    with engine.announced("b"):
+    with engine.thread_started("b"):
         engine.submit(["b"], lambda: None, 0, "b")
 
 
@@ -514,16 +514,16 @@ def close(engine: Engine, gate: Gate) -> None:
     engine.close()
 
 
-SOMEBODY = Waiter(frozenset(["b"]))
+SOMEBODY = LockWaiter(frozenset(["b"]))
 
 
 def take_turns(engine: Engine, gate: Gate) -> None:
-    engine.turns.waiting[SOMEBODY] = None
+    engine.key_locks.waiters[SOMEBODY] = None
     try:
         with engine.exclusive:
-            engine.turns.take(["a"], 1.0)
+            engine.key_locks.acquire(["a"], 1.0)
     finally:
-        engine.turns.leave(["a"])
+        engine.key_locks.release(["a"])
 
 
 @pytest.mark.parametrize(
@@ -544,8 +544,8 @@ def test_an_interrupt_at_any_step_leaves_an_engine_that_works(
         with contextlib.suppress(kv.ClosedError):
             engine.submit(["a"], lambda: None, 0, "next").wait(5)
         engine.wait_all()
-        assert not engine._announced
-        assert set(engine.turns.waiting) <= {SOMEBODY}
+        assert not engine._starting
+        assert set(engine.key_locks.waiters) <= {SOMEBODY}
         engine.close()
         step += 1
     assert step > 5

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore import waiting
-from kvstore.engine import Latch, Work
+from kvstore.engine import InterruptibleEvent, Work
 from kvstore.errors import TimeoutError
 from kvstore.observe.native._observe import Counters
 from kvstore.observe.stacks import warn_of_end
@@ -134,7 +134,7 @@ def test_a_wait_that_ends_hears_for_whom_it_was_though_it_stood_still(
         driver.wait(lambda: False, "the others")
 
 
-class LateLatch(Latch):
+class LateLatch(InterruptibleEvent):
     """Set at the very end of a wait, too late for it to notice."""
 
     def wait(self, timeout: float) -> bool:

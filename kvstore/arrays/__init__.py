@@ -1,1 +1,1 @@
-"""What callers hand over: arrays of the host, row-sparse arrays, keys with values, memory of the store."""
+"""Arrays of callers: arrays on the host, row-sparse arrays, keys with values; and the memory of stores."""

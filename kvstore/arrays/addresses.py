@@ -1,4 +1,4 @@
-"""Memory at an address: what lies between its first and its last byte, and NumPy's view of it."""
+"""Memory at an address: the extent of an array in memory, and NumPy views of memory."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 Strides = tuple[int, ...] | None
 
-_LAST = 2**63  # addresses from here on are the system's own
-_FROM_HERE = ctypes.c_char * 2**62  # one type for memory of any size: ctypes is slow to make types
+_LAST = 2**63  # addresses from here on belong to the kernel
+_FROM_HERE = ctypes.c_char * 2**62  # one type for memory of any size: ctypes creates types slowly
 
 
 def describe(obj: Any) -> str:
@@ -25,19 +25,19 @@ def describe(obj: Any) -> str:
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     try:
         return f"{name} of shape {tuple(obj.shape)}"
-    except Exception:  # a foreign object may have no shape, or raise anything when it is asked for it
+    except Exception:  # an object of another library can lack a shape, or raise any exception
         return name
 
 
-def unusable(obj: Any, what: str, error: Exception) -> ArrayError:
-    """Make the error for an object that shows an array and has none that can be used."""
+def unusable_array_error(obj: Any, what: str, error: Exception) -> ArrayError:
+    """Make the error for an object that has an array protocol and no valid array."""
     return ArrayError(
         f"{what} is not a usable array: {describe(obj)} ({type(error).__name__}: {error}); pass a NumPy array"
     )
 
 
 def is_contiguous(shape: tuple[int, ...], strides: Strides, itemsize: int) -> bool:
-    """Whether strides (in bytes) are those of a C-contiguous array."""
+    """Return whether strides (in bytes) are those of a C-contiguous array."""
     if strides is None or 0 in shape:
         return True
     step = itemsize
@@ -50,7 +50,7 @@ def is_contiguous(shape: tuple[int, ...], strides: Strides, itemsize: int) -> bo
 
 
 def extent(shape: tuple[int, ...], strides: Strides, itemsize: int) -> tuple[int, int]:
-    """Return where the bytes of an array begin and end, counted from its first element."""
+    """Return the offsets of the first byte of an array and of its end, from its first element."""
     if 0 in shape:
         return 0, 0
     if strides is None:
@@ -60,12 +60,12 @@ def extent(shape: tuple[int, ...], strides: Strides, itemsize: int) -> tuple[int
 
 
 def is_possible(address: int, begin: int, end: int) -> bool:
-    """Whether a process can have memory from `begin` to `end`, counted from an address."""
+    """Return whether a process can have memory from `begin` to `end`, relative to an address."""
     return begin == end or (address != 0 and 0 < address + begin < address + end <= _LAST)
 
 
 def overlaps_itself(shape: tuple[int, ...], strides: Strides, itemsize: int) -> bool:
-    """Whether a step along one axis is shorter than what lies along the finer ones, as no slice has it."""
+    """Return whether elements overlap: a stride is less than the extent of the axes with smaller strides."""
     if strides is None or 0 in shape:
         return False
     reach = itemsize
@@ -81,7 +81,7 @@ def array_at(
 ) -> npt.NDArray[Any]:
     """View memory as a NumPy array; `owner` lives as long as the view.
 
-    The caller has checked that the memory is there.
+    The caller has checked that the memory exists.
     """
     if 0 in shape:
         return np.empty(shape, dtype)

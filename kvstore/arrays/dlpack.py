@@ -101,7 +101,7 @@ def _struct_of(capsule: Any, name: bytes | None) -> Any:
     return _LAYOUTS[name or b""].from_address(at)
 
 
-class Imported:
+class ImportedTensor:
     """The tensor in a capsule of another library; it is released when this object is deleted.
 
     Parameters
@@ -175,7 +175,7 @@ def _strides(tensor: _Tensor, shape: tuple[int, ...], itemsize: int) -> Strides:
 def _check_memory(
     tensor: _Tensor, shape: tuple[int, ...], strides: Strides, itemsize: int, what: str
 ) -> None:
-    """Raise unless the elements lie between address 0 and the end of addresses."""
+    """Raise unless all elements are in the range of valid addresses."""
     begin, end = extent(shape, strides, itemsize)
     if not is_possible(tensor.data + tensor.byte_offset if tensor.data else 0, begin, end):
         raise ArrayError(

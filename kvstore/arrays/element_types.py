@@ -13,39 +13,39 @@ from ..kernels import cpu
 _by_size = sorted(cpu.dtypes().items(), key=lambda item: item[1])
 FLOATS = tuple(name for name, (_, is_float) in _by_size if is_float)
 HALVES = tuple(name for name, (size, is_float) in _by_size if is_float and size == 2)
-#: Element types that the local, device, shared and dist stores take.
+#: Element types that the local, device, shared and dist stores support.
 DTYPES = (*FLOATS, *(name for name, _ in _by_size if name not in FLOATS))
 
 
 def same_type(a: np.dtype[Any], b: np.dtype[Any]) -> bool:
-    """Whether two element types are the same but for byte order."""
+    """Return whether two element types are equal except for byte order."""
     return a == b or a.newbyteorder("=") == b.newbyteorder("=")
 
 
 @lru_cache(maxsize=64)
 def name_of(dtype: np.dtype[Any]) -> str:
-    """Name of an element type; NumPy works it out each time, which takes microseconds."""
+    """Return the name of an element type; NumPy computes it at each access, in microseconds."""
     return dtype.name
 
 
 def dtype_named(name: str) -> np.dtype[Any]:
-    """Element type by its name in `DTYPES`. Raises DTypeError for any other."""
+    """Return the element type of a name in `DTYPES`. Raises DTypeError for any other name."""
     if name not in DTYPES:
         raise DTypeError(f"unknown element type {name!r}; supported are {', '.join(DTYPES)}")
     return native(bfloat16("array"), "array") if name == "bfloat16" else np.dtype(name)
 
 
 class _NoBfloat16(DTypeError, MissingBackendError):
-    """NumPy knows bfloat16 through ml_dtypes, which is not installed."""
+    """NumPy supports bfloat16 with ml_dtypes only, which is not installed."""
 
 
 def bfloat16(what: str) -> np.dtype[Any]:
-    """NumPy's name for bfloat16, which is ml_dtypes'.
+    """Return NumPy's dtype of bfloat16, which is that of ml_dtypes.
 
     Raises
     ------
     DTypeError
-        ml_dtypes is not installed; a MissingBackendError, too.
+        ml_dtypes is not installed; the error is also a MissingBackendError.
     """
     try:
         import ml_dtypes
@@ -58,7 +58,10 @@ def bfloat16(what: str) -> np.dtype[Any]:
 
 
 def native(dtype: np.dtype[Any], what: str) -> np.dtype[Any]:
-    """Return an element type in the byte order of this machine. Raises DTypeError for one not in `DTYPES`."""
+    """Return an element type in the byte order of this machine.
+
+    Raises DTypeError if it is not in `DTYPES`.
+    """
     found = dtype.newbyteorder("=")
     if cpu.supported(found):
         return found

@@ -1,7 +1,7 @@
-"""Keys and values as callers write them, as lists of (key, arrays).
+"""Keys and values of callers, as lists of (key, arrays).
 
-A key is an int or a str, or a list of keys nested to any depth with a list of values beside it. One key may
-stand several times; its values are then taken together, in the order given.
+A key is an int or a str, or a list of keys nested to any depth, together with a list of values of the same
+structure. A key can occur several times; its values are then grouped, in the given order.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ def group(key: Any, value: Any, what: str = "value") -> list[Group]:
     Parameters
     ----------
     key : int, str, or list of keys
-    value : array, list of arrays, or a list beside each list of keys
+    value : array, list of arrays, or a list for each list of keys
     what : str
-        How to call the values in an error.
+        Name of the values in errors.
 
     Raises
     ------
     KeyKindError
-        A key that is neither int nor str, or both kinds in one call.
+        A key is neither int nor str, or both kinds occur in one call.
     ShapeError
-        A list of keys with a list of values of another length.
+        A list of keys has a list of values of another length.
     """
     if type(key) is str or type(key) is int:
         return [(_in_range(key), _arrays(value))]
@@ -54,7 +54,10 @@ def group(key: Any, value: Any, what: str = "value") -> list[Group]:
 
 
 def bytes_of(values: Any) -> int:
-    """Return the bytes of an array, or of all in lists nested to any depth; of a table those of its rows."""
+    """Return the size in bytes of an array, or of all arrays in nested lists.
+
+    For a table, that of its rows.
+    """
     if isinstance(values, (list, tuple)):
         return sum(map(bytes_of, values))
     return int(getattr(values.data if isinstance(values, RowSparseArray) else values, "nbytes", 0))
@@ -67,12 +70,12 @@ def plain_key(key: Any) -> Key:
     if isinstance(key, (int, np.integer)):
         return _in_range(int(key))
     if isinstance(key, str):
-        return str.__str__(key)  # its text, whatever the subclass, an Enum for instance, prints for it
+        return str.__str__(key)  # the text of the key, also if a subclass (an Enum) prints another
     raise KeyKindError(f"a key must be an int or a str, not {type(key).__name__}: {key!r}")
 
 
 def check_text(key: Key) -> None:
-    """Raise KeyKindError for a str key that could be neither saved nor sent."""
+    """Raise KeyKindError for a str key that can be neither saved nor sent."""
     if isinstance(key, str) and not key.isascii():
         try:
             key.encode()
@@ -83,7 +86,7 @@ def check_text(key: Key) -> None:
             ) from None
 
 
-def other_kind(key: Key, there: type) -> KeyKindError:
+def key_kind_error(key: Key, there: type) -> KeyKindError:
     """Make the error for a key that is not of the kind of the store's keys."""
     here = "a str" if isinstance(key, str) else "an int"
     return KeyKindError(f"key {key!r} is {here} key, this store has {there.__name__} keys")
@@ -96,12 +99,12 @@ def _in_range(key: Key) -> Key:
 
 
 def _arrays(value: Any) -> list[Any]:
-    """Return a list of our own: another thread may empty the caller's while a kernel reads the arrays."""
+    """Return a new list: another thread could change the caller's list while a kernel reads the arrays."""
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def _pairs(keys: Any, values: Any, what: str) -> Iterable[Group]:
-    open_ = [(keys, _zipped(keys, values, what))]  # the lists that the next key lies in, outermost first
+    open_ = [(keys, _zipped(keys, values, what))]  # the lists that contain the next key, outermost first
     around = {id(keys)}
     while open_:
         inside, pairs = open_[-1]
@@ -130,13 +133,13 @@ def _zipped(keys: Any, values: Any, what: str) -> Iterator[tuple[Any, Any]]:
 
 
 def pair_rows(key: Any, out: Any, row_ids: Any) -> list[tuple[Key, list[tuple[RowSparseArray, Any]]]]:
-    """Pair every out with its row ids."""
+    """Pair each out with its row ids."""
     if out is None or row_ids is None:
         raise ArrayError("row_sparse_pull needs both `out` and `row_ids`")
     wanted = []
     for (name, outs), (_, ids) in zip(group(key, out, "out"), group(key, row_ids, "row_id"), strict=True):
         if all(isinstance(one, (int, float, np.number)) for one in ids):
-            ids = [ids]  # plain numbers are one list of ids, not as many arrays
+            ids = [ids]  # plain numbers are one list of ids, not several arrays
         for one in outs:
             if not isinstance(one, RowSparseArray):
                 raise ArrayError(f"out of key {name!r} must be a RowSparseArray, not {type(one).__name__}")

@@ -1,8 +1,8 @@
 """Host arrays of any library as NumPy views, without importing that library and without a copy.
 
-`readable` and `writable` are the two doors: what comes out is an exact `numpy.ndarray` that the compiled
-kernels take. Memory is shared wherever it is contiguous, aligned and in native byte order; where it is not,
-`readable` copies and `writable` gives a buffer and says how to bring it home.
+`readable` and `writable` return an exact `numpy.ndarray` for the compiled kernels. It shares memory with the
+array if that is contiguous, aligned and in native byte order; else `readable` copies, and `writable` returns
+a buffer and a function that copies the buffer to the array.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from ..errors import ArrayError, DTypeError, KVStoreError, MissingBackendError, ShapeError
 from ..kernels import cpu
 from . import tensors
-from .addresses import array_at, describe, extent, overlaps_itself, unusable
+from .addresses import array_at, describe, extent, overlaps_itself, unusable_array_error
 from .element_types import native
 
 if TYPE_CHECKING:
@@ -32,14 +32,14 @@ _OF_NONE = (
 _ZERO = bytes(16)  # of any element type
 
 
-class RowSparse:
-    """An array of ours that no dense view can stand for: `readable` and `writable` raise."""
+class RowSparseBase:
+    """An array of kvstore without a dense view: `readable` and `writable` raise."""
 
     __slots__ = ()
 
 
 def readable(obj: Any, what: str = "value") -> Array:
-    """View `obj` as a NumPy array that may be read.
+    """View `obj` as a NumPy array for reading.
 
     Parameters
     ----------
@@ -52,12 +52,13 @@ def readable(obj: Any, what: str = "value") -> Array:
     Returns
     -------
     numpy.ndarray
-        C-contiguous, aligned, native; shares memory with `obj` where that is already so, else a copy.
+        C-contiguous, aligned, in native byte order. It shares memory with `obj` if `obj` is such an array,
+        else it is a copy.
 
     Raises
     ------
     ArrayError
-        Not an array, or one that lies on a device.
+        `obj` is not an array, or is on a device.
     DTypeError
         An element type outside of `DTYPES`.
     """
@@ -71,19 +72,20 @@ def readable(obj: Any, what: str = "value") -> Array:
 
 
 def writable(obj: Any, what: str = "out") -> tuple[Array, Callable[[], None] | None]:
-    """View `obj` as a NumPy array that may be written.
+    """View `obj` as a NumPy array for writing.
 
     Returns
     -------
     array : numpy.ndarray
         As from `readable`: the memory of `obj` itself, or a buffer of its shape.
     deliver : callable or None
-        Where `array` is a buffer, call this once it holds the result: it copies to `obj`.
+        If `array` is a buffer, a function that copies its content to `obj`; call it when the buffer has the
+        result.
 
     Raises
     ------
     ArrayError
-        Not an array, on a device, read-only, or one with several elements at one place.
+        `obj` is not an array, is on a device, is read-only, or has several elements at one address.
     DTypeError
         An element type outside of `DTYPES`.
     """
@@ -96,13 +98,13 @@ def writable(obj: Any, what: str = "out") -> tuple[Array, Callable[[], None] | N
     if cpu.is_plain(view):  # the first bfloat16 array of this process
         return view, deliver
     if overlaps_itself(view.shape, view.strides, view.itemsize):
-        raise several_at_one_place(what, view.strides, obj)
+        raise overlapping_elements_error(what, view.strides, obj)
     buffer = np.empty(view.shape, dtype)
     return buffer, lambda: np.copyto(view, buffer)
 
 
-def several_at_one_place(what: str, strides: object, obj: Any) -> ArrayError:
-    """Make the error for an out whose elements cannot all be written."""
+def overlapping_elements_error(what: str, strides: object, obj: Any) -> ArrayError:
+    """Make the error for an out with overlapping elements, which cannot all be written."""
     return ArrayError(
         f"{what} has several elements at one place in memory (strides {strides}): {describe(obj)}; "
         "pass an array with room for all of them, such as a copy"
@@ -110,7 +112,7 @@ def several_at_one_place(what: str, strides: object, obj: Any) -> ArrayError:
 
 
 def direct(obj: Any, write: bool = False) -> Array | None:
-    """View the memory of `obj` itself, to be kept; None where `readable` or `writable` would have to copy."""
+    """View the memory of `obj` itself; None if `readable` or `writable` would copy. The view can be kept."""
     if type(obj) is np.ndarray:
         view = obj
     elif tensors.is_tensor_type(type(obj)):
@@ -131,7 +133,7 @@ def numbers(obj: Any, what: str) -> Array:
     Raises
     ------
     ShapeError
-        A list that is not one of numbers, or lists of several lengths.
+        The list has other elements than numbers, or its inner lists have different lengths.
     ArrayError, DTypeError
         As `readable`.
     """
@@ -145,61 +147,67 @@ def numbers(obj: Any, what: str) -> Array:
         return np.asarray(obj)
     except KVStoreError:
         raise
-    except Exception as error:  # the parts of a list may be any objects
+    except Exception as error:  # the elements of a list can be any objects
         raise ShapeError(f"{what} are not a list of numbers: {error}") from error
 
 
 def is_array(obj: Any) -> bool:
-    """Whether `obj` speaks one of the array protocols (it may still lie on a device)."""
+    """Return whether `obj` has one of the array protocols (it can be on a device)."""
     if isinstance(obj, np.ndarray):
         return True
     if isinstance(obj, (str, bytes, int, float, complex, list, tuple, dict, type(None), np.generic)):
-        return False  # a NumPy scalar too: what is written to its view is lost
+        return False  # a NumPy scalar too: a write to its view would be lost
     names = ("__dlpack__", "__array_interface__", "__cuda_array_interface__", "to_dlpack_for_read")
     return any(hasattr(obj, name) for name in names) or _has_buffer(obj)
 
 
 def template(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Return zeros that take no memory and cannot be written: for their shape and type."""
+    """Return zeros that use no memory and cannot be written, as a description of shape and type."""
     return np.ndarray(shape, dtype, _ZERO, strides=(0,) * len(shape))
 
 
 def _writable_view(obj: Any, what: str) -> tuple[Array, Callable[[], None] | None]:
-    """View an out; where its memory holds other values than it shows, a buffer and what brings that home."""
+    """View an out.
+
+    If its values are not those in its memory, return a buffer and a function that copies it.
+    """
     if not tensors.is_tensor_type(type(obj)):
         return _view(obj, what, write=True), None
     seen = _tensor_memory(obj, what)
     if not seen.negated:
         return _tensor_view(seen), None
     if overlaps_itself(seen.shape, seen.strides, seen.dtype.itemsize):
-        raise several_at_one_place(what, seen.strides, obj)
+        raise overlapping_elements_error(what, seen.strides, obj)
     buffer, deliver = tensors.room_for(obj, what)
     return _tensor_view(_tensor_memory(buffer, what)), deliver
 
 
 def _view(obj: Any, what: str, write: bool = False) -> Array:
-    """Find the protocol that `obj` speaks."""
+    """View an object by the protocol that it supports."""
     kind = type(obj)
     if tensors.is_tensor_type(kind):
         seen = _tensor_memory(obj, what)
         return _tensor_view(_tensor_memory(tensors.resolved(obj, what), what) if seen.negated else seen)
     if isinstance(obj, np.ndarray):
         return exact(obj, what)
-    refuse_what_is_no_array(obj, what)
+    refuse_non_array(obj, what)
     if is_jax_type(kind):
         return _jax_view(obj, what)
     if hasattr(obj, "__dlpack__"):
         return _imported(obj, what, write)
     if hasattr(obj, "__cuda_array_interface__"):
         raise _on_device(obj, what)
-    if hasattr(obj, "to_dlpack_for_read"):  # MXNet's NDArray; writing through it is what `write` asks for
+    if hasattr(obj, "to_dlpack_for_read"):  # MXNet's NDArray; for `write`, through a capsule for writing
         return _imported(_MXNetDLPack(obj, write), what, write)
     return _interface_view(obj, what) if hasattr(obj, "__array_interface__") else _buffer_view(obj, what)
 
 
-def refuse_what_is_no_array(obj: Any, what: str) -> None:
-    """Raise `ArrayError` for what is no dense array of any library; `what` it is to be, for the message."""
-    if isinstance(obj, RowSparse):
+def refuse_non_array(obj: Any, what: str) -> None:
+    """Raise `ArrayError` for an object that is not a dense array of any library.
+
+    `what` names it in the message.
+    """
+    if isinstance(obj, RowSparseBase):
         raise ArrayError(f"{what} is row-sparse where a dense array is needed: {obj!r}")
     _refuse_foreign_sparse(obj, what)
     if not is_array(obj):
@@ -210,10 +218,10 @@ def refuse_what_is_no_array(obj: Any, what: str) -> None:
 
 
 def _refuse_foreign_sparse(obj: object, what: str) -> None:
-    """Raise for SciPy, PyTorch or MXNet sparse arrays, which would lose their meaning as dense ones."""
+    """Raise for sparse arrays of SciPy, PyTorch or MXNet, whose dense reading would be wrong."""
     try:
         kind = getattr(obj, "stype", None) or getattr(obj, "format", None) or str(getattr(obj, "layout", ""))
-    except Exception:  # a foreign object may raise anything, such as a released memoryview
+    except Exception:  # any exception: a released memoryview, for example
         return
     if kind in ("csr", "csc", "coo", "bsr", "dia", "dok", "lil", "row_sparse") or "sparse" in str(kind):
         raise ArrayError(f"{what} is a {kind} array; pass kv.RowSparseArray(data, indices, shape) instead")
@@ -249,7 +257,7 @@ def _tensor_view(seen: tensors.TensorMemory) -> Array:
 
 
 def exact(array: Array, what: str) -> Array:
-    """View an array of a subclass of NumPy's as one of NumPy's own."""
+    """View an array of a subclass of NumPy's class as an exact NumPy array."""
     if isinstance(array, np.ma.MaskedArray):
         raise ArrayError(f"{what} is a masked array, whose mask would be lost; pass .filled(...) instead")
     if isinstance(array, np.memmap):
@@ -258,7 +266,7 @@ def exact(array: Array, what: str) -> Array:
 
 
 def _check_file(array: np.memmap[Any, Any], what: str) -> None:
-    """Raise for an array in a file that has become too short: a read there ends the process (SIGBUS)."""
+    """Raise for an array in a file that was truncated: a read there would end the process (SIGBUS)."""
     mapped: Any = getattr(array, "_mmap", None)
     if not isinstance(mapped, mmap.mmap) or not array.size:
         return
@@ -274,7 +282,7 @@ def _check_file(array: np.memmap[Any, Any], what: str) -> None:
 
 
 def _is_jax_type(cls: Any) -> bool:
-    """Whether a class is one of JAX's arrays."""
+    """Return whether a class is one of JAX's arrays."""
     return any(base.__module__.partition(".")[0] in ("jax", "jaxlib") for base in cls.__mro__)
 
 
@@ -282,7 +290,7 @@ is_jax_type: Callable[[Any], bool] = lru_cache(maxsize=1024)(_is_jax_type)
 
 
 def check_jax_array(obj: Any, what: str) -> None:
-    """Raise ArrayError for an array of JAX without a value: a traced, deleted or donated one."""
+    """Raise ArrayError for an array of JAX without a value: traced, deleted or donated."""
     if any(base.__name__ == "Tracer" for base in type(obj).__mro__):
         raise ArrayError(
             f"{what} is a traced array of JAX, which has no value yet: {describe(obj)}; call the store "
@@ -295,7 +303,7 @@ def check_jax_array(obj: Any, what: str) -> None:
 
 
 def _jax_view(obj: Any, what: str) -> Array:
-    """View an array of JAX by its `__array__`, which knows all of its types and copies none on the host."""
+    """View an array of JAX by its `__array__`, which supports all types and copies nothing on the host."""
     check_jax_array(obj, what)
     try:
         if any(device.platform != "cpu" for device in obj.devices()):
@@ -308,13 +316,13 @@ def _jax_view(obj: Any, what: str) -> Array:
 
 
 def _imported(obj: Any, what: str, write: bool) -> Array:
-    """View what DLPack shows; whatever the producer raises, the caller gets our error."""
-    from . import dlpack  # here and below: few programs need it
+    """View an array by DLPack; any exception of the producer becomes one of kvstore's errors."""
+    from . import dlpack  # imported here and below: few programs need these modules
 
     try:
         if int(obj.__dlpack_device__()[0]) not in dlpack.ON_HOST:
             raise _on_device(obj, what)
-        lent = dlpack.Imported(dlpack.capsule_of(obj), what, dlpack.ON_HOST)
+        lent = dlpack.ImportedTensor(dlpack.capsule_of(obj), what, dlpack.ON_HOST)
     except KVStoreError:
         raise
     except Exception as error:
@@ -329,25 +337,25 @@ def _interface_view(obj: Any, what: str) -> Array:
     try:
         given = obj.__array_interface__
     except Exception as error:
-        raise unusable(obj, what, error) from error
+        raise unusable_array_error(obj, what, error) from error
     seen = interface.read(given, obj, what)
     try:
         if seen.buffer is not None and 0 not in seen.shape:
             return np.ndarray(seen.shape, seen.dtype, seen.buffer, seen.address, seen.strides)
         return array_at(seen.address, seen.shape, seen.dtype, seen.strides, obj, seen.readonly)
     except ValueError as error:  # too many dimensions for NumPy
-        raise unusable(obj, what, error) from error
+        raise unusable_array_error(obj, what, error) from error
 
 
 def _buffer_view(obj: Any, what: str) -> Array:
     try:
         return np.asarray(memoryview(obj))
     except (TypeError, ValueError, BufferError) as error:
-        raise unusable(obj, what, error) from error
+        raise unusable_array_error(obj, what, error) from error
 
 
 class _MXNetDLPack:
-    """MXNet 1.9.1 hands out DLPack capsules under names of its own."""
+    """An array of MXNet 1.9.1, whose methods for DLPack capsules have other names."""
 
     def __init__(self, array: Any, write: bool) -> None:
         self._array, self._write = array, write

@@ -1,6 +1,6 @@
 """`__array_interface__` and `__cuda_array_interface__`, read with every field checked.
 
-NumPy itself reads past the end of a buffer, ignores a mask, and takes any number for an address.
+NumPy itself reads past the end of a buffer, ignores a mask, and accepts any number as an address.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import ArrayError, DTypeError
-from .addresses import Strides, extent, is_possible, unusable
+from .addresses import Strides, extent, is_possible, unusable_array_error
 from .element_types import bfloat16, unsupported
 
 
-class Interface(NamedTuple):
-    """An array as one of the two protocols shows it.
+class ArrayInterface(NamedTuple):
+    """The fields of an array in one of the two protocols.
 
     Attributes
     ----------
     address : int
         0 for an array without elements.
     buffer : object or None
-        Where ``__array_interface__`` names an object with the buffer protocol, this object; `address` is then
-        the offset in it.
+        If ``__array_interface__`` refers to an object with the buffer protocol, that object; `address` is
+        then the offset in it.
     readonly : bool
     dtype : numpy.dtype
     shape, strides : tuple of int
-        Strides count bytes, and are None where the protocol has none.
+        Strides are in bytes, and None if the protocol has none.
     stream : int or None
-        The stream where the content is written; ``__cuda_array_interface__`` only.
+        The stream that writes the content; ``__cuda_array_interface__`` only.
     """
 
     address: int
@@ -43,25 +43,25 @@ class Interface(NamedTuple):
     stream: int | None
 
 
-def read(interface: Any, obj: Any, what: str) -> Interface:
-    """Read the interface that an object shows.
+def read(interface: Any, obj: Any, what: str) -> ArrayInterface:
+    """Read the interface of an object.
 
     Raises
     ------
     ArrayError
-        A field is missing or wrong, the array is masked, or there is no memory for its elements.
+        A field is missing or wrong, the array is masked, or its elements have no memory.
     DTypeError
-        NumPy does not know the element type.
+        NumPy does not support the element type.
     """
     try:
         return _read(interface, what)
     except (ArrayError, DTypeError):
         raise
-    except Exception as error:  # a foreign object may hold anything in these fields
-        raise unusable(obj, what, error) from error
+    except Exception as error:  # an object of another library can have any values in these fields
+        raise unusable_array_error(obj, what, error) from error
 
 
-def _read(interface: Any, what: str) -> Interface:
+def _read(interface: Any, what: str) -> ArrayInterface:
     if not isinstance(interface, Mapping):
         raise TypeError(f"its array interface is {type(interface).__name__}, not a dict")
     if interface.get("mask") is not None:
@@ -77,7 +77,7 @@ def _read(interface: Any, what: str) -> Interface:
     begin, end = extent(shape, strides, dtype.itemsize)
     buffer = None if isinstance(interface["data"], tuple) else interface["data"]
     address, readonly = _memory(interface, begin, end)
-    return Interface(address, buffer, readonly, dtype, shape, strides, interface.get("stream"))
+    return ArrayInterface(address, buffer, readonly, dtype, shape, strides, interface.get("stream"))
 
 
 def _numbers(given: Any, name: str) -> tuple[int, ...]:
@@ -101,7 +101,10 @@ def _element_type(typestr: Any, what: str) -> np.dtype[Any]:
 
 
 def _memory(interface: Mapping[str, Any], begin: int, end: int) -> tuple[int, bool]:
-    """Return address or offset, and whether it is read-only; bytes `begin` to `end` are in reach there."""
+    """Return the address or offset, and whether it is read-only.
+
+    The bytes `begin` to `end` there are valid.
+    """
     data = interface["data"]
     if not isinstance(data, tuple):
         return _in_buffer(data, interface, begin, end)

@@ -1,4 +1,4 @@
-"""Means over workers: each value is divided before the sum, so that no sum is larger than the largest value.
+"""Means over workers: each value is divided before the sum, so that no sum exceeds the largest value.
 
 The sum of two float16 values of 40000 is infinite, and their mean is 40000.
 """
@@ -17,7 +17,7 @@ Array = npt.NDArray[Any]
 
 
 def check_mean(dtype: np.dtype[Any], what: str) -> None:
-    """Raise DTypeError for integers, whose mean is no integer."""
+    """Raise DTypeError for integer types, which cannot represent means."""
     if dtype.kind in "iub":
         raise DTypeError(
             f"{what} holds {dtype}, and the mean of integers is no integer: sum them (average=False), or "
@@ -31,7 +31,7 @@ def quotient(array: Array, workers: int) -> Array:
         return array
     out = np.empty_like(array)
     with np.errstate(all="ignore"):
-        if name_of(array.dtype) in HALVES:  # whose types have no number for each count of workers
+        if name_of(array.dtype) in HALVES:  # integers of the type cannot represent every count of workers
             out[...] = array.astype(np.float32) / np.float32(workers)
         else:
             np.divide(array, array.dtype.type(workers), out=out)

@@ -1,8 +1,8 @@
-"""Memory for values and states that a store keeps: on huge pages, where the system has them.
+"""Memory for values and states of a store: on huge pages, if the system has them.
 
-A sum reads several arrays at once; with pages of 4 KB the address look-ups and the prefetchers, which stop
-at each page's end, cost a good part of the memory's speed. Small arrays are cut from slabs that they share;
-a slab goes back to the system when its last array is gone.
+A sum reads several arrays at once. With pages of 4 KB, address translation and prefetchers that stop at the
+end of each page reduce the memory bandwidth considerably. Small arrays are allocated from shared slabs; a
+slab is returned to the system when its last array is deleted.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import numpy as np
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_SMALL = 16 * 1024  # below this, NumPy's own allocation
-_LARGE = 2 * 1024 * 1024  # from here on, pages of its own
+_SMALL = 16 * 1024  # below this size, NumPy's own allocation
+_LARGE = 2 * 1024 * 1024  # from this size on, separate pages
 _SLAB = 8 * 1024 * 1024
 _LINE = 64
-# Arrays that start at the same place of a page compete for lines of the first-level cache, and a load waits
-# for a store to the same place of another page. These places, in turn, were the best of thirteen that were
-# measured beside arrays of NumPy, which start 16 bytes into a page.
+# Arrays that start at the same offset in a page compete for lines of the first-level cache, and a load waits
+# for a store to the same offset in another page. This cycle of offsets was the best of thirteen that were
+# measured, together with arrays of NumPy, which start 16 bytes into a page.
 _PLACES = (56 * _LINE, 17 * _LINE, 24 * _LINE, 40 * _LINE)
 
 _lock = threading.Lock()
@@ -34,7 +34,7 @@ _colour = 0
 
 
 def empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Return a new array of any content, C-contiguous and aligned to a cache line where it is not small."""
+    """Return a new uninitialised array, C-contiguous, and aligned to a cache line unless it is small."""
     kind = np.dtype(dtype)
     nbytes = math.prod(shape) * kind.itemsize
     if nbytes < _SMALL:
@@ -63,7 +63,7 @@ def copy(array: npt.NDArray[Any], dtype: npt.DTypeLike | None = None) -> npt.NDA
 
 
 def next_page_offset() -> int:
-    """Where in its page a large array is to begin; another place at each call."""
+    """Return the offset in its page at which a large array starts; a different one at each call."""
     global _colour
     _colour = (_colour + 1) % len(_PLACES)
     return _PLACES[_colour]
@@ -89,7 +89,7 @@ def _new_lock() -> None:
     _lock = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_new_lock)  # a thread that is not in the child may have held the old one
+os.register_at_fork(after_in_child=_new_lock)  # a thread of the parent can hold the old one
 
 
 def _map(nbytes: int) -> mmap.mmap:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import DTypeError, RowIndexError, ShapeError
 from ..kernels import cpu
-from .host import RowSparse, numbers, readable
+from .host import RowSparseBase, numbers, readable
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _ELEMENTS = 2**60  # of up to 8 bytes each: sizes in bytes fit 64 bits, with a sign
 
 
-class RowSparseArray(RowSparse):
+class RowSparseArray(RowSparseBase):
     """A table of shape ``(rows, ...)`` that stores only the listed rows. All other rows are zero.
 
     Parameters
@@ -117,14 +117,14 @@ def trusted_rows(
     shape: tuple[int, ...],
     kind: type[RowSparseArray] = RowSparseArray,
 ) -> RowSparseArray:
-    """Wrap arrays that are known to be canonical, without a check."""
+    """Wrap arrays that are in canonical form, without a check."""
     array = kind.__new__(kind)
     array.data, array.indices, array.shape, array._capacity = data, indices, shape, None
     return array
 
 
 def reserve_rows(out: RowSparseArray, n: int) -> npt.NDArray[Any]:
-    """Give a writable block for `n` rows: the array's own memory where it suffices, to save page faults."""
+    """Return a writable block for `n` rows: the array's own memory if it is large enough."""
     block = out._capacity
     if block is None or len(block) < n:
         own = out.data
@@ -183,12 +183,12 @@ def _canonical(
 
 
 def checked(value: RowSparseArray) -> RowSparseArray:
-    """Return `value`, or what its constructor makes of it, or raises, where its parts were changed since."""
+    """Return `value`, converted again if its parts were changed; raises the errors of the constructor."""
     return value if is_canonical(value) else RowSparseArray(value.data, value.indices, value.shape)
 
 
 def is_canonical(value: RowSparseArray) -> bool:
-    """Whether the parts of `value` are still as its constructor makes them."""
+    """Return whether the parts of `value` are still in canonical form."""
     data, ids = value.data, value.indices
     return (
         cpu.is_plain(data)

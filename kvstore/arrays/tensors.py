@@ -1,7 +1,7 @@
-"""PyTorch tensors, seen by their memory, on the host and on GPUs alike; torch is not imported.
+"""The memory of PyTorch tensors, on the host and on GPUs; torch is not imported.
 
-A tensor may show memory that is not there (a freed storage, the device meta, a FakeTensor) or that holds
-another value than the tensor (the negative bit). `memory_of` checks this before an address is used.
+A tensor can refer to memory that does not exist (a freed storage, the device meta, a FakeTensor) or that has
+other values than the tensor (the negative bit). `memory_of` checks this before an address is used.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .element_types import bfloat16, unsupported
 
 Tensor = Any
 
-#: What to pass in place of a tensor whose class gives its memory a meaning of its own.
+#: Remedies for tensors whose class gives the memory another meaning.
 _WITHIN = {"DTensor": "x.to_local()", "NestedTensor": "x.values()", "FakeTensor": "a tensor with memory"}
 
 
@@ -31,11 +31,11 @@ class TensorMemory(NamedTuple):
     address : int
     dtype : numpy.dtype
     shape, strides : tuple of int
-        Strides count bytes, and are None for a C-contiguous tensor.
+        Strides are in bytes, and None for a C-contiguous tensor.
     storage : object
-        Keeps the memory alive, also when the tensor gets another one.
+        Keeps the memory alive, also if the tensor gets another storage.
     negated : bool
-        The values of the tensor are those in memory with the other sign.
+        Whether the values of the tensor are those in memory with the opposite sign.
     """
 
     address: int
@@ -47,7 +47,7 @@ class TensorMemory(NamedTuple):
 
 
 def _is_tensor_type(cls: Any) -> bool:
-    """Whether a class is one of PyTorch's tensors."""
+    """Return whether a class is one of PyTorch's tensors."""
     return hasattr(cls, "data_ptr") and any(
         base.__module__.partition(".")[0] == "torch" for base in cls.__mro__
     )
@@ -57,7 +57,7 @@ is_tensor_type: Callable[[Any], bool] = lru_cache(maxsize=1024)(_is_tensor_type)
 
 
 def memory_of(tensor: Tensor, what: str) -> TensorMemory:
-    """Return the memory of a tensor, which is there.
+    """Return the memory of a tensor, after checks that it exists.
 
     Raises
     ------
@@ -65,7 +65,7 @@ def memory_of(tensor: Tensor, what: str) -> TensorMemory:
         The tensor has no memory, or not enough for its elements; or its class or layout gives the memory
         another meaning.
     DTypeError
-        NumPy does not know its element type, or no store sums it.
+        NumPy does not support its element type, or no store sums it.
     """
     if (problem := _problem_of(type(tensor))) is not None:
         raise ArrayError(f"{what} is {describe(tensor)}, {problem}")
@@ -76,61 +76,61 @@ def memory_of(tensor: Tensor, what: str) -> TensorMemory:
         begin, held = tensor.storage_offset(), storage.nbytes()
         negated, name = tensor.is_neg(), tensor.dtype
         needed = tensor.nbytes
-    except Exception as error:  # torch raises several kinds for tensors without a storage
-        raise _without_storage(tensor, what, error) from error
+    except Exception as error:  # torch raises several classes for tensors without a storage
+        raise _no_storage_error(tensor, what, error) from error
     dtype = _numpy_type(name)
     if dtype is None:
-        raise _not_summed(tensor, what)
+        raise _not_summed_error(tensor, what)
     strides = None
     if steps is not None:
         strides = tuple(step * dtype.itemsize for step in steps)
         _, needed = extent(shape, strides, dtype.itemsize)
     if needed and (not address or begin * dtype.itemsize + needed > held):
-        raise _too_small(tensor, what, held)
+        raise _too_small_error(tensor, what, held)
     return TensorMemory(address, dtype, shape, strides, storage, negated)
 
 
 def whole_address(tensor: Tensor, nbytes: int, itemsize: int) -> int | None:
-    """Return where a tensor of that size begins, if it is contiguous and `memory_of` finds no fault with it.
+    """Return the address of a contiguous tensor of that size, if `memory_of` would accept it; else None.
 
-    None: `memory_of` decides. This is for calls that repeat, where each check costs.
+    After None, call `memory_of`. This function is for repeated calls, in which the time of each check counts.
     """
     if _problem_of(type(tensor)) is not None or not tensor.is_contiguous() or tensor.is_neg():
         return None
     try:
         held = tensor.untyped_storage().nbytes() - tensor.storage_offset() * itemsize
         address: int = tensor.data_ptr()
-    except Exception:  # torch raises several kinds for tensors without a storage
+    except Exception:  # torch raises several classes for tensors without a storage
         return None
     return address if held >= nbytes and (address or not nbytes) else None
 
 
 def resolved(tensor: Tensor, what: str) -> Tensor:
-    """Return a tensor whose memory holds its values, outside of any graph."""
+    """Return a tensor whose memory has its values, outside of any graph."""
     try:
         return tensor.detach().resolve_neg()
-    except Exception as error:  # a mode of the caller's may refuse any operation of torch
-        raise _uncopied(tensor, what, error) from error
+    except Exception as error:  # a dispatch mode of the caller can refuse any operation of torch
+        raise _not_copied_error(tensor, what, error) from error
 
 
 def room_for(out: Tensor, what: str) -> tuple[Tensor, Callable[[], None]]:
-    """Return a contiguous tensor in place of an out, and the function that copies its content there."""
+    """Return a contiguous tensor in place of an out, and the function that copies its content to the out."""
     try:
         plain = out.detach()
         buffer = sys.modules["torch"].empty(plain.shape, dtype=plain.dtype, device=plain.device)
     except Exception as error:  # as above
-        raise _uncopied(out, what, error) from error
+        raise _not_copied_error(out, what, error) from error
     return buffer, lambda: plain.__setitem__(Ellipsis, buffer)
 
 
 def keep_in_place(storage: Any) -> None:
-    """Let torch refuse to free or resize a storage of the host, as it does for memory that NumPy shares."""
+    """Let torch refuse to free or resize a storage on the host, as for memory that NumPy shares."""
     torch = sys.modules["torch"]
     torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
 
 
 def _find_problem(cls: Any) -> str | None:
-    """Return why tensors of a class cannot be used, as the end of a sentence; None if they can."""
+    """Return the reason why tensors of a class cannot be used, as the end of a sentence; None if they can."""
     names = {base.__name__ for base in cls.__mro__}
     if "UninitializedTensorMixin" in names:
         return (
@@ -161,7 +161,7 @@ def _numpy_type(dtype: Any) -> np.dtype[Any] | None:
     return None if found.kind == "c" else found
 
 
-def _not_summed(tensor: Tensor, what: str) -> DTypeError:
+def _not_summed_error(tensor: Tensor, what: str) -> DTypeError:
     cure = ""
     if tensor.is_complex():
         cure = "; pass torch.view_as_real(x.resolve_conj())"
@@ -170,7 +170,7 @@ def _not_summed(tensor: Tensor, what: str) -> DTypeError:
     return unsupported(what, tensor.dtype, cure)
 
 
-def _without_storage(tensor: Tensor, what: str, error: Exception) -> ArrayError:
+def _no_storage_error(tensor: Tensor, what: str, error: Exception) -> ArrayError:
     text, cure = str(error), "pass a dense, strided tensor"
     if "sparse" in str(tensor.layout):
         cure = "pass kv.RowSparseArray(data, indices, shape), or x.to_dense()"
@@ -185,14 +185,14 @@ def _without_storage(tensor: Tensor, what: str, error: Exception) -> ArrayError:
     )
 
 
-def _uncopied(tensor: Tensor, what: str, error: Exception) -> ArrayError:
+def _not_copied_error(tensor: Tensor, what: str, error: Exception) -> ArrayError:
     return ArrayError(
         f"{what} has the negative bit or strides, and torch cannot copy it here: {describe(tensor)} "
         f"({error}); pass a contiguous tensor after x.resolve_neg()"
     )
 
 
-def _too_small(tensor: Tensor, what: str, held: int) -> ArrayError:
+def _too_small_error(tensor: Tensor, what: str, held: int) -> ArrayError:
     if tensor.device.type == "meta":
         return ArrayError(
             f"{what} is on device meta and has no memory yet: {describe(tensor)}; load or initialise it first"

@@ -14,11 +14,11 @@ from ..settings.definitions import SIDE
 from ..store import (
     KVStore,
     call_before_join,
-    is_bound_by_processors,
     outlives_workers,
     side_store,
     start_pushpull,
     starts_quick_sums,
+    uses_only_local_cpu,
 )
 from ..store_kinds import is_synchronous
 
@@ -33,9 +33,9 @@ class StepAgreement:
     """Compares the steps, the parameters, the settings and the weights of all workers in each exchange.
 
     Each worker writes its row of a table of zeros, and the sum over the workers is the whole table. The sum
-    has a key of its own, which no optimizer updates: the workers of two optimizers need no common order. A
-    worker that calls `KVStore.join` says so in its last row. Any other row of zeros is that of a worker that
-    has closed its store, or was lost in a store that continues.
+    has its own key, which no optimizer updates, so that the workers of two optimizers need no common order.
+    The last row of a worker that calls `KVStore.join` has a mark. Any other row of zeros is that of a worker
+    that has closed its store, or was lost in a store that continues.
 
     Parameters
     ----------
@@ -50,8 +50,8 @@ class StepAgreement:
     def __init__(self, store: KVStore, every: int, prefix: str) -> None:
         self._rank, self._every = store.rank, every
         self._continues = outlives_workers(store)
-        #: Another exchange can begin before the answers of servers come.
-        self._has_delay = starts_quick_sums(store) and not is_bound_by_processors(store)
+        #: Whether another exchange can start before the replies of servers arrive.
+        self._has_delay = starts_quick_sums(store) and not uses_only_local_cpu(store)
         self._side, self._key = side_store(store), f"{SIDE}steps/{prefix}"
         self._table = np.zeros((store.num_workers, 4), np.int64)
         self._joined: set[int] = set()
@@ -104,9 +104,9 @@ class StepAgreement:
     ) -> None:
         """Start a comparison, with the arguments and errors of `compare`; `finish` completes it.
 
-        `start` completes it in stores whose rounds have no delay that another exchange could use.
+        In stores without a delay that another exchange could use, `start` completes the comparison.
         """
-        self.finish()  # an exception can have come before it
+        self.finish()  # an exception can have ended the previous comparison
         if self._side is None:
             return
         if parameters != self._numbers:
@@ -117,9 +117,9 @@ class StepAgreement:
             row[_SETTINGS:] = [zlib.crc32(self._settings.encode()), weights()]
         if self._is_unknown:
             raise KVStoreError(
-                f"worker {self._rank}: an exception, such as a TimeoutError, has ended the comparison of the "
-                "workers before, and whether this worker had a part in it is unknown: start the job again "
-                "from its last checkpoint"
+                f"worker {self._rank}: an exception, such as a TimeoutError, has interrupted the last "
+                "comparison of the workers, and it is unknown whether this worker took part in it: start the "
+                "job again from its last checkpoint"
             )
         self._is_unknown = True
         self._write_row(row)
@@ -223,8 +223,8 @@ def make_agreement(store: Any, prefix: str, every: int, restarts: bool) -> StepA
     Returns
     -------
     StepAgreement or None
-        None where the workers cannot be compared: the store is of another class, it has no rounds, or
-        restarted workers take part, which count their steps from 0.
+        None if the workers cannot be compared: the store is of another class, it has no rounds, or restarted
+        workers, which count their steps from 0, take part.
     """
     if not isinstance(store, KVStore) or not is_synchronous(store) or (restarts and outlives_workers(store)):
         return None

@@ -91,12 +91,12 @@ def has_optimizer(store: KVStore) -> bool:
 
 
 def mean_parts(store: KVStore, keys: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
-    """Return arrays whose sums over the workers are the means of these.
+    """Return arrays whose sums over the workers are the means of the given arrays.
 
     Raises
     ------
     DTypeError
-        An array holds integers, whose mean is no integer.
+        An array has an integer type, which cannot represent means.
     """
     for key, array in zip(keys, arrays, strict=True):
         check_mean(array.dtype, f"the value of {key!r}")

@@ -1,8 +1,8 @@
-"""What a checkpoint holds, on its way from a store to a file and back.
+"""The content of a checkpoint, between a store and a file.
 
-Tensors of values are called as in `values`, those of the optimizer as in `kvstore.optimizer.states`, and
-those of the caller ``array/<name>``. The metadata hold ``format``, ``version`` and ``content``: JSON with the
-step, the extra, what there is of each key, the optimizer, and the types of the caller's arrays.
+Tensors of values have the names of `values`, those of the optimizer the names of `kvstore.optimizer.states`,
+and those of the caller ``array/<name>``. The metadata have ``format``, ``version`` and ``content``: JSON with
+the step, the extra, the description of each key, the optimizer, and the types of the caller's arrays.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Array: TypeAlias = "npt.NDArray[Any]"
 _FORMAT, _VERSION = "kvstore.checkpoint", "1"
 
 
-class Collected(NamedTuple):
-    """A checkpoint that can be written: no array belongs to anybody else."""
+class CheckpointData(NamedTuple):
+    """A checkpoint that can be written: no array is shared with a store or the caller."""
 
     head: bytes
     tensors: dict[str, Array]
@@ -46,8 +46,8 @@ class Collected(NamedTuple):
         return len(self.head) + sum(array.nbytes for array in self.tensors.values())
 
 
-class Contents(NamedTuple):
-    """A checkpoint as it was read."""
+class CheckpointContents(NamedTuple):
+    """The content of a checkpoint file."""
 
     path: str
     step: int
@@ -60,10 +60,10 @@ class Contents(NamedTuple):
 # ------------------------------------------------------------------------------------------------ writing
 
 
-def collect(backend: Backend, step: int, extra: str, arrays: Mapping[str, Array]) -> Collected:
-    """Copy what there is; `extra` is JSON, and the arrays are copies already."""
+def collect(backend: Backend, step: int, extra: str, arrays: Mapping[str, Array]) -> CheckpointData:
+    """Copy the content of a store; `extra` is JSON, and the arrays are copies already."""
     keys, tensors = values.describe(backend)
-    tensors = {name: _as_bits(_own(array)) for name, array in tensors.items()}
+    tensors = {name: _as_bits(_private_copy(array)) for name, array in tensors.items()}
     optimizer = None
     if backend.updater is not None:
         updater = backend.gather_states()
@@ -75,11 +75,11 @@ def collect(backend: Backend, step: int, extra: str, arrays: Mapping[str, Array]
         {"step": step, "extra": json.loads(extra), "keys": keys, "optimizer": optimizer, "arrays": types}
     )
     metadata = {"format": _FORMAT, "version": _VERSION, "content": content}
-    return Collected(file.header(metadata, tensors), tensors)
+    return CheckpointData(file.header(metadata, tensors), tensors)
 
 
-def _own(array: Array) -> Array:
-    """Return an array that no store writes to: those of stores that are live are views."""
+def _private_copy(array: Array) -> Array:
+    """Return an array that no store writes to; arrays of live memory are views, and are copied."""
     return array if array.flags.owndata and array.flags.c_contiguous else pages.copy(array)
 
 
@@ -88,12 +88,12 @@ def _as_bits(array: Array) -> Array:
 
 
 def as_json(extra: Any) -> str:
-    """Return a dict as JSON, out of which the same comes back.
+    """Return a dict as JSON that decodes to an equal dict.
 
     Raises
     ------
     ArgumentError
-        JSON cannot say it, or would make something else of it.
+        JSON cannot represent the dict, or decodes to another one.
     """
     if not isinstance(extra, dict):
         raise ArgumentError(f"extra must be a dict, not {type(extra).__name__}")
@@ -101,23 +101,24 @@ def as_json(extra: Any) -> str:
         text = json.dumps(extra, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ArgumentError(
-            f"extra goes into the file as JSON, which cannot say this: {error}; arrays belong in `arrays`"
+            f"extra is stored as JSON, which cannot represent this: {error}; pass arrays as `arrays`"
         ) from error
     if json.loads(text) != extra:
         raise ArgumentError(
-            "extra goes into the file as JSON, where keys are str and tuples become lists, so something else "
-            f"would come back: {text[:200]}"
+            "extra is stored as JSON, where keys are str and tuples become lists, so a restore would return "
+            f"another dict: {text[:200]}"
         )
     return text
 
 
-def own_arrays(arrays: Any) -> dict[str, Array]:
+def copied_arrays(arrays: Any) -> dict[str, Array]:
     """Return copies of the caller's arrays.
 
     Raises
     ------
     ArgumentError, ArrayError, DTypeError
-        Not a dict with str keys, not arrays in host memory, or of types that no store has.
+        The argument is not a dict with str keys, or a value is not an array in host memory, or has a type
+        that no store supports.
     """
     if not isinstance(arrays, Mapping) or not all(isinstance(name, str) for name in arrays):
         raise ArgumentError("arrays must be a dict of arrays by name (str)")
@@ -127,13 +128,13 @@ def own_arrays(arrays: Any) -> dict[str, Array]:
 # ------------------------------------------------------------------------------------------------ reading
 
 
-def read(path: str) -> Contents:
-    """Read a file that is whole.
+def read(path: str) -> CheckpointContents:
+    """Read a complete file.
 
     Raises
     ------
     StateFileError
-        It is not a checkpoint, or of another version; or its optimizer is not registered here.
+        The file is not a checkpoint, or of another version; or its optimizer is not registered here.
     """
     metadata, tensors = tensor_file.raw(path)
     tensors.pop(file.DIGEST, None)
@@ -146,14 +147,14 @@ def read(path: str) -> Contents:
         raise StateFileError(f"{path} cannot be read: {error}") from error
 
 
-def _parsed(path: str, content: dict[str, Any], tensors: dict[str, Array]) -> Contents:
+def _parsed(path: str, content: dict[str, Any], tensors: dict[str, Array]) -> CheckpointContents:
     arrays = {name: _typed(tensors.pop(f"array/{name}"), dtype) for name, dtype in content["arrays"].items()}
     found = values.parse(content["keys"], tensors)
     text, optimizer = content["optimizer"], None
     if text is not None:
         of_optimizer = {name: array for name, array in tensors.items() if name.startswith("state/")}
         optimizer = states.parse(text, of_optimizer)
-    return Contents(path, content["step"], content["extra"], arrays, found, optimizer)
+    return CheckpointContents(path, content["step"], content["extra"], arrays, found, optimizer)
 
 
 def _typed(array: Array, dtype: str) -> Array:

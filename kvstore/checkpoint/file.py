@@ -1,8 +1,8 @@
-"""One safetensors file that ends with a digest of all before it, and that its writer holds locked.
+"""One safetensors file that ends with a digest of all bytes before it, and that its writer locks.
 
-The last tensor is called ``sha256`` and has 32 bytes: the SHA-256 of everything in the file before them
-(``head -c -32 FILE | sha256sum``). The file is written here and not by the safetensors library, which copies
-each array first, and lets no other thread run meanwhile.
+The last tensor is called ``sha256`` and has 32 bytes: the SHA-256 of all bytes before them (``head -c -32
+FILE | sha256sum``). The safetensors library does not write the file, because it first copies each array, and
+blocks all other threads during that.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from ..atomic_files import atomic_replacement, open_regular_file, read_error
 from ..errors import KeyKindError
-from ..files import open_regular, replacing, unreadable
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -28,7 +28,7 @@ Array: TypeAlias = "npt.NDArray[Any]"
 
 DIGEST = "sha256"
 _DIGEST_BYTES = 32
-_PIECE = 4 << 20  # bytes between two looks at who else wants to run
+_PIECE = 4 << 20  # bytes between two points at which other threads can run
 _TYPES = {
     "bool": "BOOL",
     **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
@@ -41,18 +41,18 @@ _TYPES = {
 
 
 def write(path: str, head: bytes, tensors: Mapping[str, Array], tell: Callable[[int], None]) -> None:
-    """Write a file in one step: what `header` returned, and the tensors.
+    """Write a file atomically: the result of `header`, and the tensors.
 
-    `tell` is called with the bytes of each piece that is written.
+    `tell` is called with the size of each written piece in bytes.
 
     Raises
     ------
     StateFileError
-        The system refused something; an older file is unchanged.
+        A system call failed; an older file is unchanged.
     """
-    with contextlib.ExitStack() as held, replacing(path) as beside:
+    with contextlib.ExitStack() as held, atomic_replacement(path) as beside:
         descriptor = _open_locked(beside)
-        held.callback(os.close, descriptor)  # and unlock, once the file has its name
+        held.callback(os.close, descriptor)  # and unlock, after the file has its name
         digest = hashlib.sha256()
         for piece in _pieces(head, tensors):
             digest.update(piece)
@@ -62,12 +62,12 @@ def write(path: str, head: bytes, tensors: Mapping[str, Array], tell: Callable[[
 
 
 def header(metadata: Mapping[str, str], tensors: Mapping[str, Array]) -> bytes:
-    """Return the beginning of the file.
+    """Return the head of the file.
 
     Raises
     ------
     KeyKindError
-        A name has characters that no file can hold.
+        A name has characters that the file cannot represent.
     """
     entries: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0
@@ -88,7 +88,7 @@ def header(metadata: Mapping[str, str], tensors: Mapping[str, Array]) -> bytes:
 
 
 def _in_order(tensors: Mapping[str, Array]) -> list[tuple[str, Array]]:
-    """Return the tensors in an order in which all are aligned."""
+    """Return the tensors in an order that aligns all of them."""
     return sorted(tensors.items(), key=lambda item: -item[1].itemsize)
 
 
@@ -109,7 +109,7 @@ def _write_all(descriptor: int, piece: memoryview) -> None:
 
 
 def _open_locked(path: str | os.PathLike[str]) -> int:
-    """Open a new file, locked; make it again if somebody took it for one of the dead in between."""
+    """Open and lock a new file; repeat this if another process has removed the file before it was locked."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         _lock(descriptor, fcntl.LOCK_EX)
@@ -119,7 +119,7 @@ def _open_locked(path: str | os.PathLike[str]) -> int:
 
 
 def remove_if_abandoned(path: str | os.PathLike[str]) -> bool:
-    """Remove an unfinished file, unless its writer lives; return whether it is gone."""
+    """Remove an unfinished file unless its writer is alive; return whether it is removed."""
     try:
         descriptor = os.open(path, os.O_RDWR)
     except FileNotFoundError:
@@ -135,7 +135,7 @@ def remove_if_abandoned(path: str | os.PathLike[str]) -> bool:
 
 
 def _lock(descriptor: int, how: int) -> bool:
-    """Lock a file; False: somebody holds it, or the file system has no locks."""
+    """Lock a file; return False if another process has locked it, or the file system has no locks."""
     try:
         fcntl.flock(descriptor, how)
     except OSError:
@@ -154,15 +154,15 @@ def _is_at(path: str | os.PathLike[str], descriptor: int) -> bool:
 
 
 def is_whole(path: str) -> bool:
-    """Whether this is a file that ends with the digest of all before it; reads all of it.
+    """Return whether the file ends with the digest of all bytes before it; reads the whole file.
 
     Raises
     ------
     StateFileError
-        It cannot be read.
+        The file cannot be read.
     """
     try:
-        with open_regular(path) as file:
+        with open_regular_file(path) as file:
             left = os.fstat(file.fileno()).st_size - _DIGEST_BYTES
             digest = hashlib.sha256()
             while left > 0 and (piece := file.read(min(left, _PIECE))):
@@ -171,5 +171,5 @@ def is_whole(path: str) -> bool:
             return left == 0 and file.read() == digest.digest()
     except OSError as error:
         if error.errno in (errno.EISDIR, errno.EINVAL, errno.ENXIO, errno.ELOOP):
-            return False  # a folder, a pipe, a socket, a link to itself: somebody else's
-        raise unreadable(path, error) from error
+            return False  # a folder, a pipe, a socket, a link to itself: not a checkpoint
+        raise read_error(path, error) from error

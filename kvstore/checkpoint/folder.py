@@ -1,4 +1,4 @@
-"""The files of a folder of checkpoints: their names, the newest that is whole, and which of them go."""
+"""The files of a folder of checkpoints: their names, the newest complete one, and the removal of old ones."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import logging
 import os
 import re
 
+from ..atomic_files import checked_path, read_error
 from ..errors import ConfigError, StateFileError
-from ..files import name_of, unreadable
 from . import file
 
 log = logging.getLogger("kvstore")
@@ -18,22 +18,22 @@ _UNFINISHED = re.compile(r"\.step-\d{8,}\.safetensors\.[0-9a-f]{12}\.tmp")
 
 
 class CheckpointFolder:
-    """A folder with a file for each step; files of other names are left alone."""
+    """A folder with a file for each step; files with other names are ignored."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = name_of(path)
+        self.path = checked_path(path)
         self._damaged: set[int] = set()
         try:
             os.makedirs(self.path, exist_ok=True)
             self._remove_abandoned()
         except FileExistsError as error:
             told = NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), self.path)
-            raise unreadable(self.path, told) from error
+            raise read_error(self.path, told) from error
         except OSError as error:
-            raise unreadable(self.path, error) from error
+            raise read_error(self.path, error) from error
 
     def _remove_abandoned(self) -> None:
-        """Remove what writers that are dead have left."""
+        """Remove unfinished files of dead writers."""
         for name in os.listdir(self.path):
             if _UNFINISHED.fullmatch(name):
                 file.remove_if_abandoned(os.path.join(self.path, name))
@@ -47,23 +47,23 @@ class CheckpointFolder:
         try:
             found = [_NAME.fullmatch(name) for name in os.listdir(self.path)]
         except OSError as error:
-            raise unreadable(self.path, error) from error
+            raise read_error(self.path, error) from error
         return sorted(int(match[1]) for match in found if match)
 
     def newest(self) -> int | None:
-        """Return the newest step whose file is whole; warn of those that are not, once of each."""
+        """Return the newest step whose file is complete; warn about each damaged file, once."""
         for step in reversed(self.steps()):
             if self._is_whole(step):
                 return step
         return None
 
     def newest_whole(self) -> str:
-        """Return the path of the newest file that is whole.
+        """Return the path of the newest complete file.
 
         Raises
         ------
         StateFileError
-            There is none: training must not begin anew without a word.
+            No file is complete: training must not start again without an error.
         """
         step = self.newest()
         if step is None:
@@ -77,7 +77,7 @@ class CheckpointFolder:
         path = self.file_of(step)
         try:
             whole = file.is_whole(path)
-        except FileNotFoundError:  # another manager has removed it just now
+        except FileNotFoundError:  # another manager has just removed it
             return False
         if not whole and step not in self._damaged:
             self._damaged.add(step)
@@ -90,7 +90,7 @@ class CheckpointFolder:
         Raises
         ------
         StateFileError
-            There is none, or it is damaged.
+            The file does not exist, or is damaged.
         """
         path = self.file_of(step)
         if not file.is_whole(path):
@@ -100,28 +100,31 @@ class CheckpointFolder:
         return path
 
     def check_newest(self, step: int) -> None:
-        """Raise ConfigError if there are files of later steps, which a restore would take instead."""
+        """Raise ConfigError if the folder has files of later steps, which a restore would load instead."""
         later = [other for other in self.steps() if other > step and other not in self._damaged]
         if later:
             raise ConfigError(
-                f"step {step} is saved where {self.file_of(later[-1])} is already, which would be restored "
+                f"step {step} is saved where {self.file_of(later[-1])} exists, which would be restored "
                 "instead: restore it first, remove it, or use another folder"
             )
 
     def rotate(self, written: int, keep: int | None) -> None:
-        """Remove files older than the newest `keep` up to the one just written; damaged ones do not count."""
+        """Remove files older than the newest `keep` up to the file just written.
+
+        Damaged files do not count.
+        """
         self._damaged.discard(written)
         if keep is None:
             return
         good = [step for step in self.steps() if step not in self._damaged and step <= written]
         for step in self.steps():
-            if step < min(good[-keep:], default=0):  # 0: somebody else has removed it
+            if step < min(good[-keep:], default=0):  # 0: another manager has removed the file
                 self._remove(step)
 
     def _remove(self, step: int) -> None:
         try:
             os.unlink(self.file_of(step))
-        except FileNotFoundError:  # another manager was quicker
+        except FileNotFoundError:  # another manager has removed it
             return
         except OSError as error:
             log.warning("%s is an old checkpoint, and cannot be removed: %s", self.file_of(step), error)

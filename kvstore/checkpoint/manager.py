@@ -1,4 +1,4 @@
-"""`CheckpointManager`: a job that dies goes on from its last checkpoint."""
+"""`CheckpointManager`: writes checkpoints of a job, and restores the last complete one."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
+from ..atomic_files import has_new_content
 from ..errors import ArgumentError, ConfigError, KVStoreError, StateFileError
-from ..files import is_replaced
 from ..settings.options import store_config
 from ..store import KVStore, read_with
 from . import contents, file
-from .contents import Collected, Contents
+from .contents import CheckpointContents, CheckpointData
 from .folder import CheckpointFolder, log
 from .restoring import Checkpoint, restore
 from .writer import BackgroundWriter
 
 
 class CheckpointManager:
-    """Checkpoints of a job in a folder, one file for each step; files are written while training goes on.
+    """Checkpoints of a job in a folder, one file for each step; files are written during training.
 
-    A file has the values of all keys of a store, its optimizer with settings, states and counts, and what the
-    program adds: the position in the data, and arrays that are not in the store. It is a safetensors file
-    without code in it, ``step-00001200.safetensors``, which appears when it is complete, and ends with the
-    SHA-256 of its content. A process that is killed leaves the older files, and perhaps an unfinished one
-    ``.step-*.tmp``, which the next manager of the folder removes.
+    A file has the values of all keys of a store, its optimizer with settings, states and counts, and
+    additions of the program: the position in the data, and arrays that are not in the store. It is a
+    safetensors file without code in it, ``step-00001200.safetensors``, which appears when it is complete, and
+    ends with the SHA-256 of its content. A process that is killed leaves the older files, and perhaps an
+    unfinished one ``.step-*.tmp``, which the next manager of the folder removes.
 
     Parameters
     ----------
     folder : path
-        It is created if it does not exist. With several workers, that of worker 0 counts.
+        It is created if it does not exist. With several workers, the folder of worker 0 is used.
     keep : int, optional
         Number of files to keep; older ones are removed after each write. None keeps all.
     timeout : float, optional
-        Seconds after which a wait for a write ends with an error; by default that of stores
+        Seconds after which a wait for a write ends with an error; the default is the timeout of stores
         (KVSTORE_TIMEOUT, 300).
 
     Raises
@@ -80,24 +80,25 @@ class CheckpointManager:
     ) -> None:
         """Copy the store now, and write the file in the background.
 
-        All workers can call it, or worker 0 alone: worker 0 writes, and for the others the call does nothing.
-        If the write before is still under way, the call first waits for it.
+        All workers can call it, or worker 0 alone: worker 0 writes, and on the other workers the call does
+        nothing. If the previous write is not complete, the call first waits for it.
 
         In stores with rounds, the file is a cut of one step, if worker 0 calls this between two of its steps,
         after it has pushed all keys equally often: no round of a key ends without the part of worker 0, so
-        the others cannot change values or states in between. In ``"dist_async"`` others do push meanwhile: a
-        key can contain pushes that another key, or the optimizer's state, does not. The same holds after
-        worker 0 has called `KVStore.join`.
+        the other workers cannot change values or states in between. In ``"dist_async"`` the other workers
+        push concurrently: a key can contain pushes that another key, or the optimizer's state, does not. The
+        same holds after worker 0 has called `KVStore.join`.
 
         Parameters
         ----------
         store : KVStore
             Values and optimizer of this store are saved. An updater that is a function has no states here:
-            pass its arrays as `arrays`. So do residuals of gradient compression: they begin at zero again.
+            pass its arrays as `arrays`. Residuals of gradient compression are not saved either: they start at
+            zero again.
         step : int
             Number of the step, 0 or more. The file of the same step is replaced.
         extra : dict, optional
-            What else belongs to the step, such as epoch and batch. JSON must be able to say it.
+            Further data of the step, such as epoch and batch, of types that JSON has.
         arrays : dict, optional
             Arrays in host memory by name. They are copied.
 
@@ -108,9 +109,10 @@ class CheckpointManager:
         ConfigError
             The folder has a file of a later step; or the optimizer is of a class that is not registered.
         StateFileError
-            The write before has failed, as one of the system's errors, too. This step is not saved.
+            The previous write has failed. The error is also the OSError of the system. This step is not
+            saved.
         TimeoutError
-            The write before takes too long. This step is not saved.
+            The previous write was not complete in time. This step is not saved.
         KVStoreError
             The store cannot be read.
         """
@@ -118,22 +120,22 @@ class CheckpointManager:
             return
         number = _whole(step, "step", 0)
         text = contents.as_json({} if extra is None else extra)
-        with self._lock:  # one thread after the other
+        with self._lock:  # serialises the saves of threads
             self._save(store, number, text, {} if arrays is None else arrays)
 
     def _save(self, store: KVStore, number: int, text: str, arrays: Any) -> None:
         self._writer.wait()
         self._folder.check_newest(number)
-        own = contents.own_arrays(arrays)
+        own = contents.copied_arrays(arrays)
         found = read_with(store, partial(contents.collect, step=number, extra=text, arrays=own))
         path = self._folder.file_of(number)
         self._writer.start(f"the write of {path}", found.nbytes, partial(self._write, path, number, found))
 
-    def _write(self, path: str, step: int, found: Collected, tell: Any) -> None:
+    def _write(self, path: str, step: int, found: CheckpointData, tell: Any) -> None:
         try:
             file.write(path, found.head, found.tensors, tell)
         except StateFileError as error:
-            if is_replaced(error):
+            if has_new_content(error):
                 self._folder.rotate(step, self._keep)
             raise
         self._folder.rotate(step, self._keep)
@@ -144,26 +146,26 @@ class CheckpointManager:
         step: int | None = None,
         check: Callable[[Checkpoint], None] | None = None,
     ) -> Checkpoint | None:
-        """Load the newest checkpoint that is whole into the store.
+        """Load the newest complete checkpoint into the store.
 
         All workers must call it, before their first push and at the same place of the program. Worker 0 reads
-        the file; the others get the result from it, so that they need not see the folder. When the call
-        returns, the checkpoint is loaded for all. A damaged file is skipped, with a warning in the log, if
-        there is an older one that is whole.
+        the file and sends the result to the other workers, which need no access to the folder. When the call
+        returns, the checkpoint is loaded on all workers. A damaged file is skipped, with a warning in the
+        log, if an older file is complete.
 
-        Keys of the store are overwritten, others are initialised; keys that are not in the file do not
-        change. If no optimizer is set, that of the checkpoint is; if one is set, it gets the settings of the
-        checkpoint.
+        Keys of the file that the store has are overwritten, and the other keys of the file are initialised;
+        keys that are not in the file do not change. If the store has no optimizer, the optimizer of the
+        checkpoint is set; if it has one, that optimizer gets the settings of the checkpoint.
 
         Parameters
         ----------
         store : KVStore
-            A store with as many or as few workers as the job has now.
+            A store of the present job, with any number of workers.
         step : int, optional
             The step to load, instead of the newest.
         check : callable, optional
-            Worker 0 calls it with the checkpoint before anything changes; it must not use the store. What it
-            raises is raised there, and as `StateFileError` on the other workers.
+            Worker 0 calls it with the checkpoint before anything changes; it must not use the store. Its
+            exception is raised on worker 0, and as `StateFileError` on the other workers.
 
         Returns
         -------
@@ -174,7 +176,7 @@ class CheckpointManager:
         ------
         StateFileError
             A file cannot be read, or has keys of another shape or type or another optimizer than the store;
-            or there are files, and all are damaged. Nothing has changed. All workers get this error.
+            or all files are damaged. Nothing has changed. All workers get this error.
         """
         _checked(store)
         if check is not None and not callable(check):
@@ -183,7 +185,9 @@ class CheckpointManager:
         number = None if step is None else _whole(step, "step", 0)
         return restore(store, partial(self._find, number, check))
 
-    def _find(self, step: int | None, check: Callable[[Checkpoint], None] | None) -> Contents | None:
+    def _find(
+        self, step: int | None, check: Callable[[Checkpoint], None] | None
+    ) -> CheckpointContents | None:
         if step is None and not self._folder.steps():
             return None
         path = self._folder.newest_whole() if step is None else self._folder.check_whole(step)
@@ -193,12 +197,12 @@ class CheckpointManager:
         return found
 
     def steps(self) -> list[int]:
-        """Return the steps that have files in the folder, from the lowest on, damaged ones too."""
+        """Return the steps that have files in the folder, in ascending order, including damaged files."""
         return self._folder.steps()
 
     @property
     def latest(self) -> int | None:
-        """The newest step whose file is whole, or None. The file is read to see this."""
+        """The newest step whose file is complete, or None. The file is read for this check."""
         return self._folder.newest()
 
     def wait(self, timeout: float | None = None) -> None:
@@ -207,14 +211,14 @@ class CheckpointManager:
         Parameters
         ----------
         timeout : float, optional
-            Seconds, instead of the manager's.
+            Seconds, instead of the timeout of the manager.
 
         Raises
         ------
         StateFileError
-            It has failed; it is one of the system's errors, too. Older files are unchanged.
+            The save has failed. The error is also the OSError of the system. Older files are unchanged.
         TimeoutError
-            It takes too long. It goes on.
+            The save is not complete yet. It continues.
         """
         self._writer.wait(timeout)
 
@@ -228,7 +232,7 @@ class CheckpointManager:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait as `wait` does; an error of the block is not replaced by one of the write, which is logged."""
+        """Wait as `wait` does; after an error of the block, an error of the write is only logged."""
         try:
             self.close()
         except KVStoreError as failure:

@@ -1,4 +1,4 @@
-"""Brings a checkpoint into a store, on all of its workers together."""
+"""The restore of a checkpoint into a store, on all of its workers together."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ..arrays.sparse import kind_of
 from ..errors import KVStoreError, StateFileError
 from ..optimizer import Optimizer
 from ..optimizer.states import Content
-from ..store import KVStore, adopt_with, read_with, updater_of, write_with
+from ..store import KVStore, load_settings_with, read_with, updater_of, write_with
 from . import values
-from .contents import Contents
-from .handover import Handover
+from .contents import CheckpointContents
+from .transfer import CheckpointTransfer
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 
 class Checkpoint(NamedTuple):
-    """What belongs to a step, beside the store's values and its optimizer.
+    """The content of a checkpoint, without the store's values and its optimizer.
 
     Attributes
     ----------
     step : int
-        The step that was saved.
+        The step.
     extra : dict
-        What was saved as `extra`.
+        The `extra` of `save`.
     arrays : dict
-        What was saved as `arrays`: NumPy arrays by name.
+        The `arrays` of `save`: NumPy arrays by name.
     """
 
     step: int
@@ -42,14 +42,18 @@ class Checkpoint(NamedTuple):
     arrays: dict[str, npt.NDArray[Any]]
 
 
-def restore(store: KVStore, find: Callable[[], Contents | None]) -> Checkpoint | None:
-    """Load what worker 0 finds, all or nothing; all workers call this."""
+def restore(store: KVStore, find: Callable[[], CheckpointContents | None]) -> Checkpoint | None:
+    """Load the checkpoint that worker 0 finds, completely or not at all; all workers call this."""
     if store.num_workers == 1:
         contents = find()
         return None if contents is None else _load(store, contents)
-    with Handover(store) as workers:
-        found = _lead(store, workers, find) if store.rank == 0 else _follow(store, workers)
-    if isinstance(found, Exception):  # not before the others know, and the way to them is closed
+    with CheckpointTransfer(store) as workers:
+        found = (
+            _restore_and_send(store, workers, find)
+            if store.rank == 0
+            else _receive_and_restore(store, workers)
+        )
+    if isinstance(found, Exception):  # only after the other workers have received it
         raise found
     return found
 
@@ -57,32 +61,32 @@ def restore(store: KVStore, find: Callable[[], Contents | None]) -> Checkpoint |
 # ------------------------------------------------------------------------------------------------ worker 0
 
 
-def _lead(
-    store: KVStore, workers: Handover, find: Callable[[], Contents | None]
+def _restore_and_send(
+    store: KVStore, workers: CheckpointTransfer, find: Callable[[], CheckpointContents | None]
 ) -> Checkpoint | Exception | None:
-    """Find a checkpoint, let the others hear of it, load it, and let them hear that it is done."""
+    """Find a checkpoint, send it to the other workers, load it, and send them the result."""
     try:
         contents = find()
         if contents is not None:
             read_with(store, partial(_check, contents=contents))
-    except Exception as error:  # of a check that the caller has passed, any
+    except Exception as error:  # any exception of the caller's check
         kind = "" if isinstance(error, KVStoreError) else f"{type(error).__name__}: "
-        workers.give({"error": f"{kind}{error}"}, {})
+        workers.send({"error": f"{kind}{error}"}, {})
         return error
     if contents is None:
-        workers.give({}, {})
+        workers.send({}, {})
         return None
-    workers.give(_told(contents), contents.arrays)
+    workers.send(_message_of(contents), contents.arrays)
     try:
         found = _load(store, contents)
     except KVStoreError as error:
-        workers.give({"error": str(error)}, {})
+        workers.send({"error": str(error)}, {})
         return error
-    workers.give({}, {})
+    workers.send({}, {})
     return found
 
 
-def _told(contents: Contents) -> dict[str, Any]:
+def _message_of(contents: CheckpointContents) -> dict[str, Any]:
     optimizer = contents.optimizer
     return {
         "step": contents.step,
@@ -95,15 +99,15 @@ def _told(contents: Contents) -> dict[str, Any]:
     }
 
 
-def _load(store: KVStore, contents: Contents) -> Checkpoint:
+def _load(store: KVStore, contents: CheckpointContents) -> Checkpoint:
     read_with(store, partial(_check, contents=contents))
     _set_optimizer(store, contents.optimizer)
     write_with(store, partial(_assign, contents=contents))
     return Checkpoint(contents.step, contents.extra, contents.arrays)
 
 
-def _check(backend: Backend, contents: Contents) -> None:
-    """Raise StateFileError if the checkpoint does not fit the store."""
+def _check(backend: Backend, contents: CheckpointContents) -> None:
+    """Raise StateFileError if the checkpoint does not match the store."""
     values.check(backend, contents.values, contents.path)
     there = None if contents.optimizer is None else contents.optimizer.rule
     here = None if backend.updater is None else type(backend.updater.optimizer).__name__.lower()
@@ -117,7 +121,7 @@ def _check(backend: Backend, contents: Contents) -> None:
         )
 
 
-def _assign(backend: Backend, contents: Contents) -> None:
+def _assign(backend: Backend, contents: CheckpointContents) -> None:
     values.assign(backend, contents.values, contents.path)
     if contents.optimizer is not None:
         backend.adopt_states(contents.optimizer)
@@ -131,39 +135,39 @@ def _set_optimizer(store: KVStore, found: Content | None) -> None:
 # ---------------------------------------------------------------------------------------- the other workers
 
 
-def _follow(store: KVStore, workers: Handover) -> Checkpoint | KVStoreError | None:
-    """Hear of a checkpoint from worker 0, take part in loading it, and hear how that has ended."""
-    told, arrays = workers.take()
+def _receive_and_restore(store: KVStore, workers: CheckpointTransfer) -> Checkpoint | KVStoreError | None:
+    """Receive a checkpoint from worker 0, load it together with worker 0, and receive the result."""
+    told, arrays = workers.receive()
     if "step" not in told:
-        return _failure(told)
-    optimizer = _settings(told)
+        return _error_of(told)
+    optimizer = _settings_of(told)
     _set_optimizer(store, optimizer)
-    read_with(store, partial(_assign_together, told=told))
-    ended, _ = workers.take()
+    read_with(store, partial(_assign_values, told=told))
+    ended, _ = workers.receive()
     if ended:
-        return _failure(ended)
+        return _error_of(ended)
     if optimizer is not None:
-        adopt_with(store, partial(_follow_states, content=optimizer))
+        load_settings_with(store, partial(_load_states, content=optimizer))
     return Checkpoint(told["step"], told["extra"], arrays)
 
 
-def _failure(told: dict[str, Any]) -> StateFileError | None:
+def _error_of(told: dict[str, Any]) -> StateFileError | None:
     return StateFileError(f"worker 0 cannot restore: {told['error']}") if told else None
 
 
-def _settings(told: dict[str, Any]) -> Content | None:
-    """Return what this worker must know of the optimizer; the states are worker 0's business."""
+def _settings_of(told: dict[str, Any]) -> Content | None:
+    """Return the description of the optimizer for this worker; worker 0 has the states."""
     if told["optimizer"] is None:
         return None
     optimizer = Optimizer.from_config(**told["optimizer"])
     return Content({}, {}, told["num_update"], type(optimizer).__name__.lower(), optimizer)
 
 
-def _assign_together(backend: Backend, told: dict[str, Any]) -> None:
+def _assign_values(backend: Backend, told: dict[str, Any]) -> None:
     if backend.assigns_together:
         keys = [(key, np.zeros(shape, dtype_named(dtype))) for key, _, dtype, shape in told["keys"]]
         backend.assign([(key, [value]) for key, value in keys])
 
 
-def _follow_states(backend: Backend, content: Content) -> None:
+def _load_states(backend: Backend, content: Content) -> None:
     backend.follow_states(content)

@@ -1,4 +1,4 @@
-"""Values of a store as a file: safetensors with a JSON manifest in its metadata, no code inside.
+"""The values of a store in a file: safetensors with a JSON manifest in its metadata, without code.
 
 A dense key is the tensor ``value/<key>``; a row-sparse one is ``rows/<key>`` and ``ids/<key>``, or
 ``table/<key>`` when all its rows are there. bfloat16 is stored as its bits (the manifest names the type).
@@ -35,12 +35,15 @@ def save(backend: Backend, path: str) -> None:
 
 
 def load(backend: Backend, path: str) -> None:
-    """Overwrite known keys and initialise others; all of them, or none."""
+    """Overwrite keys that the store has, and initialise the others; all keys, or none."""
     assign(backend, _read(path), path)
 
 
 def describe(backend: Backend) -> tuple[list[dict[str, Any]], dict[str, Array]]:
-    """Return what there is of each key, and the arrays by their names in a file; these can be live memory."""
+    """Return the description of each key, and the arrays by their names in the file.
+
+    These can be live memory.
+    """
     tensors: dict[str, Array] = {}
     keys = backend.keys()
     values = backend.fetch_all(keys)
@@ -48,7 +51,7 @@ def describe(backend: Backend) -> tuple[list[dict[str, Any]], dict[str, Array]]:
 
 
 def parse(entries: Any, tensors: Mapping[str, Array]) -> dict[Key, Value]:
-    """Return the values that `describe` was given."""
+    """Return the values that were passed to `describe`."""
     return {entry["key"]: _value(entry, tensors) for entry in _checked(entries)}
 
 
@@ -64,7 +67,7 @@ def check(backend: Backend, values: Mapping[Key, Value], path: str) -> None:
 
 
 def assign(backend: Backend, values: Mapping[Key, Value], path: str) -> None:
-    """Overwrite known keys and initialise others; all of them, or none."""
+    """Overwrite keys that the store has, and initialise the others; all keys, or none."""
     check(backend, values, path)
     try:
         backend.assign([(key, [value]) for key, value in values.items()])

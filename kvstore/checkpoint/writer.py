@@ -1,4 +1,4 @@
-"""Writes one file after the other, each in a thread of its own, while the caller goes on."""
+"""Writes one file after the other, each in its own thread, while the caller continues."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..waiting import WaitClock
 
 log = logging.getLogger("kvstore")
 
-_LOOK = 1.0  # seconds between two looks at the clock
+_LOOK = 1.0  # seconds between two checks of the time
 
 
 class BackgroundWriter:
-    """At most one write under way; what it raised is raised by whoever waits next."""
+    """At most one write in the background; the next call of `wait` raises its error."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
@@ -25,9 +25,12 @@ class BackgroundWriter:
         self._what, self._written, self._nbytes = "", 0, 0
 
     def start(self, what: str, nbytes: int, write: Callable[[Callable[[int], None]], None]) -> None:
-        """Begin ``write(tell)``, which calls `tell` with the bytes of each piece; no write is under way."""
+        """Start ``write(tell)``, which calls `tell` with the size of each written piece.
+
+        No other write is running.
+        """
         self._what, self._written, self._nbytes = what, 0, nbytes
-        # Not a daemon: the last checkpoint of a program that ends without `close` is written, too.
+        # Not a daemon thread: the last checkpoint of a program that ends without `close` is also written.
         thread = threading.Thread(target=self._run, args=(write,), name="kvstore checkpoint")
         try:
             thread.start()
@@ -39,26 +42,26 @@ class BackgroundWriter:
 
     def _run(self, write: Callable[[Callable[[int], None]], None]) -> None:
         try:
-            write(self._tell)
+            write(self._add_written)
         except Exception as error:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
         self._error = error
-        log.error("%s", error)  # who ends without a wait is told, too
+        log.error("%s", error)  # logged, because the program may end without a wait
 
-    def _tell(self, nbytes: int) -> None:
+    def _add_written(self, nbytes: int) -> None:
         self._written += nbytes
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait for the write that is under way.
+        """Wait for the write in the background.
 
         Raises
         ------
         TimeoutError
-            It takes too long; it goes on.
+            The write is not complete yet. It continues.
         Exception
-            What the last write has raised, once.
+            The error of the last write, once.
         """
         if self._thread is not None:
             self._join(self._thread, self._timeout if timeout is None else timeout)
@@ -77,7 +80,7 @@ class BackgroundWriter:
                     return
                 if clock.over or timeout == 0:
                     raise TimeoutError(
-                        f"{self._described(clock.waited)}; the write goes on, so wait again, or give the "
+                        f"{self._described(clock.waited)}; the write continues: wait again, or give the "
                         "manager a longer timeout"
                     )
                 if clock.tells():

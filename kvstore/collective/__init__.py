@@ -1,4 +1,4 @@
-"""What the workers of a store do together without a key: sums, means, and objects that they exchange."""
+"""Operations of all workers of a store without a key: sums, means, and exchanges of objects."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from ..errors import ArgumentError, ConfigError, KVStoreError
 from .exchange import ObjectExchange
 from .meeting import Meetings, SideKeys
 from .objects import NUMPY, ArrayKind, packed, unpacked
-from .reduction import Reduction, places_of
+from .reduction import Reduction, operands_of
 
 if TYPE_CHECKING:
     from ..engine import Engine, Work
 
 
 class CollectiveCalls:
-    """The calls of one worker; `sides` are side keys of its store, None where it has no other workers.
+    """The calls of one worker; `sides` are side keys of its store, None if the store has no other workers.
 
-    With `survives` the loss of a worker is no error.
+    With `survives` the loss of a worker is not an error.
     """
 
     def __init__(self, engine: Engine, sides: SideKeys | None, survives: bool) -> None:
@@ -33,8 +33,8 @@ class CollectiveCalls:
         """See `KVStore.all_reduce`."""
         arrays = array if isinstance(array, (list, tuple)) else [array]
         if self._alone:
-            places_of(arrays, average)
-            return self._engine.run_now(_nothing, "all_reduce") if async_op else None
+            operands_of(arrays, average)
+            return self._engine.run_now(_complete_at_once, "all_reduce") if async_op else None
         self._check_outside()
         if async_op:
             return self._reduction.start(arrays, average)
@@ -42,7 +42,10 @@ class CollectiveCalls:
         return None
 
     def broadcast_object(self, value: Any, root: int, kind: ArrayKind = NUMPY) -> Any:
-        """See `KVStore.broadcast_object`; an array of another library than NumPy is one of this kind."""
+        """See `KVStore.broadcast_object`.
+
+        Arrays of other libraries than NumPy are received as arrays of `kind`.
+        """
         root, size = _rank(root), self._size
         if not 0 <= root < size:
             raise ArgumentError(f"root must be the rank of a worker, from 0 to {size - 1}, not {root}")
@@ -59,11 +62,11 @@ class CollectiveCalls:
         return self._objects.all_gather(value, kind)
 
     def _check_outside(self) -> None:
-        """Raise in an updater: the other workers wait for its round, and this worker would wait for them."""
-        if self._engine.nested():
+        """Raise in an updater: it would wait for the other workers, and they wait for its round."""
+        if self._engine.in_own_operation():
             raise ConfigError(
-                "all_reduce and its like wait for all workers, and these for the end of the operation that "
-                "this call is a part of: call it outside of updaters"
+                "all_reduce, broadcast_object and all_gather_object wait for all workers, which wait for the "
+                "operation that contains this call: call it outside of updaters"
             )
 
 
@@ -77,5 +80,5 @@ def _rank(root: Any) -> int:
     return rank
 
 
-def _nothing() -> None:
-    """Nothing is to be done: there is one worker."""
+def _complete_at_once() -> None:
+    """Complete at once: there is one worker."""

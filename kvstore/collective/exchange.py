@@ -1,4 +1,4 @@
-"""Objects of one worker, or of all of them, brought to all workers of a store."""
+"""Exchange of objects: the object of one worker, or of each worker, is sent to all workers of a store."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArgumentError, ConfigError
-from .meeting import ALL_GATHER, BROADCAST, AllSaid, Meetings, Said, check_same
+from .meeting import ALL_GATHER, BROADCAST, Meetings, Message, Messages, check_same
 from .objects import ArrayKind, packed, unpacked
 
-_WORD = 4  # bytes: long objects travel as int32
+_WORD = 4  # bytes: long objects are sent as int32
 
 
 class ObjectExchange:
-    """The objects that one worker sends and receives."""
+    """The exchange of objects, for one worker."""
 
     def __init__(self, meetings: Meetings) -> None:
         self._meetings = meetings
@@ -25,12 +25,12 @@ class ObjectExchange:
         found = self._exchange(BROADCAST, what, [root], value, kind)
         if root not in found:
             raise ConfigError(
-                f"worker {root} takes no part any more: it has joined, or is lost; pass another root"
+                f"worker {root} does not take part any more: it has joined, or is lost; pass another root"
             )
         return unpacked(found[root], kind)
 
     def all_gather(self, value: Any, kind: ArrayKind) -> list[Any]:
-        """Return the objects of all workers that take part, by rank."""
+        """Return the objects of all present workers, by rank."""
         senders = list(range(self._meetings.size))
         found = self._exchange(ALL_GATHER, "the objects of all", senders, value, kind)
         return [unpacked(found[rank], kind) for rank in sorted(found)]
@@ -38,7 +38,10 @@ class ObjectExchange:
     def _exchange(
         self, operation: int, what: str, senders: list[int], value: Any, kind: ArrayKind
     ) -> dict[int, memoryview]:
-        """Bring the objects of some workers to all; one that cannot be sent is an error on all of them."""
+        """Send the objects of some workers to all.
+
+        An object that cannot be sent is an error on all of them.
+        """
         data, error = b"", None
         try:
             data = packed(value, kind) if self._meetings.rank in senders else b""
@@ -47,7 +50,7 @@ class ObjectExchange:
         self._meetings.wait()
         with self._meetings.lock:
             content = [np.frombuffer(data, np.uint8)]
-            heard = self._meetings.meet(Said(operation, what.encode(), len(data)), content)
+            heard = self._meetings.meet(Message(operation, what.encode(), len(data)), content)
             if error is not None:
                 raise error
             check_same(heard, sizes=False)
@@ -56,14 +59,14 @@ class ObjectExchange:
             return self._contents(heard, found, data)
 
     @staticmethod
-    def _check_sent(heard: AllSaid, senders: list[int]) -> None:
-        """Raise where a worker has nothing to send: the shortest object has a byte."""
+    def _check_sent(heard: Messages, senders: list[int]) -> None:
+        """Raise if a worker could not encode its object; each encoded object has at least one byte."""
         failed = [rank for rank in senders if not heard.nbytes(rank)]
         if failed:
             raise ArgumentError(f"worker {failed[0]} cannot send its object; its own error says why")
 
-    def _contents(self, heard: AllSaid, senders: list[int], data: bytes) -> dict[int, memoryview]:
-        """Return what was sent, by rank; long objects follow in rounds that have them side by side."""
+    def _contents(self, heard: Messages, senders: list[int], data: bytes) -> dict[int, memoryview]:
+        """Return the contents by rank; long objects are sent in further rounds, side by side in one array."""
         found = {rank: heard.content(rank) for rank in senders if heard.is_here(rank)}
         later = [rank for rank in senders if rank not in found]
         starts = np.cumsum([0, *(-(-heard.nbytes(rank) // _WORD) for rank in later)]).tolist()

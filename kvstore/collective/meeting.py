@@ -1,9 +1,9 @@
 """Meetings: each worker sends a message, and receives the messages of all workers, by rank.
 
-A meeting is one round of a side key that has a slot of bytes for each worker, where the others push zeros:
-so the sum has all slots. It is the same in all stores that sum, its order is that of the calls, and a worker
-that has joined, or is lost, has left its slot empty. What is too long for a slot follows in further rounds,
-once all know how long it is.
+A meeting is one round of a side key with a slot of bytes for each worker. A worker pushes zeros into the
+other slots, so the sum has the contents of all slots. This works in each store that sums, and meetings are in
+call order. The slot of a worker that has joined or is lost stays empty. Content that is longer than a slot is
+sent in further rounds, after all workers have received its length.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-#: What workers call, by number. The last one is the end of an `all_reduce` of long arrays.
+#: The operations of workers, by number. The last one ends an `all_reduce` of long arrays.
 ALL_REDUCE, BROADCAST, ALL_GATHER, REDUCED = range(1, 5)
 _CALLED = {ALL_REDUCE: "all_reduce", BROADCAST: "broadcast_object", ALL_GATHER: "all_gather_object"}
 
 _HEAD = struct.Struct("<IIQ")  # the operation; bytes of its description; bytes of its content
 _KEY = SIDE + "meeting"
-_FEW = 256  # bytes of a slot at least, and, where there are few workers, at most
+_FEW = 256  # least size of a slot in bytes, and largest size with few workers
 _MANY = 1024
-_USUAL = 4096  # bytes of all slots together, if that can be
+_USUAL = 4096  # largest size of all slots together in bytes, where the least size of a slot permits it
 _KEPT = 4  # pairs of buffers that are used again
 
-#: Elements of the pieces in which long content travels are a power of two between these.
+#: Long content is sent in pieces; their numbers of elements are powers of two between these.
 _SMALLEST, _LARGEST = 1 << 10, 1 << 20
 
 
@@ -46,45 +46,45 @@ class SideKeys(NamedTuple):
 
     rank: int
     num_workers: int
-    #: Whether operations of theirs go on beside others of the store.
+    #: Whether operations on side keys run concurrently with other operations of the store.
     are_concurrent: bool
     #: The engine of the store.
     engine: Engine
     init: Callable[[str, Array], None]
     pushpull: Callable[..., Any]
-    #: Begins a verb with its arguments; what `then` names is called at the end of it.
+    #: Starts a method with its arguments; the function passed as `then` is called at its end.
     start: Callable[..., Work]
-    #: Whether a worker is expected whose part is missing.
+    #: Whether the store waits for a worker of which no message has arrived.
     expects: Callable[[int], bool]
 
 
-class Said(NamedTuple):
-    """What one worker has said: what it has called, of what, and how long its content is."""
+class Message(NamedTuple):
+    """The message of one worker: its operation, the description, and the length of its content."""
 
     operation: int
     description: bytes
     nbytes: int
 
 
-class AllSaid(NamedTuple):
-    """What the workers have said, by rank; None: the worker takes no part any more."""
+class Messages(NamedTuple):
+    """The messages of the workers, by rank; None for a worker that does not take part any more."""
 
-    said: list[Said | None]
+    said: list[Message | None]
     data: bytes
     slot: int
 
     def is_here(self, rank: int) -> bool:
-        """Whether the content of a worker is in its slot."""
+        """Return whether the content of a worker is in its slot."""
         one = self.said[rank]
         return one is not None and _begin(one.description) + one.nbytes <= self.slot
 
     def nbytes(self, rank: int) -> int:
-        """Return how long the content of a worker is."""
+        """Return the length of a worker's content in bytes."""
         one = self.said[rank]
         return 0 if one is None else one.nbytes
 
     def content(self, rank: int) -> memoryview:
-        """Return the content of a worker that is in its slot."""
+        """Return the content of a worker from its slot."""
         one = self.said[rank]
         assert one is not None
         at = rank * self.slot + _begin(one.description)
@@ -92,13 +92,13 @@ class AllSaid(NamedTuple):
 
     @property
     def present(self) -> list[int]:
-        """Ranks that take part."""
+        """Return the ranks of the present workers."""
         said = self.said
         return list(range(len(said))) if None not in said else [r for r, one in enumerate(said) if one]
 
 
 class _Buffers(NamedTuple):
-    """Memory for a meeting: what this worker says, its bytes, and what all say."""
+    """Memory of a meeting: this worker's message, its bytes, and the sum of all messages."""
 
     mine: Array
     slots: memoryview
@@ -111,58 +111,61 @@ class Meetings:
     def __init__(self, sides: SideKeys) -> None:
         self._sides = sides
         self.rank, self.size = sides.rank, sides.num_workers
-        #: Whether they go on beside other operations of the store.
+        #: Whether meetings run concurrently with other operations of the store.
         self.are_concurrent = sides.are_concurrent
-        #: Held during the rounds that belong to one operation.
+        #: Held during all rounds of one operation.
         self.lock = threading.RLock()
-        #: Bytes of a slot.
+        #: Size of a slot in bytes.
         self.slot = min(_MANY, max(_FEW, _USUAL // self.size // 64 * 64))
         self._free: list[_Buffers] = []
         self._made: set[str] = set()
         self._making = threading.Lock()
-        self._gone: set[int] = set()  # ranks that take no part any more
+        self._gone: set[int] = set()  # ranks that do not take part any more
 
-    def fits(self, said: Said) -> bool:
-        """Whether the content fits a slot."""
+    def fits(self, said: Message) -> bool:
+        """Return whether the content fits into a slot."""
         return _begin(said.description) + said.nbytes <= self.slot
 
-    def meet(self, said: Said, content: Sequence[Array] = ()) -> AllSaid:
-        """Say something, with its content where that fits, and wait for what the others say.
+    def meet(self, said: Message, content: Sequence[Array] = ()) -> Messages:
+        """Send a message, with the content if it fits into a slot, and wait for the messages of all workers.
 
-        A worker that was restarted may meet the others at the end of an operation that began without it.
+        The first meeting of a restarted worker can be the end of an operation that began without it.
         """
         while True:
             buffers = self._filled(said, content)
             self._sides.pushpull(_KEY, buffers.mine, out=buffers.sum)
-            heard = self._heard(buffers)
-            if said.operation == REDUCED or not heard_end(heard):
+            heard = self._received(buffers)
+            if said.operation == REDUCED or not ranks_at_end(heard):
                 return heard
 
-    def start(self, said: Said, content: Sequence[Array], end: Callable[[AllSaid], None]) -> Work:
-        """Say something with its content; `end` gets what the others say, when it has come."""
+    def start(self, said: Message, content: Sequence[Array], end: Callable[[Messages], None]) -> Work:
+        """Send a message and its content.
+
+        `end` is called with the messages of all workers, when they have arrived.
+        """
         buffers = self._filled(said, content)
         groups: list[Group] = [(_KEY, [buffers.mine])]
 
         def then() -> None:
-            end(self._heard(buffers))
+            end(self._received(buffers))
 
         return self._sides.start("pushpull", groups, 0, groups, [(_KEY, [buffers.sum])], then=then)
 
     def queue(self, run: Callable[[], None], what: str) -> Work:
-        """Have something that meets run in the background, behind the meetings so far."""
+        """Run a function with meetings in the background, after the queued meetings."""
         return self._sides.engine.submit([_KEY], run, 0, what)
 
     def run_now(self, run: Callable[[], None], what: str) -> Work:
-        """Run something that meets in this call, and return the handle of what is done."""
+        """Run a function with meetings in this call, and return a complete handle."""
         self.wait()
         return self._sides.engine.run_now(run, what)
 
     def wait(self) -> None:
-        """Wait for the meetings of this worker that are under way in the background."""
+        """Wait for the meetings of this worker in the background."""
         if self._sides.engine.busy:
             self._sides.engine.wait_for([_KEY])
 
-    def _filled(self, said: Said, content: Sequence[Array]) -> _Buffers:
+    def _filled(self, said: Message, content: Sequence[Array]) -> _Buffers:
         """Return memory with this worker's slot filled, and memory for the sum."""
         self._make(_KEY, self.size * self.slot // 4, np.dtype(np.int32))
         buffers = self._free.pop() if self._free else _buffers(self.size * self.slot // 4)
@@ -174,36 +177,39 @@ class Meetings:
             buffers.slots[at : at + said.nbytes] = b"".join([array.tobytes() for array in content])
         return buffers
 
-    def _heard(self, buffers: _Buffers) -> AllSaid:
-        """Read the sum, and let its memory be used again."""
+    def _received(self, buffers: _Buffers) -> Messages:
+        """Decode the sum, and release its memory for further use."""
         data = buffers.sum.tobytes()
         if len(self._free) < _KEPT:
             self._free.append(buffers)
         at = self.rank * self.slot
-        own = _said(data, at)  # mostly what all have said
+        own = _decoded(data, at)  # usually equal in all workers
         begin = data[at : at + _HEAD.size + (len(own.description) if own else 0)]
         said = [
-            own if data.startswith(begin, at) else _said(data, at)
+            own if data.startswith(begin, at) else _decoded(data, at)
             for at in range(0, self.size * self.slot, self.slot)
         ]
         if None in said:
             self._check_absent([rank for rank, one in enumerate(said) if one is None])
-        return AllSaid(said, data, self.slot)
+        return Messages(said, data, self.slot)
 
     def _check_absent(self, ranks: list[int]) -> None:
-        """Raise if a worker is missing that has said something."""
+        """Raise if the message of a present worker is missing."""
         for rank in ranks:
             if rank not in self._gone and self._sides.expects(rank):
                 raise KVStoreError(
-                    f"worker {self.rank}: what worker {rank} has said was lost with the memory of a server "
-                    "that was restarted, and nothing was changed here; other workers may have the result"
+                    f"worker {self.rank}: the message of worker {rank} was lost with the memory of a "
+                    "restarted server; no array has changed here, but other workers may have the result"
                 )
         self._gone.update(ranks)
 
     # ---------------------------------------------------------------------------------------- long content
 
     def sum(self, flat: Array) -> None:
-        """Replace a flat array by its sum over the workers, all of which call this with as many elements."""
+        """Replace a flat array by its sum over the workers.
+
+        All workers call this with the same number of elements.
+        """
         done = 0
         while done < flat.size:
             sizes = _pieces(flat.size - done)
@@ -220,7 +226,7 @@ class Meetings:
             done = ends[-1]
 
     def _make(self, key: str, size: int, dtype: np.dtype[Any]) -> None:
-        """See to it that the workers have a side key."""
+        """Create a side key on all workers, unless it exists."""
         if key in self._made:
             return
         with self._making:
@@ -234,20 +240,20 @@ def _buffers(words: int) -> _Buffers:
     return _Buffers(mine, mine.data.cast("B"), np.empty(words, np.int32))
 
 
-def heard_end(heard: AllSaid) -> list[int]:
+def ranks_at_end(heard: Messages) -> list[int]:
     """Return the ranks that are at the end of an `all_reduce` of long arrays."""
     return [rank for rank, one in enumerate(heard.said) if one is not None and one.operation == REDUCED]
 
 
-def check_same(heard: AllSaid, sizes: bool = True) -> None:
-    """Raise, on all workers, unless all have called the same, with content of the same `sizes`."""
+def check_same(heard: Messages, sizes: bool = True) -> None:
+    """Raise, on all workers, unless all have called the same operation, with content of the same `sizes`."""
     (first, one), *others = [(rank, said) for rank, said in enumerate(heard.said) if said is not None]
     for rank, other in others:
         if other is not one and (other[:2] != one[:2] or (sizes and other != one)):
             raise _differs(first, one, rank, other)
 
 
-def _differs(first: int, one: Said, rank: int, other: Said) -> KVStoreError:
+def _differs(first: int, one: Message, rank: int, other: Message) -> KVStoreError:
     text = (
         f"worker {first} has called {_called(one)}, worker {rank} {_called(other)}: all workers make the "
         "same calls in the same order, with the same shapes and element types. Nothing was changed"
@@ -257,34 +263,37 @@ def _differs(first: int, one: Said, rank: int, other: Said) -> KVStoreError:
     return DTypeError(text) if _types(one) != _types(other) else ShapeError(text)
 
 
-def _called(said: Said) -> str:
+def _called(said: Message) -> str:
     return f"{_CALLED.get(said.operation, 'something else')} of {said.description.decode(errors='replace')}"
 
 
-def _types(said: Said) -> list[bytes]:
+def _types(said: Message) -> list[bytes]:
     return [part.split(b" (")[0] for part in said.description.split(b"; ")]
 
 
-def _said(data: bytes, at: int) -> Said | None:
+def _decoded(data: bytes, at: int) -> Message | None:
     operation, length, nbytes = _HEAD.unpack_from(data, at)
     begin = at + _HEAD.size
-    return Said(operation, data[begin : begin + length], nbytes) if operation else None
+    return Message(operation, data[begin : begin + length], nbytes) if operation else None
 
 
 def _begin(description: bytes) -> int:
-    """Return where in a slot the content begins, in line for all element types."""
+    """Return the offset of the content in a slot, aligned for all element types."""
     return -(-(_HEAD.size + len(description)) // 8) * 8
 
 
 def _pieces(count: int) -> list[int]:
-    """Cut the next elements: each power of two at most once, for keys do not repeat in a call."""
+    """Cut the next elements into pieces.
+
+    Each power of two at most once, because keys do not repeat in a call.
+    """
     count = min(-(-count // _SMALLEST) * _SMALLEST, 2 * _LARGEST - _SMALLEST)
     sizes = (1 << bit for bit in reversed(range(_LARGEST.bit_length())))
     return [size for size in sizes if size >= _SMALLEST and count & size]
 
 
 def _padded(piece: Array, size: int) -> Array:
-    """Return a piece with zeros up to a size; one that has it as it is."""
+    """Return a piece, padded with zeros to a size; a copy only if it is shorter."""
     if piece.size == size:
         return piece
     padded = np.zeros(size, piece.dtype)

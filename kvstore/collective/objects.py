@@ -1,4 +1,4 @@
-"""Objects that workers send each other: what JSON can say, bytes, and arrays. Nothing of them is ever run."""
+"""Encoding of objects that workers exchange: JSON's types, bytes and arrays. No code is encoded or run."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ Array = npt.NDArray[Any]
 
 
 class ArrayKind(NamedTuple):
-    """The arrays of a framework: what views one on the host, None for another thing; and what makes one."""
+    """The arrays of a framework: a function that views one on the host, and a constructor."""
 
     view: Callable[[Any], Array | None]
     make: Callable[[Array], Any]
 
 
-#: Arrays of all libraries that speak an array protocol come back as NumPy's.
+#: Arrays of all libraries with an array protocol are decoded as NumPy's.
 NUMPY = ArrayKind(lambda _: None, lambda array: array)
 
-_NUMPY, _SCALAR, _OTHER = 1, 2, 3  # codes of MessagePack's extensions: whose array it was
-_DEEPEST = 100  # lists and dicts within each other
+_NUMPY, _SCALAR, _OTHER = 1, 2, 3  # codes of MessagePack's extensions: the library of the array
+_DEEPEST = 100  # largest depth of nested lists and dicts
 _INT64 = 2**63
 
 
 def packed(value: Any, kind: ArrayKind = NUMPY) -> bytes:
-    """Write an object down.
+    """Encode an object.
 
     Raises
     ------
     ArgumentError
-        A part of it is of no such type. The message names its place.
+        A part of the object has another type. The message has the place of that part.
     """
     return msgspec.msgpack.encode(_plain(value, "value", 0, kind))
 
 
 def unpacked(data: bytes | memoryview, kind: ArrayKind = NUMPY) -> Any:
-    """Read what `packed` has written; what was no array of NumPy is one of this kind."""
+    """Decode the result of `packed`; arrays of other libraries than NumPy become arrays of `kind`."""
     return msgspec.msgpack.decode(data, ext_hook=partial(_array, kind))
 
 
 def _plain(value: Any, path: str, depth: int, kind: ArrayKind) -> Any:
-    """Return the same in types that MessagePack has."""
+    """Convert an object to the types of MessagePack."""
     of = type(value)
     if value is None or of in (bool, float, bytes):
         return value
@@ -109,13 +109,13 @@ def _viewed(value: Any, path: str, kind: ArrayKind) -> Array:
     except (KVStoreError, TypeError, ValueError, RuntimeError) as error:
         raise ArgumentError(f"{path} cannot be sent: {error}") from error
     raise ArgumentError(
-        f"{path} is of type {_name(value)}: what can be sent is None, bool, int, float, str, bytes, "
+        f"{path} is of type {_name(value)}: objects can have None, bool, int, float, str, bytes, "
         "lists, dicts with str keys, and arrays"
     )
 
 
 def _array(kind: ArrayKind, code: int, content: memoryview) -> Any:
-    """Read an array that `_packed_array` has written."""
+    """Decode an array of `_packed_array`."""
     length = int.from_bytes(content[:4], "little")
     name, shape = msgspec.msgpack.decode(content[4 : 4 + length], type=tuple[str, tuple[int, ...]])
     dtype = dtype_named(name) if name in DTYPES else np.dtype(name)

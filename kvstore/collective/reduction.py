@@ -13,19 +13,19 @@ import numpy.typing as npt
 from ..arrays.element_types import HALVES, name_of
 from ..arrays.means import check_mean, quotient
 from ..errors import PeerLostError
-from .meeting import ALL_REDUCE, REDUCED, AllSaid, Meetings, Said, check_same, heard_end
-from .places import Place, place_of
+from .meeting import ALL_REDUCE, REDUCED, Meetings, Message, Messages, check_same, ranks_at_end
+from .operands import Operand, operand_of
 
 if TYPE_CHECKING:
     from ..engine import Work
 
 Array = npt.NDArray[Any]
 
-_DESCRIBED = 96  # bytes of a description; of a longer one its hash is compared
+_DESCRIBED = 96  # bytes; a longer description is compared by its hash
 
 
 class Reduction:
-    """The sums of one worker; with `survives` the loss of another is no error."""
+    """The sums of one worker; with `survives` the loss of another worker is not an error."""
 
     def __init__(self, meetings: Meetings, survives: bool) -> None:
         self._meetings, self._survives = meetings, survives
@@ -34,38 +34,38 @@ class Reduction:
     def run(self, arrays: Sequence[Any], average: bool) -> None:
         """Replace arrays by their sums or means over the workers."""
         self._meetings.wait()
-        places = places_of(arrays, average)
-        self._reduce(places, average)
+        operands = operands_of(arrays, average)
+        self._reduce(operands, average)
 
     def start(self, arrays: Sequence[Any], average: bool) -> Work:
-        """Begin the same; the arrays belong to the store until the result is done."""
-        places = places_of(arrays, average)
-        said, values = _said(places, average), [place.value for place in places]
+        """Start `run` in the background; the arrays belong to the store until the handle is done."""
+        operands = operands_of(arrays, average)
+        said, values = _message_of(operands, average), [operand.value for operand in operands]
         self._queued = [work for work in self._queued if not work.done()]
         if not self._queued and self._meetings.fits(said):
-            return self._meetings.start(said, values, partial(self._end, places, average))
-        reduce = partial(self._reduce, places, average)
-        if not self._meetings.are_concurrent:  # the order of all operations is that of the calls
+            return self._meetings.start(said, values, partial(self._end, operands, average))
+        reduce = partial(self._reduce, operands, average)
+        if not self._meetings.are_concurrent:  # all operations are in call order
             return self._meetings.run_now(reduce, "all_reduce")
         self._queued.append(self._meetings.queue(reduce, "all_reduce"))
         return self._queued[-1]
 
-    def _reduce(self, places: list[Place], average: bool) -> None:
+    def _reduce(self, operands: list[Operand], average: bool) -> None:
         with self._meetings.lock:
-            self._reduce_alone(places, average)
+            self._reduce_alone(operands, average)
 
-    def _reduce_alone(self, places: list[Place], average: bool) -> None:
-        said, values = _said(places, average), [place.value for place in places]
+    def _reduce_alone(self, operands: list[Operand], average: bool) -> None:
+        said, values = _message_of(operands, average), [operand.value for operand in operands]
         heard = self._meetings.meet(said, values)
         if self._meetings.fits(said):
-            self._end(places, average, heard)
+            self._end(operands, average, heard)
             return
         check_same(heard)
         totals = self._sums(values, len(heard.present) if average else 1)
         if self._survives:
             self._check_present(heard.present)
-        for place, total in zip(places, totals, strict=True):
-            place.put(total)
+        for operand, total in zip(operands, totals, strict=True):
+            operand.put(total)
 
     def _sums(self, values: list[Array], divisor: int) -> list[Array]:
         """Return the sums of long arrays, one round after the other for each element type."""
@@ -84,9 +84,9 @@ class Reduction:
         return [totals[at] for at in range(len(values))]
 
     def _check_present(self, before: list[int]) -> None:
-        """Raise if a worker was lost on the way: some elements have its part then, and others have not."""
-        heard = self._meetings.meet(Said(REDUCED, b"", 0))
-        gone = sorted(set(before) - set(heard_end(heard)))
+        """Raise if a worker was lost in between: some sums contain its part, and others do not."""
+        heard = self._meetings.meet(Message(REDUCED, b"", 0))
+        gone = sorted(set(before) - set(ranks_at_end(heard)))
         if gone:
             raise PeerLostError(
                 f"worker {gone[0]} was lost during an all_reduce, which has changed no array: call it "
@@ -95,34 +95,36 @@ class Reduction:
             )
 
     @staticmethod
-    def _end(places: list[Place], average: bool, heard: AllSaid) -> None:
-        """Sum what has come in slots, in the order of the ranks."""
+    def _end(operands: list[Operand], average: bool, heard: Messages) -> None:
+        """Sum the contents of the slots in the order of the ranks."""
         check_same(heard)
         at = 0
         contents = [heard.content(rank) for rank in heard.present]
-        for place in places:
-            value = place.value
+        for operand in operands:
+            value = operand.value
             parts = [np.frombuffer(one, value.dtype, value.size, at) for one in contents]
             at += value.nbytes
-            place.put(_total(parts, len(parts) if average else 1).reshape(value.shape))
+            operand.put(_total(parts, len(parts) if average else 1).reshape(value.shape))
 
 
-def places_of(arrays: Sequence[Any], average: bool) -> list[Place]:
-    """Look at arrays that are to be summed or averaged."""
-    places = [place_of(array, at, len(arrays)) for at, array in enumerate(arrays)]
-    for place in places if average else ():
-        check_mean(place.value.dtype, place.what)
-    return places
+def operands_of(arrays: Sequence[Any], average: bool) -> list[Operand]:
+    """Return the operands of arrays that are summed or averaged."""
+    operands = [operand_of(array, at, len(arrays)) for at, array in enumerate(arrays)]
+    for operand in operands if average else ():
+        check_mean(operand.value.dtype, operand.what)
+    return operands
 
 
-def _said(places: Sequence[Place], average: bool) -> Said:
-    kinds = [(place.value.dtype, place.value.shape) for place in places]
-    return Said(ALL_REDUCE, _described(average, *kinds), sum([place.value.nbytes for place in places]))
+def _message_of(operands: Sequence[Operand], average: bool) -> Message:
+    kinds = [(operand.value.dtype, operand.value.shape) for operand in operands]
+    return Message(
+        ALL_REDUCE, _described(average, *kinds), sum([operand.value.nbytes for operand in operands])
+    )
 
 
 @lru_cache(maxsize=256)
 def _described(average: bool, *kinds: tuple[np.dtype[Any], tuple[int, ...]]) -> bytes:
-    """Say of what element types and shapes arrays are; in few bytes."""
+    """Encode the element types and shapes of the arrays, in few bytes."""
     named = "; ".join(f"{dtype.name} {shape}" for dtype, shape in kinds)
     text = ((f"average of {named}") if average else named).encode()
     if len(text) > _DESCRIBED:

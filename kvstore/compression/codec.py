@@ -22,7 +22,7 @@ _registry: dict[str, type[Codec]] = {}
 
 
 class Codec:
-    """Base class of codecs, also of codecs of your own. A codec packs float32 gradients.
+    """Base class of codecs, also of user-defined ones. A codec packs float32 gradients.
 
     A codec is created from keyword arguments, and `config` returns them. Processes send a codec to each other
     as its name and its config.
@@ -73,7 +73,7 @@ class Codec:
 
     @property
     def compiled(self) -> tuple[int, float] | None:
-        """Code and threshold for compiled kernels with the same result, or None if there are none."""
+        """Code and threshold for compiled kernels with the same result, or None without such kernels."""
         return None
 
     def __eq__(self, other: object) -> bool:
@@ -206,7 +206,7 @@ def as_float32(name: str, threshold: Any) -> float:
     """
     try:
         value = float(threshold)
-    except Exception:  # whatever a `__float__` raises
+    except Exception:  # any exception of a `__float__`
         raise ConfigError(f"threshold of {name!r} must be a number, got {threshold!r}") from None
     if math.isnan(value):
         raise ConfigError(f"threshold of {name!r} must be a number, got {value}")

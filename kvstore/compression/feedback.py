@@ -188,7 +188,7 @@ def required(feedback: Feedback | None, what: str) -> Feedback:
     Raises
     ------
     ConfigError
-        None is set.
+        No compression is set.
     """
     if feedback is None:
         raise ConfigError(f"{what} needs gradient compression; call set_gradient_compression first")

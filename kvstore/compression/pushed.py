@@ -108,7 +108,7 @@ class PythonCodecSource:
         return restored
 
     def _nbytes(self, size: int) -> int:
-        nbytes: Any = self._codec.nbytes(size)  # a user-defined class can return anything
+        nbytes: Any = self._codec.nbytes(size)  # a user-defined class can return any object
         if not isinstance(nbytes, int) or isinstance(nbytes, bool) or not 0 <= nbytes < 2**47:
             raise CodecError(
                 f"codec {self._codec.name!r} needs {nbytes!r} bytes for {size} elements of key "

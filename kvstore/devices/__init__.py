@@ -1,5 +1,5 @@
-"""Arrays on GPUs: what lies where, streams and their order, memory of our own. No keys, no stores.
+"""Arrays on GPUs: their location, streams and the order of work, memory of stores. No keys, no stores.
 
-Nothing here imports CUDA or a framework before an array of a GPU has been met; `driver` is the one module
-that talks to the driver.
+Neither CUDA nor a framework is imported before the first array on a GPU is used. Only `driver` calls the CUDA
+driver.
 """

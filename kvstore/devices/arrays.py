@@ -1,7 +1,8 @@
-"""GPU arrays of any library, seen by address, without importing that library; and arrays of our own.
+"""GPU arrays of any library as addresses, without importing that library; and GPU arrays of kvstore.
 
-`device_of` says on which GPU an object lies, `stream_for` on which stream its owner works, and `view` gives
-address, type and shape. Torch, CuPy and JAX are told by the module of the type, so that nothing is imported.
+`device_of` returns the GPU of an object, `stream_for` the current stream of its owner, and `view` its
+address, type and shape. The module of the type distinguishes torch, CuPy and JAX, so that no library is
+imported.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arrays import dlpack, interface, tensors
-from ..arrays.addresses import Strides, describe, is_contiguous, overlaps_itself, unusable
+from ..arrays.addresses import Strides, describe, is_contiguous, overlaps_itself, unusable_array_error
 from ..arrays.element_types import DTYPES, unsupported
-from ..arrays.host import is_jax_type, refuse_what_is_no_array, several_at_one_place
+from ..arrays.host import is_jax_type, overlapping_elements_error, refuse_non_array
 from ..arrays.sparse import RowSparseArray
 from ..errors import ArrayError, KVStoreError
 from . import driver, streams
@@ -33,7 +34,7 @@ _HOST_TYPES = (np.ndarray, np.generic, RowSparseArray, str, bytes, bool, int, fl
 
 @dataclass(eq=False, slots=True)
 class DeviceView:
-    """What must be known of an array on a GPU to let a kernel have it.
+    """The description of an array on a GPU for kernels.
 
     Attributes
     ----------
@@ -42,16 +43,16 @@ class DeviceView:
     shape : tuple of int
     contiguous, readonly : bool
     kind : str
-        Which library's it is: ``"torch"``, ``"cupy"``, ``"jax"``, ``"own"``, or ``"any"`` of those that speak
+        Library of the array: ``"torch"``, ``"cupy"``, ``"jax"``, ``"own"``, or ``"any"`` for others with
         ``__cuda_array_interface__`` or DLPack.
     owner : object
         Keeps the memory alive.
     producer : Stream or None
-        Where its content is written, if the array says so.
+        The stream that writes its content, if the array has that information.
     stream : Stream or None
-        On which stream to work, for a view that was made ahead of the work.
+        The stream of the work, for a view that was made before the work.
     strides : tuple of int or None
-        In bytes; None where the protocol has none. For the check of outs that overlap themselves.
+        In bytes; None if the protocol has none. Used to check that elements of outs do not overlap.
     """
 
     address: int
@@ -68,14 +69,14 @@ class DeviceView:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its elements."""
+        """Size of its elements in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 class DeviceArray:
-    """A C-contiguous array of a store on a GPU, as `KVStore.view` and updaters get it.
+    """A C-contiguous array of a store on a GPU, as returned by `KVStore.view` and passed to updaters.
 
-    It speaks ``__cuda_array_interface__`` (version 3) and DLPack, so ``torch.from_dlpack(array)``,
+    It has ``__cuda_array_interface__`` (version 3) and DLPack, so ``torch.from_dlpack(array)``,
     ``torch.as_tensor(array, device="cuda")``, ``cupy.asarray(array)`` and ``numba.cuda.as_cuda_array(array)``
     share its memory.
 
@@ -111,18 +112,18 @@ class DeviceArray:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its elements."""
+        """Size of its elements in bytes."""
         return self.size * self.dtype.itemsize
 
     def numpy(self) -> npt.NDArray[Any]:
-        """Copy to the host; blocks until the store's work on it is done."""
+        """Copy to the host; blocks until the store's work on it is complete."""
         array = np.empty(self.shape, self.dtype)
         host_copy(driver.get(), self._memory.address, array, self._stream.handle, self.device)
         return array
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Version 3. bfloat16 goes as two bytes without a meaning, as PyTorch has it."""
+        """Version 3 of the protocol. bfloat16 is described as two bytes without a type, as PyTorch does."""
         typestr = "<V2" if self.dtype.name == "bfloat16" else self.dtype.str
         return {
             "shape": self.shape,
@@ -145,7 +146,7 @@ class DeviceArray:
         copy: bool | None = None,
     ) -> Any:
         if copy or dl_device not in (None, self.__dlpack_device__()):
-            raise BufferError("this array is lent where it lies; copy it yourself")
+            raise BufferError("this array is exported on its device and without a copy only; copy it first")
         if stream != -1:
             streams.order(driver.get(), self._stream, Stream(self.device, stream or driver.LEGACY_STREAM))
         return dlpack.export(
@@ -167,11 +168,11 @@ class DeviceArray:
         return f"<DeviceArray {self.dtype} {self.shape} on cuda:{self.device}>"
 
 
-# ------------------------------------------------------------------------------------------- where it lies
+# ------------------------------------------------------------------------------------------- location
 
 
 def _kind_of(cls: Any) -> str:
-    """Which library's arrays a type is of; "host" where none of them can lie on a GPU."""
+    """Return the library of an array type; "host" if its arrays cannot be on a GPU."""
     if issubclass(cls, DeviceView):
         return "view"
     if issubclass(cls, DeviceArray):
@@ -190,12 +191,12 @@ _kind: Callable[[Any], str] = lru_cache(maxsize=1024)(_kind_of)
 
 
 def device_of(obj: Any) -> int | None:
-    """Return the number of the GPU on which an object lies; None where it lies on the host, or is no array.
+    """Return the number of the GPU on which an object is; None if it is on the host, or is not an array.
 
     Raises
     ------
     ArrayError
-        It lies on a device of another make.
+        It is on a device of another vendor.
     """
     kind = _kind(type(obj))
     if kind == "host":
@@ -211,19 +212,19 @@ def device_of(obj: Any) -> int | None:
 
 
 def check_all_on_devices(values: Iterable[Any], key: object) -> None:
-    """Raise `ArrayError` unless all values of one push lie on GPUs."""
+    """Raise `ArrayError` unless all values of one push are on GPUs."""
     for value in values:
         if device_of(value) is None:
-            refuse_what_is_no_array(value, f"value of key {key!r}")
+            refuse_non_array(value, f"value of key {key!r}")
             raise ArrayError(
                 f"the values of key {key!r} lie on the host and on a GPU; give arrays of one kind in one list"
             )
 
 
 def _device_of_any(obj: Any) -> int | None:
-    """Return the GPU that a protocol names.
+    """Return the GPU of an object in one of the protocols.
 
-    None also for an object that fails: the host's reader explains it.
+    None also for an object that raises: the reader for the host makes the error.
     """
     shown = getattr(obj, "__cuda_array_interface__", None)
     if shown is not None:
@@ -232,7 +233,7 @@ def _device_of_any(obj: Any) -> int | None:
     ask = getattr(obj, "__dlpack_device__", None)
     try:
         kind, index = (0, 0) if ask is None else (int(part) for part in ask())
-    except Exception:  # a foreign object may raise anything here, such as a deleted array of JAX
+    except Exception:  # any exception: a deleted array of JAX, for example
         return None
     return index if kind in dlpack.ON_GPU else None
 
@@ -242,24 +243,24 @@ def _place(address: int) -> int:
 
 
 def any_on_device(arrays: Iterable[Any]) -> bool:
-    """Whether one of these lies on a GPU."""
+    """Return whether one of these arrays is on a GPU."""
     return any(type(array) is not np.ndarray and device_of(array) is not None for array in arrays)
 
 
 def addresses_of(objects: list[Any]) -> list[int]:
-    """Where arrays on GPUs begin now."""
+    """Return the present addresses of arrays on GPUs."""
     if all(_kind(type(one)) == "torch" for one in objects):
         return [one.data_ptr() for one in objects]
     return [address_of(one) for one in objects]
 
 
 def is_tensor(obj: Any) -> bool:
-    """Whether it is PyTorch's."""
+    """Return whether an object is a tensor of PyTorch."""
     return _kind(type(obj)) == "torch"
 
 
 def address_of(obj: Any) -> int:
-    """Where an array on a GPU begins now."""
+    """Return the present address of an array on a GPU."""
     kind = _kind(type(obj))
     if kind == "torch":
         return int(obj.data_ptr())
@@ -277,10 +278,10 @@ def address_of(obj: Any) -> int:
 
 
 def stream_for(arrays: Iterable[Any], device: int) -> Stream:
-    """Return the stream on which the owner of these arrays works now.
+    """Return the current stream of the owner of these arrays.
 
-    PyTorch's current stream of the device if one of them is PyTorch's; else CuPy's; else the stream that an
-    array names; else the legacy default stream, which waits for all others and they for it.
+    PyTorch's current stream of the device if an array is PyTorch's; else CuPy's; else the stream of the
+    protocol of an array; else the legacy default stream, which synchronises with all other streams.
     """
     named: Stream | None = None
     cupy = False
@@ -300,8 +301,8 @@ def stream_for(arrays: Iterable[Any], device: int) -> Stream:
     return named or Stream(device, driver.LEGACY_STREAM)
 
 
-def speaker(objects: list[Any]) -> list[Any]:
-    """Return the one array, if there is one, by which `stream_for` decides for all of these."""
+def stream_owner(objects: list[Any]) -> list[Any]:
+    """Return the array that determines the stream of `stream_for`, or None."""
     kinds = [_kind(type(one)) for one in objects]
     for kind in ("torch", "cupy"):
         if kind in kinds:
@@ -311,7 +312,7 @@ def speaker(objects: list[Any]) -> list[Any]:
 
 
 def work_on(stream: Stream, kind: str) -> AbstractContextManager[Any]:
-    """Let a library's own operations run on a stream."""
+    """Return a context in which a library runs its own operations on a stream."""
     if kind == "torch":
         cuda = sys.modules["torch"].cuda
         if stream.handle == driver.LEGACY_STREAM:
@@ -327,23 +328,24 @@ def work_on(stream: Stream, kind: str) -> AbstractContextManager[Any]:
 
 
 def view(obj: Any, what: str, stream: Stream, write: bool = False) -> DeviceView:
-    """See an array on a GPU by its address.
+    """View an array on a GPU by its address.
 
     Parameters
     ----------
     obj : array
-        For which `device_of` names a GPU.
+        An array for which `device_of` returns a GPU.
     what : str
-        How to call it in an error.
+        Name of the array in errors.
     stream : Stream
-        Where it will be used; a producer that is asked for DLPack orders its own work before that.
+        The stream of the work; a producer of a DLPack capsule orders its own work before it.
     write : bool
-        Whether it is to be written.
+        Whether the array will be written.
 
     Raises
     ------
     ArrayError
-        Read-only or immutable where it is to be written; sparse, masked, or otherwise no plain array.
+        The array is read-only or immutable and would be written; or it is sparse, masked, or not a plain
+        array.
     DTypeError
         An element type outside of `kvstore.arrays.element_types.DTYPES`.
     """
@@ -354,7 +356,7 @@ def view(obj: Any, what: str, stream: Stream, write: bool = False) -> DeviceView
     if write and made.readonly:
         raise ArrayError(f"{what} is read-only: {describe(obj)}; pass an array that may be written")
     if write and not made.contiguous and overlaps_itself(made.shape, made.strides, made.dtype.itemsize):
-        raise several_at_one_place(what, made.strides, obj)
+        raise overlapping_elements_error(what, made.strides, obj)
     return made
 
 
@@ -400,7 +402,7 @@ def _of_any(array: Any, what: str, stream: Stream) -> DeviceView:
         return _of_dlpack(array, what, stream)
     seen = _read(shown, array, what)
     if seen.stream == 0:
-        raise ArrayError(f"{what}: a __cuda_array_interface__ with stream 0, which the protocol rules out")
+        raise ArrayError(f"{what}: its __cuda_array_interface__ has stream 0, which is not permitted")
     device = _place(seen.address) if seen.address else 0
     return DeviceView(
         seen.address,
@@ -416,17 +418,17 @@ def _of_any(array: Any, what: str, stream: Stream) -> DeviceView:
     )
 
 
-def _read(shown: Any, array: Any, what: str) -> interface.Interface:
+def _read(shown: Any, array: Any, what: str) -> interface.ArrayInterface:
     seen = interface.read(shown, array, what)
     if seen.buffer is not None:
-        raise unusable(array, what, TypeError("its data is a buffer, not an address"))
+        raise unusable_array_error(array, what, TypeError("its data is a buffer, not an address"))
     return seen
 
 
 def _of_dlpack(array: Any, what: str, stream: Stream) -> DeviceView:
     immutable = _kind(type(array)) == "jax"
     try:
-        lent = dlpack.Imported(dlpack.capsule_of(array, stream=stream.handle), what, dlpack.ON_GPU)
+        lent = dlpack.ImportedTensor(dlpack.capsule_of(array, stream=stream.handle), what, dlpack.ON_GPU)
     except KVStoreError:
         raise
     except Exception as error:
@@ -467,19 +469,19 @@ def gathered(seen: DeviceView, what: str, stream: Stream) -> DeviceView:
 
 
 def room_for(seen: DeviceView, what: str, stream: Stream) -> tuple[DeviceView, Callable[[], None]]:
-    """Return contiguous memory in place of a strided out, and what brings its content home."""
+    """Return contiguous memory for a strided out, and a function that copies its content to the out."""
     with work_on(stream, seen.kind):
         if seen.kind == "torch":
             buffer, bring = tensors.room_for(seen.owner, what)
-            return _of_torch(buffer, what, stream), lambda: _bring(seen.kind, bring, stream)
+            return _of_torch(buffer, what, stream), lambda: _copy_back(seen.kind, bring, stream)
         if seen.kind == "cupy":
             buffer, out = sys.modules["cupy"].empty(seen.shape, seen.owner.dtype), seen.owner
             bring = partial(out.__setitem__, Ellipsis, buffer)
-            return _of_cupy(buffer, what, stream), lambda: _bring(seen.kind, bring, stream)
+            return _of_cupy(buffer, what, stream), lambda: _copy_back(seen.kind, bring, stream)
     raise _strided(what, seen)
 
 
-def _bring(kind: str, bring: Callable[[], None], stream: Stream) -> None:
+def _copy_back(kind: str, bring: Callable[[], None], stream: Stream) -> None:
     with work_on(stream, kind):
         bring()
 

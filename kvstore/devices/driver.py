@@ -1,7 +1,7 @@
-"""What the stores ask of the CUDA driver, and nothing else asks the driver.
+"""The calls of the CUDA driver: no other module calls the driver.
 
-Addresses, streams and events are plain integers. `get` makes the one `Driver` of the process when the first
-array of a GPU is met; a test may put another one in its place with `use`.
+Addresses, streams and events are plain integers. `get` makes the `Driver` of the process at the first array
+on a GPU; tests replace it with `use`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ..settings.environment import text_of
 
 log = logging.getLogger("kvstore.device")
 
-#: The stream that all others wait for, as the driver and DLPack name it.
+#: The legacy default stream, as the driver and DLPack number it.
 LEGACY_STREAM = 1
 
-#: Called as ``kernel(stream, image address, chunks, *scalars)``, where the device is the thread's.
+#: Called as ``kernel(stream, image address, chunks, *scalars)`` with the current device of the thread.
 Kernel = Callable[..., None]
 
-#: Bytes of what names memory between processes.
+#: Size in bytes of a handle of memory for other processes.
 IPC_HANDLE_BYTES = 64
 
 _LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
@@ -42,7 +42,7 @@ class Driver:
     Raises
     ------
     MissingBackendError
-        The ``cuda`` extra is not installed, or there is no driver or no GPU.
+        The ``cuda`` extra is not installed, or a driver or a GPU is missing.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Driver:
         try:
             self._call("cuInit", 0)
             self.count: int = self._call("cuDeviceGetCount")
-        except Exception as error:  # where there is no library at all, the bindings raise errors of their own
+        except Exception as error:  # without a library, the bindings raise their own errors
             raise MissingBackendError(f"no usable NVIDIA driver or GPU was found: {error}") from error
         self.pid = os.getpid()
         self._contexts: dict[int, Any] = {}
@@ -68,7 +68,10 @@ class Driver:
 
     @contextmanager
     def on(self, device: int) -> Iterator[None]:
-        """Make a device's primary context the thread's; afterwards the old one is back."""
+        """Return a context in which the primary context of a device is current.
+
+        At its end the old one is restored.
+        """
         entered = self.enter(device)
         try:
             yield
@@ -77,7 +80,7 @@ class Driver:
                 self.leave()
 
     def enter(self, device: int) -> bool:
-        """Begin what `on` does: False if the context is there already, else `leave` must follow."""
+        """Make a device's context current; return False if it is already, else `leave` must follow."""
         context = self._contexts.get(device) or self._context(device)
         status, current = self._api.cuCtxGetCurrent()
         if not status and int(current) == self._handles[device]:
@@ -87,25 +90,25 @@ class Driver:
         return True
 
     def leave(self) -> None:
-        """Put back the context that was the thread's before `enter`."""
+        """Restore the context that was current before `enter`."""
         self._call("cuCtxPopCurrent")
 
     def reaches(self, device: int, other: int) -> bool:
-        """Whether kernels of `device` can use memory of `other`; opens the way where there is one."""
+        """Return whether kernels of `device` can use memory of `other`; enables peer access if possible."""
         if device == other:
             return True
         known = self._peers.get((device, other))
         if known is None:
-            known = self._peers[device, other] = self._open_way(device, other)
+            known = self._peers[device, other] = self._enable_peer_access(device, other)
         return known
 
     def device_of(self, address: int) -> int:
-        """Return the number of the device whose memory this is.
+        """Return the number of the device that has this memory.
 
         Raises
         ------
         ArrayError
-            It is memory of the host.
+            The address is host memory.
         """
         names = self._api.CUpointer_attribute
         with self.on(0):
@@ -116,7 +119,7 @@ class Driver:
             return int(self._call("cuPointerGetAttribute", place, address))
 
     def memory(self, device: int) -> tuple[int, int]:
-        """Bytes of a device that are free, and all of them."""
+        """Return the free bytes and all bytes of a device."""
         with self.on(device):
             free, total = self._call("cuMemGetInfo")
         return int(free), int(total)
@@ -124,7 +127,7 @@ class Driver:
     # ----------------------------------------------------------------------------------------- memory
 
     def allocate(self, device: int, nbytes: int) -> int:
-        """Address of new memory of a device.
+        """Return the address of new memory of a device.
 
         Raises
         ------
@@ -133,79 +136,79 @@ class Driver:
         return int(self._on(device, "cuMemAlloc", nbytes))
 
     def free(self, device: int, address: int) -> None:
-        """Give memory back, once the device has done with it."""
+        """Free memory that no work on the device uses any more."""
         self._on(device, "cuMemFree", address)
 
     def lend(self, device: int, nbytes: int, stream: int) -> int:
-        """Address of memory for work on one stream, from the driver's pool."""
+        """Allocate memory for work on one stream from the driver's pool, and return its address."""
         return int(self._on(device, "cuMemAllocAsync", nbytes, stream))
 
     def take_back(self, device: int, address: int, stream: int) -> None:
-        """End a loan when the stream comes to this point."""
+        """Free memory of `lend`, in the order of the stream."""
         self._on(device, "cuMemFreeAsync", address, stream)
 
     def pin(self, nbytes: int) -> int:
-        """Address of new host memory that devices read and write by themselves."""
+        """Return the address of new host memory that devices can read and write."""
         with self.on(0):
             return int(self._call("cuMemHostAlloc", nbytes, 1))  # portable: for all devices
 
     def unpin(self, address: int) -> None:
-        """Give back what `pin` has returned."""
+        """Free memory of `pin`."""
         self._on(0, "cuMemFreeHost", address)
 
     def register(self, address: int, nbytes: int) -> None:
-        """Page-lock whole pages of this process, so that devices read and write them by themselves.
+        """Page-lock whole pages of this process, so that devices can read and write them.
 
         Raises
         ------
         KVStoreError, MemoryError
-            The driver does not do that with this memory, or not with so much.
+            The driver cannot page-lock this memory, or this amount.
         """
         with self.on(0):
             self._call("cuMemHostRegister", address, nbytes, 1)  # portable: for all devices
 
     def unregister(self, address: int) -> None:
-        """End what `register` began at this address; no copy may be under way."""
+        """Undo `register` at this address; no copy may be running."""
         self._on(0, "cuMemHostUnregister", address)
 
     def export(self, device: int, address: int) -> bytes:
-        """Name memory that `allocate` made, so that other processes can `open` it.
+        """Return a handle of memory of `allocate`, with which other processes can `open` it.
 
-        It may be freed when all of them have closed it, and not before.
+        Free the memory only after all of these processes have closed it.
 
         Raises
         ------
         KVStoreError
-            The driver does not do that here.
+            The driver cannot export memory here.
         """
         with self.on(device):
             handle = self._call("cuIpcGetMemHandle", address)
         return ctypes.string_at(handle.getPtr(), IPC_HANDLE_BYTES)
 
     def open(self, device: int, name: bytes) -> int:
-        """Address, for work on `device`, of memory that another process has exported.
+        """Return the address, for work on `device`, of memory that another process has exported.
 
         Raises
         ------
         KVStoreError, MemoryError
-            The driver does not do that here, or the memory is gone.
+            The driver cannot open the memory here, or the memory was freed.
         """
         handle = self._api.CUipcMemHandle()
         ctypes.memmove(handle.getPtr(), name, IPC_HANDLE_BYTES)
         return int(self._on(device, "cuIpcOpenMemHandle", handle, _LAZY_PEER_ACCESS))
 
     def close(self, device: int, address: int) -> None:
-        """End what `open` began, once the device has done with it."""
+        """Undo `open`, when no work on the device uses the memory any more."""
         self._on(device, "cuIpcCloseMemHandle", address)
 
     def copy(self, target: int, source: int, nbytes: int, stream: int, device: int) -> None:
-        """Copy between any two places but two devices, in the order of the stream."""
+        """Copy between two addresses, of which at most one is on a device, in the order of the stream."""
         self._on(device, "cuMemcpyAsync", target, source, nbytes, stream)
 
     def copy_between(
         self, target: tuple[int, int], source: tuple[int, int], nbytes: int, stream: int, device: int
     ) -> None:
-        """Copy between two devices; each place is (device, address). `device` is the stream's."""
+        """Copy between two devices; each place is (device, address). The stream belongs to `device`."""
         to, at = self._context(target[0]), self._context(source[0])
         self._on(device, "cuMemcpyPeerAsync", target[1], to, source[1], at, nbytes, stream)
 
@@ -216,11 +219,11 @@ class Driver:
     # ------------------------------------------------------------------------------ streams and events
 
     def stream(self, device: int) -> int:
-        """Make a stream that waits for no other."""
+        """Make a stream that does not synchronise with other streams."""
         return int(self._on(device, "cuStreamCreate", 1))
 
     def drop_stream(self, stream: int, device: int) -> None:
-        """Give back a stream; what is on it is still done."""
+        """Destroy a stream; work on it is still completed."""
         self._on(device, "cuStreamDestroy", stream)
 
     def event(self, device: int) -> int:
@@ -228,15 +231,15 @@ class Driver:
         return int(self._on(device, "cuEventCreate", _NO_TIMING))
 
     def record(self, event: int, stream: int, device: int) -> None:
-        """Let an event stand for all that is on a stream now."""
+        """Record the present end of a stream in an event."""
         self._on(device, "cuEventRecord", event, stream)
 
     def wait(self, stream: int, event: int, device: int) -> None:
-        """Let what follows on a stream, which is the device's, wait for an event."""
+        """Let later work on a stream of the device wait for an event."""
         self._on(device, "cuStreamWaitEvent", stream, event, 0)
 
     def is_done(self, event: int, device: int) -> bool:
-        """Whether the device has come to an event."""
+        """Return whether an event is complete."""
         with self.on(device):
             (status,) = self._api.cuEventQuery(event)
         if int(status) == _NOT_READY:
@@ -245,21 +248,21 @@ class Driver:
         return True
 
     def finish(self, event: int, device: int) -> None:
-        """Block until the device has come to an event."""
+        """Block until an event is complete."""
         self._on(device, "cuEventSynchronize", event)
 
     def drop_event(self, event: int, device: int) -> None:
-        """Give back an event, which need not have come."""
+        """Destroy an event, which need not be complete."""
         self._on(device, "cuEventDestroy", event)
 
     def synchronize(self, stream: int, device: int) -> None:
-        """Block until a stream has nothing left to do."""
+        """Block until a stream has no work left."""
         self._on(device, "cuStreamSynchronize", stream)
 
     # ---------------------------------------------------------------------------------------- kernels
 
     def kernel(self, spec: Any, device: int) -> Kernel:
-        """Load a kernel, built ahead, found on disk, or compiled now."""
+        """Load a kernel: compiled at build time, found on disk, or compiled now."""
         known = self._kernels.get((spec, device))
         if known is None:
             with self.on(device):
@@ -283,7 +286,7 @@ class Driver:
 
         return kernel
 
-    # --------------------------------------------------------------------------------------- plumbing
+    # --------------------------------------------------------------------------------------- helpers
 
     def _context(self, device: int) -> Any:
         context = self._contexts.get(device)
@@ -293,7 +296,7 @@ class Driver:
                 self._handles[device] = int(context)
         return context
 
-    def _open_way(self, device: int, other: int) -> bool:
+    def _enable_peer_access(self, device: int, other: int) -> bool:
         if text_of("gpu_p2p") == "0":
             return False
         if not self._call("cuDeviceCanAccessPeer", device, other):
@@ -348,7 +351,7 @@ def get() -> Driver:
 
 
 def use(driver: Any) -> Any:
-    """Put another driver in place, for tests; returns the one before."""
+    """Replace the driver, for tests; return the previous one."""
     global _driver
     _driver, before = driver, _driver
     return before

@@ -1,4 +1,4 @@
-"""Memory of GPUs that the stores own, and pinned memory on its way up."""
+"""Memory of stores on GPUs, and pinned host memory for uploads."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _SMALLEST = 4096
 
 
 def may_free(driver: Driver) -> bool:
-    """Whether the driver can be asked: not in the child of a fork, nor at the end of the interpreter."""
+    """Return whether the driver can be called: not in a forked child, nor at the interpreter's end."""
     return not sys.is_finalizing() and driver.pid == os.getpid()
 
 
 class Memory:
-    """Bytes of one device; they go back when the last reference is gone."""
+    """Memory of one device; it is freed when the last reference is deleted."""
 
     __slots__ = ("__weakref__", "_driver", "address", "device", "nbytes")
 
@@ -36,10 +36,10 @@ class Memory:
             self._driver.free(self.device, address)
 
 
-class Pinned:
-    """Pinned host memory in blocks, each free again when its copy has been made.
+class PinnedMemory:
+    """Pinned host memory in blocks; a block is free again when its copy is complete.
 
-    The host never waits for a block: where none is free, there is one more.
+    The host never waits for a block: if none is free, a new block is allocated.
     """
 
     def __init__(self, driver: Driver, device: int) -> None:
@@ -47,7 +47,10 @@ class Pinned:
         self._blocks: deque[tuple[int, int, int]] = deque()  # address, bytes, event; oldest copy first
 
     def upload(self, target: int, content: npt.NDArray[Any], stream: int) -> None:
-        """Copy an array to a device in the order of the stream; it may be changed when this returns."""
+        """Copy an array to a device in the order of the stream.
+
+        The array can be changed when this returns.
+        """
         nbytes = content.nbytes
         if not nbytes:
             return
@@ -66,7 +69,7 @@ class Pinned:
         return self._driver.pin(size), size, self._driver.event(self._device)
 
     def close(self) -> None:
-        """Give all blocks back; the copies have been made."""
+        """Free all blocks; all copies are complete."""
         while self._blocks:
             address, _, event = self._blocks.popleft()
             self._driver.drop_event(event, self._device)
@@ -74,7 +77,7 @@ class Pinned:
 
 
 def host_copy(driver: Driver, address: int, array: npt.NDArray[Any], stream: int, device: int) -> None:
-    """Fill a contiguous host array from a device, and wait until it is there."""
+    """Copy from a device to a contiguous host array, and wait for the copy."""
     if array.nbytes:
         driver.copy(array.ctypes.data, address, array.nbytes, stream, device)
         driver.synchronize(stream, device)

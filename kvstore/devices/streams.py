@@ -1,4 +1,4 @@
-"""Streams: on which one the caller works, and the order between several of them."""
+"""Streams: the current stream of the caller, and the order between streams."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Stream:
     ----------
     device, handle : int
     owner : object
-        Keeps the stream alive; None where nobody promises that it lives on.
+        Keeps the stream alive; None if the stream can be destroyed at any time.
     """
 
     __slots__ = ("device", "handle", "owner")
@@ -31,26 +31,26 @@ class Stream:
 
 
 class StreamCursor:
-    """The end of what the store has put on a stream; others can wait for it.
+    """The end of the store's work on a stream; other streams can wait for it.
 
-    Where the stream lives on, an event is recorded only when somebody waits: it then stands for a little
-    more than was asked, never for less. Else it is recorded with each piece of work.
+    If the stream stays alive, an event is recorded only for a wait; it can include later work, and never less
+    than the requested work. Else an event is recorded with each piece of work.
     """
 
     __slots__ = ("__weakref__", "_driver", "_eager", "_event", "stream")
 
     def __init__(self, driver: Driver, stream: Stream) -> None:
         self._driver, self.stream = driver, stream
-        self._eager = stream.owner is None and stream.handle > 2  # the default streams are always there
+        self._eager = stream.owner is None and stream.handle > 2  # the default streams always exist
         self._event = driver.event(stream.device)
 
     def moved(self) -> None:
-        """Say that there is new work at the end."""
+        """Record that the store has put new work on the stream."""
         if self._eager:
             self._driver.record(self._event, self.stream.handle, self.stream.device)
 
     def hold(self, other: Stream) -> None:
-        """Let `other` wait for what is here."""
+        """Let the stream `other` wait for the store's work on this stream."""
         mine = self.stream
         if not self._eager:
             if mine.handle == other.handle and mine.device == other.device:
@@ -59,7 +59,7 @@ class StreamCursor:
         self._driver.wait(other.handle, self._event, other.device)
 
     def finish(self) -> None:
-        """Block until what is here is done."""
+        """Block until the store's work on this stream is complete."""
         if not self._eager:
             self._driver.record(self._event, self.stream.handle, self.stream.device)
         self._driver.finish(self._event, self.stream.device)
@@ -70,7 +70,7 @@ class StreamCursor:
 
 
 def order(driver: Driver, first: Stream | None, then: Stream) -> None:
-    """Let a stream wait for what is on another one now; None: for nothing."""
+    """Let a stream wait for the present work on another one; None: for no work."""
     if first is not None and (first.device, first.handle) != (then.device, then.handle):
         tail = StreamCursor(driver, first)
         tail.moved()
@@ -78,7 +78,7 @@ def order(driver: Driver, first: Stream | None, then: Stream) -> None:
 
 
 def of_torch(device: int) -> Stream:
-    """PyTorch's current stream of a device; PyTorch never destroys its streams."""
+    """Return PyTorch's current stream of a device; PyTorch never destroys its streams."""
     torch = sys.modules["torch"]
     raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     handle = raw(device) if raw is not None else torch.cuda.current_stream(device).cuda_stream
@@ -86,6 +86,6 @@ def of_torch(device: int) -> Stream:
 
 
 def of_cupy(device: int) -> Stream:
-    """CuPy's current stream of a device."""
+    """Return CuPy's current stream of a device."""
     current = sys.modules["cupy"].cuda.get_current_stream(device)
     return Stream(device, current.ptr, current)

@@ -22,24 +22,34 @@ from ..optimizer import Optimizer, states
 from ..optimizer.optimizer import Index
 from ..store import KVStore as OurKVStore
 from ..store_kinds import STORES, is_on_servers
-from .arrays import Outs, is_rows, lent, lent_all, lent_gradient, put_rows, taken
-from .errors import all_raise_both, raises_both
+from .arrays import Outs, as_ndarray, gradient_as_ndarray, is_rows, put_rows, state_as_ndarrays, taken
+from .errors import all_raise_mxnet_errors, raises_mxnet_error
 from .library import mx
-from .optimizers import Foreign, Translated, check_scale, indices_of, keeps_states_only, obstacle
+from .optimizers import (
+    ForeignOptimizer,
+    TranslatedOptimizer,
+    check_scale,
+    indices_of,
+    keeps_states_only,
+    translation_obstacle,
+)
 
 log = logging.getLogger("kvstore.mxnet")
 
 PathLike = str | os.PathLike[str]
 
 
-class _Held(NamedTuple):
-    """What MXNet's trainer asks for as `_updater`; the states are NDArrays on the store's memory."""
+class _StateHolder(NamedTuple):
+    """The object that MXNet's trainer expects as `_updater`.
+
+    The states are NDArrays on the store's memory.
+    """
 
     optimizer: Any
     states: dict[Index, Any]
 
 
-@all_raise_both
+@all_raise_mxnet_errors
 class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
     """A store of kvstore with the interface of MXNet's stores.
 
@@ -59,17 +69,17 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
     """
 
     def __init__(self, store: OurKVStore) -> None:
-        # MXNet's constructor would make a native store.
+        # The constructor of MXNet's class would make a native store.
         self.store = store
         self.handle = None
         self._is_p3 = False
         self._made = False
         self._tables: set[Index] = set()  # keys of row-sparse weights
-        self._rule: Translated | Foreign | None = None
+        self._rule: TranslatedOptimizer | ForeignOptimizer | None = None
 
     def __del__(self) -> None:
         if getattr(self, "_made", False):
-            with contextlib.suppress(Exception):  # the interpreter may be on its way out
+            with contextlib.suppress(Exception):  # during the end of the interpreter
                 self.store.close()
 
     # ------------------------------------------------------------------------------------------ verbs
@@ -87,7 +97,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Sum the values of each key, then update the stored weight with the sum, or replace it."""
         values = taken(value)
-        self._follow(key, values)
+        self._apply_changes(key, values)
         self.store.push(key, values, priority=priority)
         self._count(key, values)
 
@@ -102,7 +112,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Push dense values, and write the result to `out`, or without `out` to the values."""
         values = taken(value)
-        self._follow(key, values)
+        self._apply_changes(key, values)
         self.store.pushpull(key, values, None if out is None else Outs(out).arrays, priority)
         self._count(key, values)
 
@@ -113,7 +123,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
         outs.deliver()
 
     def _pull_all(self, key: Index, outs: list[Any], priority: int) -> None:
-        """Write a key's value to outs, also to row-sparse ones, whatever the key is."""
+        """Write a key's value to outs, also to row-sparse ones, for dense and row-sparse keys."""
         rows = [out for out in outs if is_rows(out)]
         dense = [out for out in outs if not is_rows(out)]
         if dense:
@@ -141,9 +151,9 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
         """Update the stored weights with an optimizer of MXNet or of kvstore on every later push.
 
         If an optimizer of MXNet has the formula of an optimizer of kvstore, it is translated. Later changes
-        of its settings take effect at the next push; a changed schedule must be a new object. Otherwise
-        the store calls the optimizer of MXNet itself. That is slower and works only in stores on this
-        machine: ``"local"``, ``"device"`` and, if its states contain all that it remembers, ``"shared"``.
+        of its settings take effect at the next push; a changed schedule must be a new object. Otherwise the
+        store calls the optimizer of MXNet itself. That is slower and works only in stores on this machine:
+        ``"local"``, ``"device"`` and, if the optimizer keeps data in its states only, ``"shared"``.
 
         Raises
         ------
@@ -163,32 +173,32 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
         if not isinstance(optimizer, mx.optimizer.Optimizer):
             raise ArgumentError(f"set_optimizer takes an optimizer of MXNet or of kvstore, not {optimizer!r}")
         check_scale(optimizer)
-        why = obstacle(optimizer)
-        rule = self._foreign(optimizer, why) if why else Translated(optimizer)
-        self.store.set_optimizer(rule.ours if isinstance(rule, Translated) else rule)
+        why = translation_obstacle(optimizer)
+        rule = self._foreign_optimizer(optimizer, why) if why else TranslatedOptimizer(optimizer)
+        self.store.set_optimizer(rule.ours if isinstance(rule, TranslatedOptimizer) else rule)
         self._rule = rule
 
-    def _foreign(self, optimizer: Any, why: str) -> Foreign:
+    def _foreign_optimizer(self, optimizer: Any, why: str) -> ForeignOptimizer:
         name = type(optimizer).__name__
         runs = not is_on_servers(self.store) and (self.num_workers == 1 or keeps_states_only(optimizer))
         if runs:
             log.info("MXNet's own code runs %s: %s", name, why)
-            return Foreign.of(optimizer, self._tables)
+            return ForeignOptimizer.of(optimizer, self._tables)
         raise CapabilityError(
             f"{name} cannot be translated ({why}), and a store of type {self.type!r} cannot run MXNet's code "
             "for it: pass update_on_kvstore=False to the Trainer, so that MXNet updates in the workers, or "
             "use an optimizer of kvstore.optimizer"
         )
 
-    def _follow(self, key: Any, values: Any) -> None:
-        """Tell the store what has been changed in MXNet's optimizer."""
+    def _apply_changes(self, key: Any, values: Any) -> None:
+        """Pass the changes of MXNet's optimizer to the store."""
         if self._rule is not None:
             check_scale(self._rule.theirs)
-        if isinstance(self._rule, Translated):
+        if isinstance(self._rule, TranslatedOptimizer):
             self._rule.follow(_keys(key, values), self.store.update_optimizer)
 
     def _count(self, key: Any, values: Any) -> None:
-        if isinstance(self._rule, Translated):
+        if isinstance(self._rule, TranslatedOptimizer):
             self._rule.count(_keys(key, values))
 
     def set_gradient_compression(self, compression_params: dict[str, Any]) -> None:
@@ -204,15 +214,17 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
         self.store.set_updater(updater if updater is None else _with_their_arrays(updater))
 
     @property
-    def _updater(self) -> _Held | None:
-        """What has the optimizer: MXNet's trainer looks for it here after it has loaded states."""
+    def _updater(self) -> _StateHolder | None:
+        """The updater with the optimizer: MXNet's trainer reads it here after it has loaded states."""
         ours = self.store._updater
         if ours is None:
             return None
         if self._rule is None:
-            return _Held(ours.optimizer, {key: lent_all(state) for key, state in ours.states.items()})
-        states = {key: lent_all(self._rule.shown(state)) for key, state in ours.states.items()}
-        return _Held(self._rule.theirs, states)
+            return _StateHolder(
+                ours.optimizer, {key: state_as_ndarrays(state) for key, state in ours.states.items()}
+            )
+        states = {key: state_as_ndarrays(self._rule.shown(state)) for key, state in ours.states.items()}
+        return _StateHolder(self._rule.theirs, states)
 
     # ----------------------------------------------------------------------------------------- states
 
@@ -222,7 +234,9 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
         With `dump_optimizer`, the file also contains the settings of a translated optimizer. If MXNet's code
         runs the optimizer, its settings are only in MXNet's object.
         """
-        self.store.save_optimizer_states(fname, dump_optimizer and not isinstance(self._rule, Foreign))
+        self.store.save_optimizer_states(
+            fname, dump_optimizer and not isinstance(self._rule, ForeignOptimizer)
+        )
 
     def load_optimizer_states(self, fname: PathLike) -> None:
         """Read the states that `save_optimizer_states` wrote, also into MXNet's object.
@@ -233,7 +247,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
             The file is damaged or has another format, for example a pickle of MXNet.
         """
         self.store.load_optimizer_states(fname)
-        if not isinstance(self._rule, Translated):
+        if not isinstance(self._rule, TranslatedOptimizer):
             return
         content = states.read(fname)
         theirs, counts = self._rule.theirs, dict(content.counts)
@@ -242,7 +256,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
         if content.optimizer is not None:
             self._rule.adopt(content.optimizer)
 
-    # ---------------------------------------------------------------------------------------- the job
+    # ---------------------------------------------------------------------------------------- job
 
     @property
     def type(self) -> str:
@@ -269,11 +283,11 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
         return self.store.is_capable(capability)
 
     def _barrier(self) -> None:
-        """Wait until every worker has called it."""
+        """Wait until every worker has called this method."""
         self.store.barrier()
 
     def _send_command_to_servers(self, head: int, body: str) -> None:
-        """Send a command to every server; without servers nothing happens."""
+        """Send a command to every server; without servers the call does nothing."""
         self.store.send_command_to_servers(head, body)
 
     def close(self) -> None:
@@ -284,14 +298,14 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc] # MXNet has no types
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """Close the store. If an error leaves the block, the other workers see this worker as lost."""
+        """Close the store. If an error ends the block, the other workers see this worker as lost."""
         self.store.__exit__(*error)
 
     def __repr__(self) -> str:
         return f"<kvstore.mxnet of {self.store!r}>"
 
 
-@raises_both
+@raises_mxnet_error
 def create(name: str = "local", **options: Any) -> KVStore:
     """Create a store of kvstore for MXNet.
 
@@ -328,14 +342,14 @@ _PREFIX = "kvstore_"
 
 
 def _without_prefix(name: Any) -> Any:
-    """Name as `kvstore.create` takes it, or says what is wrong with it."""
+    """Return the name for `kvstore.create`; raise for an invalid name."""
     return name[len(_PREFIX) :] if isinstance(name, str) and name.lower().startswith(_PREFIX) else name
 
 
 def _register(name: str) -> None:
-    """Have ``mxnet.kvstore.create("kvstore_<name>")`` make one of ours."""
+    """Register a store, so that ``mxnet.kvstore.create("kvstore_<name>")`` creates it."""
 
-    @raises_both
+    @raises_mxnet_error
     def __init__(self: KVStore) -> None:  # noqa: N807 - the constructor of the class below
         KVStore.__init__(self, create_ours(name))
         self._made = True
@@ -349,8 +363,8 @@ def _keys(key: Any, values: Any) -> list[Index]:
 
 def _with_their_arrays(updater: Callable[[Any, Any, Any], None]) -> Callable[[Any, Any, Any], None]:
     def call(key: Any, merged: Any, stored: Any) -> None:
-        weight = lent(stored)
-        updater(key, lent_gradient(merged), weight)
+        weight = as_ndarray(stored)
+        updater(key, gradient_as_ndarray(merged), weight)
         weight.wait_to_read()
 
     return call

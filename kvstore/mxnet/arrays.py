@@ -1,7 +1,7 @@
-"""MXNet's arrays as the stores take them, and NumPy arrays as MXNet takes them.
+"""Conversion between MXNet's arrays and those of stores.
 
-Dense arrays share their memory: MXNet hands it out once its engine is done with them. Row-sparse ones are
-built anew on the way out, for their number of rows changes.
+Dense arrays share their memory: MXNet exports it after its engine has completed the operations on it.
+Row-sparse outputs are created at each pull, because their number of rows changes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ Array = npt.NDArray[Any]
 
 
 def is_rows(array: Any) -> bool:
-    """Whether an array is MXNet's row-sparse."""
+    """Return whether an array is a row-sparse array of MXNet."""
     return isinstance(array, mx.nd.sparse.RowSparseNDArray)
 
 
 def taken(value: Any) -> Any:
-    """Return values of a push or an init, nested in lists as they come, with our row-sparse arrays."""
+    """Convert the values of a push or an init, nested in lists as given.
+
+    Row-sparse arrays become kvstore's.
+    """
     if isinstance(value, (list, tuple)):
         return [taken(one) for one in value]
     if not is_rows(value):
@@ -34,7 +37,7 @@ def taken(value: Any) -> Any:
 
 
 class Outs:
-    """Outs of a call as the stores take them; `deliver` brings row-sparse ones home.
+    """Output arrays of a call for stores; `deliver` writes the row-sparse ones.
 
     Attributes
     ----------
@@ -55,13 +58,13 @@ class Outs:
         return ours
 
     def deliver(self) -> None:
-        """Fill MXNet's row-sparse arrays."""
+        """Write MXNet's row-sparse arrays."""
         for ours, theirs in self._pairs:
             put_rows(ours, theirs)
 
 
 def put_rows(rows: RowSparseArray, out: Any) -> None:
-    """Give MXNet's row-sparse array these rows; rows are also fetched while a forward pass is recorded."""
+    """Set the rows of a row-sparse array of MXNet; also while a forward pass is recorded."""
     with mx.autograd.pause():
         made = mx.nd.sparse.row_sparse_array(
             (rows.data, rows.indices), shape=rows.shape, ctx=out.context, dtype=out.dtype
@@ -70,28 +73,28 @@ def put_rows(rows: RowSparseArray, out: Any) -> None:
     out.wait_to_read()
 
 
-def lent(array: Array) -> Any:
-    """Return an NDArray on the memory of a contiguous array; what MXNet writes to it is written there."""
+def as_ndarray(array: Array) -> Any:
+    """Return an NDArray on the memory of a contiguous array; MXNet's writes change that memory."""
     return mx.nd.from_numpy(array.view())
 
 
-def lent_all(state: Any) -> Any:
-    """Return an optimizer's state with an NDArray in the place of each array; the rest as it is."""
+def state_as_ndarrays(state: Any) -> Any:
+    """Return an optimizer's state in which NDArrays replace the arrays."""
     if isinstance(state, tuple):
-        return tuple(lent_all(part) for part in state)
-    return lent(state) if isinstance(state, np.ndarray) and state.ndim else state
+        return tuple(state_as_ndarrays(part) for part in state)
+    return as_ndarray(state) if isinstance(state, np.ndarray) and state.ndim else state
 
 
 def rows_of(array: Array) -> Any:
-    """Return a row-sparse copy of a dense array, with all rows, as MXNet keeps such weights."""
+    """Return a row-sparse copy of a dense array with all rows, as MXNet represents such weights."""
     ids = np.arange(len(array), dtype=np.int64)
     return mx.nd.sparse.row_sparse_array((array, ids), shape=array.shape, dtype=array.dtype)
 
 
-def lent_gradient(grad: Any) -> Any:
-    """Return a gradient as MXNet's array."""
+def gradient_as_ndarray(grad: Any) -> Any:
+    """Return a gradient as an array of MXNet."""
     if not isinstance(grad, RowSparseArray):
-        return lent(np.ascontiguousarray(grad))
+        return as_ndarray(np.ascontiguousarray(grad))
     if not grad.nnz_rows:
         return mx.nd.sparse.zeros("row_sparse", grad.shape, dtype=grad.dtype)
     return mx.nd.sparse.row_sparse_array((grad.data, grad.indices), shape=grad.shape, dtype=grad.dtype)

@@ -1,4 +1,4 @@
-"""Errors that are both ours and MXNet's: a program written for MXNet catches what it has always caught."""
+"""Errors of kvstore that are also MXNet's, so that a program written for MXNet catches them."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from .library import mx
 
 MXNetError = mx.base.MXNetError
 
-#: Class of ours -> the one that is both.
+#: Class of kvstore -> subclass that is also an MXNetError.
 _made: dict[type[KVStoreError], type[KVStoreError]] = {}
 
 Arguments = ParamSpec("Arguments")
 Anything = TypeVar("Anything")
 
 
-def raises_both(function: Callable[Arguments, Anything]) -> Callable[Arguments, Anything]:
-    """Let every error of ours that leaves a function be an `MXNetError`, too."""
+def raises_mxnet_error(function: Callable[Arguments, Anything]) -> Callable[Arguments, Anything]:
+    """Make each error of kvstore that a function raises an `MXNetError`, too."""
 
     @functools.wraps(function)
     def call(*args: Arguments.args, **options: Arguments.kwargs) -> Anything:
         try:
             return function(*args, **options)
         except KVStoreError as error:
-            # In place: what it carries and its traceback stay as they are.
-            error.__class__ = _both(type(error))
+            # In place: the attributes and the traceback of the error do not change.
+            error.__class__ = _combined_class(type(error))
             raise
 
     return call
 
 
-def all_raise_both(kind: type[Anything]) -> type[Anything]:
-    """Do so for all methods and properties of a class."""
+def all_raise_mxnet_errors(kind: type[Anything]) -> type[Anything]:
+    """Apply `raises_mxnet_error` to all methods and properties of a class."""
     for name, member in list(vars(kind).items()):
         if isinstance(member, FunctionType):
-            setattr(kind, name, raises_both(member))
+            setattr(kind, name, raises_mxnet_error(member))
         elif isinstance(member, property) and member.fget is not None:
-            setattr(kind, name, property(raises_both(member.fget), doc=member.__doc__))
+            setattr(kind, name, property(raises_mxnet_error(member.fget), doc=member.__doc__))
     return kind
 
 
-def _both(ours: type[KVStoreError]) -> Any:
-    """Return a class of the same name that is an `MXNetError` as well; made when it is first raised."""
+def _combined_class(ours: type[KVStoreError]) -> Any:
+    """Return a class of the same name that is an `MXNetError` as well; created at its first error."""
     if issubclass(ours, MXNetError):
         return ours
     if ours not in _made:

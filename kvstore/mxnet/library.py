@@ -1,4 +1,4 @@
-"""`mx`: MXNet 1.9.1, imported in spite of NumPy's age and of what the environment says."""
+"""`mx`: MXNet 1.9.1, imported with names that NumPy has removed, and independently of DMLC_ROLE."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 from ..errors import MissingBackendError
 from ..settings.environment import changed_variables
 
-#: Names that NumPy had when MXNet was last released.
+#: Names that NumPy had at the last release of MXNet.
 _GONE = {"bool": bool, "int": int, "float": float, "object": object}
 
 
 def _imported() -> Any:
     """Import MXNet.
 
-    Where NumPy lacks names that it needs, they are put back. A process that was started as a server of a
-    job must not become MXNet's server by the import; what it serves is decided when a store is made.
+    Names that NumPy has removed are restored. A process that was started as a server of a job must not become
+    MXNet's server by the import; it starts its server when a store is created.
     """
     missing = {name: kind for name, kind in _GONE.items() if name not in vars(np)}
     for name, kind in missing.items():

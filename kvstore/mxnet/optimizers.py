@@ -1,7 +1,8 @@
-"""MXNet's optimizers in our stores: as ours where the formulas are the same, else by MXNet's own code.
+"""MXNet's optimizers in stores: translated where the formulas are the same, else run by MXNet's own code.
 
-Ours follow the master branch, whose formulas differ from those of 1.9.1 in places (docs/from-mxnet.md). A
-rule that would give other weights is not translated: MXNet's own code then updates, in the worker.
+kvstore's optimizers follow the master branch. Some of its formulas differ from those of 1.9.1
+(docs/from-mxnet.md). A rule that would compute other weights is not translated: MXNet's own code then
+updates, in the worker.
 """
 
 from __future__ import annotations
@@ -17,28 +18,28 @@ from ..errors import CapabilityError, ConfigError
 from ..optimizer import Optimizer, checks, create, lr_scheduler
 from ..optimizer.lr_scheduler import LRScheduler
 from ..optimizer.optimizer import Array, Index, State, dense
-from .arrays import lent, lent_gradient, rows_of
+from .arrays import as_ndarray, gradient_as_ndarray, rows_of
 
-#: Settings that all of them have, by the same names.
+#: Settings of all optimizers of MXNet, with the same names here.
 _COMMON = ("rescale_grad", "wd", "clip_gradient", "multi_precision", "begin_num_update")
 
 
 @dataclass(frozen=True)
 class _Rule:
-    """One of ours that can stand for one of MXNet's.
+    """An optimizer of kvstore that can replace one of MXNet.
 
     Attributes
     ----------
     name : str
-        Ours.
+        Name of kvstore's optimizer.
     settings : dict
-        MXNet's attribute -> our keyword.
+        MXNet's attribute -> kvstore's keyword.
     differs : callable
-        Says what would differ with these settings; empty where nothing would.
+        Returns the difference of the formulas with the present settings, or an empty text.
     fixed : dict
-        Our keywords that MXNet's has no attribute for.
+        kvstore's keywords for which MXNet has no attribute.
     shown : callable
-        Returns our state of a key in the order of MXNet's.
+        Returns kvstore's state of a key in MXNet's order.
     """
 
     name: str
@@ -53,12 +54,12 @@ def _same(*names: str) -> dict[str, str]:
 
 
 def _copy_last(state: State) -> State:
-    """Put the copy of 32 bits behind the momentum."""
+    """Move the float32 copy behind the momentum."""
     return state[::-1] if isinstance(state, tuple) else state
 
 
 def _square_first(state: State) -> State:
-    """Put the mean of the squares before the mean."""
+    """Move the mean of the squares before the mean."""
     if not isinstance(state, tuple):
         return state
     first, second, *rest = state
@@ -70,16 +71,16 @@ def _agrees(optimizer: Any) -> str:
 
 
 def _where(*settings: str, says: str) -> Callable[[Any], str]:
-    """Make what says so where all of these settings are on."""
+    """Make a function that returns `says` if all of these settings are on."""
     return lambda optimizer: says if all(getattr(optimizer, name) for name in settings) else ""
 
 
 _clips_late = _where("wd", "clip_gradient", says="1.9.1 adds the weight decay before it clips")
-_nag_differs = _where("wd", "momentum", says="1.9.1 takes the decay of the momentum from the new weight")
+_nag_differs = _where("wd", "momentum", says="1.9.1 computes the decay of the momentum with the new weight")
 _lars_differs = _where(
     "momentum", "momentum_correction", says="1.9.1 corrects the momentum when the rate changes"
 )
-_dcasgd_differs = _where("wd", says="1.9.1 leaves the weight decay out of the squared gradient")
+_dcasgd_differs = _where("wd", says="1.9.1 does not add the weight decay to the squared gradient")
 
 
 def _rmsprop_differs(optimizer: Any) -> str:
@@ -93,7 +94,7 @@ _RULES = {
     "ccSGD": _SGD,
     "NAG": _Rule("nag", _same("momentum"), _nag_differs, shown=_copy_last),
     "Adam": _Rule("adam", {**_MOMENTS, **_same("lazy_update")}, _clips_late),
-    # 1.9.1 has no epsilon and makes 0/0 a NaN; this one is too small to be seen otherwise.
+    # 1.9.1 has no epsilon, and 0/0 is NaN there; this value is too small to change other results.
     "Adamax": _Rule("adamax", _same("beta1", "beta2"), _clips_late, {"epsilon": 1e-30}),
     "FTML": _Rule("ftml", _MOMENTS, _clips_late),
     "Ftrl": _Rule("ftrl", _same("lamda1", "beta"), _agrees),
@@ -111,21 +112,21 @@ _RULES = {
         shown=_square_first,
     ),
 }
-#: MXNet's own classes whose updates leave something in the optimizer itself, beside the states.
+#: Classes of MXNet whose updates change the optimizer itself, in addition to the states.
 _KEEPS = ("Nadam", "LARS", "LBSGD")
 
 
 def rule_of(optimizer: Any) -> _Rule | None:
-    """Return the rule that stands for exactly this class, if there is one."""
+    """Return the rule that replaces exactly this class, or None."""
     kind = type(optimizer)
     return _RULES.get(kind.__name__) if kind.__module__.startswith("mxnet.") else None
 
 
-def obstacle(optimizer: Any) -> str:
-    """Say why an optimizer cannot be translated; empty where it can."""
+def translation_obstacle(optimizer: Any) -> str:
+    """Return the reason why an optimizer cannot be translated, or an empty text."""
     rule = rule_of(optimizer)
     if rule is None:
-        return "there is no such rule here, or it is another"
+        return "kvstore has no such rule, or one with another formula"
     try:
         _schedule(optimizer)
     except ConfigError as error:
@@ -134,13 +135,13 @@ def obstacle(optimizer: Any) -> str:
 
 
 def keeps_states_only(optimizer: Any) -> bool:
-    """Whether all that an update remembers lies in the states, so that any worker can do the next."""
+    """Return whether an update keeps data in the states only, so that any worker can run the next update."""
     kind = type(optimizer)
     return kind.__module__.startswith("mxnet.") and kind.__name__ not in _KEEPS
 
 
 def check_scale(optimizer: Any) -> None:
-    """Raise ConfigError for a factor of the gradients that no batch size gives."""
+    """Raise ConfigError for a `rescale_grad` that no batch size yields."""
     scale = checks.finite("rescale_grad", optimizer.rescale_grad)
     if scale < 0:
         raise ConfigError(
@@ -153,8 +154,8 @@ def check_scale(optimizer: Any) -> None:
 
 
 @dataclass
-class Translated:
-    """An optimizer of MXNet and ours that stands for it; what is changed in the first is told to the second.
+class TranslatedOptimizer:
+    """An optimizer of MXNet and its translation; changes of the first are applied to the second.
 
     Attributes
     ----------
@@ -170,29 +171,29 @@ class Translated:
     def __post_init__(self) -> None:
         rule = rule_of(self.theirs)
         if rule is None:
-            raise ConfigError(f"{type(self.theirs).__name__}: {obstacle(self.theirs)}")
+            raise ConfigError(f"{type(self.theirs).__name__}: {translation_obstacle(self.theirs)}")
         self._rule = rule
         self._told: dict[str, Any] = {}
         self._note(_schedule(self.theirs))
         self.ours = create(self._rule.name, **self._told)
 
     def follow(self, keys: list[Index], update: Callable[..., None]) -> None:
-        """Before these keys are pushed: have the store change what has been changed in MXNet's object.
+        """Before these keys are pushed: apply changes of MXNet's object to the optimizer of the store.
 
         Raises
         ------
         CapabilityError
-            With the changed settings MXNet's formula is another one.
+            With the changed settings the formula of MXNet differs.
         ConfigError
-            A schedule of MXNet was changed, and not replaced.
+            A schedule of MXNet was changed in place.
         """
         if self._watched() == self._seen and self._has_same_factors(keys):
             return
         why = self._rule.differs(self.theirs)
         if why:
             raise CapabilityError(
-                f"{type(self.theirs).__name__} cannot change like this while the store updates ({why}): take "
-                "the change back, or make it before set_optimizer"
+                f"{type(self.theirs).__name__} cannot change like this while the store updates ({why}): undo "
+                "the change, or make it before set_optimizer"
             )
         is_new = self.theirs.lr_scheduler is not self._seen[0]
         schedule = _schedule(self.theirs) if is_new else self._schedule
@@ -209,14 +210,14 @@ class Translated:
         return changed
 
     def _note(self, schedule: LRScheduler | None) -> None:
-        """Note that the store has the present settings."""
+        """Record that the store has the present settings."""
         if schedule is not self._schedule or self._progress is None:
             self._schedule, self._progress = schedule, _Progress(self.theirs.lr_scheduler)
         self._told, self._seen = self._settings(schedule), self._watched()
         self._factors = self._factors_of(self.theirs.param_dict)
 
     def _watched(self) -> tuple[Any, ...]:
-        """Return all settings but the multipliers of parameters; each push compares them."""
+        """Return all settings except the multipliers of parameters; each push compares them."""
         theirs, names = self.theirs, (*_COMMON, *self._rule.settings)
         if self._progress is not None:
             self._progress.check(theirs.lr_scheduler)
@@ -235,7 +236,7 @@ class Translated:
         return all(self._factors.get(key) == pair for key, pair in self._factors_of(keys).items())
 
     def shown(self, state: State) -> State:
-        """Return a key's state in the order of MXNet's."""
+        """Return a key's state in MXNet's order."""
         return self._rule.shown(state)
 
     def count(self, keys: list[Index]) -> None:
@@ -243,7 +244,7 @@ class Translated:
         self.theirs._update_count(keys)
 
     def adopt(self, loaded: Optimizer) -> None:
-        """Take over the settings of an optimizer that came from a file."""
+        """Apply the settings of an optimizer that was read from a file."""
         for theirs, ours in {**_same(*_COMMON), **self._rule.settings}.items():
             setattr(self.theirs, theirs, getattr(loaded, ours))
         schedule = self._schedule
@@ -253,7 +254,7 @@ class Translated:
         if loaded.lr_scheduler is None:
             self.theirs.lr = loaded.lr
         self._note(schedule)
-        # What the file says of these is the store's; what the parameters say is told at the next step.
+        # The store has the multipliers of the file; those of the parameters are applied at the next step.
         self._told.update(lr_mult=loaded.lr_mult, wd_mult=loaded.wd_mult, param_idx2name=loaded.idx2name)
         self._factors.clear()
 
@@ -270,7 +271,7 @@ class Translated:
 
 
 def _factors(optimizer: Any, name: str) -> dict[Index, float]:
-    """Return multipliers by key or name; those of Gluon's parameters go first."""
+    """Return multipliers by key or name; those of Gluon's parameters have precedence."""
     own = {key: float(getattr(parameter, name)) for key, parameter in optimizer.param_dict.items()}
     return {**getattr(optimizer, name), **own}
 
@@ -284,12 +285,12 @@ _SCHEDULES = {
 
 
 def _schedule(optimizer: Any) -> LRScheduler | None:
-    """Return the schedule of an optimizer as one of ours.
+    """Return the schedule of an optimizer as a schedule of kvstore.
 
     Raises
     ------
     ConfigError
-        It is of a class of its own, or has been in use: MXNet's schedules forget where they began.
+        The schedule has another class, or was used already: MXNet's schedules lose their first rate.
     """
     theirs = optimizer.lr_scheduler
     if theirs is None or isinstance(theirs, LRScheduler):
@@ -310,16 +311,16 @@ def _schedule(optimizer: Any) -> LRScheduler | None:
 
 
 class _Progress:
-    """A copy of a schedule of MXNet, which finds out whether a program has changed the schedule.
+    """A copy of a schedule of MXNet, which detects whether a program has changed the schedule.
 
-    The schedules change themselves with each call, so a change of theirs is no news.
+    Each call changes a schedule of MXNet, so such a change does not count.
     """
 
     def __init__(self, schedule: Any) -> None:
         self._copy = copy.copy(schedule)
 
     def check(self, schedule: Any) -> None:
-        """Raise ConfigError if more than calls has changed the schedule."""
+        """Raise ConfigError if the schedule was changed by more than its calls."""
         if type(schedule) is not type(self._copy) or schedule is None or isinstance(schedule, LRScheduler):
             return
         if getattr(schedule, "count", 0) > getattr(self._copy, "count", 0):
@@ -334,7 +335,7 @@ class _Progress:
 
 
 def _settings_of(schedule: Any) -> dict[str, Any]:
-    """Return the attributes of a schedule of MXNet, without a rate that each call computes anew."""
+    """Return the attributes of a schedule of MXNet, without a rate that each call computes."""
     computed = {"base_lr"} if hasattr(schedule, "base_lr_orig") else set()
     return {name: value for name, value in vars(schedule).items() if name not in computed}
 
@@ -342,19 +343,19 @@ def _settings_of(schedule: Any) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------- MXNet's own code
 
 
-class Foreign(Optimizer):
-    """An optimizer of MXNet as a rule of ours: MXNet's code updates our memory.
+class ForeignOptimizer(Optimizer):
+    """An optimizer of MXNet as an optimizer of kvstore: MXNet's code updates the store's memory.
 
     Parameters
     ----------
     theirs : mxnet.optimizer.Optimizer
-        Used and counted on as it is: what is changed in it holds from the next update on.
+        The object itself is used and counts the updates: a change takes effect at the next update.
     tables : set
-        Keys of row-sparse weights, which MXNet's rules want to see as such.
+        Keys of row-sparse weights, which MXNet's rules need as row-sparse arrays.
 
     Notes
     -----
-    States are NumPy arrays, so they can be saved, and lie wherever a store wants them.
+    States are NumPy arrays, so a store can save them and choose their memory.
     """
 
     def __init__(self, theirs: Any, tables: set[Index]) -> None:
@@ -362,15 +363,17 @@ class Foreign(Optimizer):
         self.theirs, self._tables = theirs, tables
 
     @staticmethod
-    def of(theirs: Any, tables: set[Index]) -> Foreign:
-        """Return one whose states are known in files by the name of MXNet's class."""
+    def of(theirs: Any, tables: set[Index]) -> ForeignOptimizer:
+        """Return an optimizer whose states have, in files, the name of MXNet's class."""
         name = f"MXNet{type(theirs).__name__}"
-        made: Foreign = type(name, (Foreign,), {"__doc__": Foreign.__doc__})(theirs, tables)
+        made: ForeignOptimizer = type(name, (ForeignOptimizer,), {"__doc__": ForeignOptimizer.__doc__})(
+            theirs, tables
+        )
         return made
 
     @property
     def learning_rate(self) -> float:
-        """The current rate of MXNet's object."""
+        """Return the current rate of MXNet's object."""
         return float(self.theirs.learning_rate)
 
     @learning_rate.setter
@@ -378,20 +381,20 @@ class Foreign(Optimizer):
         self.theirs.set_learning_rate(lr)
 
     def shown(self, state: State) -> State:
-        """Return a key's state, which is in MXNet's order."""
+        """Return a key's state, which is in MXNet's order already."""
         return state
 
     def create_state_multi_precision(self, index: Index, weight: Array) -> State:
-        """Return what MXNet's rule remembers, as NumPy arrays."""
+        """Return the state of MXNet's rule, as NumPy arrays."""
         array = np.ascontiguousarray(weight)
-        shown = rows_of(array) if index in self._tables else lent(array)
+        shown = rows_of(array) if index in self._tables else as_ndarray(array)
         return _kept(self.theirs.create_state_multi_precision(index, shown))
 
     def update_multi_precision(self, index: Index, weight: Array, grad: Any, state: Any) -> None:
-        """Have MXNet update, and wait until it has."""
-        loan = _Loan(index in self._tables)
-        shown, states = loan.lend(weight), loan.lend(state)
-        gradient = lent_gradient(grad)
+        """Run MXNet's update, and wait for it."""
+        loan = _StateViews(index in self._tables)
+        shown, states = loan.view(weight), loan.view(state)
+        gradient = gradient_as_ndarray(grad)
         if index in self._tables and gradient.stype == "default":
             gradient = rows_of(dense(grad))
         self._share_counts()
@@ -399,7 +402,7 @@ class Foreign(Optimizer):
             self.theirs.update_multi_precision([index], [shown], [gradient], [states])
         else:
             self.theirs.update_multi_precision(index, shown, gradient, states)
-        loan.bring_back()
+        loan.wait_written()
         self.num_update = self.theirs.num_update
 
     def _share_counts(self) -> None:
@@ -408,25 +411,25 @@ class Foreign(Optimizer):
         theirs.num_update = self.num_update
 
 
-class _Loan:
-    """Arrays that MXNet works on."""
+class _StateViews:
+    """Arrays that MXNet's code reads and writes."""
 
     def __init__(self, as_rows: bool) -> None:
         self._as_rows = as_rows
         self._out: list[tuple[Array, Any]] = []
 
-    def lend(self, state: Any) -> Any:
+    def view(self, state: Any) -> Any:
         """Return MXNet's view of an array, or of a nested state."""
         if state is None:
             return None
         if isinstance(state, tuple):
-            return tuple(self.lend(part) for part in state)
-        shown = rows_of(state) if self._as_rows else lent(state)
+            return tuple(self.view(part) for part in state)
+        shown = rows_of(state) if self._as_rows else as_ndarray(state)
         self._out.append((state, shown))
         return shown
 
-    def bring_back(self) -> None:
-        """Wait until MXNet has written all; raises what went wrong there."""
+    def wait_written(self) -> None:
+        """Wait until MXNet has written all arrays; raises the errors of its operations."""
         for array, shown in self._out:
             shown.wait_to_read()
             if self._as_rows:
@@ -434,7 +437,7 @@ class _Loan:
 
 
 def _kept(state: Any) -> State:
-    """Copy a state of MXNet's, however nested, to NumPy."""
+    """Copy a state of MXNet, nested to any depth, to NumPy."""
     if state is None:
         return None
     if isinstance(state, (tuple, list)):
@@ -444,5 +447,5 @@ def _kept(state: Any) -> State:
 
 
 def indices_of(groups: list[tuple[Any, Any]]) -> Iterator[Index]:
-    """Keys that something is pushed to."""
+    """Return the keys of a push."""
     return (key for key, values in groups if values)

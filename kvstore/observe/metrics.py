@@ -16,8 +16,8 @@ import re
 import threading
 from typing import TYPE_CHECKING
 
+from ..atomic_files import atomic_replacement
 from ..errors import ConfigError, MissingBackendError, StateFileError
-from ..files import replacing
 from ..settings.addresses import loopback
 from ..settings.environment import text_of
 from .native._observe import read_own, take_times
@@ -182,7 +182,7 @@ class _MetricsFile:
             if self._over.is_set() or not self._file:
                 return
             try:
-                with replacing(self._file) as unfinished:
+                with atomic_replacement(self._file) as unfinished:
                     unfinished.write_bytes(generate_latest(self._registry))
                 self._failed = False
             except StateFileError as error:

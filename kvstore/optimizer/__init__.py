@@ -28,7 +28,7 @@ from .rules.signum import Signum
 from .rules.test import Test
 from .updater import Updater, get_updater
 
-# Pickles of before the rules had a folder name their classes as in kvstore.optimizer.sgd.
+# Old pickles have class names such as kvstore.optimizer.sgd.SGD, from before the folder of rules.
 for _module in [name for name in sys.modules if name.startswith(f"{__name__}.rules.")]:
     sys.modules[_module.replace(".rules.", ".")] = sys.modules[_module]
 

@@ -12,15 +12,15 @@ from .. import kernels
 from ..arrays import pages
 from ..arrays.element_types import FLOATS
 from ..errors import ConfigError, DTypeError, ShapeError
-from .declared import Declared, keyword
+from .declared import DeclaredOptimizer, keyword
 from .lr_scheduler import Schedule
 from .optimizer import Array, Index, State, dense, is_half
 
 
-class BuiltIn(Declared):
+class BuiltInOptimizer(DeclaredOptimizer):
     """Base of the optimizers of this package."""
 
-    # What constructors take beside a rule's own settings, for type checkers; `Optimizer` says what it means.
+    # Keywords of all constructors, in addition to a rule's own settings, for type checkers; see `Optimizer`.
     _learning_rate: float | None = keyword(alias="learning_rate", kw_only=False)
     rescale_grad: float = keyword(1.0)
     _names: Mapping[Index, str] | None = keyword(alias="param_idx2name")
@@ -38,8 +38,8 @@ class BuiltIn(Declared):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # A class derived from a built-in one with an update of its own is an own rule: nothing may go round
-        # it.
+        # A user-defined class that derives from a built-in one with its own update has no compiled rule: each
+        # update must call its method.
         if vars(cls).keys() & {"update", "update_multi_precision"}:
             cls.fused = False
 
@@ -64,7 +64,7 @@ class BuiltIn(Declared):
 
     def update_multi_precision(self, index: Index, weight: Array, grad: Any, state: Any) -> None:
         """Apply `update`, to the float32 copy if there is one, and round that into `weight`."""
-        if type(self).update is not BuiltIn.update or not self.keeps_master(weight):
+        if type(self).update is not BuiltInOptimizer.update or not self.keeps_master(weight):
             super().update_multi_precision(index, weight, grad, state)
             return
         self._apply(index, weight, grad, state[0], arrays_of(state[1]))
@@ -75,17 +75,17 @@ class BuiltIn(Declared):
         raise NotImplementedError
 
     def _clip(self) -> float:
-        """Bound of the gradient as the kernels take it."""
+        """Return the bound of the gradient in the form of the kernels."""
         return self.clip_gradient or math.inf
 
 
-class Elementwise(BuiltIn):
-    """An optimizer whose rule needs one element at a time, so that a store can fuse it with its sum."""
+class ElementwiseOptimizer(BuiltInOptimizer):
+    """An optimizer whose rule updates each element separately, so that a store can fuse it with its sum."""
 
     fused = True
     #: Name of the compiled rule.
     rule_name: ClassVar[str]
-    #: Whether `parameters` are settings, whatever the number of the update. A class says so of itself alone.
+    #: Whether `parameters` depend on settings only, not on the number of the update. Not inherited.
     repeats: ClassVar[bool] = False
 
     def is_repeated(self) -> bool:
@@ -93,7 +93,7 @@ class Elementwise(BuiltIn):
         return bool(vars(type(self)).get("repeats")) and self.lr_scheduler is None
 
     def rule(self) -> str:
-        """Return the name of the compiled rule that the present settings want."""
+        """Return the name of the compiled rule for the present settings."""
         return self.rule_name
 
     def create_state(self, index: Index, weight: Array) -> State:
@@ -110,7 +110,7 @@ class Elementwise(BuiltIn):
         return self.parameters(index, weight, self._update_count(index))
 
     def _common(self, index: Index) -> tuple[float, float, float, float]:
-        """Return what every rule begins with: rate, decay, rescaling, bound of the gradient."""
+        """Return the first parameters of every rule: rate, decay, rescaling, bound of the gradient."""
         lr, wd = self._rates(index)
         return lr, wd, self.rescale_grad, self.clip_gradient or math.inf
 
@@ -140,10 +140,10 @@ class Elementwise(BuiltIn):
         kernels.cpu.update_rows(rule, params, [grad.data], [None], grad.indices, weight, master, states)
 
 
-class WholeTensor(BuiltIn):
+class WholeTensorOptimizer(BuiltInOptimizer):
     """An optimizer whose rule needs norms or means of a whole tensor.
 
-    16-bit weights are computed on in float32: on their float32 copy, or on one made for the update.
+    For 16-bit weights, the rule computes in float32: on their float32 copy, or on a temporary one.
     """
 
     def _apply(
@@ -172,7 +172,7 @@ class WholeTensor(BuiltIn):
 
 
 def arrays_of(state: Any) -> tuple[Any, ...]:
-    """Return the arrays of a state in order, without what is None."""
+    """Return the arrays of a state in order, without None."""
     if state is None:
         return ()
     if isinstance(state, tuple):

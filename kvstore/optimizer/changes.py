@@ -1,8 +1,8 @@
-"""Changes of settings: what a store that works with a copy of the caller's optimizer has to send.
+"""Changes of settings: the messages of a store that has a copy of the caller's optimizer.
 
-Each assignment of a setting changes one number of the process. A push compares it with the number that it has
-seen last, and only if they differ does it look for what has changed. A store that works with the caller's
-object completes the pushes before an assignment first.
+Each assignment of a setting increases a number of the process. A push compares it with the number of the push
+before, and searches for changes only if the numbers differ. A store that uses the caller's object first
+completes the earlier pushes, before an assignment.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Revision:
-    """A number that is another one after each change of a setting in this process."""
+    """A number that is different after each change of a setting in this process."""
 
     __slots__ = ("number",)
 
@@ -30,7 +30,7 @@ class Revision:
 
 REVISION = Revision()
 _NUMBERS = itertools.count(1)
-#: No number of `REVISION`.
+#: No value of `REVISION`.
 _NEVER = -1
 
 
@@ -40,7 +40,7 @@ class BackgroundPushes(Protocol):
     busy: bool
 
     def wait_all(self) -> None:
-        """Wait for all of them; return at once where one of them makes the change."""
+        """Wait for all of them; return at once if one of them makes the change."""
 
 
 _PUSHES: WeakSet[BackgroundPushes] = WeakSet()
@@ -52,21 +52,21 @@ def read_by(pushes: BackgroundPushes) -> None:
 
 
 def begin_change() -> None:
-    """Complete the pushes that were called for before the change."""
+    """Complete the pushes that were called before the change."""
     for pushes in list(_PUSHES):
         if pushes.busy:
             pushes.wait_all()
 
 
 def note_change() -> None:
-    """Have stores look for what has changed."""
-    REVISION.number = next(_NUMBERS)  # `+= 1` of two threads could give a number that was there before
+    """Increase the number, so that stores search for changes."""
+    REVISION.number = next(_NUMBERS)  # `+= 1` in two threads could produce an earlier number again
 
 
 class SettingTable(dict[Any, Any]):
-    """A setting by key: keys are plain, entries are checked, and each change is noted."""
+    """A setting by key: keys are plain, entries are checked, and changes are counted."""
 
-    #: Name of the setting, for errors; a table that a copy or a pickle makes has it at the end only.
+    #: Name of the setting, for errors; a table made by a copy or a pickle has it only at the end.
     name = "table"
 
     def __init__(self, name: str, value: Any) -> None:
@@ -78,7 +78,7 @@ class SettingTable(dict[Any, Any]):
         return plain, self.check(f"{self.name}[{plain!r}]", value)
 
     def check(self, name: str, value: Any) -> Any:
-        """Return an entry as it is kept, or raise ConfigError."""
+        """Return a checked entry, or raise ConfigError."""
         raise NotImplementedError
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -117,7 +117,7 @@ class SettingTable(dict[Any, Any]):
         note_change()
         return found
 
-    # Those of `dict` would not call the methods above.
+    # The methods of `dict` would not call the methods above.
     clear = MutableMapping.clear
     setdefault = MutableMapping.setdefault
 
@@ -146,7 +146,7 @@ class ParameterTable(SettingTable):
         return checks.parameter(name, value)
 
 
-class Followed:
+class WatchedOptimizer:
     """The caller's optimizer, of which a store has a copy.
 
     Attributes
@@ -154,7 +154,7 @@ class Followed:
     optimizer : Optimizer
         The caller's object.
     seen : int
-        The number of `REVISION` up to which there is nothing to send.
+        The number of `REVISION` of the last check; the store has all changes up to it.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -162,19 +162,19 @@ class Followed:
         self.note(optimizer.get_config(), _NEVER)
 
     def changed(self) -> tuple[dict[str, Any], dict[str, Any], int]:
-        """Return what has changed, as `Optimizer.configure` takes it, and the arguments of `note`."""
-        number = REVISION.number  # first: a change by another thread at this moment is seen later
+        """Return the changed settings, for `Optimizer.configure`, and the arguments of `note`."""
+        number = REVISION.number  # first: the next push finds concurrent changes
         config = self.optimizer.get_config()
         return differing(config, self._sent), config, number
 
     def note(self, config: Mapping[str, Any], number: int) -> None:
-        """Note that the store has this configuration."""
+        """Record that the store has this configuration."""
         self._sent = config
-        # Objects of the caller have multipliers that are changed without a word.
+        # Multipliers of the caller's objects can change without a call of this module.
         self.seen = _NEVER if self.optimizer.param_dict else number
 
-    def take(self, changes: Mapping[str, Any]) -> None:
-        """Make changes to the caller's object that the store has made already."""
+    def apply(self, changes: Mapping[str, Any]) -> None:
+        """Apply changes to the caller's object that the store has made already."""
         try:
             self.optimizer.configure(**changes)
         except ConfigError:  # another worker has replaced the schedule that this object still has
@@ -185,6 +185,6 @@ class Followed:
 def differing(config: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a configuration that differ from another one of the same class."""
     changes = {name: value for name, value in config.items() if value != before[name]}
-    if "lr_scheduler" in changes:  # they are one setting: `configure` takes a rate without a schedule only
+    if "lr_scheduler" in changes:  # one setting with the rate: see `configure`
         changes["learning_rate"] = config["learning_rate"]
     return changes

@@ -1,4 +1,4 @@
-"""Checks of hyper-parameters: each takes a name and a value, and returns the value to keep, or raises."""
+"""Checks of hyper-parameters: each gets a name and a value, and returns the value to keep, or raises."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Settings = Mapping[str, Check]
 
 
 class DeclaredSetting:
-    """A setting, as long as its class is being made."""
+    """A declared setting, before its class is complete."""
 
     def __init__(self, check: Check, default: Any) -> None:
         self.check, self.default, self.annotation = check, default, ""
@@ -33,7 +33,7 @@ def finite(name: str, value: Any) -> float:
     try:
         if not isinstance(value, bool) and isinstance(value, numbers.Real) and math.isfinite(value):
             return float(value)
-    except OverflowError:  # an int beyond any float
+    except OverflowError:  # an int larger than any float
         pass
     raise ConfigError(f"{name} must be a finite number, got {value!r}")
 
@@ -62,14 +62,14 @@ def count(name: str, value: Any) -> int:
 
 
 def flag(name: str, value: Any) -> bool:
-    """Return `value` as a bool; 0 and 1 are taken too."""
+    """Return `value` as a bool; 0 and 1 are accepted too."""
     if not isinstance(value, (bool, np.bool_, numbers.Real)) or float(value) not in (0.0, 1.0):
         raise ConfigError(f"{name} must be True or False, got {value!r}")
     return bool(value)
 
 
 def optional(check: Check) -> Check:
-    """Return a check that also lets None through."""
+    """Return a check that also accepts None."""
 
     def checked(name: str, value: Any) -> Any:
         return None if value is None else check(name, value)
@@ -85,7 +85,7 @@ def text(name: str, value: Any) -> str:
 
 
 def key(name: str, value: Any) -> int | str:
-    """Return a key, or the name of a parameter, as a plain int or str; NumPy's integers are taken too."""
+    """Return a key, or the name of a parameter, as a plain int or str; NumPy's integers are accepted too."""
     try:
         return plain_key(value)
     except KeyKindError as error:
@@ -102,7 +102,7 @@ def parameter(name: str, value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Return a scalar of NumPy as Python's number or string, and other values as they are."""
+    """Return a scalar of NumPy as a Python number or string, and other values unchanged."""
     return value.item() if isinstance(value, np.generic) else value
 
 

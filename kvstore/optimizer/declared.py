@@ -1,4 +1,4 @@
-"""Optimizers that declare their settings in the body of the class, of which the constructor is made."""
+"""Optimizers that declare their settings in the body of the class, from which the constructor is made."""
 
 from __future__ import annotations
 
@@ -14,21 +14,24 @@ if TYPE_CHECKING:
 else:
 
     def dataclass_transform(**_: Any) -> Callable[[type], type]:
-        """Do nothing: type checkers know it."""
+        """Do nothing: type checkers read the decorator."""
         return lambda klass: klass
 
 
 def keyword(default: Any = None, *, alias: str = "", kw_only: bool = True) -> Any:
-    """Tell type checkers of a keyword that all take; `alias` is its name where the attribute has another."""
+    """Declare a keyword of all constructors for type checkers.
+
+    `alias` is its name if the attribute has another.
+    """
     return default
 
 
 @dataclass_transform(field_specifiers=(setting, keyword))
-class Declared(Optimizer):
+class DeclaredOptimizer(Optimizer):
     """Base of optimizers whose classes declare their settings.
 
-    A class that declares some has a constructor that takes them, those of its bases first, behind the
-    learning rate and with the keywords of `Optimizer`; unless it has one of its own.
+    A class with declared settings gets a constructor, unless it defines one. Its arguments are the learning
+    rate, the settings of the bases, those of the class, and the keywords of `Optimizer`.
     """
 
     _declared: ClassVar[Mapping[str, DeclaredSetting]] = {}
@@ -38,7 +41,7 @@ class Declared(Optimizer):
         for name, value in own.items():
             delattr(cls, name)
             value.annotation = cls.__annotations__[name]
-        above = (base._declared for base in reversed(cls.__bases__) if issubclass(base, Declared))
+        above = (base._declared for base in reversed(cls.__bases__) if issubclass(base, DeclaredOptimizer))
         cls._declared = {name: value for table in (*above, own) for name, value in table.items()}
         cls.settings = {**{name: value.check for name, value in own.items()}, **vars(cls).get("settings", {})}
         if own and "__init__" not in vars(cls):
@@ -46,7 +49,7 @@ class Declared(Optimizer):
         super().__init_subclass__(**kwargs)
 
     def __post_init__(self) -> None:
-        """Do what is left to do when all settings are there."""
+        """Finish the construction, after all settings are assigned; a hook for subclasses."""
 
 
 def _constructor(declared: Mapping[str, DeclaredSetting]) -> Callable[..., None]:

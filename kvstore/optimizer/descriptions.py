@@ -1,4 +1,4 @@
-"""Optimizers as text, as they travel to other processes; and in what two of them differ."""
+"""Optimizers as text, for other processes; and the differences of two optimizers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MISSING: Any = object()
 
 
 class Describable(Protocol):
-    """An optimizer; the scheduler works with its texts, and imports no optimizer."""
+    """An optimizer; the scheduler uses its texts only, and imports no optimizer."""
 
     def describe(self) -> dict[str, Any]:
         """Return its name and its settings."""
@@ -43,7 +43,7 @@ def text_of(optimizer: Describable) -> str:
 
 
 def changes_of(optimizer: Describable, changes: Iterable[str]) -> str:
-    """Return the settings with these names as JSON, as `text_of` has them; a record of what has changed.
+    """Return the settings with these names as JSON, as in `text_of`: a record of changes.
 
     Raises
     ------
@@ -60,20 +60,20 @@ def changed(text: str, changes: str) -> str:
     Raises
     ------
     ConfigError
-        The change is one of the learning rate, and the optimizer has a schedule; or a text is not one of an
-        optimizer.
+        The change is that of a learning rate, and the optimizer has a schedule; or a text does not describe
+        an optimizer.
     """
     try:
         described, config = json.loads(text), dict(json.loads(changes))
         before = dict(described["config"] or {})
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ConfigError(f"this is no change of an optimizer: {_short(changes)}") from error
+        raise ConfigError(f"this is not a change of an optimizer: {_short(changes)}") from error
     if _has_schedule(described, config):
         raise ConfigError(
-            "the learning rate comes from a schedule, which another worker has set: pass a new lr_scheduler, "
+            "the learning rate is that of a schedule, which another worker has set: pass a new lr_scheduler, "
             "or lr_scheduler=None together with the new rate"
         )
-    if described["config"] is None:  # each worker has an object of its own, to which the changes are made
+    if described["config"] is None:  # each worker has its own object, to which the changes are applied
         described["changes"] = described.get("changes", {}) | config
     else:
         described["config"] = before | config
@@ -94,18 +94,18 @@ def _is_json(value: Any) -> bool:
 
 
 def conflict(there: str, by: int, here: str, rank: int) -> str:
-    """Return in what the optimizer that worker `by` has set differs from that of worker `rank`.
+    """Return the differences between the optimizer of worker `by` and that of worker `rank`.
 
     Parameters
     ----------
     there, here : str
-        Texts of `text_of`; the empty text means sums without an optimizer. Other texts, which a worker of
-        another kind could send, raise nothing.
+        Texts of `text_of`; the empty text means sums without an optimizer. Other texts, which another program
+        could send, raise no error.
     """
     try:
         what = _found(json.loads(there or "{}"), by, json.loads(here or "{}"), rank)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-        what = [f"worker {by} has set one, and worker {rank} another one, in a form that is not known"]
+        what = [f"worker {by} has set one, and worker {rank} another one, in an unknown format"]
     more = f"; and {len(what) - _SHOWN} more" if len(what) > _SHOWN else ""
     return (
         f"the optimizers of two workers differ: {'; '.join(what[:_SHOWN])}{more}. Set the same optimizer on "

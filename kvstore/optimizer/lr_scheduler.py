@@ -87,7 +87,7 @@ class LRScheduler:
             raise ConfigError(f"warmup_mode is 'linear' or 'constant', not {warmup_mode!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Keep scalars of NumPy as Python's, and have stores look for what has changed."""
+        """Store scalars of NumPy as Python's, and count the change, so that stores search for it."""
         begin_change()
         object.__setattr__(self, name, plain(value))
         note_change()
@@ -206,7 +206,7 @@ class MultiFactorScheduler(LRScheduler):
         return lr
 
 
-class _Fading(LRScheduler):
+class _DecreasingScheduler(LRScheduler):
     """Decrease the rate from the base rate to `final_lr` at `max_update`, along a curve."""
 
     options = ("max_update", "final_lr", *LRScheduler.options)
@@ -240,7 +240,7 @@ class _Fading(LRScheduler):
 
 
 @register
-class PolyScheduler(_Fading):
+class PolyScheduler(_DecreasingScheduler):
     """Decrease the rate with a power of the remaining fraction of the steps.
 
     Parameters
@@ -257,7 +257,7 @@ class PolyScheduler(_Fading):
         See `LRScheduler`.
     """
 
-    options = ("pwr", *_Fading.options)
+    options = ("pwr", *_DecreasingScheduler.options)
 
     def __init__(
         self, max_update: int, base_lr: float = 0.01, pwr: float = 2, final_lr: float = 0, **warmup: Any
@@ -271,7 +271,7 @@ class PolyScheduler(_Fading):
 
 
 @register
-class CosineScheduler(_Fading):
+class CosineScheduler(_DecreasingScheduler):
     """Decrease the rate along half a cosine wave.
 
     Parameters

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = "npt.NDArray[Any]"
 Index: TypeAlias = "int | str"
-# What belongs to one key: nothing, an array, or a tuple of these.
+# The state of one key: None, an array, or a tuple of these.
 State: TypeAlias = "Array | tuple[State, ...] | None"
 
-# Taken for MXNet's sake; they say nothing about the values that training produces.
+# Accepted for compatibility with MXNet; they do not change the results of training.
 _IGNORED = frozenset({"sym", "param_dict", "aggregate_num", "use_fused_step"})
-#: What other libraries call our keywords.
+#: Names of keywords in other libraries.
 _SYNONYMS = {
     "lr": "learning_rate",
     "weight_decay": "wd",
@@ -43,11 +43,11 @@ _SCALARS = (bool, int, float, str)
 
 
 class _ScheduleConflict(ConfigError, UserWarning):
-    """The rate is the schedule's. MXNet raises UserWarning here, so this is one too."""
+    """The rate is that of the schedule. MXNet raises UserWarning here, so this is a UserWarning, too."""
 
 
 class Optimizer(Registrable):
-    """Base class of all optimizers, also of optimizers of your own.
+    """Base class of all optimizers, also of user-defined ones.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ class Optimizer(Registrable):
     clip_gradient : float, optional
         Clips the rescaled gradient to ``[-clip_gradient, clip_gradient]``, unless it is None or 0.
     learning_rate : float, optional
-        By default that of the class, or the ``base_lr`` of the schedule, which a given rate replaces.
+        The default is that of the class, or the ``base_lr`` of the schedule. A given rate replaces both.
     lr_scheduler : LRScheduler or callable, optional
         Returns the learning rate for ``num_update``, the largest update count of all keys.
     begin_num_update : int, default 0
@@ -83,14 +83,14 @@ class Optimizer(Registrable):
 
     Notes
     -----
-    An optimizer of your own overrides `create_state` and `update`. The decorator `register` lets it be
+    A user-defined optimizer overrides `create_state` and `update`. With the decorator `register` it can be
     created by name, saved, and sent to other processes, which must import it too. Keep each constructor
     argument as an attribute of the same name, or override `get_config`.
     """
 
-    #: Whether a compiled rule does the update element by element, so that a store can fuse it with the sum.
+    #: Whether a compiled rule updates each element separately, so that a store can fuse it with the sum.
     fused: ClassVar[bool] = False
-    #: Learning rate if neither the caller nor a schedule gives one.
+    #: Learning rate if neither the caller nor a schedule has one.
     default_learning_rate: ClassVar[float] = 0.01
     #: Hyper-parameters and their checks. A subclass lists its own; those of its bases are added.
     settings: ClassVar[Settings] = {
@@ -110,7 +110,7 @@ class Optimizer(Registrable):
     optional_state: ClassVar[frozenset[str]] = frozenset()
     #: Names of all constructor arguments, also those of the bases.
     keywords: ClassVar[frozenset[str]]
-    #: Defaults of the constructor arguments, those of the class itself first.
+    #: Defaults of the constructor arguments; those of the class itself are first.
     defaults: ClassVar[Mapping[str, Any]]
     #: New names of renamed keywords, by old name.
     renamed: ClassVar[Mapping[str, str]] = {}
@@ -126,11 +126,11 @@ class Optimizer(Registrable):
     wd_mult: dict[Index, float]
     lr: float
     lr_scheduler: Schedule | None
-    # The schedule's value, and what it is for: the update, and the number of `REVISION`.
+    # The rate of the schedule, with its update and the number of `REVISION` for which it was computed.
     _rate: float = 0.0
     _rate_at: tuple[int, int] | None = None
 
-    register = staticmethod(register)  # both are here in MXNet too
+    register = staticmethod(register)  # both attributes exist in MXNet too
     create_optimizer = staticmethod(create)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -188,7 +188,7 @@ class Optimizer(Registrable):
             self._assign(name, check(name, value))
 
     def _assign(self, name: str, value: Any) -> None:
-        """Set an attribute that is a setting to a checked value; an equal scalar is no change."""
+        """Set an attribute that is a setting to a checked value; an equal scalar is not a change."""
         before = vars(self).get(name, _ABSENT)
         comparable = type(before) is type(value) and (value is None or isinstance(value, _SCALARS))
         if comparable and before == value:
@@ -199,10 +199,13 @@ class Optimizer(Registrable):
         self._note_change()
 
     def _note_change(self) -> None:
-        """Note that a setting has changed. A rule that keeps what it has computed of settings forgets it."""
+        """Count a change of a setting.
+
+        Rules that cache results of settings override this to clear the cache.
+        """
         note_change()
 
-    # ------------------------------------------------------------------ what a rule of your own overrides
+    # ------------------------------------------------------------------ methods of user-defined rules
 
     def create_state(self, index: Index, weight: Array) -> State:
         """Return a new state for a key. It is called at the first update of the key.
@@ -237,7 +240,7 @@ class Optimizer(Registrable):
 
         Notes
         -----
-        An optimizer of your own calls ``self._update_count(index)``, then ``self._get_lr(index)`` and
+        A user-defined optimizer calls ``self._update_count(index)``, then ``self._get_lr(index)`` and
         ``self._get_wd(index)``. ``self._index_update_count[index]`` is the number of this update.
         """
         raise NotImplementedError(f"{type(self).__name__} must override update(index, weight, grad, state)")
@@ -289,7 +292,7 @@ class Optimizer(Registrable):
 
     @property
     def learning_rate(self) -> float:
-        """Current learning rate, without multipliers. To assign it is to call `set_learning_rate`."""
+        """Current learning rate, without multipliers. An assignment calls `set_learning_rate`."""
         return self.lr if self.lr_scheduler is None else self.lr_scheduler(self.num_update)
 
     @learning_rate.setter
@@ -312,8 +315,8 @@ class Optimizer(Registrable):
         Parameters
         ----------
         args_lr_mult : dict
-            Factors by key, or by a name of `param_idx2name`. What counts is ``param_dict[key].lr_mult`` if
-            it exists, else the factor of the key, else that of its name, else 1.
+            Factors by key, or by a name of `param_idx2name`. The factor of a key is
+            ``param_dict[key].lr_mult`` if it exists, else that of the key, else that of its name, else 1.
         """
         self._keep(lr_mult=args_lr_mult)
 
@@ -326,15 +329,15 @@ class Optimizer(Registrable):
         counts = self._index_update_count
         t = counts[index] = counts.get(index, self.begin_num_update) + 1
         if t > self.num_update:
-            vars(self)["num_update"] = t  # no setting, and this is quicker
+            vars(self)["num_update"] = t  # not a setting, and this is faster
         return t
 
     def _get_lr(self, index: Index) -> float:
-        """Rate of a key, with its multiplier."""
+        """Return the rate of a key, with its multiplier."""
         return self._rates(index)[0]
 
     def _get_wd(self, index: Index) -> float:
-        """Weight decay of a key, with its multiplier."""
+        """Return the weight decay of a key, with its multiplier."""
         return self._rates(index)[1]
 
     def _rates(self, index: Index) -> tuple[float, float]:
@@ -353,7 +356,7 @@ class Optimizer(Registrable):
         return 1.0 if name is None else table.get(name, 1.0)
 
     def _scheduled(self) -> float:
-        # All keys of a step ask for the same update: compute the curve once.
+        # All keys of a step have the same update number: the curve is computed once.
         if self._rate_at != (self.num_update, REVISION.number):
             assert self.lr_scheduler is not None
             vars(self)["_rate"] = float(self.lr_scheduler(self.num_update))
@@ -380,13 +383,13 @@ class Optimizer(Registrable):
         return config
 
     def described(self, names: Iterable[str]) -> dict[str, Any]:
-        """Return some settings as `get_config` has them; the schedule and the rate are one setting."""
+        """Return some settings as in `get_config`; the schedule and the rate are one setting."""
         wanted = set(names)
         if "lr_scheduler" in wanted:
             wanted.add("learning_rate")
         try:
             config = self.get_config()
-        except ConfigError:  # of another setting, perhaps
+        except ConfigError:  # possibly of another setting
             config = {name: self._described(name) for name in wanted}
         return {name: config[name] for name in wanted}
 
@@ -442,7 +445,7 @@ class Optimizer(Registrable):
         schedule = checked.pop("lr_scheduler", self.lr_scheduler)
         if schedule is not None and "lr_scheduler" not in changes:
             raise _ScheduleConflict(
-                "the learning rate comes from a schedule; pass a new lr_scheduler, or lr_scheduler=None "
+                "the learning rate is that of a schedule; pass a new lr_scheduler, or lr_scheduler=None "
                 "together with the new rate"
             )
         if schedule is None and rate is None:
@@ -455,7 +458,7 @@ class Optimizer(Registrable):
         self._assign("lr", self.default_learning_rate if rate is None else rate)
 
     def _keep(self, **values: Any) -> None:
-        """Check settings and keep them as attributes."""
+        """Check settings and store them as attributes."""
         for name, value in values.items():
             setattr(self, name, self.settings[name](name, value))
 
@@ -479,7 +482,7 @@ class Optimizer(Registrable):
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     def _shown(self) -> dict[str, Any]:
-        """Return what the rule itself takes, the weight decay, and of the rest what is not the default."""
+        """Return the rule's own arguments, the weight decay, and others that differ from the default."""
         common = Optimizer.defaults
         values = {name: getattr(self, name, _ABSENT) for name in self.defaults if name not in _NOT_SHOWN}
         return {
@@ -491,7 +494,7 @@ class Optimizer(Registrable):
 
 
 def _own_defaults(klass: type) -> dict[str, Any]:
-    """Arguments of a class's own constructor, and their defaults."""
+    """Return the arguments of a class's own constructor, and their defaults."""
     if klass is object or "__init__" not in vars(klass):
         return {}
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -521,7 +524,7 @@ def _schedule(name: str, value: Any) -> Schedule | None:
 
 
 def _watched(kind: type[Optimizer]) -> Settings:
-    """Return the check of each attribute in which an optimizer of this class keeps a setting."""
+    """Return the check of each attribute in which an optimizer of this class stores a setting."""
     others = {"lr": _lr, "lr_scheduler": _schedule, "idx2name": NameTable, "param_dict": ParameterTable}
     aliased = _IGNORED | {"learning_rate", "param_idx2name"}
     return {name: kind.settings.get(name, _plain) for name in kind.keywords - aliased} | others
@@ -568,10 +571,10 @@ def _with_rate(schedule: Schedule | None, rate: float | None) -> Schedule | None
 
 
 def is_half(dtype: np.dtype[Any]) -> bool:
-    """Whether a dtype is float16 or bfloat16."""
+    """Return whether a dtype is float16 or bfloat16."""
     return dtype.itemsize == 2 and dtype.name in HALVES
 
 
 def dense(grad: Any) -> Array:
-    """Return a gradient as an ndarray; rows that a row-sparse one lacks are zero."""
+    """Return a gradient as an ndarray; missing rows of a row-sparse gradient are zero."""
     return grad if isinstance(grad, np.ndarray) else grad.todense()

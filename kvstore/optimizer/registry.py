@@ -16,7 +16,7 @@ Klass = TypeVar("Klass", bound="type[Optimizer]")
 
 _registry: dict[str, type[Optimizer]] = {}
 
-# Names of MXNet that kvstore does not have, and what to use instead.
+# Names of MXNet that kvstore does not have, and the replacement.
 _RETIRED = {
     "ccsgd": "it was another name of 'sgd'",
     "lbsgd": "use 'lars' with a warm-up schedule",

@@ -1,9 +1,9 @@
-"""The settings of a store's optimizer: what its workers change, in one order, and what the changes come to.
+"""The settings of a store's optimizer: the changes of all workers in one order, and the resulting settings.
 
-A change has the place in the program at which its worker has made it: the number of calls before it in which
+A change has the place in the program at which its worker has made it: the number of earlier calls in which
 all workers take part. Changes are ordered by place, at one place by the optimizer that they belong to, then
-by rank. So they come to the same whichever worker is late, and the settings of a place are all changes up to
-it.
+by rank. So the settings of a place result from all changes up to it, and do not depend on the timing of
+workers.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import NamedTuple
 from ..errors import ConfigError
 from .descriptions import changed
 
-#: Kinds of changes: another optimizer, or None; settings of it; its update counts; to keep states for one
-#: round more.
+#: Kinds of changes: another optimizer, or None; settings of the optimizer; its update counts; states are kept
+#: for one more round.
 OPTIMIZER, NONE, CONFIGURE, COUNTS, STEPS = "optimizer", "none", "configure", "counts", "steps"
 KINDS = (OPTIMIZER, NONE, CONFIGURE, COUNTS, STEPS)
 _NEW = (OPTIMIZER, NONE)
@@ -25,9 +25,9 @@ _NEW = (OPTIMIZER, NONE)
 class SettingsAt(NamedTuple):
     """The settings at a place of the program."""
 
-    #: How many optimizers were set, with the present one; None counts.
+    #: Number of optimizers that were set, including the present one; None counts.
     ordinal: int = 0
-    #: The optimizer as `descriptions.text_of` describes it; empty: there is none.
+    #: The optimizer in the form of `descriptions.text_of`; empty without an optimizer.
     text: str = ""
     #: Number of the change that has set the update counts; see `UpdateClock`.
     epoch: int = 0
@@ -37,25 +37,25 @@ class SettingsAt(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Change:
-    """One change of one worker; others that make the same one at the same place share it."""
+    """One change of a worker; workers that make the same change at the same place share it."""
 
     kind: str
     place: int
-    #: How many optimizers its worker had set; with this one, if it is one.
+    #: Number of optimizers that its worker had set; including this change, if it sets one.
     ordinal: int
-    #: An optimizer, or the settings of it that change; see `descriptions.changes_of`.
+    #: The text of an optimizer, or of changed settings; see `descriptions.changes_of`.
     text: str
     rank: int
-    #: Counts the changes of its worker.
+    #: The number of the change among those of its worker.
     number: int
-    #: How often its worker had made the same one at this place before.
+    #: How often its worker had made the same change at this place before.
     times: int = 0
     epoch: int = 0
-    #: What holds after this change, and before the next.
+    #: The settings after this change, and before the next.
     settings: SettingsAt = field(default_factory=SettingsAt)
 
     def key(self) -> tuple[int, int, bool, int, int]:
-        """Return the place in the order of all changes."""
+        """Return the sort key in the order of all changes."""
         return self.place, self.ordinal, self.kind not in _NEW, self.rank, self.number
 
     def is_like(self, kind: str, ordinal: int, text: str) -> bool:
@@ -64,39 +64,39 @@ class Change:
 
 
 class SettingsLog:
-    """All changes that count, in order.
+    """All valid changes, in order.
 
     Attributes
     ----------
     changes : list of Change
     first : SettingsAt
-        The settings before them.
+        The settings before all changes.
     """
 
     def __init__(self) -> None:
         self.changes: list[Change] = []
         self.first = SettingsAt()
         self._numbers = self._epochs = 0
-        #: By rank: the last place at which it has made changes, and how often each of these.
+        #: By rank: the place of its last changes, and how often the worker has made each of them there.
         self._made: dict[int, tuple[int, dict[tuple[str, int, str], int]]] = {}
 
     @property
     def newest(self) -> SettingsAt:
-        """The settings at the end of all changes."""
+        """Return the settings after all changes."""
         return self.changes[-1].settings if self.changes else self.first
 
     def find(self, rank: int, place: int, kind: str, ordinal: int, text: str) -> Change | None:
-        """Return the change of another worker at this place that is the one which this worker makes now."""
-        times = self._times(rank, place, (kind, ordinal, text))
+        """Return the equal change of another worker at this place, or None."""
+        times = self._count_of(rank, place, (kind, ordinal, text))
         begin = bisect.bisect_left(self.changes, place, key=_place)
         end = bisect.bisect_right(self.changes, place, key=_place)
         there = (one for one in self.changes[begin:end] if one.is_like(kind, ordinal, text))
         return next((one for one in there if one.times == times), None)
 
     def share(self, change: Change, rank: int) -> list[Change]:
-        """Let a worker share a change, which has the later place in the order that the two give it.
+        """Let a worker share a change. The shared change has the later of its two places in the order.
 
-        Returns the changes after which other settings hold than before.
+        Returns the changes with different resulting settings.
         """
         self._note(rank, change)
         self._numbers += 1
@@ -108,24 +108,24 @@ class SettingsLog:
         change.rank, change.number = rank, self._numbers
         bisect.insort(self.changes, change, key=Change.key)
         try:
-            told = self._fold(begin)
+            told = self._recompute(begin)
         except ConfigError:
             self.changes, (change.rank, change.number) = before, key
-            self._fold(begin)
+            self._recompute(begin)
             return []
         return told if self.settings_at(change.place) == held else [change, *told]
 
     def add(self, rank: int, place: int, kind: str, ordinal: int, text: str) -> tuple[Change, list[Change]]:
-        """Add a change; return it, and the changes after which other settings hold than before.
+        """Add a change; return it, and the changes with different resulting settings.
 
         Raises
         ------
         ConfigError
-            It is one of the learning rate, and there is a schedule; or it sets a schedule, and another worker
-            has set the learning rate at a later place. Nothing has changed.
+            The change sets the learning rate, and a schedule is set; or it sets a schedule, and another
+            worker has set the learning rate at a later place. Nothing has changed.
         """
         self._numbers += 1
-        times = self._times(rank, place, (kind, ordinal, text))
+        times = self._count_of(rank, place, (kind, ordinal, text))
         change = Change(kind, place, ordinal, text, rank, self._numbers, times)
         if kind in _NEW or kind == COUNTS:
             self._epochs += 1
@@ -135,15 +135,15 @@ class SettingsLog:
         return change, told
 
     def withdraw(self, change: Change) -> tuple[list[Change], dict[Change, ConfigError]]:
-        """Remove a change, and those that are not allowed without it.
+        """Remove a change, and those that are invalid without it.
 
-        Returns the changes after which other settings hold than before; and what else was removed, with the
+        Returns the changes with different resulting settings, and the other removed changes, each with the
         reason.
         """
         at = self.changes.index(change)
         del self.changes[at]
         dropped: dict[Change, ConfigError] = {}
-        told = self._fold(at, dropped)
+        told = self._recompute(at, dropped)
         self.changes = [one for one in self.changes if one not in dropped]
         return told, dropped
 
@@ -153,32 +153,32 @@ class SettingsLog:
         return self.changes[at - 1].settings if at else self.first
 
     def settings_for(self, change: Change) -> SettingsAt:
-        """Return the settings of an optimizer at the place of a change that belongs to it."""
+        """Return the settings of the optimizer that a change belongs to, at the place of the change."""
         after = (change.place, change.ordinal + 1)
         at = bisect.bisect_left(self.changes, after, key=_place_and_ordinal)
         return self.changes[at - 1].settings if at else self.first
 
     def forget(self, rank: int) -> None:
-        """Forget which changes a worker has made."""
+        """Remove the record of a worker's last changes."""
         self._made.pop(rank, None)
 
     def place_of(self, rank: int) -> int:
-        """Return the last place at which a worker has made a change; -1 if it has made none."""
+        """Return the place of a worker's last change; -1 if it has made none."""
         made = self._made.get(rank)
         return -1 if made is None else made[0]
 
     def cut(self, keep: int, passed: int) -> list[Change]:
-        """Drop all changes but those of the newest places; return them, oldest first.
+        """Drop old changes; return them, oldest first.
 
         Parameters
         ----------
         keep : int
-            How many changes stay at least.
+            Least number of changes that are kept.
         passed : int
-            Changes at this place and later ones stay.
+            Changes at this place and at later places are kept.
         """
         end = min(len(self.changes) - keep, bisect.bisect_left(self.changes, passed, key=_place))
-        if 0 < end < len(self.changes):  # all changes of a place stay, or none
+        if 0 < end < len(self.changes):  # either all changes of a place are kept, or none
             end = bisect.bisect_left(self.changes, self.changes[end].place, key=_place)
         if end <= 0:
             return []
@@ -187,7 +187,7 @@ class SettingsLog:
         del self.changes[:end]
         return dropped
 
-    def _times(self, rank: int, place: int, what: tuple[str, int, str]) -> int:
+    def _count_of(self, rank: int, place: int, what: tuple[str, int, str]) -> int:
         """Return how often a worker has made a change at a place."""
         last, made = self._made.get(rank, (-1, {}))
         return made.get(what, 0) if last == place else 0
@@ -204,23 +204,23 @@ class SettingsLog:
         at = bisect.bisect_left(self.changes, change.key(), key=Change.key)
         self.changes.insert(at, change)
         try:
-            return self._fold(at)
+            return self._recompute(at)
         except ConfigError:
             del self.changes[at]
-            self._fold(at)
+            self._recompute(at)
             raise
 
-    def _fold(self, begin: int, dropped: dict[Change, ConfigError] | None = None) -> list[Change]:
-        """Compute the settings from a change on; return the changes after which they are other ones.
+    def _recompute(self, begin: int, dropped: dict[Change, ConfigError] | None = None) -> list[Change]:
+        """Compute the settings from a change on; return the changes with different resulting settings.
 
-        A change that is not allowed is added to `dropped`, with its error, and left out; if that is None, the
-        error is raised.
+        An invalid change is skipped, and added to `dropped` with its error; if `dropped` is None, the error
+        is raised.
         """
         settings = self.changes[begin - 1].settings if begin else self.first
         told: list[Change] = []
         for change in self.changes[begin:]:
             try:
-                settings = _after(settings, change)
+                settings = _settings_after(settings, change)
             except ConfigError as error:
                 if dropped is None:
                     raise
@@ -240,8 +240,8 @@ def _place_and_ordinal(change: Change) -> tuple[int, int]:
     return change.place, change.ordinal
 
 
-def _after(before: SettingsAt, change: Change) -> SettingsAt:
-    """Return the settings after a change; of an optimizer that is not the present one it changes nothing."""
+def _settings_after(before: SettingsAt, change: Change) -> SettingsAt:
+    """Return the settings after a change; a change that belongs to an earlier optimizer has no effect."""
     if change.kind == STEPS:
         return before._replace(keeps_states=True)
     if change.kind in _NEW:

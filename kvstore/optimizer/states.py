@@ -1,4 +1,4 @@
-"""Optimizer states as files: safetensors, no code inside, replaced in one step.
+"""Optimizer states as files: safetensors without code, replaced atomically.
 
 The tensors are called ``state/<path>/<key>``, where the path is ``v`` for a bare array and else the indices
 into nested tuples, joined by dots. The text, called ``content``, is JSON: counts, structure of each key's
@@ -18,8 +18,8 @@ import numpy as np
 from .. import tensor_file
 from ..arrays import pages
 from ..arrays.element_types import bfloat16
+from ..atomic_files import atomic_replacement
 from ..errors import ConfigError, StateFileError
-from ..files import replacing
 from .descriptions import text_of
 from .optimizer import Array, Index, Optimizer, State
 
@@ -31,7 +31,7 @@ _DTYPES = frozenset(
 
 @dataclass(frozen=True)
 class Content:
-    """What a file of states holds, checked."""
+    """The checked content of a file of states."""
 
     states: dict[Index, State]
     counts: dict[Index, int]
@@ -44,12 +44,12 @@ class Content:
 
 
 def pack(states: Mapping[Index, State], optimizer: Optimizer, dump_optimizer: bool) -> bytes:
-    """Return states, counts and perhaps the optimizer as bytes.
+    """Return states, counts and, if requested, the optimizer as bytes.
 
     Raises
     ------
     ConfigError
-        If keys are of two kinds, a state holds something else than arrays, or the optimizer cannot be
+        If keys are of two kinds, a state contains other objects than arrays, or the optimizer cannot be
         described.
     """
     content, tensors = describe(states, optimizer, dump_optimizer)
@@ -88,7 +88,7 @@ def _key_type(keys: list[Index]) -> str:
 
 
 def _outline(state: Any, key: Index, path: tuple[int, ...], tensors: dict[str, Array]) -> Any:
-    """Return None, the name of an array's type, or a list of these; put the arrays into `tensors`."""
+    """Return None, the name of an array's type, or a list of these; add the arrays to `tensors`."""
     if state is None:
         return None
     if isinstance(state, tuple):
@@ -112,18 +112,18 @@ def _tensor_name(path: tuple[int, ...], key: Index) -> str:
 
 
 def unpack(data: bytes) -> Content:
-    """Return what `pack` was given.
+    """Return the arguments of `pack`.
 
     Raises
     ------
     StateFileError
-        If `data` is anything but the unharmed result of `pack`.
+        If `data` is not an undamaged result of `pack`.
     """
     return tensor_file.unpacked(data, _FORMAT, parse)
 
 
 def parse(text: str, tensors: dict[str, Array]) -> Content:
-    """Return what `describe` was given; the tensors are copied, and taken out of `tensors`."""
+    """Return the arguments of `describe`; the tensors are copied, and removed from `tensors`."""
     content = json.loads(text)
     key_type = {"int": int, "str": str}[content["key_type"]]
     keys = [key for table in ("structure", "counts") for key, _ in content[table]]
@@ -145,7 +145,7 @@ def _built(outline: Any, key: Index, path: tuple[int, ...], tensors: dict[str, A
         return None
     if isinstance(outline, list):
         return tuple(_built(part, key, (*path, i), tensors) for i, part in enumerate(outline))
-    # A copy: what the library returns looks into read-only bytes.
+    # a copy: the library returns views of read-only bytes
     array = pages.copy(tensors.pop(_tensor_name(path, key)))
     if outline == "bfloat16" and array.dtype == np.uint16:
         return array.view(bfloat16(f"the state of key {key!r}"))
@@ -160,11 +160,11 @@ def _built(outline: Any, key: Index, path: tuple[int, ...], tensors: dict[str, A
 
 
 def read(path: str | os.PathLike[str]) -> Content:
-    """Read a file that holds what `pack` returned; errors name the file."""
+    """Read the result of `pack` from a file; errors contain the name of the file."""
     return tensor_file.read(os.fspath(path), _FORMAT, parse)
 
 
 def write(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write a file so that it holds its old or its new content, whatever happens in between."""
-    with replacing(path) as beside:
+    """Write a file atomically: it has its old or its new content at any time."""
+    with atomic_replacement(path) as beside:
         beside.write_bytes(data)

@@ -1,7 +1,7 @@
-"""The time of a schedule, at the place of each push in the order of a worker's calls.
+"""The time of a schedule for each push, in the order of a worker's calls.
 
-A schedule's time is the largest update count of all keys. Updates of different keys are carried out in an
-order that depends on timing, so the time of an update is taken where the program calls for it.
+A schedule's time is the largest update count of all keys. Updates of different keys are applied in an order
+that depends on timing, so the time of an update is determined at the call of the program.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .optimizer import Index, Optimizer
 
-#: Bits of a stamp that hold the time; the epoch is above them.
+#: Bits of a stamp for the time; the epoch is in the bits above.
 TIME_BITS = 40
 _MASK = (1 << TIME_BITS) - 1
 
 
 class UpdateClock:
-    """Update counts as one worker has called for them, and the largest of them, the time.
+    """Update counts of the calls of one worker, and the largest of them, the time.
 
     Parameters
     ----------
@@ -30,8 +30,8 @@ class UpdateClock:
     time : int
         The time so far.
     epoch : int
-        Number of the record of the store that has set the counts. Stamps of an older epoch say nothing about
-        the time in this one.
+        Number of the record of the store that has set the counts. Stamps of an older epoch are ignored in
+        this one.
     """
 
     __slots__ = ("_begin", "_epoch", "counts", "time")
@@ -51,7 +51,7 @@ class UpdateClock:
 
     @property
     def stamp(self) -> int:
-        """The epoch and the time of the last push."""
+        """Return the epoch and the time of the last push."""
         return self._epoch | self.time
 
     def stamps(self, keys: Iterable[Index]) -> list[int]:
@@ -72,16 +72,16 @@ class UpdateClock:
 
 
 class CallOrder:
-    """Takes the time of a schedule where a push is called for; pushes are carried out in another order."""
+    """Records the time of a schedule at the call of each push; pushes are applied in another order."""
 
     def __init__(self) -> None:
         self._clock = UpdateClock()
-        self._open: weakref.WeakSet[_PlacedPush] = weakref.WeakSet()  # not carried out yet
+        self._open: weakref.WeakSet[_PlacedPush] = weakref.WeakSet()  # pushes that are not applied yet
 
     def placed(
         self, optimizer: Optimizer, keys: Iterable[Index], call: Callable[..., Any]
     ) -> Callable[..., Any]:
-        """Return a push that is carried out with the time of its place.
+        """Return a push that is applied with the time of its call.
 
         Parameters
         ----------
@@ -102,7 +102,7 @@ class CallOrder:
 
 
 class _PlacedPush:
-    """Carries a push out as if a time were the largest update count; the caller has the store's lock."""
+    """Applies a push as if a given time were the largest update count; the caller has the store's lock."""
 
     def __init__(
         self,

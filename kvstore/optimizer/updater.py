@@ -1,4 +1,4 @@
-"""The function that a store calls for each key: it holds the states and calls the optimizer."""
+"""The function that a store calls for each key: it has the states and calls the optimizer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from .. import kernels
 from ..errors import ArgumentError, ConfigError, ShapeError, StateFileError
-from .builtin import Elementwise, arrays_of, mapped
+from .builtin import ElementwiseOptimizer, arrays_of, mapped
 from .optimizer import Array, Index, Optimizer, State
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _MISSING: Any = object()
 
 
 class _Prepared(NamedTuple):
-    """What `Updater.plan` found out about a key, as long as state and rule stay the same."""
+    """The cached results of `Updater.plan` for a key, valid while state and rule are the same."""
 
     state: State
     rule_name: str
@@ -148,7 +148,7 @@ class Updater:
 
     def _prepare(self, index: Index, weight: Array, state: Any) -> _Prepared:
         optimizer = self.optimizer
-        if not (isinstance(optimizer, Elementwise) and optimizer.fused):
+        if not (isinstance(optimizer, ElementwiseOptimizer) and optimizer.fused):
             raise ConfigError(f"{type(optimizer).__name__} has no compiled element-wise rule to plan with")
         if state is _MISSING:
             state = optimizer.create_state_multi_precision(index, weight)
@@ -163,8 +163,8 @@ class Updater:
     def follow(self, index: Index, weight: Array) -> None:
         """Update the float32 copy of a 16-bit weight, if there is one, after the caller has set the weight.
 
-        Elements of the copy that round to the new weight do not change: they may have been loaded together
-        with that weight.
+        Elements of the copy that round to the new weight do not change, because they can have been loaded
+        together with that weight.
         """
         state = self.states.get(index)
         if state is not None and self.optimizer.keeps_master(weight):
@@ -244,7 +244,7 @@ class Updater:
         self.adopt(states.read(path), weights)
 
     def adopt(self, content: states.Content, weights: Mapping[Index, Array] | None = None) -> None:
-        """Take over what a file holds; see `load`.
+        """Set the states from the content of a file; see `load`.
 
         Raises
         ------
@@ -266,7 +266,7 @@ class Updater:
 
 
 def _check_content(content: states.Content, optimizer: Optimizer, weights: Mapping[Index, Array]) -> None:
-    """Refuse loaded states that belong to keys of another kind, or to weights of another shape or type."""
+    """Raise for loaded states of keys of another kind, or of weights of another shape or type."""
     kinds = {isinstance(key, str) for key in (*content.states, *content.counts, *weights)}
     if weights and len(kinds) > 1:
         raise StateFileError("the optimizer states belong to keys of the other kind (int or str)")
@@ -290,9 +290,13 @@ def _plain_key(index: Any) -> Index:
 
 
 def check_states(
-    optimizer: Elementwise, index: Index, weight: Array, master: Array | None, arrays: tuple[Array, ...]
+    optimizer: ElementwiseOptimizer,
+    index: Index,
+    weight: Array,
+    master: Array | None,
+    arrays: tuple[Array, ...],
 ) -> None:
-    """Refuse states, loaded ones mostly, that the compiled rule cannot work on."""
+    """Raise for states, usually loaded ones, that do not match the compiled rule."""
     wanted = kernels.cpu.rule_states(optimizer.rule())
     if len(arrays) != wanted:
         raise ConfigError(

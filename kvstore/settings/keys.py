@@ -8,8 +8,8 @@ import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from kvstore.atomic_files import with_checksum, without_checksum
 from kvstore.errors import ConfigError, StateFileError
-from kvstore.files import sealed, unsealed
 
 _Z85 = re.compile(rb"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 _MOST = 1 << 22  # bytes of a text of keys; the keys of 50,000 processes are smaller
@@ -39,7 +39,7 @@ class Keys:
 
     def to_json(self) -> bytes:
         """Return the keys, also the secret key, as JSON with a checksum."""
-        return sealed(json.dumps(asdict(self), default=bytes.decode).encode())
+        return with_checksum(json.dumps(asdict(self), default=bytes.decode).encode())
 
     @classmethod
     def from_json(cls, data: bytes) -> Keys:
@@ -53,7 +53,7 @@ class Keys:
         try:
             found = json.loads(data) if len(data) <= _MOST else None
             if isinstance(found, dict) and "content" in found:  # earlier versions wrote no checksum
-                found = json.loads(unsealed(data))
+                found = json.loads(without_checksum(data))
         except StateFileError as error:
             raise ConfigError(f"{error}; make new keys for all processes of the job") from None
         except (ValueError, RecursionError):

@@ -21,7 +21,7 @@ from ..arrays.sparse import RowSparseArray, reserve_rows, trusted_rows
 from ..errors import KVStoreError
 from ..kernels import cpu
 from ..optimizer import SGLD, GroupAdaGrad, Optimizer, Updater
-from ..optimizer.builtin import BuiltIn, arrays_of
+from ..optimizer.builtin import BuiltInOptimizer, arrays_of
 from ..optimizer.optimizer import State as Tree
 from ..optimizer.updater import Plan
 from .row_index import NONE, IdPositions, RowIndex
@@ -414,7 +414,7 @@ def is_lazy(optimizer: Optimizer) -> bool:
 
 def works_by_rows(optimizer: Optimizer | None) -> bool:
     """Return whether a rule that is not element-wise needs only single rows of a table."""
-    return isinstance(optimizer, GroupAdaGrad) and type(optimizer).update is BuiltIn.update
+    return isinstance(optimizer, GroupAdaGrad) and type(optimizer).update is BuiltInOptimizer.update
 
 
 def needs_all_rows(optimizer: Optimizer) -> bool:

@@ -3,7 +3,7 @@
 `allreduce_hook` is a communication hook for `torch.nn.parallel.DistributedDataParallel`.
 `DistributedOptimizer` wraps an optimizer and does not need torch.distributed. Both push gradients while the
 backward pass still runs. They do not copy tensors in host memory. `all_reduce`, `broadcast_object` and
-`all_gather_object` are for what is no gradient: metrics, counts, settings.
+`all_gather_object` are for other data: metrics, counts, settings.
 """
 
 from __future__ import annotations

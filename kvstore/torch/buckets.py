@@ -1,4 +1,4 @@
-"""Buckets: the gradients that are pushed in one call."""
+"""Buckets: the gradients that are pushed in one call, and the order of gradients in them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,17 @@ from collections.abc import Callable
 
 from ..engine import Work, ended_at
 from ..observe.timeline.marks import Marks
-from .exchange import Gradients, Weights
-from .slots import Slot
+from ..store import KVStore
+from .exchange import GradientExchange, WeightExchange
+from .gradient_slots import GradientSlot
+
+
+def push_order(store: KVStore, slots: list[GradientSlot]) -> list[GradientSlot] | None:
+    """Return the order in which all workers push gradients; None if any order is right.
+
+    Engines of collectives need one order on all workers: approximately that of a backward pass.
+    """
+    return None if store.is_capable("optimizer") else slots[::-1]
 
 
 class Buckets:
@@ -15,31 +24,35 @@ class Buckets:
 
     Parameters
     ----------
-    exchange : Gradients or Weights
+    exchange : GradientExchange or WeightExchange
         The exchange that pushes a bucket.
     marks : Marks
         The marks of a timeline.
     nbytes : float
         Size of a bucket.
-    order : list of Slot or None
-        The order in which all workers push, for stores that need the same order; None if any order will do.
+    order : list of GradientSlot or None
+        The result of `push_order`.
     """
 
     def __init__(
-        self, exchange: Gradients | Weights, marks: Marks, nbytes: float, order: list[Slot] | None
+        self,
+        exchange: GradientExchange | WeightExchange,
+        marks: Marks,
+        nbytes: float,
+        order: list[GradientSlot] | None,
     ) -> None:
         self._exchange, self._marks, self._full, self._order = exchange, marks, nbytes, order
-        self._bucket: list[Slot] = []
+        self._bucket: list[GradientSlot] = []
         self._nbytes = 0
-        self._pushed: list[tuple[int, set[Work], int]] = []  # since the last step of the timeline
+        self._pushed: list[tuple[int, set[Work], int]] = []  # buckets since the last step of the timeline
 
     @property
     def is_empty(self) -> bool:
-        """Whether no gradient waits for its push."""
+        """Return whether no gradient waits for its push."""
         return not self._bucket
 
-    def add(self, slot: Slot, takes_part: Callable[[Slot], bool]) -> None:
-        """Add a complete gradient, or those whose turn in the order it makes."""
+    def add(self, slot: GradientSlot, takes_part: Callable[[GradientSlot], bool]) -> None:
+        """Add a complete gradient; with a fixed order, add all gradients that are next in that order."""
         if self._order is None:
             self._put(slot)
             return
@@ -49,10 +62,12 @@ class Buckets:
             elif not ready.ready and takes_part(ready):
                 return
 
-    def add_rest(self, slots: list[Slot], takes_part: Callable[[Slot], bool], waits: bool = False) -> None:
-        """Add and push all gradients that are not pushed yet, and zeros where a gradient is absent.
+    def add_rest(
+        self, slots: list[GradientSlot], takes_part: Callable[[GradientSlot], bool], waits: bool = False
+    ) -> None:
+        """Add and push all gradients that are not pushed yet, and zeros for absent gradients.
 
-        With `waits` the caller waits for them next.
+        `waits`: the caller waits for the push next.
         """
         for slot in self._order or reversed(slots):
             if takes_part(slot) and not slot.queued:
@@ -66,7 +81,7 @@ class Buckets:
         self._pushed.clear()
         self._marks.step(begin)
 
-    def _put(self, slot: Slot) -> None:
+    def _put(self, slot: GradientSlot) -> None:
         slot.queued = True
         self._bucket.append(slot)
         self._nbytes += slot.nbytes

@@ -12,9 +12,9 @@ from ..checkpoint.manager import CheckpointManager
 from ..checkpoint.restoring import Checkpoint
 from ..errors import ArgumentError, StateFileError
 from ..store import KVStore
-from .exchange import OnStore
+from .exchange import StoreOptimizer
 from .optimizer import DistributedOptimizer
-from .tensors import Tensor, kind
+from .tensors import Tensor, type_name
 
 _PLAIN = (bool, int, float, str, type(None))
 _MODEL, _OPTIMIZER = "torch.model", "torch.optimizer"
@@ -27,14 +27,14 @@ def save_checkpoint(
     optimizer: DistributedOptimizer,
     extra: dict[str, Any] | None = None,
 ) -> None:
-    """Save a model, its optimizer and their store as one step: one file, written beside training.
+    """Save a model, its optimizer and their store as one step, in one file that is written during training.
 
     Call it between two steps, on all workers or on worker 0, which writes; see `CheckpointManager.save`.
 
     Parameters
     ----------
     manager : CheckpointManager
-        Where the file belongs.
+        The manager of the folder.
     step : int
         Number of the step.
     model : torch.nn.Module
@@ -42,14 +42,14 @@ def save_checkpoint(
     optimizer : DistributedOptimizer
         Its ``state_dict()`` is saved; with `update_on_kvstore` the store has the states.
     extra : dict, optional
-        What else belongs to the step, such as the position in the data. JSON must be able to say it.
+        Further data of the step, such as the position in the data, of types that JSON has.
 
     Raises
     ------
     ArgumentError
-        A state holds other things than tensors, numbers and texts.
+        A state has a value that is not a tensor, a number or a text.
     DTypeError
-        A tensor has a type that no store has, such as bool or complex.
+        A tensor has a type that no store supports, such as bool or complex.
     ConfigError, StateFileError, TimeoutError, KVStoreError
         As `CheckpointManager.save`.
     """
@@ -65,20 +65,21 @@ def save_checkpoint(
 def restore_checkpoint(
     manager: CheckpointManager, model: Any, optimizer: DistributedOptimizer
 ) -> Checkpoint | None:
-    """Load the newest checkpoint that is whole into a model, its optimizer and their store.
+    """Load the newest complete checkpoint into a model, its optimizer and their store.
 
-    All workers call it, after they have made the `DistributedOptimizer`, and before their first step.
+    All workers call it, after they have created the `DistributedOptimizer`, and before their first step.
 
     Returns
     -------
     Checkpoint or None
-        `step`, and as `extra` what was given to `save_checkpoint`. None if there is no checkpoint; then
-        nothing has changed.
+        Its `step`, and the `extra` of `save_checkpoint`. None if there is no checkpoint; then nothing has
+        changed.
 
     Raises
     ------
     StateFileError
-        The file is not one of `save_checkpoint`, or does not fit the store; see `CheckpointManager.restore`.
+        The file was not written by `save_checkpoint`, or does not match the store; see
+        `CheckpointManager.restore`.
     """
     store: KVStore = _checked(optimizer).store
     found = manager.restore(store)
@@ -103,18 +104,18 @@ def restore_checkpoint(
 def _checked(optimizer: Any) -> DistributedOptimizer:
     if not isinstance(optimizer, DistributedOptimizer):
         raise ArgumentError(
-            f"a checkpoint is of a DistributedOptimizer, not of {kind(optimizer)}; with another one use "
+            f"a checkpoint is of a DistributedOptimizer, not of {type_name(optimizer)}; with another one use "
             "CheckpointManager.save and its `arrays`"
         )
     return optimizer
 
 
 def _is_on_store(optimizer: DistributedOptimizer) -> bool:
-    return isinstance(optimizer._optimizer, OnStore)
+    return isinstance(optimizer._optimizer, StoreOptimizer)
 
 
 def _packed(value: Any, name: str, arrays: dict[str, Any]) -> Any:
-    """Return what JSON can say of a value, and put its tensors into `arrays`."""
+    """Return a value in types that JSON has, and put its tensors into `arrays`."""
     if isinstance(value, torch.Tensor):
         arrays[name] = value.detach().cpu().contiguous()
         return {"tensor": name}
@@ -124,7 +125,7 @@ def _packed(value: Any, name: str, arrays: dict[str, Any]) -> Any:
         parts = [_packed(one, f"{name}/{at}", arrays) for at, one in enumerate(value)]
         return {"tuple" if isinstance(value, tuple) else "list": parts}
     if not isinstance(value, _PLAIN):
-        raise ArgumentError(f"{name} is {kind(value)}, which a checkpoint cannot hold")
+        raise ArgumentError(f"{name} is {type_name(value)}, which a checkpoint cannot hold")
     return value
 
 

@@ -13,7 +13,7 @@ from ..collective.objects import ArrayKind
 from ..engine import Work
 from ..errors import ArgumentError
 from ..store import KVStore, collective_of
-from .tensors import Tensor, array, check, copied, kind, order, walked
+from .tensors import Tensor, as_array, check_tensor, copied_tensor, in_memory_order, memory_order, type_name
 
 
 def all_reduce(
@@ -24,7 +24,7 @@ def all_reduce(
     Parameters
     ----------
     store : KVStore
-        Any store of all workers, also one with an optimizer, which has no part in it.
+        Any store of all workers. An optimizer of the store is not used.
     tensors : tensor, or iterable of tensors
         They are overwritten in place. All workers pass the same shapes and types.
     average : bool
@@ -43,16 +43,16 @@ def all_reduce(
     several = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     for number, tensor in enumerate(several):
         if not isinstance(tensor, torch.Tensor):
-            raise ArgumentError(f"all_reduce takes tensors, not {kind(tensor)} (number {number})")
-        check(f"tensor {number}", tensor)
-    arrays = [array(walked(tensor, order(tensor))) for tensor in several]
+            raise ArgumentError(f"all_reduce takes tensors, not {type_name(tensor)} (number {number})")
+        check_tensor(f"tensor {number}", tensor)
+    arrays = [as_array(in_memory_order(tensor, memory_order(tensor))) for tensor in several]
     return store.all_reduce(arrays, average=average, async_op=async_op)
 
 
 def broadcast_object(store: KVStore, value: Any = None, root: int = 0) -> Any:
     """Return the object of worker `root`; as `KVStore.broadcast_object`, where tensors stay tensors.
 
-    Tensors come back in the memory of the host.
+    Received tensors are in host memory.
     """
     check_made(store)
     return collective_of(store).broadcast_object(value, root, _TENSORS)
@@ -65,11 +65,11 @@ def all_gather_object(store: KVStore, value: Any) -> list[Any]:
 
 
 def _view(value: Any) -> np.ndarray[Any, Any] | None:
-    """View a tensor of a type that NumPy has, on the host."""
+    """View a tensor of a type that NumPy supports, on the host."""
     if not isinstance(value, torch.Tensor) or value.dtype == torch.bfloat16:
         return None
     found: np.ndarray[Any, Any] = value.detach().cpu().resolve_conj().resolve_neg().numpy()
     return found
 
 
-_TENSORS = ArrayKind(_view, copied)
+_TENSORS = ArrayKind(_view, copied_tensor)

@@ -15,13 +15,23 @@ from ..engine import Work, ended_at
 from ..errors import ArgumentError
 from ..observe.timeline.marks import Marks
 from ..store import KVStore, counters_of, divides, start_pushpull
-from .overlap import overlaps
-from .tensors import Tensor, array, check, check_prefix, divided, kind, no_rows, rows_of, sparse_tensor
+from .overlap_choice import overlaps_backward
+from .tensors import (
+    Tensor,
+    as_array,
+    check_prefix,
+    check_tensor,
+    divided,
+    no_rows,
+    rows_of,
+    sparse_tensor,
+    type_name,
+)
 
 
 @dataclass
 class _Bucket:
-    """Gradients that DistributedDataParallel has in one piece of memory, and the call that averages them."""
+    """Gradients that DistributedDataParallel has in one array, and the call that averages them."""
 
     buffer: Tensor
     keys: list[str]
@@ -46,8 +56,8 @@ class HookState:
     overlap : bool, optional
         If True, push each bucket as soon as it is complete. If False, push all of them with the last one. If
         None, False for a ``"shared"`` store whose workers compute with all processors
-        (``torch.get_num_threads()`` each) and not on GPUs, because an exchange beside the backward pass slows
-        that down by more than it takes after it. Otherwise True.
+        (``torch.get_num_threads()`` each) and not on GPUs, because an exchange during the backward pass costs
+        more time there than an exchange after it. Otherwise True.
 
     Raises
     ------
@@ -79,7 +89,7 @@ class HookState:
         self.store = store
         self._prefix, self._overlap = prefix, overlap
         self._keys: dict[Tensor, str] = {}
-        self._waiting: list[_Bucket] = []  # to be pushed in the next call
+        self._waiting: list[_Bucket] = []  # buckets of the next call
         self._pending: list[tuple[Callable[[], Tensor], Any]] = []
         self._at_once = False
         self._marks = Marks(counters_of(store))
@@ -97,18 +107,19 @@ class HookState:
         buffer = bucket.buffer()
         begin = self._start_rows if buffer.is_sparse else self._start_dense
         devices = [buffer.device] if buffer.is_cuda else []
-        self._find_out_whether_numbered(bucket)
+        self._detect_numbering(bucket)
         self._pending.append((begin(bucket, buffer), torch.futures.Future(devices=devices)))
         _, future = self._pending[-1]
         if self._at_once or bucket.is_last():
             self._finish()
         return future
 
-    def _find_out_whether_numbered(self, bucket: Any) -> None:
-        """Find out whether buckets must be completed one by one, as none will be the last.
+    def _detect_numbering(self, bucket: Any) -> None:
+        """Find out whether each bucket must be completed by itself, because no bucket is marked as the last.
 
-        In the first backward pass of a static graph all buckets come at its end as number 0. The second of
-        them tells. From then on none waits for a last one, until another number shows that the pass is over.
+        In the first backward pass of a static graph, all buckets have the number 0 and arrive at the end of
+        the pass. The second such bucket shows this. From then on no bucket waits for a last bucket, until
+        another number shows that the pass is over.
         """
         if bucket.index() or bucket.is_last():
             self._at_once = False
@@ -134,20 +145,23 @@ class HookState:
     def _check_new(self, parameters: list[Tensor]) -> None:
         new = [parameter for parameter in parameters if parameter not in self._keys]
         for number, parameter in enumerate(new, len(self._keys)):
-            check(f"{self._prefix}{number}", parameter)
+            check_tensor(f"{self._prefix}{number}", parameter)
 
     def _start_dense(self, bucket: Any, buffer: Tensor) -> Callable[[], Tensor]:
         parameters = bucket.parameters()
         parts = buffer.split([parameter.numel() for parameter in parameters])
-        arrays = [array(part.detach()) for part in parts]
+        arrays = [as_array(part.detach()) for part in parts]
         one = _Bucket(buffer, self._keys_of(parameters, arrays), arrays)
         self._waiting.append(one)
-        if overlaps(self.store, self._overlap, [buffer]):
+        if overlaps_backward(self.store, self._overlap, [buffer]):
             self._push()
         return partial(self._complete, one)
 
     def _push(self, waits: bool = False) -> None:
-        """Begin to average, in one call, what waits for that. `waits`: the caller waits for the call next."""
+        """Start to average the collected gradients, in one call.
+
+        `waits`: the caller waits for the call next.
+        """
         buckets, self._waiting = self._waiting, []
         if not buckets:
             return
@@ -184,7 +198,7 @@ class HookState:
         return sparse_tensor(rows)
 
     def _keys_of(self, parameters: list[Tensor], values: list[Any]) -> list[str]:
-        """Keys of parameters, which are numbered as they are first seen: alike on all workers."""
+        """Return the keys of parameters, which are numbered at their first use: equal on all workers."""
         new = [(p, value) for p, value in zip(parameters, values, strict=True) if p not in self._keys]
         for parameter, _ in new:
             self._keys[parameter] = f"{self._prefix}{len(self._keys)}"
@@ -236,15 +250,15 @@ def allreduce_hook(state: HookState, bucket: Any) -> Any:
     """
     if not isinstance(state, HookState):
         raise ArgumentError(
-            f"allreduce_hook needs a HookState, not {kind(state)}: "
+            f"allreduce_hook needs a HookState, not {type_name(state)}: "
             "model.register_comm_hook(HookState(store), allreduce_hook)"
         )
     return state.start(bucket)
 
 
-allreduce_hook.__annotations__.clear()  # DistributedDataParallel compares them with types; they are texts
+allreduce_hook.__annotations__.clear()  # DistributedDataParallel expects types here, not texts
 
 
 def _wait(work: Work | None) -> None:
-    assert work is not None  # asked for with async_op
+    assert work is not None  # from a call with async_op
     work.wait()

@@ -1,4 +1,4 @@
-"""What becomes of a gradient: the sum comes back, or the weight that the store has updated."""
+"""The exchange of gradients: their sum is received, or the weight that the store has updated."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ..averaging.checks import check_sums
 from ..engine import Work
 from ..errors import CapabilityError, ConfigError
 from ..optimizer import Optimizer
-from ..optimizer.changes import REVISION, Followed
+from ..optimizer.changes import REVISION, WatchedOptimizer
 from ..store import KVStore, divides, start_pushpull
-from .slots import Slot
-from .tensors import Tensor, array, divided, no_rows, rows_of, sparse_tensor, walked
+from .gradient_slots import GradientSlot
+from .tensors import Tensor, as_array, divided, in_memory_order, no_rows, rows_of, sparse_tensor
 
 _ABSENT = (
     "worker {rank}: parameter {name!r} has no gradient in this step, so this worker pushes zeros. If no "
@@ -28,21 +28,26 @@ _ABSENT = (
 )
 
 
-class Gradients:
-    """Sums of gradients, which come back to where the gradients were."""
+class GradientExchange:
+    """Sums of gradients, which are received in the memory of the gradients."""
 
     def __init__(
-        self, store: KVStore, model: list[Slot], divisor: int, whole: bool = False, at_once: bool = False
+        self,
+        store: KVStore,
+        model: list[GradientSlot],
+        divisor: int,
+        whole: bool = False,
+        at_once: bool = False,
     ) -> None:
         self._store, self._divisor, self._whole, self._at_once = store, divisor, whole, at_once
         tables = [slot for slot in model if slot.sparse]
-        for slot in tables:  # rows, beside the dense weight
+        for slot in tables:  # rows, with the dense weight
             slot.key += ".rows"
         if tables:
             store.init([slot.key for slot in tables], [no_rows(slot.parameter) for slot in tables])
 
-    def start(self, batch: list[Slot], waits: bool = False) -> None:
-        """Push what there is, in one call. With `waits`, the caller calls `finish` next."""
+    def start(self, batch: list[GradientSlot], waits: bool = False) -> None:
+        """Push the gradients of a batch, in one call. `waits`: the caller calls `finish` next."""
         check_sums(self._store)
         for slot in batch:
             slot.absent = slot.parameter.grad is None
@@ -54,11 +59,15 @@ class Gradients:
             if dense:
                 self._start_dense(dense, waits or self._at_once)
         if self._whole:
-            _end(batch)
+            _mark_ended(batch)
 
-    def _start_dense(self, dense: list[Slot], waits: bool) -> None:
-        gradients = [_nothing(slot.parameter) if slot.absent else _something(slot) for slot in dense]
-        values = [array(walked(one, slot.order)) for slot, one in zip(dense, gradients, strict=True)]
+    def _start_dense(self, dense: list[GradientSlot], waits: bool) -> None:
+        gradients = [
+            _absent_gradient(slot.parameter) if slot.absent else _gradient_of(slot) for slot in dense
+        ]
+        values = [
+            as_array(in_memory_order(one, slot.order)) for slot, one in zip(dense, gradients, strict=True)
+        ]
         divisor = self._divisor
         if divisor > 1 and (self._whole or not divides(self._store, values)):
             for gradient in gradients:
@@ -76,49 +85,57 @@ class Gradients:
         for slot in dense:
             slot.work = work
 
-    def finish(self, taking_part: list[Slot]) -> None:
-        """Wait for the sums of all workers, and put them in the places of the gradients."""
+    def finish(self, taking_part: list[GradientSlot]) -> None:
+        """Wait for the sums of all workers, and write them to the gradients."""
         _wait_for(taking_part)
         for slot in taking_part:
             if slot.sparse:
                 self._finish_rows(slot)
-            elif slot.absent and _is_nothing(slot.gradient):
+            elif slot.absent and _is_absent(slot.gradient):
                 slot.parameter.grad = None
             else:
                 slot.parameter.grad = slot.gradient
 
-    def _finish_rows(self, slot: Slot) -> None:
+    def _finish_rows(self, slot: GradientSlot) -> None:
         rows = no_rows(slot.parameter)
         self._store.pull(slot.key, out=rows, ignore_sparse=False)
         slot.parameter.grad = None if slot.absent and not rows.nnz_rows else sparse_tensor(rows)
 
 
-class Weights:
-    """Gradients go to the store, and weights come back."""
+class WeightExchange:
+    """Gradients are pushed to the store, and weights are pulled."""
 
     def __init__(
-        self, store: KVStore, optimizer: OnStore, divisor: int, whole: bool = False, at_once: bool = False
+        self,
+        store: KVStore,
+        optimizer: StoreOptimizer,
+        divisor: int,
+        whole: bool = False,
+        at_once: bool = False,
     ) -> None:
         self._store, self._optimizer, self._whole = store, optimizer, whole
         self._warned = False
-        self._at_once = at_once  # no backward pass reads the weights while they come
+        self._at_once = at_once  # no backward pass reads the weights while they are received
         self._divisor = divisor
-        self._followed = Followed(optimizer.rule)
-        self._rule = copy.deepcopy(optimizer.rule)  # the caller's stays as it is, for other stores
+        self._watched = WatchedOptimizer(optimizer.rule)
+        self._rule = copy.deepcopy(optimizer.rule)  # the caller's does not change
         self._rule.rescale_grad = self._rule.rescale_grad / divisor
         store.set_optimizer(self._rule)
 
-    def start(self, batch: list[Slot], waits: bool = False) -> None:
-        """Push gradients in one call. `waits` is that of `Gradients.start`, and changes nothing here."""
-        if self._followed.seen != REVISION.number:
-            self._follow()
-        self._optimizer.tell_rate(self._store)
+    def start(self, batch: list[GradientSlot], waits: bool = False) -> None:
+        """Push gradients in one call.
+
+        `waits` is the argument of `GradientExchange.start`, and has no effect here.
+        """
+        if self._watched.seen != REVISION.number:
+            self._change_rule()
+        self._optimizer.send_rate(self._store)
         keys = [slot.key for slot in batch]
         values = [self._value(slot) for slot in batch]
         if self._whole:
             with self._store.step():
                 self._store.push(keys, values)
-            _end(batch)
+            _mark_ended(batch)
             return
         work: Work | None
         if self._at_once:
@@ -128,62 +145,62 @@ class Weights:
         for slot in batch:
             slot.work = work
 
-    def _follow(self) -> None:
-        """Change the store's optimizer as the program has changed its own."""
-        changes, config, number = self._followed.changed()
+    def _change_rule(self) -> None:
+        """Change the store's optimizer as the program has changed its own optimizer."""
+        changes, config, number = self._watched.changed()
         if "rescale_grad" in changes:
             changes["rescale_grad"] /= self._divisor
         if "learning_rate" in changes:
             self._optimizer.param_groups[0]["lr"] = changes["learning_rate"]
         self._rule.configure(**changes)
-        self._followed.note(config, number)
+        self._watched.note(config, number)
 
-    def _value(self, slot: Slot) -> Any:
+    def _value(self, slot: GradientSlot) -> Any:
         if slot.sparse:
             return _pushed_rows(slot)
         absent = slot.parameter.grad is None
         if absent and not self._warned:
             self._warned = True
             warnings.warn(_ABSENT.format(rank=self._store.rank, name=slot.name), stacklevel=2)
-        slot.gradient = torch.zeros_like(slot.parameter) if absent else _something(slot)
-        return array(walked(slot.gradient, slot.order))
+        slot.gradient = torch.zeros_like(slot.parameter) if absent else _gradient_of(slot)
+        return as_array(in_memory_order(slot.gradient, slot.order))
 
-    def finish(self, taking_part: list[Slot]) -> None:
+    def finish(self, taking_part: list[GradientSlot]) -> None:
         """Wait for the weights, and write them to the parameters."""
         _wait_for(taking_part)
         if taking_part and not self._at_once:
             self._store.pull([slot.key for slot in taking_part], out=_weights(taking_part))
 
 
-class OnStore(torch.optim.Optimizer):  # type: ignore[misc]
-    """What torch sees of an optimizer that runs in the store: one group, with the learning rate."""
+class StoreOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
+    """The optimizer in the store as an optimizer of torch: one group, with the learning rate."""
 
     def __init__(self, rule: Optimizer, parameters: list[Tensor]) -> None:
         self.rule = rule
-        self._told = rule.learning_rate
-        super().__init__(parameters, {"lr": self._told})
+        self._sent_rate = rule.learning_rate
+        super().__init__(parameters, {"lr": self._sent_rate})
 
-    def tell_rate(self, store: KVStore) -> None:
-        """Hand on the rate that a schedule of torch has set."""
+    def send_rate(self, store: KVStore) -> None:
+        """Pass the learning rate, which a schedule of torch may have set, to the store."""
         rate = float(self.param_groups[0]["lr"])
-        if rate != self._told:
+        if rate != self._sent_rate:
             store.set_learning_rate(rate)
-            self._told = rate
+            self._sent_rate = rate
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Do what the store has left to do: nothing."""
+        """Do nothing: the store has updated the weights."""
         return None if closure is None else closure()
 
     def state_dict(self) -> Any:
-        """Raise CapabilityError: the states are the store's to save."""
+        """Raise CapabilityError: the store saves the states."""
         raise CapabilityError("the states are in the store: store.save_optimizer_states(path), on one worker")
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Raise CapabilityError: the states are the store's to load."""
+        """Raise CapabilityError: the store loads the states."""
         raise CapabilityError("the states are in the store: store.load_optimizer_states(path)")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Take the first group, which has all parameters."""
+        """Add the first group, which has all parameters."""
         if self.param_groups:
             raise CapabilityError(
                 "an optimizer in the store has one group; use set_lr_mult and set_wd_mult for single keys"
@@ -194,37 +211,37 @@ class OnStore(torch.optim.Optimizer):  # type: ignore[misc]
 # ---------------------------------------------------------------------------------------------- gradients
 
 
-def _weights(batch: list[Slot]) -> list[Any]:
-    return [array(walked(slot.parameter, slot.order)) for slot in batch]
+def _weights(batch: list[GradientSlot]) -> list[Any]:
+    return [as_array(in_memory_order(slot.parameter, slot.order)) for slot in batch]
 
 
-def _something(slot: Slot) -> Tensor:
-    """Return the gradient, in the parameter's own memory order."""
+def _gradient_of(slot: GradientSlot) -> Tensor:
+    """Return the gradient, in the memory order of the parameter."""
     gradient = slot.parameter.grad
     if gradient.is_sparse:
         raise ConfigError(
             f"parameter {slot.name!r} has a sparse gradient: add it to sparse=[{slot.name!r}], on all "
             "workers, or build the layer with sparse=False"
         )
-    if not walked(gradient, slot.order).is_contiguous():
+    if not in_memory_order(gradient, slot.order).is_contiguous():
         gradient = torch.empty_like(slot.parameter, requires_grad=False).copy_(gradient.detach())
     return gradient.detach()
 
 
-def _nothing(parameter: Tensor) -> Tensor:
-    """Return zeros below zero, which change no sum, and are the sum only where nobody adds another thing.
+def _absent_gradient(parameter: Tensor) -> Tensor:
+    """Return an array of -0.0, which changes no sum, and is a sum only if all workers push it.
 
-    For -0.0 + 0.0 is 0.0, and no gradient begins with -0.0 after `_mark`.
+    -0.0 + 0.0 is 0.0, and after `_mark` the first element of a gradient is never -0.0.
     """
     return torch.full_like(parameter, -0.0, requires_grad=False)
 
 
-#: The least number above 0 of float32, the only type whose quotients are marked.
+#: The least number above 0 of float32, the only type whose quotients need the mark.
 _LEAST = 2.0**-149
 
 
 def _mark(value: Any, divisor: int) -> None:
-    """Make a gradient differ from `_nothing`, also once it is divided: let it not begin with -0.0."""
+    """Make a gradient differ from `_absent_gradient`, also divided: its first element is not -0.0."""
     if type(value) is np.ndarray and value.size and abs(value.item(0)) > divisor * _LEAST:
         return
     first = value.reshape(-1)[:1]
@@ -234,12 +251,12 @@ def _mark(value: Any, divisor: int) -> None:
             first[first / np.float32(divisor) == 0] = 0.0
 
 
-def _is_nothing(total: Any) -> bool:
+def _is_absent(total: Any) -> bool:
     first = total[(0,) * total.ndim] if total.numel() else None
     return first is None or bool(first == 0 and torch.signbit(first))
 
 
-def _pushed_rows(slot: Slot) -> RowSparseArray:
+def _pushed_rows(slot: GradientSlot) -> RowSparseArray:
     gradient = slot.parameter.grad
     if gradient is None:
         return no_rows(slot.parameter)
@@ -251,13 +268,13 @@ def _pushed_rows(slot: Slot) -> RowSparseArray:
     return rows_of(gradient, repr(slot.name))
 
 
-def _end(batch: list[Slot]) -> None:
+def _mark_ended(batch: list[GradientSlot]) -> None:
     for slot in batch:
         slot.ended = True
 
 
-def _wait_for(taking_part: list[Slot]) -> None:
-    waited = None  # a work is that of many slots
+def _wait_for(taking_part: list[GradientSlot]) -> None:
+    waited = None  # one work belongs to many slots
     for slot in taking_part:
         if slot.work is None or slot.work is not waited:
             waited = slot.work

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from .slots import Slot
-from .tensors import Tensor, walked
+from .gradient_slots import GradientSlot
+from .tensors import Tensor, in_memory_order
 
-#: Settings of a group that say how a step is computed, not what it computes.
+#: Settings of a group that choose the implementation of a step, and do not change its result.
 _HOW = frozenset({"params", "param_names", "foreach", "fused", "capturable", "differentiable"})
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -31,9 +31,9 @@ def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, torch.Tensor) else value
 
 
-def sum_bits(slots: Iterable[Slot]) -> int:
+def sum_bits(slots: Iterable[GradientSlot]) -> int:
     """Return a sum over the bits of all weights, as an integer of 63 bits."""
-    sums = [_sum_integers(walked(slot.parameter, slot.order)) for slot in slots]
+    sums = [_sum_integers(in_memory_order(slot.parameter, slot.order)) for slot in slots]
     total = sum((2 * place + 1) * value.item() for place, value in enumerate(sums))
     return int(total % 2**63)
 

@@ -18,18 +18,18 @@ from ..averaging.checks import check_not_late, check_store
 from ..errors import ArgumentError, ClosedError, ConfigError, KVStoreError
 from ..observe.timeline.marks import Marks
 from ..optimizer import Optimizer
-from ..store import KVStore, counters_of, is_bound_by_processors
-from .buckets import Buckets
-from .exchange import Gradients, OnStore, Weights
+from ..store import KVStore, counters_of, uses_only_local_cpu
+from .buckets import Buckets, push_order
+from .exchange import GradientExchange, StoreOptimizer, WeightExchange
 from .fingerprints import describe_settings, sum_bits
-from .overlap import overlaps
+from .gradient_slots import GradientSlot, broadcast_parameters, make_slots
+from .hidden_gradients import hide_gradient, restore_gradient
+from .overlap_choice import overlaps_backward
 from .passes import BackwardPasses
 from .progress import Progress
-from .slots import Slot, agree, slots
-from .tensors import Tensor, check_prefix, kind
-from .unreadable import hide, reveal
+from .tensors import Tensor, check_prefix, type_name
 
-#: Attributes of the object itself; all others are of the wrapped optimizer.
+#: Attributes of the object itself; all others belong to the wrapped optimizer.
 _OWN = frozenset(
     {
         *("store", "_optimizer", "_closed", "_marks", "_passes_per_step", "_slots", "_ours", "_counts"),
@@ -40,7 +40,7 @@ _OWN = frozenset(
 
 
 class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
-    """An optimizer whose gradients are averaged over all workers of a store, while the backward pass runs.
+    """An optimizer that averages gradients over all workers of a store, while the backward pass runs.
 
     Parameters
     ----------
@@ -64,11 +64,11 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         backward pass (in `step` with `update_on_kvstore`), for models that compute a gradient twice in one
         pass, as with reentrant checkpointing. If None, False for
         a ``"shared"`` store whose workers compute with all processors (``torch.get_num_threads()`` each) and
-        not on GPUs, because an exchange beside the backward pass slows that down by more than it takes after
+        not on GPUs, because an exchange during the backward pass costs more time there than an exchange after
         it. Otherwise True.
     bucket_bytes : int
         Size of the gradients that one call pushes, in bytes, if they are pushed during the backward pass or
-        travel over a network. A larger gradient is pushed by its own call.
+        sent over a network. A larger gradient is pushed by its own call.
     sparse : iterable of str
         Names of the parameters with sparse gradients (``nn.Embedding(..., sparse=True)``).
     prefix : str
@@ -77,7 +77,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         If True, the store updates the weights, and workers pull weights instead of gradients.
     whole_steps : bool
         If True, all gradients of a step are pushed in one `KVStore.step`: if a worker dies, its last step
-        counts for all parameters or for none. Gradients then do not travel during the backward pass.
+        counts for all parameters or for none. Gradients are then not sent during the backward pass.
     check_every : int
         The settings of the optimizer (``param_groups``) and the weights are compared between the workers
         when the optimizer is created and then in one of this many steps. 0: never. The number of completed
@@ -100,8 +100,8 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     Notes
     -----
-    ``backward`` returns when the gradients are averaged, as with DistributedDataParallel: gradients travel
-    during the pass, and the rest of the exchange is waited for at its end. So a program can read and change
+    ``backward`` returns when the gradients are averaged, as with DistributedDataParallel: gradients are sent
+    during the pass, and its end waits for the rest of the exchange. So a program can read and change
     gradients between ``backward`` and `step` (clipping, ``GradScaler``, noise), and ``backward`` raises the
     errors of the store. Several backward passes before a step give the mean of their sums; each pass is an
     exchange, unless `backward_passes_per_step` or `no_sync` avoids it.
@@ -139,29 +139,27 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         check_store(store, sums=not update_on_kvstore)
         check_prefix(prefix)
         if whole_steps:
-            with store.step():  # raises where there are none
+            with store.step():  # raises if a parameter is missing
                 pass
         self.store, self._closed = store, False
         self._marks = Marks(counters_of(store))
         self._passes_per_step = backward_passes_per_step
-        self._slots = slots(named_parameters, prefix, sparse)
+        self._slots = make_slots(named_parameters, prefix, sparse)
         wanted = False if whole_steps else overlap
-        self._counts = wanted is not False  # gradients, so that a program is right or wrong on all machines
-        self._overlap = overlaps(store, wanted, [slot.parameter for slot in self._slots])
+        self._counts = wanted is not False  # gradients: a wrong program fails on all machines
+        self._overlap = overlaps_backward(store, wanted, [slot.parameter for slot in self._slots])
         self._updates = update_on_kvstore
         self._is_sent_in_step = update_on_kvstore and not self._counts
         self._optimizer: Any = optimizer
         if update_on_kvstore:
-            self._optimizer = OnStore(optimizer, [slot.parameter for slot in self._slots])
-        self._ours = self._find_ours()
-        at_once = is_bound_by_processors(store) and not (self._overlap or whole_steps)
+            self._optimizer = StoreOptimizer(optimizer, [slot.parameter for slot in self._slots])
+        self._ours = self._own_slots()
+        at_once = uses_only_local_cpu(store) and not (self._overlap or whole_steps)
         divisor = store.num_workers if average else 1
         self._sums = not update_on_kvstore and divisor < store.num_workers
-        self._exchange = self._begin(store, prefix, divisor, whole_steps, at_once)
+        self._exchange = self._new_exchange(store, prefix, divisor, whole_steps, at_once)
         full = math.inf if whole_steps or at_once else bucket_bytes
-        # Engines of collectives want one order on all workers: about that of a backward pass.
-        order = None if store.is_capable("optimizer") else self._slots[::-1]
-        self._buckets = Buckets(self._exchange, self._marks, full, order)
+        self._buckets = Buckets(self._exchange, self._marks, full, push_order(store, self._slots))
         self._progress = Progress()
         self._has_hidden = False
         self._agreement = make_agreement(store, prefix, check_every, restarts=self._updates)
@@ -169,19 +167,19 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._finish_comparison()
         self.note_weights()
         self._passes = BackwardPasses(
-            self._slots, self, DistributedOptimizer._notice, DistributedOptimizer._end_pass
+            self._slots, self, DistributedOptimizer._on_gradient, DistributedOptimizer._end_pass
         )
         _living.add(self)
 
-    def _begin(
+    def _new_exchange(
         self, store: KVStore, prefix: str, divisor: int, whole: bool, at_once: bool
-    ) -> Gradients | Weights:
-        if isinstance(self._optimizer, OnStore):
-            agree(store, self._slots, prefix)
-            return Weights(store, self._optimizer, divisor, whole, at_once)
+    ) -> GradientExchange | WeightExchange:
+        if isinstance(self._optimizer, StoreOptimizer):
+            broadcast_parameters(store, self._slots, prefix)
+            return WeightExchange(store, self._optimizer, divisor, whole, at_once)
         check_not_late(store)
-        agree(store, self._slots, prefix)
-        return Gradients(store, self._slots, divisor, whole, at_once)
+        broadcast_parameters(store, self._slots, prefix)
+        return GradientExchange(store, self._slots, divisor, whole, at_once)
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the wrapped optimizer, such as ``param_groups`` or ``state``."""
@@ -190,7 +188,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return getattr(self._optimizer, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute of the wrapped optimizer: ``GradScaler`` sets those that its `step` reads."""
+        """Set an attribute of the wrapped optimizer: ``GradScaler`` sets attributes that its `step` reads."""
         if name in _OWN or self._is_own(name):
             object.__setattr__(self, name, value)
         else:
@@ -256,7 +254,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     def no_sync(self) -> Iterator[None]:
         """Accumulate the gradients of the backward passes in this context on this worker.
 
-        The first pass outside of the context averages what has been accumulated.
+        The first pass outside of the context averages the accumulated gradients.
         """
         progress = self._progress
         before, progress.is_paused = progress.is_paused, True
@@ -274,7 +272,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             Gradients are being sent: a backward pass has not reached its end, or, with `update_on_kvstore`,
             `step` was not called after it.
         """
-        if not self._buckets.is_empty or any(slot.is_under_way for slot in self._slots):
+        if not self._buckets.is_empty or any(slot.is_being_sent for slot in self._slots):
             raise KVStoreError(f"worker {self.store.rank}: zero_grad {self._explain_under_way()}")
         self._check_usable()
         self._passes.check()
@@ -312,7 +310,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         before = len(groups)
         try:
             self._optimizer.add_param_group(param_group)
-            self._ours = self._find_ours()
+            self._ours = self._own_slots()
         except BaseException:
             del groups[before:]
             raise
@@ -323,7 +321,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         _living.discard(self)
         self._passes.close()
         for slot in self._slots:
-            reveal(slot.parameter)
+            restore_gradient(slot.parameter)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         """Refuse copies and pickles, because they cannot contain the store."""
@@ -334,8 +332,8 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     # ------------------------------------------------------------------------------------------ passes
 
-    def _notice(self, slot: Slot) -> None:
-        """Push a gradient that a pass has accumulated, if it is the last of its passes."""
+    def _on_gradient(self, slot: GradientSlot) -> None:
+        """Push a gradient that a pass has accumulated, if it was the last pass of the step."""
         if slot not in self._ours:
             return
         self._check_gradient(slot)
@@ -348,11 +346,11 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         slot.ready = True
         if self._overlap:
             if self._has_hidden:
-                reveal(slot.parameter)
+                restore_gradient(slot.parameter)
             self._buckets.add(slot, self._takes_part)
 
-    def _check_gradient(self, slot: Slot) -> None:
-        """Raise KVStoreError if a gradient was added to one that is sent, or is a sum over the workers."""
+    def _check_gradient(self, slot: GradientSlot) -> None:
+        """Raise KVStoreError if a gradient was added to a sent gradient, or is a sum over the workers."""
         if slot.queued or (slot.ready and self._counts):
             raise KVStoreError(
                 f"worker {self.store.rank}: parameter {slot.name!r} got another gradient "
@@ -360,8 +358,8 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             )
         self._check_total(slot)
 
-    def _check_total(self, slot: Slot) -> None:
-        """Raise KVStoreError if a gradient that is to be summed is a sum over the workers already."""
+    def _check_total(self, slot: GradientSlot) -> None:
+        """Raise KVStoreError if a gradient that will be summed is a sum over the workers already."""
         if slot.total is not None and slot.total is slot.parameter.grad:
             raise KVStoreError(
                 f"worker {self.store.rank}: the gradient of parameter {slot.name!r} is a sum over the "
@@ -371,7 +369,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             )
 
     def _explain_under_way(self) -> str:
-        """Return why gradients are being sent, and what to do, after the words of what cannot be done."""
+        """Return the reason why gradients are being sent, and a remedy, as the end of an error message."""
         if self._updates:
             return (
                 "while the store updates the weights with the gradients of the pass before: with "
@@ -386,11 +384,11 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         )
 
     def _end_pass(self) -> None:
-        """Run the exchange, if the pass was the last of those that accumulate gradients.
+        """Run the exchange if the pass was the last of those that accumulate gradients.
 
-        A pass with gradients of other optimizers only counts as well: on another worker it may have had
+        A pass with gradients of other optimizers only is counted as well: on another worker it can have had
         gradients of this optimizer, which are averaged when ``backward`` returns there. Sums and updates in
-        the store cannot be repeated; they are left to `step`.
+        the store cannot be repeated, so `step` runs them.
         """
         progress = self._progress
         has_gradients, progress.has_gradients = progress.has_gradients, False
@@ -412,7 +410,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             self._run_exchange()
 
     def _send_to_update(self) -> None:
-        """Push the gradients with which the store updates the weights, unless `step` does, and hide them."""
+        """Push the gradients for updates in the store, unless `step` does, and hide them."""
         self._progress.has_local_passes = False
         if not self._is_sent_in_step:
             self._reveal_gradients()
@@ -430,7 +428,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             slot.hidden = slot.parameter.grad
 
     def _check_hidden(self) -> None:
-        """Raise KVStoreError if the program has replaced a gradient that the store has already."""
+        """Raise KVStoreError if the program has replaced a gradient that the store already has."""
         for slot in self._ours if self._has_hidden else ():
             if slot.hidden is not None and slot.parameter.grad is not slot.hidden:
                 raise KVStoreError(
@@ -440,14 +438,14 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
                 )
 
     def note_weights(self) -> None:
-        """Note that the store has the weights as they are now, where it updates them."""
+        """Record the versions of the weights, if the store updates them."""
         if self._updates:
             for slot in self._slots:
                 slot.version = slot.parameter._version
 
     def _check_weights(self) -> None:
         """Raise KVStoreError if the program has changed a weight that the store updates."""
-        if not self._updates or any(slot.is_under_way for slot in self._slots):
+        if not self._updates or any(slot.is_being_sent for slot in self._slots):
             return
         for slot in self._ours:
             if slot.parameter._version != slot.version:
@@ -459,7 +457,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
                 )
 
     def _run_exchange(self) -> None:
-        """Push what is not pushed yet, and wait for the result of all workers."""
+        """Push the remaining gradients, and wait for the results of all workers."""
         begin = self._marks.begin()
         self._passes.check()
         self._check_weights()
@@ -471,7 +469,8 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
                 self._check_total(slot)
         self._start_comparison()
         self._buckets.add_rest(self._slots, self._takes_part, waits=True)
-        # Before `finish` of the exchange, which does not end if other parameters take part on another worker.
+        # Before `finish` of the exchange, which would not end if other parameters take part on another
+        # worker.
         self._finish_comparison()
         self._exchange.finish(taking_part)
         self.note_weights()
@@ -485,7 +484,10 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             self._hide_pushed()
 
     def _start_comparison(self) -> None:
-        """Start to compare the steps, settings and weights of the workers, with errors as in the finish."""
+        """Start to compare the steps, settings and weights of the workers.
+
+        Errors are kept for the end of it.
+        """
         if self._agreement is None:
             return
         try:
@@ -509,7 +511,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             self._progress.error = error
             raise
 
-    # ---------------------------------------------------------------------------------------- plumbing
+    # ---------------------------------------------------------------------------------------- helpers
 
     def _evaluate(self, closure: Callable[[], Any]) -> Any:
         loss = closure()
@@ -535,14 +537,16 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     def _hide_gradients(self, reason: str, sparse: bool = False) -> None:
         self._has_hidden = True
         for slot in self._ours:
-            hide(slot.parameter, f"worker {self.store.rank}, parameter {slot.name!r}: {reason}", sparse)
+            hide_gradient(
+                slot.parameter, f"worker {self.store.rank}, parameter {slot.name!r}: {reason}", sparse
+            )
 
     def _reveal_gradients(self) -> None:
         for slot in self._ours if self._has_hidden else ():
-            reveal(slot.parameter)
+            restore_gradient(slot.parameter)
             slot.hidden = None
 
-    def _find_ours(self) -> dict[Slot, None]:
+    def _own_slots(self) -> dict[GradientSlot, None]:
         """Return the slots of the optimizer's parameters, in the order of the model; only these take part."""
         known = {slot.parameter: slot for slot in self._slots}
         parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
@@ -553,10 +557,10 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
                     "named_parameters: pass those of the whole model, model.named_parameters()"
                 )
         ours = {known[parameter] for parameter in parameters}
-        _refuse_taken(self, ours)
+        _refuse_shared(self, ours)
         return {slot: None for slot in self._slots if slot in ours}
 
-    def _takes_part(self, slot: Slot) -> bool:
+    def _takes_part(self, slot: GradientSlot) -> bool:
         return slot.queued or (slot in self._ours and slot.parameter.requires_grad)
 
 
@@ -564,12 +568,12 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 _living: weakref.WeakSet[DistributedOptimizer] = weakref.WeakSet()
 
 
-def _refuse_taken(optimizer: DistributedOptimizer, ours: set[Slot]) -> None:
-    """Raise for a parameter that another optimizer has."""
-    if _first_taken(optimizer, ours) is None:
+def _refuse_shared(optimizer: DistributedOptimizer, ours: set[GradientSlot]) -> None:
+    """Raise for a parameter that belongs to another optimizer."""
+    if _first_shared(optimizer, ours) is None:
         return
-    gc.collect()  # schedules of torch keep a dropped optimizer in a cycle
-    taken = _first_taken(optimizer, ours)
+    gc.collect()  # schedules of torch keep a dropped optimizer in a reference cycle
+    taken = _first_shared(optimizer, ours)
     if taken is not None:
         raise ConfigError(
             f"parameter {taken.name!r} already has a DistributedOptimizer, and its gradient would be "
@@ -577,7 +581,7 @@ def _refuse_taken(optimizer: DistributedOptimizer, ours: set[Slot]) -> None:
         )
 
 
-def _first_taken(optimizer: DistributedOptimizer, ours: set[Slot]) -> Slot | None:
+def _first_shared(optimizer: DistributedOptimizer, ours: set[GradientSlot]) -> GradientSlot | None:
     others = {slot.parameter for other in _living if other is not optimizer for slot in other._ours}
     taken = [slot for slot in ours if slot.parameter in others]
     return min(taken, key=lambda slot: slot.number, default=None)
@@ -585,7 +589,7 @@ def _first_taken(optimizer: DistributedOptimizer, ours: set[Slot]) -> Slot | Non
 
 def _check_count(name: str, value: Any, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise ArgumentError(f"{name} must be an int, not {kind(value)}: {value!r}")
+        raise ArgumentError(f"{name} must be an int, not {type_name(value)}: {value!r}")
     if value < least:
         raise ConfigError(f"{name} must be at least {least}, got {value}")
 
@@ -594,7 +598,7 @@ def _check_kind(optimizer: Any, update_on_kvstore: bool) -> None:
     if update_on_kvstore and not isinstance(optimizer, Optimizer):
         raise ArgumentError(
             "with update_on_kvstore the store runs the optimizer: pass one of kvstore.optimizer, such as "
-            f"kv.optimizer.SGD(learning_rate=0.1), not {kind(optimizer)}"
+            f"kv.optimizer.SGD(learning_rate=0.1), not {type_name(optimizer)}"
         )
     if isinstance(optimizer, DistributedOptimizer):
         raise ArgumentError(
@@ -603,6 +607,6 @@ def _check_kind(optimizer: Any, update_on_kvstore: bool) -> None:
         )
     if not update_on_kvstore and not isinstance(optimizer, torch.optim.Optimizer):
         raise ArgumentError(
-            f"optimizer must be a torch.optim.Optimizer, not {kind(optimizer)}; an optimizer of "
+            f"optimizer must be a torch.optim.Optimizer, not {type_name(optimizer)}; an optimizer of "
             "kvstore.optimizer needs update_on_kvstore=True"
         )

@@ -1,4 +1,4 @@
-"""The passes of autograd: a call for each gradient that is complete, and one at the end of each pass."""
+"""The passes of autograd: a callback for each complete gradient, and one at the end of each pass."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch.autograd.function import BackwardCFunction
 
 from ..errors import ArrayError, ConfigError
-from .slots import Slot
+from .gradient_slots import GradientSlot
 from .tensors import Tensor
 
 _Owner = TypeVar("_Owner")
@@ -31,10 +31,10 @@ class BackwardPasses(Generic[_Owner]):
 
     Parameters
     ----------
-    slots : iterable of Slot
+    slots : iterable of GradientSlot
         The parameters, also those that need no gradient now.
     owner : object
-        First argument of the two functions. It is not kept alive.
+        First argument of the two functions. Only a weak reference is kept.
     on_gradient : callable
         Function that is called with the owner and the slot of each gradient that a pass has accumulated.
     on_end : callable
@@ -43,9 +43,9 @@ class BackwardPasses(Generic[_Owner]):
 
     def __init__(
         self,
-        slots: Iterable[Slot],
+        slots: Iterable[GradientSlot],
         owner: _Owner,
-        on_gradient: Callable[[_Owner, Slot], None],
+        on_gradient: Callable[[_Owner, GradientSlot], None],
         on_end: Callable[[_Owner], None],
     ) -> None:
         self._hooks = [_Hook(slot, self) for slot in slots if slot.parameter.is_floating_point()]
@@ -64,8 +64,11 @@ class BackwardPasses(Generic[_Owner]):
             hook.remove()
         self._hooks.clear()
 
-    def accumulated(self, slot: Slot) -> None:
-        """Announce a gradient, and at the first of a pass ask autograd for a call at its end."""
+    def accumulated(self, slot: GradientSlot) -> None:
+        """Report a gradient.
+
+        At the first of a pass, request a callback of autograd at the end of the pass.
+        """
         task = _task()
         if task not in self._tasks:
             self._tasks.add(task)
@@ -75,11 +78,11 @@ class BackwardPasses(Generic[_Owner]):
             self._on_gradient(owner, slot)
 
     def end(self, task: int) -> None:
-        """Announce the end of a pass, unless an outer pass, which ends later, is known."""
+        """Report the end of a pass, unless an outer pass, which ends later, is known."""
         self._tasks.discard(task)
         if self._tasks and _in_function():
             return
-        self._tasks.clear()  # also those that an exception has ended
+        self._tasks.clear()  # also passes that an exception has ended
         owner = self._owner()
         if owner is not None:
             self._on_end(owner)
@@ -88,10 +91,10 @@ class BackwardPasses(Generic[_Owner]):
 class _Hook:
     """A hook on the node that accumulates the gradient of a parameter; the node lives as long as the hook."""
 
-    def __init__(self, slot: Slot, passes: BackwardPasses[Any]) -> None:
+    def __init__(self, slot: GradientSlot, passes: BackwardPasses[Any]) -> None:
         self._slot, self._dtype, self._device = slot, slot.parameter.dtype, slot.parameter.device
         self._node = _accumulator(slot.name, slot.parameter)
-        # Weak, because a cycle through autograd's node is never collected.
+        # A weak reference, because a cycle through autograd's node is never collected.
         hook = partial(_accumulate, weakref.ref(passes), weakref.ref(slot))
         self._handle = self._node.register_hook(hook)
 
@@ -109,7 +112,7 @@ class _Hook:
 
 
 def _accumulator(name: str, parameter: Tensor) -> Any:
-    """Return autograd's node that accumulates a gradient, also of a parameter that is frozen."""
+    """Return the node of autograd that accumulates a gradient, also for a frozen parameter."""
     needs_gradient = parameter.requires_grad
     if parameter.is_inference():
         raise ArrayError(
@@ -123,9 +126,9 @@ def _accumulator(name: str, parameter: Tensor) -> Any:
         parameter.requires_grad_(needs_gradient)
 
 
-# A compiled function that calls ``backward`` would have these hooks compiled, and all below them.
+# A compiled function that calls ``backward`` would compile these hooks and all functions that they call.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _accumulate(passes: weakref.ref[BackwardPasses[Any]], slot: weakref.ref[Slot], *_: Any) -> None:
+def _accumulate(passes: weakref.ref[BackwardPasses[Any]], slot: weakref.ref[GradientSlot], *_: Any) -> None:
     there, accumulated = passes(), slot()
     if there is not None and accumulated is not None:
         there.accumulated(accumulated)
@@ -139,7 +142,7 @@ def _end_pass(passes: weakref.ref[BackwardPasses[Any]], task: int) -> None:
 
 
 def _in_function() -> bool:
-    """Return whether a backward function in Python runs, which has begun the pass that ends."""
+    """Return whether a backward function in Python is running, which started the ending pass."""
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code is not BackwardCFunction.apply.__code__:
         frame = frame.f_back

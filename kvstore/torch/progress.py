@@ -15,18 +15,18 @@ class Progress:
     steps: int = 0
     #: Number of passes since the last step that were not in `no_sync`.
     passes_ended: int = 0
-    #: The current pass has accumulated a gradient.
+    #: Whether the current pass has accumulated a gradient.
     has_gradients: bool = False
-    #: The gradients are those of all workers.
+    #: Whether the gradients are those of all workers.
     is_exchanged: bool = False
-    #: The last pass was in `no_sync`.
+    #: Whether the last pass was in `no_sync`.
     has_local_passes: bool = False
-    #: The program is in `no_sync`.
+    #: Whether the program is in `no_sync`.
     is_paused: bool = False
-    #: The workers differ, so no further step is right.
+    #: Whether the workers differ, so that no further step is correct.
     error: KVStoreError | None = None
 
     def begin_step(self) -> None:
-        """Forget the passes of the step before."""
+        """Reset the counts of passes."""
         self.passes_ended = 0
         self.has_gradients = self.is_exchanged = self.has_local_passes = False

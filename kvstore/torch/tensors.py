@@ -1,4 +1,4 @@
-"""Tensors as a store takes them: in the order of their memory, and rows where they are sparse."""
+"""Tensors as the arguments of stores: in the order of their memory, or as rows if they are sparse."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ def broadcast(
     for name, tensor in pairs:
         if not isinstance(tensor, torch.Tensor):
             raise ArgumentError(
-                f"{name!r} is not a tensor but {kind(tensor)}; broadcast takes a flat mapping of names to "
-                "tensors: pass each part of a nested one by its own call"
+                f"{name!r} is not a tensor but {type_name(tensor)}; broadcast takes a flat mapping of names "
+                "to tensors: pass each part of a nested one by its own call"
             )
-        check(name, tensor)
+        check_tensor(name, tensor)
     plain = [(name, tensor.detach()) for name, tensor in pairs]
     plain = [(name, one.view(torch.uint8) if one.dtype == torch.bool else one) for name, one in plain]
-    share(store, [(prefix + name, name, one) for name, one in plain])
+    broadcast_by_key(store, [(prefix + name, name, one) for name, one in plain])
 
 
-def share(store: KVStore, named: list[tuple[str, str, Tensor]]) -> None:
+def broadcast_by_key(store: KVStore, named: list[tuple[str, str, Tensor]]) -> None:
     """Broadcast tensors by their keys; the names are for errors."""
-    arrays = [array(walked(tensor, order(tensor))) for _, _, tensor in named]
+    arrays = [as_array(in_memory_order(tensor, memory_order(tensor))) for _, _, tensor in named]
     try:
         store.broadcast([key for key, _, _ in named], arrays, out=arrays)
     except MissingBackendError as error:
@@ -75,8 +75,8 @@ def share(store: KVStore, named: list[tuple[str, str, Tensor]]) -> None:
         ) from error
 
 
-def check(name: str, tensor: Tensor) -> None:
-    """Raise for a tensor that no store takes."""
+def check_tensor(name: str, tensor: Tensor) -> None:
+    """Raise for a tensor that no store supports."""
     if torch.nn.parameter.is_lazy(tensor) or tensor.device.type == "meta":
         raise ArrayError(f"{name!r} has no memory yet: first run a batch through the model, or load it")
     if tensor.is_complex() or tensor.is_quantized:
@@ -92,37 +92,40 @@ def check(name: str, tensor: Tensor) -> None:
 
 
 def check_prefix(prefix: Any) -> None:
-    """Raise for what cannot go before the names."""
+    """Raise unless a prefix is a str."""
     if not isinstance(prefix, str):
-        raise ArgumentError(f"prefix must be a str, not {kind(prefix)}: {prefix!r}")
+        raise ArgumentError(f"prefix must be a str, not {type_name(prefix)}: {prefix!r}")
 
 
-def kind(thing: object) -> str:
-    """Type of something, for messages."""
+def type_name(thing: object) -> str:
+    """Return the type of an object, for messages."""
     return f"{type(thing).__module__}.{type(thing).__qualname__}"
 
 
 # ----------------------------------------------------------------------------------------------- memory
 
 
-def order(tensor: Tensor) -> Order:
-    """Order of the dimensions in which memory is walked from front to end; None where it is theirs."""
+def memory_order(tensor: Tensor) -> Order:
+    """Return the order of dimensions in which the memory is contiguous.
+
+    None if it is the tensor's own order.
+    """
     if tensor.is_contiguous():
         return None
     return tuple(sorted(range(tensor.ndim), key=tensor.stride, reverse=True))
 
 
-def walked(tensor: Tensor, order: Order) -> Tensor:
+def in_memory_order(tensor: Tensor, order: Order) -> Tensor:
     """View a tensor with its dimensions in this order, outside of any graph."""
     tensor = tensor.detach()
     return tensor if order is None else tensor.permute(order)
 
 
-def array(tensor: Tensor) -> Any:
-    """Return NumPy's view where there is one, which stores take with fewer questions; else the tensor."""
+def as_array(tensor: Tensor) -> Any:
+    """Return NumPy's view of a tensor if there is one, which stores check faster; else the tensor."""
     if tensor.device.type == "cpu" and tensor.dtype != torch.bfloat16 and not tensor.is_neg():
         view = tensor.numpy()
-        if not (view.size and view.flags.owndata):  # NumPy gives memory of its own to a tensor without any
+        if not (view.size and view.flags.owndata):  # NumPy allocates memory for a tensor without any
             return view
     return tensor
 
@@ -131,7 +134,7 @@ def array(tensor: Tensor) -> Any:
 
 
 def rows_of(gradient: Tensor, what: str) -> RowSparseArray:
-    """Rows of a sparse gradient, repeated ones summed."""
+    """Return the rows of a sparse gradient; repeated rows are summed."""
     gradient = gradient.detach()
     if gradient.layout != torch.sparse_coo or gradient.sparse_dim() != 1:
         raise ArrayError(f"the gradient of {what} is not sparse by rows ({gradient.layout}); make it dense")
@@ -141,30 +144,30 @@ def rows_of(gradient: Tensor, what: str) -> RowSparseArray:
             "table to the host, or make its gradient dense"
         )
     gradient = gradient.coalesce()
-    return RowSparseArray(array(gradient.values()), gradient.indices()[0].numpy(), tuple(gradient.shape))
+    return RowSparseArray(as_array(gradient.values()), gradient.indices()[0].numpy(), tuple(gradient.shape))
 
 
 def no_rows(like: Tensor) -> RowSparseArray:
     """Return a table of a tensor's shape and type, without rows."""
-    return RowSparseArray(array(like.detach()[:0].contiguous()), np.zeros(0, np.int64), tuple(like.shape))
+    return RowSparseArray(as_array(like.detach()[:0].contiguous()), np.zeros(0, np.int64), tuple(like.shape))
 
 
 def divided(rows: RowSparseArray, divisor: int) -> RowSparseArray:
-    """Return new rows, each divided."""
+    """Return new rows, each divided by `divisor`."""
     if divisor == 1:
         return rows
     return RowSparseArray(quotient(rows.data, divisor), rows.indices, rows.shape)
 
 
 def sparse_tensor(rows: RowSparseArray) -> Tensor:
-    """Return a sparse tensor with memory of its own."""
+    """Return a sparse tensor with its own memory."""
     ids = torch.from_numpy(np.array(rows.indices))
-    values = copied(rows.data)
+    values = copied_tensor(rows.data)
     return torch.sparse_coo_tensor(ids[None], values, rows.shape, is_coalesced=True, check_invariants=False)
 
 
-def copied(data: Any) -> Tensor:
-    """Return a tensor with memory of its own."""
-    if data.dtype.name == "bfloat16":  # torch does not know NumPy's
+def copied_tensor(data: Any) -> Tensor:
+    """Return a tensor with its own memory."""
+    if data.dtype.name == "bfloat16":  # torch does not support NumPy's bfloat16
         return torch.from_numpy(np.array(data).view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(np.array(data))

@@ -1,4 +1,4 @@
-"""A trainer's arguments: checked, and brought into one form."""
+"""The arguments of a trainer: checked, and converted to one form."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _sorted(params: Mapping[str, Any]) -> list[str]:
 
 
 def make_optimizer(optimizer: str | Optimizer, settings: Mapping[str, Any] | None) -> Optimizer:
-    """Return an optimizer, made if it is given by name."""
+    """Return the optimizer; create it if its name is given."""
     if isinstance(optimizer, Optimizer):
         if settings:
             raise ArgumentError("optimizer_params go with the name of an optimizer, not with an optimizer")
@@ -62,7 +62,7 @@ def make_optimizer(optimizer: str | Optimizer, settings: Mapping[str, Any] | Non
 
 
 def count_replicas(params: list[Trainable]) -> int:
-    """Return how many replicas each parameter has; 1 as long as none has data."""
+    """Return the number of replicas of the parameters; 1 as long as no parameter has data."""
     counts = {len(arrays): param.name for param in params if (arrays := param.list_data())}
     if len(counts) > 1:
         (few, one), (many, other) = sorted(counts.items())[:2]

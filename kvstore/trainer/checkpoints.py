@@ -1,4 +1,4 @@
-"""A trainer's weights and its optimizer in a checkpoint."""
+"""The weights and the optimizer of a trainer in a checkpoint."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from .parameter import Trainable
 _TRAINER, _USER, _STATES, _WEIGHT = "trainer", "user", "trainer.states", "trainer.weight/"
 
 
-class _Described(msgspec.Struct):
-    """What a file says of a trainer."""
+class _TrainerDescription(msgspec.Struct):
+    """The description of a trainer in a file."""
 
     updates: bool  # whether the store updates the weights, and so has them
     names: list[str]
@@ -31,13 +31,13 @@ class _Described(msgspec.Struct):
     num_update: int
 
 
-def described(
+def description_of(
     extra: dict[str, Any] | None, params: Sequence[Trainable], optimizer: Optimizer, updates: bool
 ) -> dict[str, Any]:
-    """Return what a file says beside its arrays: of the trainer, and what the caller adds."""
+    """Return the text of a file for a trainer: the description of the trainer, and the caller's `extra`."""
     user = {} if extra is None else extra
-    contents.as_json(user)  # refuses what is no dict, and what JSON cannot say
-    mine = _Described(
+    contents.as_json(user)  # raises for an argument that is not a dict, or that JSON cannot represent
+    mine = _TrainerDescription(
         updates,
         [str(param.name) for param in params],
         type(optimizer).__name__.lower(),
@@ -49,17 +49,17 @@ def described(
 
 def arrays(params: Sequence[Trainable], updates: bool) -> dict[str, Any]:
     """Return the weights that no store updates, of the first replica."""
-    mine = _own(params, updates)
+    mine = _own_keys(params, updates)
     return {f"{_WEIGHT}{key}": params[key].list_data()[0] for key in mine}
 
 
 def states(packed: bytes) -> dict[str, Any]:
-    """Return the optimizer's states as an array, as `Updater.get_states` gave them."""
+    """Return the optimizer's states, which `Updater.get_states` has packed, as an array."""
     return {_STATES: np.frombuffer(packed, np.uint8)}
 
 
-def _own(params: Sequence[Trainable], updates: bool) -> list[int]:
-    """Return the keys of parameters whose weights the trainer has: a store updates none without gradients."""
+def _own_keys(params: Sequence[Trainable], updates: bool) -> list[int]:
+    """Return the keys of weights that the trainer has: a store updates no weight without gradients."""
     return [
         key
         for key, param in enumerate(params)
@@ -68,9 +68,9 @@ def _own(params: Sequence[Trainable], updates: bool) -> list[int]:
 
 
 def check(found: Checkpoint, params: Sequence[Trainable], optimizer: Optimizer, updates: bool) -> None:
-    """Raise StateFileError unless a checkpoint is one of such a trainer."""
+    """Raise StateFileError unless a checkpoint matches the trainer."""
     where = f"the checkpoint of step {found.step}"
-    mine = _of(found, where)
+    mine = _description_in(found, where)
     if mine.updates is not updates:
         raise StateFileError(
             f"{where} is of a trainer with update_on_kvstore={mine.updates}, by choice or by default: "
@@ -85,15 +85,15 @@ def check(found: Checkpoint, params: Sequence[Trainable], optimizer: Optimizer, 
         )
     if not updates and _STATES not in found.arrays:
         raise StateFileError(f"{where} has no states")
-    for key in _own(params, updates):
+    for key in _own_keys(params, updates):
         _check_weight(found, params[key], f"{_WEIGHT}{key}", where)
 
 
-def _of(found: Checkpoint, where: str) -> _Described:
+def _description_in(found: Checkpoint, where: str) -> _TrainerDescription:
     try:
         if not isinstance(found.extra[_USER], dict):
             raise TypeError(_USER)
-        return msgspec.convert(found.extra[_TRAINER], _Described)
+        return msgspec.convert(found.extra[_TRAINER], _TrainerDescription)
     except (KeyError, TypeError, msgspec.ValidationError):
         raise StateFileError(f"{where} is not of Trainer.save_checkpoint") from None
 
@@ -108,7 +108,7 @@ def _check_weight(found: Checkpoint, param: Trainable, name: str, where: str) ->
 
 
 def weights_of(found: Checkpoint) -> dict[int, Array]:
-    """Return the weights that no store has, by key."""
+    """Return the weights that are not in the store, by key."""
     names = [name for name in found.arrays if name.startswith(_WEIGHT)]
     return {int(name.removeprefix(_WEIGHT)): found.arrays[name] for name in names}
 
@@ -119,11 +119,11 @@ def states_of(found: Checkpoint) -> bytes:
 
 
 def counts_of(found: Checkpoint) -> Counts:
-    """Return the update counts, as `Updater.snapshot_counts`."""
-    mine = _of(found, "")
+    """Return the update counts for `Updater.snapshot_counts`."""
+    mine = _description_in(found, "")
     return dict(mine.counts), mine.num_update
 
 
-def users_part(found: Checkpoint) -> Checkpoint:
-    """Return what the caller gets to see."""
+def user_checkpoint(found: Checkpoint) -> Checkpoint:
+    """Return the caller's part of the checkpoint."""
     return Checkpoint(found.step, found.extra[_USER], {})

@@ -1,4 +1,4 @@
-"""What a trainer asks of its store: first values, sums of gradients, updates with an optimizer."""
+"""The requests of a trainer to its store: first values, sums of gradients, updates with an optimizer."""
 
 from __future__ import annotations
 
@@ -17,44 +17,46 @@ from ..optimizer import Optimizer, Updater, states
 from ..optimizer.descriptions import text_of
 from ..optimizer.updater import Counts
 from ..store import KVStore, counters_of, updater_of, whole_step
-from .choice import Choice
 from .gradients import StepGradients
+from .store_choice import StoreChoice
 
 
 class StoreExchange:
-    """Values, gradients and settings on their way to a store and back; where there is none, nothing."""
+    """The exchange of values and gradients with a store; without a store, its methods do nothing."""
 
-    def __init__(self, choice: Choice, optimizer: Optimizer, check_every: int) -> None:
+    def __init__(self, choice: StoreChoice, optimizer: Optimizer, check_every: int) -> None:
         self._store, self._updates = choice.store, choice.updates
         self._check_every, self._sums = check_every, 0
         self._agreement = make_agreement(choice.store, "trainer", 1, restarts=choice.updates)
         self._marks = Marks(counters_of(choice.store))
-        #: One of ours takes all keys in one call; others get one call for each, as Gluon makes them.
-        self._together = isinstance(choice.store, KVStore)
-        #: Whether the store updates with a copy of the optimizer. It follows the settings, and counts alone.
+        #: Whether the store is a `KVStore`, which gets all keys in one call; other stores get one call per
+        #: key, as in Gluon.
+        self._has_lists = isinstance(choice.store, KVStore)
+        #: Whether the store updates with its own copy of the optimizer, which has the settings and counts by
+        #: itself.
         self._has_copy = self._is_copied(optimizer)
 
     def _is_copied(self, optimizer: Optimizer) -> bool:
-        if not (self._updates and self._together):
+        if not (self._updates and self._has_lists):
             return False
         updater = updater_of(self._store)
         return updater is not None and updater.optimizer is not optimizer
 
     def init(self, values: dict[int, list[Any]]) -> None:
-        """Give the store its first values: replicas by key."""
+        """Set the first values in the store: replicas by key."""
         if self._store is None or not values:
             return
         dense = [key for key, arrays in values.items() if not isinstance(arrays[0], RowSparseArray)]
-        if self._together and dense:
+        if self._has_lists and dense:
             self._store.broadcast(dense, [values[key][0] for key in dense], [values[key] for key in dense])
         for key, arrays in values.items():
             if isinstance(arrays[0], RowSparseArray):
                 self._store.init(key, arrays[0])
-            elif not self._together:
+            elif not self._has_lists:
                 self._store.broadcast(key, arrays[0], arrays)
 
     def sum(self, gradients: Sequence[StepGradients], optimizer: Optimizer) -> None:
-        """Sum gradients over replicas and workers: in place, or into the weights where the store updates."""
+        """Sum gradients over replicas and workers: in place, or into the weights if the store updates."""
         if self._store is None:
             return
         begin = self._marks.begin()
@@ -62,8 +64,8 @@ class StoreExchange:
         dense = [one for one in gradients if not one.is_sparse()]
         sparse = [one for one in gradients if one.is_sparse()]
         with whole_step(self._store):
-            if self._together:
-                self._sum_together(dense)
+            if self._has_lists:
+                self._sum_as_list(dense)
             else:
                 self._sum_one_by_one(dense)
             for one in sparse:
@@ -83,17 +85,17 @@ class StoreExchange:
             self._sums += 1
 
     def _describe(self, optimizer: Optimizer) -> str:
-        """Return the settings that the workers compare: all of them in some steps, the usual ones in each."""
+        """Return the settings for the comparison: all settings in some steps, the usual ones in each."""
         if self._updates or not self._check_every:
             return ""  # a store compares the settings of its own optimizer
         if self._sums % self._check_every == 0:
-            with contextlib.suppress(ConfigError):  # a rule of the program that has no text
+            with contextlib.suppress(ConfigError):  # a rule of the program that has no description
                 return text_of(optimizer)
         rate, decay, scale = optimizer.learning_rate, optimizer.wd, optimizer.rescale_grad
         return f"{type(optimizer).__name__}: learning_rate={rate}, wd={decay}, rescale_grad={scale}"
 
-    def _sum_together(self, gradients: list[StepGradients]) -> None:
-        """All keys in one call, which our own stores do in one pass, or in one exchange."""
+    def _sum_as_list(self, gradients: list[StepGradients]) -> None:
+        """Sum all keys in one call: one pass over memory, or one exchange with servers."""
         if gradients:
             keys = [one.key for one in gradients]
             outs = [self._outs(one) for one in gradients]
@@ -124,24 +126,27 @@ class StoreExchange:
             grad.data, grad.indices = rows.data, rows.indices
 
     def load_states(self, fname: str | os.PathLike[str], optimizer: Optimizer) -> Optimizer:
-        """Let the store read a file of states, and return the optimizer as it came from there."""
+        """Let the store read a file of states, and return the optimizer of the file."""
         self._store.load_optimizer_states(fname)
         if self._has_copy:
             content = states.read(fname)
             self.follow_counts(optimizer, (content.counts, content.num_update))
-        return self.updating(optimizer)
+        return self.current_optimizer(optimizer)
 
     def follow_counts(self, optimizer: Optimizer, counts: Counts) -> None:
-        """Set the counts of the optimizer to those of a file, unless the store has done it."""
+        """Set the counts of the optimizer to those of a file, unless the store has done so."""
         if self._has_copy:
             Updater(optimizer).restore_counts(counts)
 
-    def updating(self, optimizer: Optimizer) -> Optimizer:
-        """Return the object whose settings count: the given one, or what the store loaded in its place."""
+    def current_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        """Return the optimizer that updates: the given one, or the one that the store has loaded instead."""
         return optimizer if self._has_copy else getattr(updater_of(self._store), "optimizer", optimizer)
 
     def pull(self, weights: dict[int, list[Any]]) -> None:
-        """Bring values of the store into all replicas; sparse ones get rows when these are needed."""
+        """Write values of the store to all replicas.
+
+        Rows of sparse weights are pulled when a batch needs them.
+        """
         dense = [key for key, arrays in weights.items() if not isinstance(arrays[0], RowSparseArray)]
         if dense:
             self._store.pull(dense, out=[weights[key] for key in dense])

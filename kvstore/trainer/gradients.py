@@ -1,4 +1,4 @@
-"""The gradients that count in one step."""
+"""The gradients of one step."""
 
 from __future__ import annotations
 
@@ -14,23 +14,29 @@ from .parameter import Trainable, check_factors
 
 
 class _StaleGradient(ConfigError, UserWarning):
-    """A gradient is that of an earlier step. MXNet raises UserWarning here, so this is one too."""
+    """A gradient was not written since an earlier step.
+
+    MXNet raises UserWarning here, so this is a UserWarning, too.
+    """
 
 
 class StepGradients(NamedTuple):
-    """A parameter in one step: its key, and which of its gradients count."""
+    """A parameter in one step: its key, and for each gradient whether it is used."""
 
     key: int
     param: Trainable
     fresh: list[bool]
 
     def pushed(self) -> list[Any]:
-        """Gradients of this step; zeros where there is none, for the others wait for this worker's part."""
+        """Return the gradients of this step.
+
+        Zeros for absent ones, because the other workers wait for this worker's part.
+        """
         grads = self.param.list_grad()
         return [grad for grad, ok in zip(grads, self.fresh, strict=True) if ok] or [_zeros_like(grads[0])]
 
     def is_sparse(self) -> bool:
-        """Whether its gradients are row-sparse."""
+        """Return whether the gradients are row-sparse."""
         return isinstance(self.param.list_grad()[0], RowSparseArray)
 
 
@@ -40,7 +46,7 @@ def of_step(params: Sequence[Trainable], ignore_stale: bool) -> list[StepGradien
     Raises
     ------
     ConfigError
-        A gradient was not written since the last step, or a factor is no number.
+        A gradient was not written since the last step, or a factor is not a number.
     """
     active = [(key, param) for key, param in enumerate(params) if param.grad_req != "null"]
     for _, param in active:
@@ -56,14 +62,14 @@ def of_step(params: Sequence[Trainable], ignore_stale: bool) -> list[StepGradien
 
 
 def mark_stale(gradients: Sequence[StepGradients]) -> None:
-    """Note that a step has used these."""
+    """Mark the gradients as used by a step."""
     for one in gradients:
         if getattr(one.param, "fresh", None) is not None:
             one.param.fresh = [False] * len(one.fresh)  # type: ignore[attr-defined]
 
 
 def _freshness(param: Trainable) -> list[bool]:
-    """Say of each gradient whether it was written since the last step."""
+    """Return, for each gradient, whether it was written since the last step."""
     grads = param.list_grad()
     if not grads and param.list_data():
         raise ArrayError(

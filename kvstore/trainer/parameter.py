@@ -80,12 +80,12 @@ class Parameter:
         self.fresh: list[bool] | None = None
         self._data: list[Any] = []
         self._grad: list[Any] = []
-        #: The trainer whose store has the weight; told when the data are set.
+        #: The trainer whose store has the weight; it is notified when the data are set.
         self._trainer: Any = None
         if data is not None:
-            self._adopt(_listed(data), grad)
+            self._set_arrays(_listed(data), grad)
 
-    def _adopt(self, data: list[Any], grad: Any) -> None:
+    def _set_arrays(self, data: list[Any], grad: Any) -> None:
         _check_arrays(self.name, "data", data)
         if len({tuple(array.shape) for array in data}) != 1:
             raise ShapeError(f"parameter {self.name!r} needs one replica or more, all of one shape")
@@ -140,19 +140,19 @@ class Parameter:
 
     def data(self, replica: int = 0) -> Any:
         """Return one replica; it is the array itself, not a copy."""
-        self._check_there()
+        self._check_has_data()
         return self._data[replica]
 
     def grad(self, replica: int = 0) -> Any:
         """Return the gradient of one replica."""
-        self._check_there()
+        self._check_has_data()
         return self.list_grad()[replica]
 
     def set_data(self, value: Any, grad: Any = None) -> None:
         """Copy `value` to every replica. If there are no replicas yet, `value` becomes the replicas.
 
-        A trainer whose store holds the weights then creates a new store, with new states of the optimizer.
-        All workers must make the same call.
+        If the store of a trainer has the weights, the trainer then creates a new store, with new states of
+        the optimizer. All workers must make the same call.
 
         Raises
         ------
@@ -162,7 +162,7 @@ class Parameter:
             The shape of `value` is not that of the parameter.
         """
         if not self._data:
-            self._adopt(_listed(value), grad)
+            self._set_arrays(_listed(value), grad)
             return
         new = _checked(self, value)
         if self._trainer is not None:
@@ -178,7 +178,7 @@ class Parameter:
         ShapeError
             The number of arrays is not that of the replicas, or an array has another shape.
         """
-        self._check_there()
+        self._check_has_data()
         new = _listed(grads)
         self._check_grads(new)
         self._grad, self.fresh = new, [True] * len(new)
@@ -208,7 +208,7 @@ class Parameter:
         self._trainer.row_sparse_pull(self, rows, row_ids)
         return rows
 
-    def _check_there(self) -> None:
+    def _check_has_data(self) -> None:
         if not self._data:
             raise ArrayError(f"parameter {self.name!r} has no data yet; call set_data first")
 
@@ -235,7 +235,7 @@ def _shown(value: Any) -> str:
 
 
 def factor(param: Trainable, name: str) -> float:
-    """Return ``lr_mult`` or ``wd_mult`` of a parameter, 1 where it has none; a ConfigError names both."""
+    """Return ``lr_mult`` or ``wd_mult`` of a parameter, 1 if it has none; a ConfigError names both."""
     value = getattr(param, name, 1.0)
     try:
         number = math.nan if isinstance(value, (str, bytes)) else float(value)
@@ -257,7 +257,7 @@ def _is_rows(array: Any) -> bool:
 
 
 def _checked(parameter: Parameter, value: Any) -> Any:
-    """Return `value` as what can be copied to the replicas."""
+    """Return `value` as an array that can be copied to the replicas."""
     new = value if _is_rows(value) else readable(value, f"data of parameter {parameter.name!r}")
     if _is_rows(parameter.data()) and not _is_rows(new):
         new = RowSparseArray.from_dense(new)

@@ -20,15 +20,15 @@ from ..store import KVStore
 from ..store_kinds import is_on_servers
 from . import checkpoints, gradients
 from .arguments import count_replicas, in_order, make_optimizer
-from .choice import Choice, choose
 from .exchange import StoreExchange
 from .gradients import StepGradients
 from .parameter import Parameter, Trainable, factor
+from .store_choice import StoreChoice, choose_store
 from .updates import ReplicaUpdaters, assign, check_writable
 
 PathLike = str | os.PathLike[str]
 
-_UNDECIDED = Choice(None, False, False, False)
+_UNDECIDED = StoreChoice(None, False, False, False)
 
 
 class Trainer:
@@ -69,8 +69,8 @@ class Trainer:
     Notes
     -----
     `step` waits for the other workers, at most for the timeout of the store, and raises the errors of the
-    store's methods. In stores that have them it is one `KVStore.step`: if a worker dies, its last step counts
-    for all parameters or for none. Do not use a trainer from several threads at the same time.
+    store's methods. In stores that support it, the call is one `KVStore.step`: if a worker dies, its last
+    step counts for all parameters or for none. Do not use a trainer from several threads at the same time.
 
     Examples
     --------
@@ -111,7 +111,7 @@ class Trainer:
         self._optimizer.param_dict = {key: _Factors(param) for key, param in enumerate(self._params)}
 
     def _forget_store(self) -> None:
-        self._choice: Choice = _UNDECIDED
+        self._choice: StoreChoice = _UNDECIDED
         self._decided = False
         self._exchange = StoreExchange(_UNDECIDED, self._optimizer, self._check_every)
         self._updaters = ReplicaUpdaters(self._optimizer, 0)
@@ -219,14 +219,14 @@ class Trainer:
             )
 
     def _gradients(self, ignore_stale: bool) -> list[StepGradients]:
-        """Return the gradients of this step, and those without any whose sum other workers wait for."""
+        """Return the gradients of this step, including absent ones whose sum other workers wait for."""
         found = gradients.of_step(self._params, ignore_stale)
-        return [one for one in found if any(one.fresh) or self._choice.awaited]
+        return [one for one in found if any(one.fresh) or self._choice.is_awaited]
 
     # -------------------------------------------------------------------------------------- the store
 
     def _prepare(self) -> None:
-        """Have a store, and all parameters in it whose shape is known."""
+        """Create the store, and initialise all parameters whose shape is known."""
         replicas = count_replicas(self._params) if self._new else 0
         if not self._decided:
             self._decide(replicas)
@@ -236,10 +236,10 @@ class Trainer:
     def _decide(self, replicas: int) -> None:
         if not any(param.list_data() for param in self._params):
             raise ConfigError("no parameter has data yet: give them some before the first step")
-        choice = choose(*self._wanted, self._params, replicas)
+        choice = choose_store(*self._wanted, self._params, replicas)
         try:
             if choice.store is None and self._compression:
-                create_codec(self._compression)  # nothing to compress, but what is wrong with it is told
+                create_codec(self._compression)  # for its errors: there is nothing to compress
             elif self._compression:
                 choice.store.set_gradient_compression(self._compression)
             if choice.updates:  # before the first values, so that their float32 copies are exact
@@ -252,13 +252,13 @@ class Trainer:
         self._updaters = ReplicaUpdaters(self._optimizer, replicas)
 
     def _init(self, keys: list[int]) -> list[int]:
-        """Give the store its first values; return the keys of parameters that have none yet."""
+        """Set the first values in the store; return the keys of parameters that have none yet."""
         data = {key: arrays for key in keys if (arrays := self._params[key].list_data())}
         self._exchange.init(data)
         return [key for key in keys if key not in data]
 
     def _data_change(self) -> None:
-        """Before a parameter gets other data: begin anew with another store, if this one has the weights."""
+        """Before a parameter gets new data: replace the store, if it has the weights."""
         if not self._decided or not self._choice.updates:
             return
         if not self._choice.made or is_on_servers(self._choice.store):
@@ -340,19 +340,19 @@ class Trainer:
     def save_checkpoint(
         self, manager: CheckpointManager, step: int, extra: dict[str, Any] | None = None
     ) -> None:
-        """Save weights, optimizer and states as one step: one file, written beside training.
+        """Save weights, optimizer and states as one step, in one file that is written during training.
 
         Call it between two steps, on all workers or on worker 0, which writes; see `CheckpointManager.save`.
-        Replicas are saved as one, and residuals of gradient compression not at all.
+        One replica of each parameter is saved. Residuals of gradient compression are not saved.
 
         Parameters
         ----------
         manager : CheckpointManager
-            Where the file belongs.
+            The manager of the folder.
         step : int
             Number of the step.
         extra : dict, optional
-            What else belongs to the step, such as the position in the data. JSON must be able to say it.
+            Further data of the step, such as the position in the data, of types that JSON has.
 
         Raises
         ------
@@ -365,7 +365,7 @@ class Trainer:
         self._prepare()
         self._check_complete("save_checkpoint")
         store, updates = self._choice.store, self._choice.updates
-        said = checkpoints.described(extra, self._params, self._optimizer, updates)
+        said = checkpoints.description_of(extra, self._params, self._optimizer, updates)
         arrays = checkpoints.arrays(self._params, updates)
         if updates:
             manager.save(store, step, said, arrays)
@@ -374,7 +374,7 @@ class Trainer:
                 manager.save(empty, step, said, arrays | checkpoints.states(self._updaters.packed()))
 
     def restore_checkpoint(self, manager: CheckpointManager) -> Checkpoint | None:
-        """Load the newest checkpoint that is whole: weights, optimizer and states.
+        """Load the newest complete checkpoint: weights, optimizer and states.
 
         All workers call it, before their first step. The optimizer must be of the same class; it gets the
         settings of the checkpoint. The factors ``lr_mult`` and ``wd_mult`` of the parameters do not change.
@@ -382,16 +382,16 @@ class Trainer:
         Returns
         -------
         Checkpoint or None
-            `step`, and as `extra` what was given to `save_checkpoint`. None if there is no checkpoint; then
-            nothing has changed.
+            Its `step`, and the `extra` of `save_checkpoint`. None if there is no checkpoint; then nothing has
+            changed.
 
         Raises
         ------
         StateFileError
-            The file is not one of `save_checkpoint`, or of another `update_on_kvstore`, or has other
-            parameters or another optimizer; see `CheckpointManager.restore`. Nothing has changed.
+            The file was not written by `save_checkpoint`, has another `update_on_kvstore`, other parameters
+            or another optimizer; see `CheckpointManager.restore`. Nothing has changed.
         ArgumentError, ArrayError
-            `manager` is no `CheckpointManager`; a replica cannot be written. Nothing has changed.
+            `manager` is not a `CheckpointManager`; or a replica cannot be written. Nothing has changed.
         ConfigError
             A parameter has no data yet.
         """
@@ -407,7 +407,7 @@ class Trainer:
             return None
         if updates:
             self._exchange.follow_counts(self._optimizer, checkpoints.counts_of(found))
-            self._optimizer = self._exchange.updating(self._optimizer)
+            self._optimizer = self._exchange.current_optimizer(self._optimizer)
             self._exchange.pull({key: param.list_data() for key, param in enumerate(self._params)})
         else:
             read = partial(states.unpack, checkpoints.states_of(found))
@@ -415,10 +415,13 @@ class Trainer:
         for key, weight in checkpoints.weights_of(found).items():
             assign(self._params[key], weight)
         self._attach_multipliers()
-        return checkpoints.users_part(found)
+        return checkpoints.user_checkpoint(found)
 
     def _store_for_restore(self) -> AbstractContextManager[Any]:
-        """Return the store whose workers get a checkpoint; an empty one where they are none of ours."""
+        """Return the store whose workers restore a checkpoint.
+
+        An empty one if the store is not a `KVStore`.
+        """
         store = self._choice.store
         if self._choice.updates or isinstance(store, KVStore):
             return nullcontext(store)
@@ -444,7 +447,7 @@ class Trainer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the store. If an error leaves the block, the other workers see this worker as lost."""
+        """Close the store. If an error ends the block, the other workers see this worker as lost."""
         if self._choice.made and isinstance(self._choice.store, KVStore):
             self._choice.store.__exit__(kind, error, trace)
         else:
@@ -468,7 +471,7 @@ def _check_manager(manager: Any) -> None:
 
 
 class _Factors:
-    """The multipliers of a parameter, live; 1 where it has none."""
+    """The multipliers of a parameter, read at each use; 1 if it has none."""
 
     def __init__(self, param: Trainable) -> None:
         self._param = param

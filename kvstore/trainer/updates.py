@@ -1,4 +1,4 @@
-"""The trainer's own updates: each replica has states of its own, and all replicas count as one update."""
+"""Updates by the trainer: each replica has its own states, and all replicas count as one update."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..arrays.host import readable, writable
 from ..arrays.sparse import RowSparseArray
 from ..errors import ConfigError, KVStoreError
 from ..optimizer import Optimizer, Updater, states
-from ..optimizer.builtin import BuiltIn, Elementwise, arrays_of, check_fit
+from ..optimizer.builtin import BuiltInOptimizer, ElementwiseOptimizer, arrays_of, check_fit
 from ..optimizer.optimizer import Array
 from ..optimizer.states import Content
 from ..optimizer.updater import check_states
@@ -28,7 +28,7 @@ class ReplicaUpdaters:
         self._updaters = [Updater(optimizer) for _ in range(replicas)]
 
     def check(self, gradients: Sequence[StepGradients]) -> None:
-        """Raise before anything is touched, where an update would raise."""
+        """Raise the errors of an update, before anything is changed."""
         counts = self._updaters[0].snapshot_counts()
         try:
             for one in gradients:
@@ -39,8 +39,8 @@ class ReplicaUpdaters:
     def update(self, gradients: Sequence[StepGradients]) -> None:
         """Update every replica.
 
-        One parameter after the other: an error of the optimizer, if it is of the user's own, leaves replicas
-        alike.
+        Parameters are updated one after the other: after an error of a user-defined optimizer, all replicas
+        of a parameter are equal.
         """
         for one in gradients:
             _update(self._updaters, one.key, one.param)
@@ -50,11 +50,11 @@ class ReplicaUpdaters:
         return self._updaters[0].get_states(dump_optimizer=True)
 
     def save(self, fname: PathLike) -> None:
-        """Write what `packed` returns."""
+        """Write the result of `packed` to a file."""
         states.write(fname, self.packed())
 
     def load(self, read: Callable[[], Content], weights: Mapping[Any, Array]) -> Optimizer:
-        """Give each replica what it reads for itself of what was `packed`, and return its optimizer."""
+        """Load the states of `packed` into each replica's updater, and return the loaded optimizer."""
         for updater in self._updaters:
             updater.adopt(read(), weights)
         optimizer = self._updaters[0].optimizer
@@ -64,37 +64,40 @@ class ReplicaUpdaters:
 
 
 def _check(updaters: Sequence[Updater], key: int, param: Trainable) -> None:
-    """Raise what updates of a parameter would raise, and count one; nothing is written.
+    """Raise the errors of an update of a parameter, and count one update; nothing is written.
 
-    What a rule of the user's own refuses comes out only while it updates.
+    A user-defined rule is not checked here: its errors are raised by the update.
     """
-    with _named(param):
+    with _errors_named(param):
         for replica, updater in enumerate(updaters):
             weight, _ = writable(param.list_data()[replica], f"replica {replica}")
             grad = _gradient(param, replica)
             rule = updater.optimizer
-            if isinstance(rule, BuiltIn) and _is_compiled(rule):
+            if isinstance(rule, BuiltInOptimizer) and _is_compiled(rule):
                 _check_state(updater, key, weight)
                 check_fit(grad, weight)
                 if replica == 0:
                     _count(rule, key, weight)
 
 
-def _is_compiled(rule: BuiltIn) -> bool:
+def _is_compiled(rule: BuiltInOptimizer) -> bool:
     kind = type(rule)
-    return kind.update is BuiltIn.update and kind.update_multi_precision is BuiltIn.update_multi_precision
+    return (
+        kind.update is BuiltInOptimizer.update
+        and kind.update_multi_precision is BuiltInOptimizer.update_multi_precision
+    )
 
 
 def _check_state(updater: Updater, key: int, weight: Any) -> None:
     rule = updater.optimizer
     if key not in updater.states:
-        rule.create_state_multi_precision(key, weight)  # refuses weights that it cannot update
-    elif isinstance(rule, Elementwise):
+        rule.create_state_multi_precision(key, weight)  # raises for weights that it cannot update
+    elif isinstance(rule, ElementwiseOptimizer):
         master, inner = _parts(rule, key, updater.states[key], rule.keeps_master(weight))
         check_states(rule, key, weight, master, arrays_of(inner))
 
 
-def _parts(rule: Elementwise, key: int, state: Any, has_master: bool) -> tuple[Any, Any]:
+def _parts(rule: ElementwiseOptimizer, key: int, state: Any, has_master: bool) -> tuple[Any, Any]:
     """Return the float32 copy of the weight, if the state holds one, and the rest."""
     if not has_master:
         return None, state
@@ -107,9 +110,9 @@ def _parts(rule: Elementwise, key: int, state: Any, has_master: bool) -> tuple[A
     return master, inner
 
 
-def _count(rule: BuiltIn, key: int, weight: Any) -> None:
-    """Count one update, and let the rule look at its rate."""
-    if isinstance(rule, Elementwise):
+def _count(rule: BuiltInOptimizer, key: int, weight: Any) -> None:
+    """Count one update, and let the rule check its rate."""
+    if isinstance(rule, ElementwiseOptimizer):
         rule.advance(key, weight)
     else:
         rule._update_count(key)
@@ -122,13 +125,13 @@ def _update(updaters: Sequence[Updater], key: int, param: Trainable) -> None:
     count, num_update = rule._index_update_count.get(key), rule.num_update
     for replica, updater in enumerate(updaters):
         if replica:
-            _put_back(rule, key, count, num_update)
+            _restore_count(rule, key, count, num_update)
         with _in_memory(param, replica) as weight:
             updater(key, _gradient(param, replica), weight)
 
 
-def _put_back(rule: Optimizer, key: int, count: int | None, num_update: int) -> None:
-    """Take back the count of one key; copies of all counts for each key would take quadratic time."""
+def _restore_count(rule: Optimizer, key: int, count: int | None, num_update: int) -> None:
+    """Restore the count of one key; copies of all counts for each key would need quadratic time."""
     rule.num_update = num_update
     if count is None:
         rule._index_update_count.pop(key, None)
@@ -150,7 +153,7 @@ def check_writable(params: Sequence[Trainable]) -> None:
 
 
 def assign(param: Trainable, value: Array) -> None:
-    """Give all replicas of a parameter a value."""
+    """Copy a value to all replicas of a parameter."""
     for replica in range(len(param.list_data())):
         with _in_memory(param, replica) as weight:
             weight[...] = value
@@ -158,7 +161,7 @@ def assign(param: Trainable, value: Array) -> None:
 
 @contextlib.contextmanager
 def _in_memory(param: Trainable, replica: int) -> Iterator[Any]:
-    """Lend a replica's memory, or a copy that goes home when the block ends well."""
+    """Return a context with a replica's memory, or with a copy that is written back at its end."""
     array = param.list_data()[replica]
     memory, deliver = writable(array, f"data of {param.name!r}")
     if deliver is not None:
@@ -169,8 +172,8 @@ def _in_memory(param: Trainable, replica: int) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _named(param: Trainable) -> Iterator[None]:
-    """Put the name of the parameter before what is wrong with it."""
+def _errors_named(param: Trainable) -> Iterator[None]:
+    """Prefix errors of the body with the name of the parameter."""
     try:
         yield
     except KVStoreError as error:

@@ -730,7 +730,7 @@ def close_waits_for_threads() -> None:
     out = full("small", 1)
     thread = threading.Thread(target=store.pushpull, args=("small", out))
     thread.start()
-    while not store._engine.turns.taken:
+    while not store._engine.key_locks.holders:
         time.sleep(0.001)
     closing = threading.Thread(target=store.close)
     closing.start()
@@ -771,7 +771,7 @@ def optimizer_under_a_pushed_array() -> None:
         out = full("large", 1)
         thread = threading.Thread(target=store.pushpull, args=("large", out))
         thread.start()
-        while not store._engine.turns.taken or not store._backend._keys.find("large").arrived:
+        while not store._engine.key_locks.holders or not store._backend._keys.find("large").arrived:
             time.sleep(0.001)
         tell("pushed")
         thread.join()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import kvstore as kv
-from kvstore.collective.meeting import ALL_REDUCE, Meetings, Said, SideKeys
+from kvstore.collective.meeting import ALL_REDUCE, Meetings, Message, SideKeys
 from kvstore.engine import Engine
 
 Array = Any
@@ -36,7 +36,7 @@ class Others:
 
 def test_who_takes_no_part_any_more_is_asked_for_once() -> None:
     others = Others(4)
-    said, content = Said(ALL_REDUCE, b"x", 8), [np.ones(1)]
+    said, content = Message(ALL_REDUCE, b"x", 8), [np.ones(1)]
     assert others.meetings.meet(said, content).said == [said] * 4
     others.absent = {1, 3}
     for _ in range(3):
@@ -52,16 +52,16 @@ def test_who_is_missing_and_expected_is_an_error() -> None:
     others.absent = others.expected = {2}
     for _ in range(2):
         with pytest.raises(
-            kv.KVStoreError, match="what worker 2 has said was lost with the memory of a server"
+            kv.KVStoreError, match="the message of worker 2 was lost with the memory of a restarted server"
         ):
-            others.meetings.meet(Said(ALL_REDUCE, b"x", 0))
+            others.meetings.meet(Message(ALL_REDUCE, b"x", 0))
     others.absent = set()
-    assert others.meetings.meet(Said(ALL_REDUCE, b"x", 0)).present == [0, 1, 2]
+    assert others.meetings.meet(Message(ALL_REDUCE, b"x", 0)).present == [0, 1, 2]
 
 
 @pytest.mark.parametrize("size", [2, 3, 8, 16, 64])
 def test_slots_hold_some_numbers(size: int) -> None:
     meetings = Others(size).meetings
-    assert meetings.fits(Said(ALL_REDUCE, b"x" * 96, 128))
+    assert meetings.fits(Message(ALL_REDUCE, b"x" * 96, 128))
     assert meetings.slot % 8 == 0
-    assert not meetings.fits(Said(ALL_REDUCE, b"", 1024))
+    assert not meetings.fits(Message(ALL_REDUCE, b"", 1024))

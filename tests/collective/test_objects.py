@@ -89,7 +89,7 @@ deep.append(deep)
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        ({"a": [1, {"b": object()}]}, r"value\['a'\]\[1\]\['b'\] is of type object: what can be sent is "),
+        ({"a": [1, {"b": object()}]}, r"value\['a'\]\[1\]\['b'\] is of type object: objects can have "),
         ({"a": {3: 1}}, r"value\['a'\] has the key 3 of type int: the keys of a dict must be str"),
         ([2**64], r"value\[0\] is an int of 65 bits"),
         (["\ud800"], r"value\[0\] is '\\ud800', which has half of a surrogate pair"),

@@ -830,7 +830,7 @@ def another_call_than_the_others_is_an_error_for_all(here: Here) -> None:
             continue
         for odd in (0, here.size - 1):
             call = calls[one if here.rank == odd else others]
-            raises(kv.ConfigError, "other workers something else", call)
+            raises(kv.ConfigError, "other workers begin another operation", call)
             assert store.keys() == ["a", "b"]
             for key in "ab":
                 assert not np.any(store.view(key)), f"{one} against {others}: {key} has changed"

@@ -107,12 +107,12 @@ def all_but_one_wait(here: Witness) -> None:
         mine[:] = t
         here.store.pushpull("b", mine)
         assert (mine == t * here.store.num_workers).all()
-    roll = here.store._backend.engine._roll
+    counts = here.store._backend.engine._call_counts
     here.store.close()
     again = kv.create(here.engine, timeout=here.deadline)
     again.init("a", mine)
     again.close()
-    here.tell(words=int(words), told=roll._told, heard=roll._heard.tolist())
+    here.tell(words=int(words), told=counts._sent_count, heard=counts._counts.tolist())
 
 
 def absent_from_init(here: Witness) -> None:

@@ -21,8 +21,8 @@ import torch.distributed as dist
 
 import kvstore as kv
 from kvstore.settings.options import store_config
-from kvstore.stores.collectives.agreement import all_mean_the_same, difference, mark
-from kvstore.stores.collectives.backend import AllReduceBackend, called
+from kvstore.stores.collectives.backend import AllReduceBackend, operation_name
+from kvstore.stores.collectives.call_matching import call_digest, calls_match, mismatch_error
 from kvstore.stores.collectives.engine import Finish, Item
 
 
@@ -50,16 +50,16 @@ class Gloo:
             atexit.register(_end)  # gloo's threads must not outlive the interpreter
         self._group = dist.new_group(timeout=timedelta(seconds=timeout))
         try:
-            self._compare(f"a store of group {group!r}", mark("create", [], group))
+            self._compare(f"a store of group {group!r}", call_digest("create", [], group))
         except kv.ConfigError as error:
             raise kv.ConfigError(f"a store of group {group!r}, and other workers one of another") from error
 
     def broadcast(self, items: Sequence[Item], meaning: str = "") -> None:
-        what = called("init, broadcast or load", items)
+        what = operation_name("init, broadcast or load", items)
         tensors = [torch.from_numpy(array.reshape(-1)) for _, array in items]
         with self._lock:
             self._run_queue()
-            self._compare(what, mark("init", items, meaning))
+            self._compare(what, call_digest("init", items, meaning))
             for tensor in tensors:
                 self._call(what, partial(dist.broadcast, tensor, 0, group=self._group))
 
@@ -73,7 +73,7 @@ class Gloo:
     def barrier(self) -> None:
         with self._lock:
             self._run_queue()
-            self._compare("a barrier", mark("barrier", []))
+            self._compare("a barrier", call_digest("barrier", []))
 
     def versions(self) -> dict[str, str]:
         return {"torch": torch.__version__}
@@ -107,8 +107,8 @@ class Gloo:
         operation.done = True
 
     def _sum(self, operation: _Sum) -> None:
-        what = called("the sum", operation.items)
-        self._compare(what, mark("sum", operation.items))
+        what = operation_name("the sum", operation.items)
+        self._compare(what, call_digest("sum", operation.items))
         for _, array in operation.items:
             if array.size:
                 tensor = torch.from_numpy(array.reshape(-1))
@@ -116,8 +116,8 @@ class Gloo:
 
     def _compare(self, what: str, marks: npt.NDArray[Any]) -> None:
         self._call(what, partial(dist.all_reduce, torch.from_numpy(marks), dist.ReduceOp.MAX, self._group))
-        if not all_mean_the_same(marks):
-            raise difference(self.name, self.rank, what)
+        if not calls_match(marks):
+            raise mismatch_error(self.name, self.rank, what)
 
     def _check(self) -> None:
         if self._broken is not None:

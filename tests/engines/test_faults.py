@@ -92,7 +92,7 @@ def test_a_wait_for_who_never_calls_ends_at_the_deadline(
 @engines
 def test_a_timeout_of_mpi_names_who_has_not_called(engine: launchers.Engine, tmp_path: Path) -> None:
     if engine.name != "mpi":
-        pytest.skip("MPI's roll call")
+        pytest.skip("MPI's exchange of call counts")
     ended = job(engine, tmp_path, "some_absent", size=4, deadline=8)
     told = ended.told[0]["first"]
     assert told["error"] == "TimeoutError"
@@ -107,7 +107,7 @@ def test_a_timeout_of_mpi_names_who_has_not_called(engine: launchers.Engine, tmp
 @engines
 def test_who_is_always_late_is_called_and_disturbs_nobody(engine: launchers.Engine, tmp_path: Path) -> None:
     if engine.name != "mpi":
-        pytest.skip("MPI's roll call")
+        pytest.skip("MPI's exchange of call counts")
     ended = job(engine, tmp_path, "all_but_one_wait", size=3, deadline=50)
     assert ended.code == 0, ended.output
     for rank in (0, 1):

@@ -214,7 +214,7 @@ def test_a_third_operation_of_a_name_waits_for_the_first(hvd: Told, store: kv.KV
 
 def test_what_workers_mean_differently_is_a_config_error(hvd: Told, store: kv.KVStore) -> None:
     hvd.answer = "Mismatched allreduce tensor shapes: One rank sent ..., but another ..."
-    with pytest.raises(kv.ConfigError, match=r"do not mean the same by the sum of key a.*Mismatched"):
+    with pytest.raises(kv.ConfigError, match=r"have different arrays in the sum of key a.*Mismatched"):
         store.push("a", np.ones(3))
     hvd.answer = ""
     store.push("a", np.ones(3))

@@ -9,7 +9,7 @@ import pytest
 
 import kvstore as kv
 from kvstore.stores.collectives.mpi import backend as mpi
-from kvstore.stores.collectives.mpi.roll_call import absent
+from kvstore.stores.collectives.mpi.call_counts import missing_text
 
 
 def test_without_mpi4py_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,4 +62,4 @@ def test_pieces_cover_an_array_in_place(monkeypatch: pytest.MonkeyPatch) -> None
     ],
 )
 def test_who_is_absent_is_named_for_people(ranks: list[int], text: str) -> None:
-    assert absent(ranks) == text
+    assert missing_text(ranks) == text

@@ -256,8 +256,8 @@ def test_two_of_a_rank_and_another_size_are_refused(meet: Callable[..., list[Any
     wrong = JobPlacement(2, 4, 2, first.job, first.address)
     answers = meet([first, second, wrong], timeout=3)
     assert isinstance(answers[0], kv.ConfigError)
-    assert "told of 4 workers" in str(answers[0])
-    assert "told of 4 workers" in str(answers[2])
+    assert "a job of 4 workers" in str(answers[0])
+    assert "a job of 4 workers" in str(answers[2])
 
 
 def test_stores_of_other_groups_do_not_meet(meet: Callable[..., list[Any]], tmp_path: Path) -> None:

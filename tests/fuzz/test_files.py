@@ -19,7 +19,7 @@ from observation import made
 from shards import StoreShards
 
 import kvstore as kv
-from kvstore import files
+from kvstore import atomic_files
 from kvstore.kernels.cuda.cubin import Cubin
 from kvstore.launch.certificates import Certificates
 from kvstore.launch.hosts import host_list
@@ -127,10 +127,10 @@ def snapshot(folder: Path, name: str) -> tuple[Path, Read]:
 def inside_a_manifest(folder: Path) -> tuple[Path, Read]:
     """Faults that a checksum does not show: the program that has written it had them."""
     manifest, read = snapshot(folder, "manifest.json")
-    (folder / "text").write_bytes(files.read_sealed(manifest))
+    (folder / "text").write_bytes(atomic_files.read_with_checksum(manifest))
 
     def seal(path: Path) -> object:
-        files.write_sealed(manifest, path.read_bytes())
+        atomic_files.write_with_checksum(manifest, path.read_bytes())
         return read(manifest)
 
     return folder / "text", seal

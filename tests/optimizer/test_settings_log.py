@@ -227,7 +227,7 @@ def test_a_rate_beside_a_schedule_of_another_worker_is_refused() -> None:
     log.add(0, 0, "optimizer", 1, optimizer())
     log.add(0, 2, "configure", 1, json.dumps(SCHEDULE))
     before = list(log.changes), log.newest
-    with pytest.raises(ConfigError, match="the learning rate comes from a schedule"):
+    with pytest.raises(ConfigError, match="the learning rate is that of a schedule"):
         log.add(1, 3, "configure", 1, setting("learning_rate", 0.25))
     assert (log.changes, log.newest) == before
     assert [change.settings for change in log.changes] == [log.settings_at(0), log.settings_at(2)]
@@ -242,7 +242,7 @@ def test_a_schedule_before_a_rate_of_another_worker_is_refused() -> None:
     log.add(0, 0, "optimizer", 1, optimizer())
     log.add(0, 3, "configure", 1, setting("learning_rate", 0.25))
     before = list(log.changes), log.settings_at(0), log.newest
-    with pytest.raises(ConfigError, match="the learning rate comes from a schedule"):
+    with pytest.raises(ConfigError, match="the learning rate is that of a schedule"):
         log.add(1, 2, "configure", 1, json.dumps(SCHEDULE))
     assert (log.changes, log.settings_at(0), log.newest) == before
 
@@ -252,7 +252,7 @@ def test_what_is_no_change_is_refused(text: str) -> None:
     log = SettingsLog()
     log.add(0, 0, "optimizer", 1, optimizer())
     before = log.newest
-    with pytest.raises(ConfigError, match="this is no change of an optimizer"):
+    with pytest.raises(ConfigError, match="this is not a change of an optimizer"):
         log.add(0, 0, "configure", 1, text)
     assert (log.newest, len(log.changes)) == (before, 1)
 

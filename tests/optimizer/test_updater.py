@@ -8,7 +8,7 @@ from kvstore.arrays.sparse import RowSparseArray
 from kvstore.errors import ArgumentError, ConfigError, ShapeError
 from kvstore.kernels import cpu
 from kvstore.optimizer import registry
-from kvstore.optimizer.builtin import Elementwise
+from kvstore.optimizer.builtin import ElementwiseOptimizer
 from kvstore.optimizer.states import Content
 
 OURS = {name: rule for name, rule in registry._registry.items() if rule.__module__.startswith("kvstore.")}
@@ -23,7 +23,7 @@ def by_plan(updater, key, grads, weight):
 
 def test_which_are_fused():
     assert WHOLE == ["groupadagrad", "lamb", "lars"]
-    assert all(issubclass(registry._registry[name], Elementwise) for name in FUSED)
+    assert all(issubclass(registry._registry[name], ElementwiseOptimizer) for name in FUSED)
 
 
 @pytest.mark.parametrize("multi_precision", [False, True])

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 # the longest name says that it begins with.
 _FLOORS = (
     "kernels",
-    "errors source_tree files tensor_file waiting turns engine arrays settings devices observe",
+    "errors source_tree atomic_files tensor_file waiting key_locks engine arrays settings devices observe",
     "optimizer compression",
     "stores",  # what all stores have in common
     "stores.local",
@@ -27,7 +27,7 @@ _FLOORS = (
     "stores.parameter_server stores.shared stores.collectives",
     "stores.hierarchy",  # made of two of these
     "collective",  # on any of them
-    "backends base factory store store_kinds plan step recorded checkpoint roles",
+    "backends base factory store store_kinds plan step recorded_store checkpoint roles",
     "kvstore",  # kvstore/__init__.py
     # With the tools of the command, some of which start jobs.
     "averaging launch trainer torch jax mxnet ray __main__ observe.doctor observe.bench observe.top "

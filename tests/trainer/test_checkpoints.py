@@ -201,7 +201,7 @@ def test_a_file_without_all_parts_changes_nothing(broken: Any, updates: bool, tm
     with kv.CheckpointManager(tmp_path) as manager:
         with Trainer(two(), "adam", kvstore="local", update_on_kvstore=True) as trainer:
             trainer.step(1)
-            said = checkpoints.described({}, two(), trainer.optimizer, updates)
+            said = checkpoints.description_of({}, two(), trainer.optimizer, updates)
             if broken == "counts":
                 said["trainer"]["counts"] = [["q"]]
             elif broken == "user":

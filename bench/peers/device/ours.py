@@ -64,7 +64,7 @@ class Ours(Peer):
         if data.device != "cuda":
             raise Unsupported("kernels need a GPU")
         from kvstore.devices import arrays, driver
-        from kvstore.devices.place import GpuContext
+        from kvstore.devices.gpu_context import GpuContext
         from kvstore.kernels import cuda
         from kvstore.stores.device.launches import Launches
 

@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 
 import click
 
+from kvstore.atomic_files import atomic_replacement
 from kvstore.errors import ConfigError, KVStoreError
-from kvstore.files import replacing
 from kvstore.launch.process import new_job
 from kvstore.launch.signals import ENDING
 from kvstore.observe.doctor.children import alone
@@ -81,7 +81,7 @@ def run(
     text = json.dumps(found, indent=2, ensure_ascii=False)
     click.echo(text if target == "-" else "\n".join(report.lines(found)))
     if target and target != "-":
-        with replacing(target) as temporary:
+        with atomic_replacement(target) as temporary:
             temporary.write_text(text + "\n")
     if picture:
         report.draw(found, picture)

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvstore.atomic_files import atomic_replacement
 from kvstore.errors import MissingBackendError
-from kvstore.files import replacing
 from kvstore.observe.doctor.system_files import ROOT, kilobytes, size, text
 from kvstore.store_kinds import STORES
 
@@ -155,5 +155,5 @@ def draw(found: Mapping[str, Any], path: str) -> None:
     axes.set_xlabel("ms for one call with all keys")
     title = f"{found['keys']['name']}, store {found['store']}, workers: {found['workers']}"
     figure.suptitle(title, fontsize="medium")
-    with replacing(path) as temporary:
+    with atomic_replacement(path) as temporary:
         figure.savefig(temporary, dpi=120, format=os.path.splitext(path)[1][1:].lower() or "png")

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ...files import replacing
+from ...atomic_files import atomic_replacement
 from ..events import KINDS, NO_SLICE, NOBODY, PACKED, Event
 from ..native._observe import trace_text
 from .sources import StoreRecord
@@ -106,7 +106,7 @@ def write(content: ProcessTrace, folder: Path, packed: bytes = b"") -> Path:
     os.makedirs(folder, exist_ok=True)
     path = folder / content.name
     packed = b"".join(PACKED.pack(*event, 0) for event in content.events) + packed
-    with replacing(path) as unfinished, unfinished.open("wb") as file:
+    with atomic_replacement(path) as unfinished, unfinished.open("wb") as file:
         checksum = 0
         for text in _texts(content, packed):
             checksum = zlib.crc32(text, checksum)

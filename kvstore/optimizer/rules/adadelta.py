@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ..builtin import Elementwise
+from ..builtin import ElementwiseOptimizer
 from ..checks import fraction, non_negative, setting
 from ..optimizer import Array, Index
 from ..registry import register
 
 
 @register
-class AdaDelta(Elementwise):
+class AdaDelta(ElementwiseOptimizer):
     """AdaDelta (Zeiler, arXiv:1212.5701), with a learning rate.
 
     ``g = clip(rescale_grad * grad) + wd * w``; ``a = rho * a + (1 - rho) * g**2``;

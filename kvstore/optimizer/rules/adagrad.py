@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from ..builtin import Elementwise
+from ..builtin import ElementwiseOptimizer
 from ..checks import non_negative, setting
 from ..optimizer import Array, Index
 from ..registry import register
 
 
 @register
-class AdaGrad(Elementwise):
+class AdaGrad(ElementwiseOptimizer):
     """AdaGrad (Duchi, Hazan and Singer, JMLR 12, 2011).
 
     ``g = clip(rescale_grad * grad) + wd * w``; ``h += g**2``; ``w -= lr * g / (sqrt(h) + epsilon)``.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ..builtin import Elementwise
+from ..builtin import ElementwiseOptimizer
 from ..checks import flag, setting
 from ..optimizer import Array, Index
 from ..registry import register
@@ -12,7 +12,7 @@ from .moments import TwoMoments
 
 
 @register
-class Adam(TwoMoments, Elementwise):
+class Adam(TwoMoments, ElementwiseOptimizer):
     """Adam (Kingma and Ba, arXiv:1412.6980).
 
     ``g = clip(rescale_grad * grad) + wd * w``; ``m = beta1 * m + (1 - beta1) * g``;

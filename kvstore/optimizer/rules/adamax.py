@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ..builtin import Elementwise
+from ..builtin import ElementwiseOptimizer
 from ..optimizer import Array, Index
 from ..registry import register
 from .moments import TwoMoments
 
 
 @register
-class Adamax(TwoMoments, Elementwise):
+class Adamax(TwoMoments, ElementwiseOptimizer):
     """AdaMax: Adam with the largest magnitude in place of the variance (arXiv:1412.6980, section 7.1).
 
     ``g = clip(rescale_grad * grad) + wd * w``; ``m = beta1 * m + (1 - beta1) * g``;

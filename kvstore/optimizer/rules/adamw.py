@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..builtin import Elementwise
+from ..builtin import ElementwiseOptimizer
 from ..checks import flag, non_negative, setting
 from ..optimizer import Array, Index
 from ..registry import register
@@ -10,7 +10,7 @@ from .moments import TwoMoments
 
 
 @register
-class AdamW(TwoMoments, Elementwise):
+class AdamW(TwoMoments, ElementwiseOptimizer):
     """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv:1711.05101).
 
     ``g = clip(rescale_grad * grad)``, moments as in `Adam`, ``w -= lr_t * (m / (sqrt(v) + epsilon) + wd *

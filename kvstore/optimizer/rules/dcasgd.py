@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from ...arrays import pages
-from ..builtin import Elementwise
+from ..builtin import ElementwiseOptimizer
 from ..checks import finite, non_negative, setting
 from ..optimizer import Array, Index, State
 from ..registry import register
 
 
 @register
-class DCASGD(Elementwise):
+class DCASGD(ElementwiseOptimizer):
     """SGD with compensation of stale gradients (Zheng and others, arXiv:1609.08326).
 
     ``g = clip(rescale_grad * grad) + wd * w``; ``d = lr * (g + lamda * g**2 * (w - w_before))``;

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..builtin import Elementwise
+from ..builtin import ElementwiseOptimizer
 from ..checks import fraction, setting
 from ..optimizer import Array, Index
 from ..registry import register
@@ -10,7 +10,7 @@ from .moments import TwoMoments
 
 
 @register
-class FTML(TwoMoments, Elementwise):
+class FTML(TwoMoments, ElementwiseOptimizer):
     """Follow the moving leader (Zheng and Kwok, ICML 2017, algorithm 1).
 
     ``g = clip(rescale_grad * grad) + wd * w``; ``v = beta2 * v + (1 - beta2) * g**2``;

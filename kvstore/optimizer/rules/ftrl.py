@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..builtin import Elementwise
+from ..builtin import ElementwiseOptimizer
 from ..checks import non_negative, setting
 from ..optimizer import Array, Index
 from ..registry import register
 
 
 @register
-class Ftrl(Elementwise):
+class Ftrl(ElementwiseOptimizer):
     """Follow the regularised leader, proximal (McMahan and others, KDD 2013, algorithm 1).
 
     ``g = clip(rescale_grad * grad)``; ``z += g - (sqrt(n + g**2) - sqrt(n)) / lr * w``; ``n += g**2``;

@@ -10,7 +10,7 @@ import numpy as np
 from ... import kernels
 from ...arrays.sparse import RowSparseArray
 from ...errors import ConfigError, ShapeError
-from ..builtin import WholeTensor, widened
+from ..builtin import WholeTensorOptimizer, widened
 from ..checks import Settings, non_negative, setting
 from ..optimizer import Array, Index, State, is_half
 from ..registry import register
@@ -23,7 +23,7 @@ def _no_decay(name: str, value: Any) -> float:
 
 
 @register
-class GroupAdaGrad(WholeTensor):
+class GroupAdaGrad(WholeTensorOptimizer):
     """AdaGrad with one accumulator for each row of a table, for embeddings.
 
     ``g = clip(rescale_grad * grad)``; ``h += mean(g**2)`` of each row; ``w -= lr * g / (sqrt(h) + epsilon)``.

@@ -6,7 +6,7 @@ import math
 
 from ... import kernels
 from ...arrays import pages
-from ..builtin import WholeTensor
+from ..builtin import WholeTensorOptimizer
 from ..checks import flag, non_negative, optional, setting
 from ..optimizer import Array, Index, State
 from ..registry import register
@@ -14,7 +14,7 @@ from .moments import TwoMoments
 
 
 @register
-class LAMB(TwoMoments, WholeTensor):
+class LAMB(TwoMoments, WholeTensorOptimizer):
     """Layer-wise adaptive moments (You and others, arXiv:1904.00962).
 
     ``g = clip(rescale_grad * grad)``, moments as in `Adam`,
@@ -63,7 +63,7 @@ class LAMB(TwoMoments, WholeTensor):
         return (lr, wd, self.rescale_grad, self._clip(), self.beta1, self.beta2, self.epsilon, *corrections)
 
     def _ratio(self, weight_squares: float, step_squares: float) -> float:
-        """Trust ratio out of the two sums of squares."""
+        """Return the trust ratio of the two sums of squares."""
         norm, step = math.sqrt(weight_squares), math.sqrt(step_squares)
         if self.lower_bound:
             norm = max(norm, self.lower_bound)
@@ -73,7 +73,7 @@ class LAMB(TwoMoments, WholeTensor):
 
 
 def trust(numerator: float, denominator: float) -> float:
-    """Return the quotient, or 1 where it is 0, infinite or none."""
+    """Return the quotient, or 1 if it is 0, infinite or NaN."""
     if denominator == 0 or not 0 < numerator / denominator < math.inf:
         return 1.0
     return numerator / denominator

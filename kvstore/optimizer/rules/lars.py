@@ -8,18 +8,18 @@ from typing import ClassVar
 
 from ... import kernels
 from ...arrays import pages
-from ..builtin import WholeTensor
+from ..builtin import WholeTensorOptimizer
 from ..checks import flag, non_negative, setting
 from ..optimizer import Array, Index, State
 from ..registry import register
 
 
 @register
-class LARS(WholeTensor):
+class LARS(WholeTensorOptimizer):
     """Layer-wise adaptive rate scaling (You, Gitman and Ginsburg, arXiv:1708.03888).
 
-    `SGD` with the rate ``lr * eta * |w| / (|rescale_grad * grad| + wd * |w| + epsilon)``. Where either norm
-    is 0, and for parameters whose name ends in ``gamma``, ``beta`` or ``bias``, the rate is ``lr``.
+    `SGD` with the rate ``lr * eta * |w| / (|rescale_grad * grad| + wd * |w| + epsilon)``. The rate is ``lr``
+    if either norm is 0, and for parameters with a name that ends in ``gamma``, ``beta`` or ``bias``.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ class LARS(WholeTensor):
         kernels.cpu.update([(rule, params, [grad], weight, None, states, [])])
 
     def _trust(self, index: Index, weight: Array, grad: Array, wd: float) -> float:
-        """Factor of the rate for one tensor."""
+        """Return the factor of the rate for one tensor."""
         if self.idx2name.get(index, str(index)).endswith(("gamma", "beta", "bias")):
             return 1.0
         norm = math.sqrt(kernels.cpu.sumsq(weight))

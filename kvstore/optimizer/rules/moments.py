@@ -1,4 +1,4 @@
-"""What the optimizers with two moments share."""
+"""Common code of the optimizers with two moments."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 
-from ..builtin import BuiltIn
+from ..builtin import BuiltInOptimizer
 from ..checks import fraction, non_negative, setting
 from ..optimizer import Array
 
 
-class TwoMoments(BuiltIn):
+class TwoMoments(BuiltInOptimizer):
     """Keeps running means of the gradient and of its square, with decay rates `beta1` and `beta2`."""
 
     beta1: float = setting(fraction, default=0.9)
@@ -19,7 +19,7 @@ class TwoMoments(BuiltIn):
     epsilon: float = setting(non_negative, default=1e-8)
 
     def _corrected(self, lr: float, t: int) -> float:
-        """Rate times the bias correction of both moments (Kingma and Ba, arXiv:1412.6980, section 2)."""
+        """Return the rate times the bias correction of both moments (arXiv:1412.6980, section 2)."""
         return lr * math.sqrt(1.0 - self.beta2**t) / (1.0 - self.beta1**t)
 
     def _corrections(self, weight: Array, t: int) -> tuple[float, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ..builtin import Elementwise
+from ..builtin import ElementwiseOptimizer
 from ..checks import finite, setting
 from ..optimizer import Array, Index
 from ..registry import register
@@ -12,7 +12,7 @@ from .moments import TwoMoments
 
 
 @register
-class Nadam(TwoMoments, Elementwise):
+class Nadam(TwoMoments, ElementwiseOptimizer):
     """Adam with Nesterov momentum (Dozat, ICLR 2016 workshop).
 
     With ``mu(t) = beta1 * (1 - 0.5 * 0.96**(t * schedule_decay))`` and ``P(t) = mu(1) * ... * mu(t)``:
@@ -40,9 +40,9 @@ class Nadam(TwoMoments, Elementwise):
     schedule_decay: float = setting(finite, default=0.004)
 
     def _note_change(self) -> None:
-        """Forget the products, which follow from the settings."""
+        """Clear the products, which depend on the settings."""
         super()._note_change()
-        # The last count of each key, and its product, from which the next follows by one multiplication.
+        # The last count of each key, and its product; the next product is one multiplication.
         self._products: dict[Index, tuple[int, float]] = {}
 
     def parameters(self, index: Index, weight: Array, t: int) -> tuple[float, ...]:
@@ -57,7 +57,7 @@ class Nadam(TwoMoments, Elementwise):
     def _product(self, index: Index, t: int) -> float:
         """Return ``P(t)``, always by the same multiplications, so that a resumed run has the same bits."""
         done, product = self._products.get(index, (0, 1.0))
-        if done > t:  # counts were put back
+        if done > t:  # counts were restored
             done, product = 0, 1.0
         for step in range(done + 1, t + 1):
             if product == 0.0:

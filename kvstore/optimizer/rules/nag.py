@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..builtin import Elementwise
+from ..builtin import ElementwiseOptimizer
 from ..checks import non_negative, setting
 from ..optimizer import Array, Index
 from ..registry import register
 
 
 @register
-class NAG(Elementwise):
+class NAG(ElementwiseOptimizer):
     """Nesterov's accelerated gradient.
 
     ``g = clip(rescale_grad * grad) + wd * w``; ``m = momentum * m - lr * g; w += momentum * m - lr * g``.

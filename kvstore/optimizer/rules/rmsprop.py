@@ -6,14 +6,14 @@ import math
 from collections.abc import Mapping
 from typing import ClassVar
 
-from ..builtin import Elementwise
+from ..builtin import ElementwiseOptimizer
 from ..checks import flag, fraction, non_negative, optional, setting
 from ..optimizer import Array, Index
 from ..registry import register
 
 
 @register
-class RMSProp(Elementwise):
+class RMSProp(ElementwiseOptimizer):
     """RMSProp (Tieleman and Hinton), or Graves's centred one (arXiv:1308.0850, equations 38 to 45).
 
     ``g = clip(rescale_grad * grad) + wd * w``; ``v = rho * v + (1 - rho) * g**2``;
@@ -40,7 +40,7 @@ class RMSProp(Elementwise):
 
     default_learning_rate = 0.001
     repeats = True
-    structural = Elementwise.structural | {"centered"}
+    structural = ElementwiseOptimizer.structural | {"centered"}
     renamed: ClassVar[Mapping[str, str]] = {"gamma1": "rho", "gamma2": "momentum"}
     rho: float = setting(fraction, default=0.9)
     momentum: float = setting(non_negative, default=0.9)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..builtin import Elementwise
+from ..builtin import ElementwiseOptimizer
 from ..checks import flag, non_negative, setting
 from ..optimizer import Array, Index
 from ..registry import register
 
 
 @register
-class SGD(Elementwise):
+class SGD(ElementwiseOptimizer):
     """Stochastic gradient descent, optionally with momentum.
 
     ``g = clip(rescale_grad * grad) + wd * w``; ``w -= lr * g``, or with momentum
@@ -51,7 +51,7 @@ class SGD(Elementwise):
         self._keep(momentum=momentum, lazy_update=lazy_update)
 
     def sparse_mode(self, weight_is_sparse: bool) -> str:
-        """Return "rows" if lazy, or if a row without gradient stays as it is anyway."""
+        """Return "rows" if lazy, or if rows without a gradient do not change."""
         return "rows" if self.lazy_update or not (self.momentum or self.wd) else "dense"
 
     def rule(self) -> str:

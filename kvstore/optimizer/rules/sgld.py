@@ -6,7 +6,7 @@ import zlib
 from typing import Any
 
 from ...errors import ConfigError
-from ..builtin import Elementwise
+from ..builtin import ElementwiseOptimizer
 from ..checks import count, setting
 from ..optimizer import Array, Index
 from ..registry import register
@@ -19,7 +19,7 @@ def _seed(name: str, value: Any) -> int:
 
 
 @register
-class SGLD(Elementwise):
+class SGLD(ElementwiseOptimizer):
     """Stochastic gradient Langevin dynamics (Welling and Teh, ICML 2011): half a step, plus noise.
 
     ``g = clip(rescale_grad * grad) + wd * w``; ``w += -lr / 2 * g + sqrt(lr) * normal``.

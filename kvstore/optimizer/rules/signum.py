@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ..builtin import Elementwise
+from ..builtin import ElementwiseOptimizer
 from ..checks import finite, fraction, setting
 from ..optimizer import Array, Index
 from ..registry import register
 
 
 @register
-class Signum(Elementwise):
+class Signum(ElementwiseOptimizer):
     """Steps of constant size with the sign of the momentum (Bernstein and others, arXiv:1802.04434).
 
     ``g = clip(rescale_grad * grad) + wd * w``; ``m = momentum * m - (1 - momentum) * g``;

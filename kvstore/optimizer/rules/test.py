@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ..builtin import Elementwise
+from ..builtin import ElementwiseOptimizer
 from ..optimizer import Array, Index
 from ..registry import register
 
 
 @register
-class Test(Elementwise):
+class Test(ElementwiseOptimizer):
     """Plain descent for tests: ``w -= lr * (rescale_grad * grad + wd * w)``, no clipping.
 
     Notes
@@ -17,7 +17,7 @@ class Test(Elementwise):
     weight, which ``Test(learning_rate=-1)`` does here.
     """
 
-    # Not a test case, whatever its name lets a test runner think.
+    # Not a test case, although a test runner selects this name.
     __test__ = False
     rule_name = "test"
     repeats = True

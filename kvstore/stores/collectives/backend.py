@@ -33,9 +33,9 @@ from .engine import Collective, Finish, Item
 
 _CHECK = "kvstore.init"
 _SUM = "sum"
-_GUEST = "uninitialised "  # before the names of keys that a sum passes through
+_GUEST = "uninitialised "  # prefix of names of keys that are summed without init
 
-#: Engine -> process in which it was first used; what it holds open is of no use to forks of that one.
+#: Engine -> process that used it first; its connections cannot be used in forks of that process.
 _homes: dict[str, int] = {}
 
 
@@ -51,7 +51,7 @@ class AllReduceBackend(LocalBackend):
         "different keys of a call; use 'shared' or 'dist_sync'"
     )
     _is_guest = False
-    #: What the beginning of a sum is in counters: engines that compare first wait there.
+    #: Name of the start of a sum in counters: engines that compare calls first wait there.
     _beginning = MOVING
 
     def __init__(self, config: StoreConfig, engine: Collective) -> None:
@@ -70,14 +70,14 @@ class AllReduceBackend(LocalBackend):
     def init(self, groups: list[Group]) -> None:
         """Store the values of rank 0. All workers must pass the same keys."""
         new = [(key, self._own_first_value(key, values)) for key, values in groups if values]
-        there = self._of_rank_0(new)
+        there = self._values_of_rank_0(new)
         super().init([(key, [value]) for key, value in there])
 
     def assign(self, groups: list[Group]) -> None:
         """Overwrite and initialise keys with the values of rank 0. All workers must load the same keys."""
         known = [(key, values[0]) for key, values in groups if key in self._entries]
         self.init([(key, values) for key, values in groups if key not in self._entries])
-        for key, value in self._of_rank_0(known):
+        for key, value in self._values_of_rank_0(known):
             self._entries[key].assign(value)
 
     def push(self, groups: list[Group]) -> None:
@@ -101,27 +101,30 @@ class AllReduceBackend(LocalBackend):
         self._check_process()
         sums = self._sums(groups)
         if self._is_guest:
-            self._meet([entry for entry, _ in sums])
+            self._compare_new_keys([entry for entry, _ in sums])
         begin = self._counters.begin()
         finish = self.engine.allreduce([(self._name(entry), total) for entry, total in sums], priority)
         self._counters.end(self._beginning, begin)
         return partial(self._finish_push, finish, sums)
 
     def _finish_push(self, finish: Finish, sums: list[tuple[Entry, Array]]) -> None:
-        """Keep the sums. Those of an operation that fails are dropped: the engine may still write to them."""
+        """Store the sums.
+
+        Those of a failed operation are dropped, because the engine may still write to them.
+        """
         self._wait(finish, sums[0][0].slice.number if len(sums) == 1 else NO_SLICE)
         nbytes = sum(entry.slice.nbytes for entry, _ in sums)
         begin = self._counters.begin() if sums else 0
         for entry, total in sums:
             if total.dtype == entry.dtype:
-                entry.give(_SUM, entry.value)  # views of it are good until the next push
+                entry.give(_SUM, entry.value)  # views of it are valid until the next push
                 entry.value = total
             else:
                 np.copyto(entry.value, total, casting="unsafe")
         self._counters.passed(MOVING, begin, FRAME, nbytes, nbytes, len(sums))
 
     def _wait(self, finish: Callable[[], object], slice: int = NO_SLICE) -> None:
-        """Let the engine wait; for whom, it does not say."""
+        """Wait for the engine, which does not report the missing workers."""
         begin = self._counters.begin()
         self._counters.wait_for(begin, slice)
         try:
@@ -131,9 +134,9 @@ class AllReduceBackend(LocalBackend):
 
     def start_pushpull(self, groups: list[Group], outs: list[Group] | None, priority: int = 0) -> Finish:
         """Start the sums; return a callable that waits for them, stores them and writes the outputs."""
-        if groups and not any(self._knows(key) or not values for key, values in groups):
+        if groups and not any(self._has_key(key) or not values for key, values in groups):
             self._check_process()
-            return self._guest(groups)._start_pushpull(groups, outs, priority)
+            return self._temporary_store(groups)._start_pushpull(groups, outs, priority)
         return self._start_pushpull(groups, outs, priority)
 
     def _start_pushpull(self, groups: list[Group], outs: list[Group] | None, priority: int = 0) -> Finish:
@@ -153,25 +156,26 @@ class AllReduceBackend(LocalBackend):
 
     # ---------------------------------------------------------------------------- keys that pass through
 
-    def _knows(self, key: Key) -> bool:
+    def _has_key(self, key: Key) -> bool:
         """Return whether a key was initialised."""
         return key in self._entries
 
-    def _guest(self, groups: list[Group]) -> AllReduceBackend:
-        """Return a store over the same engine that has these keys for one call, as if initialised."""
+    def _temporary_store(self, groups: list[Group]) -> AllReduceBackend:
+        """Return a store over the same engine in which these keys are initialised for one call."""
         guest = copy.copy(self)
         guest._is_guest, guest._entries = True, {}
         first = [(key, [self._own_first_value(key, values[:1])]) for key, values in groups]
         LocalBackend.init(guest, first)
         return guest
 
-    def _meet(self, entries: list[Entry]) -> None:
+    def _compare_new_keys(self, entries: list[Entry]) -> None:
         """Compare the keys of all workers before a sum, if no `init` has compared them."""
 
     def _name(self, entry: Entry) -> str:
         """Return an entry's name for the engine.
 
-        That of a key that passes through says what must be the same in all workers.
+        The name of a key that is summed without init contains its shape and type, which must be the same in
+        all workers.
         """
         if self._is_guest:
             return f"{_GUEST}{entry.key!r} {entry.shape} {entry.dtype.name}"
@@ -201,14 +205,14 @@ class AllReduceBackend(LocalBackend):
         if os.getpid() != self._pid:
             raise _of_another_process(self.engine.name, self._pid)
 
-    def _of_rank_0(self, pairs: list[tuple[Key, Array]]) -> list[tuple[Key, Array]]:
+    def _values_of_rank_0(self, pairs: list[tuple[Key, Array]]) -> list[tuple[Key, Array]]:
         """Return the pairs with copies of the values of rank 0. All workers must pass the same pairs."""
         if not pairs:
             return []
         self._check_process()
         meaning = self._meaning(pairs)
         if not self.engine.compares:
-            self._agree(pairs, meaning)
+            self._compare_keys(pairs, meaning)
         copies = [(key, value.copy()) for key, value in pairs]
         items = [(_name(key), value.reshape(-1).view(np.uint8)) for key, value in copies if value.size]
         self._wait(partial(self.engine.broadcast, sorted(items, key=lambda item: item[0]), meaning))
@@ -220,8 +224,8 @@ class AllReduceBackend(LocalBackend):
         meant = [f"{key!r} {value.shape} {value.dtype.name}" for key, value in in_order]
         return "\0".join([repr(self.config.group), *meant])
 
-    def _agree(self, pairs: list[tuple[Key, Array]], meaning: str, verb: str = "initialises") -> None:
-        """Compare the keys of all workers, before a worker waits for an operation that others do not call."""
+    def _compare_keys(self, pairs: list[tuple[Key, Array]], meaning: str, verb: str = "initialises") -> None:
+        """Compare the keys of all workers, before one waits for an operation that others do not call."""
         mine = np.array([zlib.crc32(meaning.encode()), len(pairs)], np.int64)
         first = mine.copy()
         self.engine.broadcast([(_CHECK, first.view(np.uint8))])
@@ -229,14 +233,14 @@ class AllReduceBackend(LocalBackend):
         self.engine.allreduce([(_CHECK, differs)])()
         if differs[0]:
             raise ConfigError(
-                f"worker {self.rank} {verb} {told([repr(key) for key, _ in pairs])}, and {differs[0]} "
+                f"worker {self.rank} {verb} {names_text([repr(key) for key, _ in pairs])}, and {differs[0]} "
                 f"of {self.num_workers} workers other keys, shapes or types than worker 0: with "
                 f"{self.engine.name} all call init, broadcast and load alike and in the same order, and the "
                 "first pushpull of a key without an init"
             )
 
     def _wide(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
-        """Element type in which sums over workers are made.
+        """Return the element type in which sums over workers are computed.
 
         16-bit floats are rounded once, at the end. Integers wrap around in any wider type as in their own.
         """
@@ -264,7 +268,7 @@ class AllReduceBackend(LocalBackend):
         entry.give(_SUM, total)
         return total.astype(wide)
 
-    # ------------------------------------------------------------------------------------ what is not
+    # ------------------------------------------------------------------------------------ unsupported
 
     def _refused(self, what: str) -> CapabilityError:
         return CapabilityError(
@@ -296,7 +300,8 @@ class AllReduceBackend(LocalBackend):
         """Raise CapabilityError, because the other workers would wait."""
         raise self._refused("rounds without a worker (join)")
 
-    # ------------------------------------------------------------------------------------------- rest
+    # ------------------------------------------------------------------------------------------- other
+    # methods
 
     def placement(self) -> dict[Key, list[tuple[str, int]]]:
         """Return sizes; every worker has all keys."""
@@ -309,7 +314,7 @@ class AllReduceBackend(LocalBackend):
         self._wait(self.engine.barrier)
 
     def abandon(self) -> None:
-        """Tell the other workers that this one has failed, if the engine can; a fork tells nothing."""
+        """Notify the other workers that this worker has failed, if the engine can; not in a fork."""
         if os.getpid() == self._pid:
             self.engine.abandon()
 
@@ -321,15 +326,15 @@ class AllReduceBackend(LocalBackend):
 
 
 def _name(key: Key) -> str:
-    """Return a key's name for engines, which none that passes through has."""
+    """Return a key's name for engines; keys that are summed without init have other names."""
     name = str(key)
     return _GUEST + name if name.startswith(_GUEST) else name
 
 
 def check_launched(engine: str, size: int, command: str, remark: str = "") -> None:
-    """Raise ConfigError if the engine knows of this process alone, and a launcher has started several.
+    """Raise ConfigError if the engine has one process, and a launcher has started several.
 
-    `command` is what starts ``{n}`` of them.
+    `command` is a command line that starts ``{n}`` processes.
     """
     place = detect()
     if size == 1 and place.size > 1:
@@ -340,7 +345,7 @@ def check_launched(engine: str, size: int, command: str, remark: str = "") -> No
 
 
 def check_process(engine: str) -> None:
-    """Raise KVStoreError in a fork of the process that has used the engine first."""
+    """Raise KVStoreError in a fork of the process that used the engine first."""
     home = _homes.get(engine)
     if home not in (None, os.getpid()):
         raise _of_another_process(engine, home)
@@ -353,13 +358,13 @@ def _of_another_process(engine: str, pid: int | None) -> KVStoreError:
     )
 
 
-def called(verb: str, items: Sequence[Item]) -> str:
+def operation_name(verb: str, items: Sequence[Item]) -> str:
     """Return a readable name of an operation."""
     names = [name for name, _ in items]
-    return "init, broadcast or load" if names == [_CHECK] else f"{verb} of {told(names)}"
+    return "init, broadcast or load" if names == [_CHECK] else f"{verb} of {names_text(names)}"
 
 
-def told(names: list[str]) -> str:
+def names_text(names: list[str]) -> str:
     """Return readable names of some keys."""
     if len(names) < 2:
         return f"key {names[0]}" if names else "no keys"

@@ -1,10 +1,11 @@
-"""The store on BytePS, by byteps.torch: sums that begin at the call, and that BytePS's servers make.
+"""The store on BytePS, by byteps.torch: sums start at the call, and BytePS's servers compute them.
 
-BytePS numbers its tensors in the order in which each process declares them, and meets by these numbers; it
-never lets go of a tensor's memory, nor of its size. So tensors are declared when a key is initialised, which
-all workers do alike, and each has memory of its own here, from and to which arrays are copied.
+BytePS numbers its tensors in the order in which each process declares them, and matches operations by these
+numbers. It never releases the memory of a tensor, and never changes its size. So tensors are declared when a
+key is initialised, which all workers do in the same order. Each tensor has its own memory, and arrays are
+copied from and to it.
 
-What is said here of BytePS was read in the source of 0.2.5.post15; none of it was tried on a live one.
+These statements are from the source of BytePS 0.2.5.post15; the module was not tested with a running BytePS.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ...arrays.grouping import Group
 from ...errors import ConfigError, KVStoreError, MissingBackendError
 from ...settings.options import StoreConfig
 from ..entry import Entry
-from .backend import AllReduceBackend, called, check_launched
+from .backend import AllReduceBackend, check_launched, operation_name
 from .engine import Finish, Item, plain
 from .polling import PolledEngine, PolledOperation
 
@@ -33,12 +34,12 @@ log = logging.getLogger("kvstore.byteps")
 
 Array = npt.NDArray[Any]
 
-# What byteps.torch has functions for on the host, beside half floats.
+# Element types of byteps.torch on the host, without half floats.
 _DTYPES = frozenset(("float32", "float64", "uint8", "int32", "int64"))
 
-#: Group of stores -> number of the next one in it.
+#: Group of stores -> number of its next store.
 _numbers: dict[str, Iterator[int]] = {}
-#: Modules that were started, with the thread that did: a second start would double BytePS's threads.
+#: Started modules, with the thread of the start: a second start would double BytePS's threads.
 _started: dict[Any, int] = {}
 
 
@@ -51,22 +52,27 @@ class BytePSBackend(AllReduceBackend):
         super().__init__(config, BytePS(config.timeout, config.group))
 
     def init(self, groups: list[Group]) -> None:
-        """As in the base; in one thread of the process."""
+        """As in the base class; only in one thread of the process."""
         self.engine.check_thread()
         super().init(groups)
 
-    def _meet(self, entries: list[Entry]) -> None:
-        """Declare keys that pass through for the first time, which all workers do alike."""
+    def _compare_new_keys(self, entries: list[Entry]) -> None:
+        """Declare keys that are summed for the first time without init.
+
+        All workers do so in the same order.
+        """
         new = {name: e for e in entries if not self.engine.knows(name := self._name(e))}
         if new:
             self.engine.check_thread()
-            self._agree([(e.key, e.value) for e in new.values()], "\0".join(["sum", *sorted(new)]), "sums")
+            self._compare_keys(
+                [(e.key, e.value) for e in new.values()], "\0".join(["sum", *sorted(new)]), "sums"
+            )
             self.engine.declare({name: e.value.nbytes for name, e in new.items()})
 
 
 @dataclass(eq=False, slots=True)
 class _Tensor:
-    """A tensor that is declared, with its memory from the first sum on."""
+    """A declared tensor, with its memory from the first sum on."""
 
     name: str
     array: Array | None = None
@@ -80,9 +86,9 @@ class BytePS(PolledEngine):
     Raises
     ------
     MissingBackendError
-        There is no BytePS, or it was built without PyTorch.
+        BytePS is not installed, or was built without PyTorch.
     ConfigError
-        BytePS knows of this process alone, and something else has started more.
+        BytePS has one process, and a launcher has started more.
     KVStoreError
         This process is a fork of one that uses BytePS.
     """
@@ -95,7 +101,7 @@ class BytePS(PolledEngine):
         super().__init__(timeout, log)
         self._bps, self._ops, self._from_numpy = _imported()
         self._tensors: dict[str, _Tensor] = {}
-        self._sizes: dict[str, tuple[int, int]] = {}  # name -> bytes, and how often they have changed
+        self._sizes: dict[str, tuple[int, int]] = {}  # name -> bytes, and the number of changes of that size
         if self._bps not in _started:
             self._bps.init()
             _started[self._bps] = threading.get_ident()
@@ -104,13 +110,13 @@ class BytePS(PolledEngine):
         check_launched("BytePS", self.size, "DMLC_NUM_WORKER={n} DMLC_WORKER_ID=... bpslaunch")
         self._prefix = f"kvstore.{group}.{next(_numbers.setdefault(group, itertools.count()))}"
         self._declare("barrier")
-        self._note("kvstore.init", 16)  # what `allreduce` compares keys with, before any key is declared
+        self._note("kvstore.init", 16)  # keys are compared by this sum, before any key is declared
 
     # --------------------------------------------------------------------------------------- operations
 
     def broadcast(self, items: Sequence[Item], meaning: str = "") -> None:
-        """Overwrite the items with those of rank 0: the others add zeros."""
-        operation = PolledOperation(called("init, broadcast or load", items))
+        """Overwrite the items with those of rank 0: the other processes add zeros."""
+        operation = PolledOperation(operation_name("init, broadcast or load", items))
         for name, array in items:
             self._note(name, array.nbytes)
         for name, array in items:
@@ -120,28 +126,28 @@ class BytePS(PolledEngine):
         self._finish(operation)
 
     def allreduce(self, items: Sequence[Item], priority: int = 0) -> Finish:
-        """Begin to sum; a higher `priority` goes first."""
-        operation = PolledOperation(called("the sum", items))
+        """Start a sum; sums with a higher `priority` run first."""
+        operation = PolledOperation(operation_name("the sum", items))
         for name, array in items:
             if array.size:
                 self._start(operation, f"key.{self._known(name)}", array.reshape(-1), priority)
         return partial(self._finish, operation)
 
     def barrier(self) -> None:
-        """Wait until all processes have called it."""
+        """Wait until all processes have called `barrier`."""
         operation = PolledOperation("a barrier")
         self._start(operation, "barrier", np.zeros(1, np.int32), 0)
         self._finish(operation)
 
     def versions(self) -> dict[str, str]:
-        """BytePS and PyTorch."""
+        """Return the versions of BytePS and PyTorch."""
         import byteps
         import torch
 
         return {"byteps": getattr(byteps, "__version__", "unknown"), "torch": torch.__version__}
 
     def close(self) -> None:
-        """Finish what is under way; BytePS, and the memory that it knows, stay until the process ends."""
+        """Complete the running operations; BytePS and its memory stay until the process ends."""
         if self._broken is None:
             for tensor in list(self._tensors.values()):
                 if tensor.under_way is not None:
@@ -151,9 +157,10 @@ class BytePS(PolledEngine):
     # ----------------------------------------------------------------------------------------- tensors
 
     def check_thread(self) -> None:
-        """Make sure that tensors are declared in one order on all workers, whatever the stores of a process.
+        """Raise unless this thread declares the tensors of all stores of the process.
 
-        Two threads would mix theirs differently in each process, and sums would go to the wrong keys.
+        The order in which two threads declare tensors would differ between processes, and sums would be
+        stored under wrong keys.
         """
         if threading.get_ident() != _started[self._bps]:
             raise ConfigError(
@@ -163,16 +170,16 @@ class BytePS(PolledEngine):
             )
 
     def knows(self, name: str) -> bool:
-        """Whether tensors of a name are declared."""
+        """Return whether tensors of a name are declared."""
         return name in self._sizes
 
     def declare(self, sizes: dict[str, int]) -> None:
-        """Declare tensors for sums that no broadcast comes before, by name and size."""
+        """Declare tensors, by name and size, for sums without an earlier broadcast."""
         for name in sorted(sizes):
             self._note(name, sizes[name])
 
     def _note(self, name: str, nbytes: int) -> None:
-        """Declare a key's tensors: all workers are here, with the same keys in the same order."""
+        """Declare a key's tensors; all workers do so with the same keys in the same order."""
         known = self._sizes.get(name)
         if known is None or known[0] != nbytes:
             self._sizes[name] = nbytes, known[1] + 1 if known else 0
@@ -180,7 +187,7 @@ class BytePS(PolledEngine):
                 self._declare(f"{kind}.{self._known(name)}")
 
     def _known(self, name: str) -> str:
-        """Name of a key at its present size."""
+        """Return the name of a key at its present size."""
         _, changes = self._sizes.get(name, (0, 0))
         return f"{name}.{changes}"
 
@@ -220,7 +227,7 @@ class BytePS(PolledEngine):
     def _is_done(self, one: Any) -> bool:
         return bool(self._bps.poll(one[0]))
 
-    def _take_in(self, operation: PolledOperation, one: tuple[Any, _Tensor, Array]) -> None:
+    def _receive_result(self, operation: PolledOperation, one: tuple[Any, _Tensor, Array]) -> None:
         handle, tensor, array = one
         tensor.under_way = None
         try:
@@ -238,7 +245,7 @@ class BytePS(PolledEngine):
 
 
 def _imported() -> tuple[Any, Any, Callable[[Array], Any]]:
-    """Import byteps.torch, its operations, and what makes a tensor of an array without a copy."""
+    """Import byteps.torch, its operations, and the function that views an array as a tensor."""
     try:
         import byteps.torch as bps
         import torch

@@ -18,11 +18,11 @@ Item = tuple[str, npt.NDArray[Any]]
 
 
 def nothing() -> None:
-    """Finish what is complete."""
+    """Do nothing: a `Finish` of a complete operation."""
 
 
 def plain(name: str) -> str:
-    """Return a unique ASCII form of a name: engines can refuse lone surrogates, or stop at a NUL."""
+    """Return a unique ASCII form of a name: engines can reject lone surrogates, or stop at a NUL."""
     return name.encode("unicode_escape").decode("ascii")
 
 
@@ -36,7 +36,7 @@ class Collective(Protocol):
     is complete; its content is undefined after an error.
 
     Engines match operations by their order or by their names. An engine that uses the order compares each
-    operation in all processes before it sends data (`kvstore.stores.collectives.agreement`).
+    operation in all processes before it sends data (`kvstore.stores.collectives.call_matching`).
 
     Attributes
     ----------

@@ -1,8 +1,8 @@
-"""The store on Horovod, by horovod.torch: sums that begin at the call, and that Horovod's thread looks after.
+"""The store on Horovod, by horovod.torch: sums start at the call, and run in Horovod's thread.
 
 Horovod matches operations by their names, so the order of the calls need not be the same in all processes.
-The names say what is summed: whoever sums something else waits for what never comes, until the deadline. A
-name that is under way cannot be used again; names of the same keys therefore alternate between two.
+A name describes the summed arrays: a process that sums other arrays waits until the deadline. A name cannot
+be used again while its operation runs; operations on the same keys therefore alternate between two names.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ import numpy as np
 from ...errors import ConfigError, KVStoreError, MissingBackendError, PeerLostError
 from ...optimizer import Optimizer
 from ...settings.options import StoreConfig
-from .backend import AllReduceBackend, called, check_launched
+from .backend import AllReduceBackend, check_launched, operation_name
 from .engine import Finish, Item, plain
 from .polling import PolledEngine, PolledOperation
 
 log = logging.getLogger("kvstore.horovod")
 
-# What horovod.torch sums on the host; it refuses int8 and uint8.
+# Element types of horovod.torch on the host; int8 and uint8 are not among them.
 _DTYPES = frozenset(("float32", "float64", "int32", "int64"))
-_TURNS = 2  # operations of the same name that may be under way
+_TURNS = 2  # concurrent operations of one name
 
-#: Group of stores -> number of the next one in it.
+#: Group of stores -> number of its next store.
 _numbers: dict[str, Iterator[int]] = {}
 
 
 class HorovodBackend(AllReduceBackend):
-    """See `kvstore.stores.protocol.Backend`. Verbs of optimizers do nothing, as in MXNet."""
+    """See `kvstore.stores.protocol.Backend`. Methods for optimizers do nothing, as in MXNet."""
 
     engine: Horovod
 
@@ -66,11 +66,11 @@ class Horovod(PolledEngine):
     Raises
     ------
     MissingBackendError
-        There is no Horovod, or it was built without PyTorch.
+        Horovod is not installed, or was built without PyTorch.
     ConfigError
-        Horovod knows of this process alone, and something else has started more.
+        Horovod has one process, and a launcher has started more.
     KVStoreError
-        Horovod does not start; or this process is a fork of one that uses it.
+        Horovod does not start; or this process is a fork of a process that uses Horovod.
     """
 
     name, _title, _needs = "horovod", "Horovod", "with the same keys"
@@ -81,7 +81,7 @@ class Horovod(PolledEngine):
         super().__init__(timeout, log)
         self._hvd, self._tensor = _imported()
         self._turns: dict[str, Iterator[int]] = {}
-        self._last: dict[str, PolledOperation] = {}  # by the whole name
+        self._last: dict[str, PolledOperation] = {}  # by full name
         self._initialise()
         self.rank, self.size = int(self._hvd.rank()), int(self._hvd.size())
         self.local_rank = int(self._hvd.local_rank())
@@ -89,7 +89,7 @@ class Horovod(PolledEngine):
         self._prefix = f"kvstore.{plain(group)}.{next(_numbers.setdefault(group, itertools.count()))}"
 
     def _initialise(self) -> None:
-        """Start Horovod, once in a process, whoever comes first."""
+        """Start Horovod, once in a process; the first store does so."""
         if self._hvd.is_initialized():
             return
         try:
@@ -101,7 +101,7 @@ class Horovod(PolledEngine):
 
     def broadcast(self, items: Sequence[Item], meaning: str = "") -> None:
         """Overwrite the items with those of rank 0."""
-        operation = PolledOperation(called("init, broadcast or load", items))
+        operation = PolledOperation(operation_name("init, broadcast or load", items))
         for name, array in items:
             self._start(
                 operation,
@@ -111,8 +111,8 @@ class Horovod(PolledEngine):
         self._finish(operation)
 
     def allreduce(self, items: Sequence[Item], priority: int = 0) -> Finish:
-        """Begin to sum; horovod.torch knows no `priority`."""
-        operation = PolledOperation(called("the sum", items))
+        """Start a sum; horovod.torch has no `priority`."""
+        operation = PolledOperation(operation_name("the sum", items))
         by_type: dict[np.dtype[Any], list[Item]] = {}
         for name, array in items:
             if array.size:
@@ -122,10 +122,11 @@ class Horovod(PolledEngine):
         return partial(self._finish, operation)
 
     def _sum(self, items: list[Item]) -> tuple[str, Callable[..., Any]]:
-        """Name of a sum over arrays of one type, and the function that begins it.
+        """Return the name of a sum over arrays of one type, and the function that starts it.
 
-        Of several arrays that go together, Horovod would not tell the error of any but the last. That they
-        are the same in all processes is therefore part of the name.
+        If several arrays are summed in one call, Horovod reports the error of the last one only. The name
+        therefore contains shapes and types of all arrays, so that processes with different arrays do not
+        match.
         """
         if len(items) == 1:
             name, array = items[0]
@@ -137,14 +138,14 @@ class Horovod(PolledEngine):
         return f"keys.{hashlib.sha256(text.encode()).hexdigest()[:16]}", begin
 
     def barrier(self) -> None:
-        """Wait until all processes have called it."""
+        """Wait until all processes have called `barrier`."""
         operation = PolledOperation("a barrier")
         tensor = self._tensor(np.zeros(1, np.int32))
         self._start(operation, "barrier", partial(self._hvd.allreduce_async_, tensor, op=self._hvd.Sum))
         self._finish(operation)
 
     def versions(self) -> dict[str, str]:
-        """Horovod, the PyTorch that it was built for, and what it runs on here."""
+        """Return the versions of Horovod, of the PyTorch that it was built for, and of its transport here."""
         import horovod
         import torch
 
@@ -152,7 +153,7 @@ class Horovod(PolledEngine):
         return {"horovod": horovod.__version__, "torch": torch.__version__, "controller": controller}
 
     def close(self) -> None:
-        """Finish what is under way; Horovod itself goes on until the process ends."""
+        """Complete the running operations; Horovod itself runs until the process ends."""
         if self._broken is None:
             for operation in list(self._last.values()):
                 self._until_complete(operation)
@@ -161,7 +162,7 @@ class Horovod(PolledEngine):
     # ------------------------------------------------------------------------------------------ waiting
 
     def _start(self, operation: PolledOperation, base: str, begin: Callable[..., Any]) -> None:
-        """Begin, under a name that follows from the calls so far, and that is not under way any more."""
+        """Start an operation, under the next of its names, once that name is not in use."""
         turn = next(self._turns.setdefault(base, itertools.count())) % _TURNS
         name = f"{self._prefix}.{base}.{turn}"
         if (earlier := self._last.get(name)) is not None:
@@ -170,26 +171,26 @@ class Horovod(PolledEngine):
         try:
             operation.left.append(begin(name=name))
         except self._hvd.HorovodInternalError as error:
-            raise self._lost(operation, error) from error
+            raise self._error_of(operation, error) from error
         self._last[name] = operation
 
     def _is_done(self, one: Any) -> bool:
         return bool(self._hvd.poll(one))
 
-    def _take_in(self, operation: PolledOperation, one: Any) -> None:
+    def _receive_result(self, operation: PolledOperation, one: Any) -> None:
         try:
             self._hvd.synchronize(one)
         except self._hvd.HorovodInternalError as error:
-            operation.error = operation.error or self._lost(operation, error)
+            operation.error = operation.error or self._error_of(operation, error)
 
     # ------------------------------------------------------------------------------------------ trouble
 
-    def _lost(self, operation: PolledOperation, error: Exception) -> KVStoreError:
-        """Say what Horovod's only kind of error means."""
+    def _error_of(self, operation: PolledOperation, error: Exception) -> KVStoreError:
+        """Make the error of the exception of Horovod, which has one class for all causes."""
         if "Mismatched" in str(error):
             return ConfigError(
-                f"worker {self.rank} and others do not mean the same by {operation.what}: with horovod all "
-                f"push a key with the same shape and element type; {error}"
+                f"worker {self.rank} and other workers have different arrays in {operation.what}: with "
+                f"horovod all workers push a key with the same shape and element type; {error}"
             )
         if self._broken is None:
             self._broken = f"Horovod ended in {operation.what}: another worker has failed or left ({error})"

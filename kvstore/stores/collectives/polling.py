@@ -1,4 +1,4 @@
-"""Engines that tell nobody when they are done: they are asked again and again."""
+"""Engines that do not notify the end of an operation, and are polled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...errors import KVStoreError, TimeoutError
 from ...waiting import WaitClock
 from .backend import check_process
 
-_NAP = 100e-6  # seconds between two looks; Horovod itself looks for work once in a millisecond
+_NAP = 100e-6  # seconds between two polls; Horovod's own thread polls once in a millisecond
 
 
 @dataclass(eq=False, slots=True)
@@ -20,19 +20,19 @@ class PolledOperation:
     """Operations of an engine that are waited for together."""
 
     what: str
-    #: What is under way, as the engine's own class has it.
+    #: Running operations, in the engine's own class.
     left: list[Any] = field(default_factory=list)
     error: KVStoreError | None = None
 
 
 class PolledEngine:
-    """How such an engine is waited for; subclasses ask it, and take the results in.
+    """The waits for such an engine; subclasses poll it, and receive the results.
 
-    Each wait ends after `timeout` seconds. Stores of a group are paired by the order in which they are made.
+    Each wait ends after `timeout` seconds. Stores of a group are paired by the order of their creation.
     """
 
     name: str
-    #: As its makers write it, and what must be right for it to come to an end.
+    #: The engine's name as its authors write it, and the condition for an operation to complete.
     _title: str
     _needs: str
     rank: int
@@ -44,14 +44,14 @@ class PolledEngine:
         self._broken: str | None = None
 
     def abandon(self) -> None:
-        """Let `close` wait for nobody; the others wait until they notice."""
+        """Let `close` return without a wait; the other processes wait until they notice."""
         self._broken = "the store was left by an error"
 
     def _is_done(self, one: Any) -> bool:
         raise NotImplementedError
 
-    def _take_in(self, operation: PolledOperation, one: Any) -> None:
-        """Take a result in, or keep its error."""
+    def _receive_result(self, operation: PolledOperation, one: Any) -> None:
+        """Receive a result, or keep its error."""
         raise NotImplementedError
 
     def _check(self) -> None:
@@ -77,15 +77,15 @@ class PolledEngine:
             time.sleep(_NAP)
 
     def _complete(self, operation: PolledOperation) -> bool:
-        """Take in the results that are there, and say whether these are all."""
+        """Receive the complete results, and return whether these are all."""
         with self._lock:
             while operation.left and self._is_done(operation.left[-1]):
-                self._take_in(operation, operation.left.pop())
+                self._receive_result(operation, operation.left.pop())
             return not operation.left
 
     def _give_up(self, operation: PolledOperation, waited: float) -> NoReturn:
         self._broken = f"worker {self.rank} has waited {waited:.0f} s for {operation.what}"
         raise TimeoutError(
-            f"{self._broken}: all workers must call it, and {self._needs}; {self._title} cannot take it "
-            "back, so start the job again"
+            f"{self._broken}: all workers must call it, and {self._needs}; {self._title} cannot "
+            "cancel it, so start the job again"
         )

@@ -15,8 +15,8 @@ from ...arrays.sparse import RowSparseArray
 from ...devices import arrays
 from ...devices.arrays import DeviceView
 from ...devices.driver import Driver
+from ...devices.gpu_context import GpuContext
 from ...devices.memory import host_copy
-from ...devices.place import GpuContext
 from ...devices.streams import Stream, StreamCursor, order
 from ...errors import CapabilityError
 from ...kernels import cuda

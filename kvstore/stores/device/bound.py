@@ -30,7 +30,7 @@ class GpuCall(BoundCall):
         self._version = gpus.version, gpus.apply.tag
         self._entries = [work.entry for work in works]
         self._place = self._entries[0].place
-        self._speaker = arrays.speaker(objects)
+        self._speaker = arrays.stream_owner(objects)
         self._addresses = arrays.addresses_of(objects)
         gpus.bound.add(self)
         self._launches: Launches | None = None

@@ -10,7 +10,7 @@ from typing import Any
 from ...arrays.grouping import Group, Key
 from ...devices import arrays, driver
 from ...devices.arrays import DeviceView
-from ...devices.place import GpuContext
+from ...devices.gpu_context import GpuContext
 from ...devices.streams import Stream
 from ...errors import ArrayError
 from ...observe.counters import MEMORY, MOVING

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...arrays.grouping import Group, Key, other_kind
+from ...arrays.grouping import Group, Key, key_kind_error
 from ...arrays.sparse import RowSparseArray
 from ...devices import arrays
 from ...devices.arrays import DeviceArray, DeviceView
@@ -144,7 +144,7 @@ class HostAndGpuBackend(LocalBackend):
     def _check_kind(self, key: Key) -> None:
         some = next(iter(self._order), key)
         if isinstance(some, str) != isinstance(key, str):
-            raise other_kind(key, type(some))
+            raise key_kind_error(key, type(some))
 
     def _entry(self, key: Key) -> Entry:
         if key in self._on_gpu:

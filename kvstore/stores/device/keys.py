@@ -12,8 +12,8 @@ import numpy.typing as npt
 from ...arrays.grouping import Key
 from ...arrays.host import template
 from ...devices.arrays import DeviceArray
+from ...devices.gpu_context import GpuContext
 from ...devices.memory import Memory, host_copy
-from ...devices.place import GpuContext
 from ...devices.streams import Stream, StreamCursor
 from ...observe.native._observe import Slice
 from ...optimizer import Updater

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...devices.driver import Kernel
-from ...devices.place import GpuContext, StreamBuffer
+from ...devices.gpu_context import GpuContext, StreamBuffer
 from ...devices.streams import Stream, StreamCursor
 from ...kernels import cuda
 from .keys import DeviceKey

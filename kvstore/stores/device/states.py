@@ -10,7 +10,7 @@ from ...devices.streams import Stream
 from ...errors import CapabilityError, ShapeError
 from ...kernels import cuda
 from ...optimizer import Optimizer, Updater
-from ...optimizer.builtin import Elementwise, arrays_of, mapped
+from ...optimizer.builtin import ElementwiseOptimizer, arrays_of, mapped
 from .keys import Array, DeviceKey, State, StateArray
 from .launches import Launches
 
@@ -20,7 +20,11 @@ _PROBE = (3.0, 5.0)
 
 def check_rule(optimizer: Optimizer) -> None:
     """Raise CapabilityError unless the optimizer has a CUDA kernel as it is set now."""
-    if isinstance(optimizer, Elementwise) and optimizer.fused and optimizer.rule() in cuda.RULE_STATES:
+    if (
+        isinstance(optimizer, ElementwiseOptimizer)
+        and optimizer.fused
+        and optimizer.rule() in cuda.RULE_STATES
+    ):
         return
     name = type(optimizer).__name__
     raise CapabilityError(

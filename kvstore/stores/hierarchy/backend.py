@@ -112,7 +112,7 @@ class HierarchyBackend(Backend):
 
     begins_async = True
     waits_concurrently = True
-    limits_in_flight = True
+    locks_keys = True
     can_compress = True
     has_quick_push_and_pull = True
     no_steps = "with hierarchy='host' each part of a key is carried by itself; use hierarchy='flat'"
@@ -693,7 +693,7 @@ _stores: weakref.WeakSet[HierarchyBackend] = weakref.WeakSet()
 
 def _leave_at_exit() -> None:
     """Leave all jobs while carrier threads exist; as a lost worker if this process failed."""
-    engine.finish_all()
+    engine.wait_for_all_stores()
     failed = getattr(sys, "last_exc", None) is not None or getattr(sys, "last_value", None) is not None
     for store in list(_stores):
         store.abandon() if failed else store.close()

@@ -9,7 +9,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from ...arrays import pages
-from ...arrays.grouping import Group, Key, other_kind
+from ...arrays.grouping import Group, Key, key_kind_error
 from ...arrays.host import template
 from ...arrays.sparse import RowSparseArray, kind_of
 from ...compression import Codec, Feedback
@@ -487,7 +487,7 @@ class LocalBackend(Backend):
     def _check_kind(self, key: Key) -> None:
         some = next(iter(self._entries), key)
         if isinstance(some, str) != isinstance(key, str):
-            raise other_kind(key, type(some))
+            raise key_kind_error(key, type(some))
 
     def _entry(self, key: Key) -> Entry:
         try:

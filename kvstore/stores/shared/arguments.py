@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ...arrays.grouping import Group, Key, other_kind
+from ...arrays.grouping import Group, Key, key_kind_error
 from ...arrays.sparse import RowSparseArray
 from ...devices.arrays import any_on_device, device_of
 from ...errors import CapabilityError, KeyNotFoundError
@@ -61,7 +61,7 @@ class CallArguments:
         """Raise an error if the store's keys are of the other kind."""
         kind = 0 if is_side(key) else self.keys.kind
         if kind and (kind == 2) != isinstance(key, str):
-            raise other_kind(key, (int, str)[kind - 1])
+            raise key_kind_error(key, (int, str)[kind - 1])
 
     def handle(self, key: Key) -> Handle:
         """Return the handle of a key; KeyNotFoundError if it is not initialised."""

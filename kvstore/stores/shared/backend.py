@@ -57,7 +57,7 @@ class SharedBackend(Backend):
     can_resume = True
     bound_by_processors = True
     waits_concurrently = True
-    limits_in_flight = True
+    locks_keys = True
     can_compress = True
     quick_lists = starts_quick_sums = True
     logger = "kvstore.shared"
@@ -460,7 +460,7 @@ def _forked() -> None:
 
 def _leave_at_exit() -> None:
     """Leave all jobs; as a lost worker if this process failed, so that the other workers notice."""
-    engine.finish_all()
+    engine.wait_for_all_stores()
     failed = getattr(sys, "last_exc", None) is not None or getattr(sys, "last_value", None) is not None
     for store in list(_stores):
         store.abandon() if failed else store.close()

@@ -20,9 +20,9 @@ from references import lcg
 
 import kvstore as kv
 import kvstore.mxnet as kv_mxnet
-from kvstore.mxnet.errors import raises_both
+from kvstore.mxnet.errors import raises_mxnet_error
 from kvstore.mxnet.library import mx
-from kvstore.mxnet.optimizers import Foreign, Translated
+from kvstore.mxnet.optimizers import ForeignOptimizer, TranslatedOptimizer
 
 gluon, autograd, nd = mx.gluon, mx.autograd, mx.nd
 F = np.float32
@@ -144,7 +144,9 @@ def local(*names: str) -> None:
         for kind in ("local", "device"):
             with kv_mxnet.create(kind) as store:
                 ours = train(store, ALL[name], TWO)
-                assert isinstance(store._rule, Translated if name in OPTIMIZERS else Foreign), name
+                assert isinstance(
+                    store._rule, TranslatedOptimizer if name in OPTIMIZERS else ForeignOptimizer
+                ), name
             same(ours, theirs, LOOSE.get(name, 4))
 
 
@@ -170,7 +172,9 @@ def worker(folder: str, kind: str, *names: str) -> None:
                 ours = train(store, ALL[name], [(store.rank, mx.cpu(0))], before=before)
                 same(ours, left(folder, name + end), LOOSE.get(name, 4))
                 assert store.num_workers == 2
-                assert isinstance(store._rule, Translated if name in OPTIMIZERS else Foreign), name
+                assert isinstance(
+                    store._rule, TranslatedOptimizer if name in OPTIMIZERS else ForeignOptimizer
+                ), name
                 store._barrier()
 
 
@@ -470,7 +474,7 @@ def own_rules() -> None:
         theirs = train(mx.kv.create("device"), optimizer, TWO)
         with kv_mxnet.create("local") as store:
             same(train(store, optimizer, TWO), theirs)
-            assert isinstance(store._rule, Foreign)
+            assert isinstance(store._rule, ForeignOptimizer)
 
 
 def float16() -> None:
@@ -781,7 +785,7 @@ def errors() -> None:
 def every_error() -> None:
     """Each class of ours can be one of MXNet's, keeps what it carries, and is made once."""
 
-    @raises_both
+    @raises_mxnet_error
     def fail(error: Exception) -> None:
         raise error
 

@@ -31,7 +31,7 @@ from kvstore.torch import (
     broadcast,
     broadcast_object,
     exchange,
-    overlap,
+    overlap_choice,
     restore_checkpoint,
     save_checkpoint,
 )
@@ -48,7 +48,7 @@ def place() -> None:
     RANK, SIZE = here.rank, here.size
     torch.set_num_threads(1)
     if exchanges := os.environ.get("EXCHANGES"):  # beside the backward pass, or after it, on any machine
-        overlap.is_faster_at_once = lambda store: exchanges == "after"
+        overlap_choice.is_faster_at_once = lambda store: exchanges == "after"
 
 
 @contextlib.contextmanager

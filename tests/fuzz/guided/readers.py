@@ -16,7 +16,7 @@ import atheris
 
 with atheris.instrument_imports(include=["kvstore"]):
     import kvstore as kv
-    from kvstore import files
+    from kvstore import atomic_files
     from kvstore.checkpoint import contents
     from kvstore.launch.hosts import host_list
     from kvstore.optimizer import states
@@ -44,7 +44,7 @@ def manifest(folder: Path) -> Read:
     """Return a reader of what a checksum is made for: no fuzzer finds one."""
 
     def of_bytes(data: bytes) -> object:
-        files.write_sealed(folder / "manifest.json", data)
+        atomic_files.write_with_checksum(folder / "manifest.json", data)
         return snapshot.SnapshotFolder(folder).read()
 
     return of_bytes
@@ -100,7 +100,7 @@ def readers(folder: Path) -> dict[str, Read]:
     return {
         "frames": lambda data: JOB.decode([data]),
         "journal": unpacked,
-        "keys": lambda data: Keys.from_json(files.sealed(data)),
+        "keys": lambda data: Keys.from_json(atomic_files.with_checksum(data)),
         "hosts": of_file(folder, lambda path: host_list.of_file(str(path))),
         "manifest": manifest(folder),
         "values": of_file(folder, store.load),

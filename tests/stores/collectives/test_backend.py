@@ -22,8 +22,14 @@ import kvstore as kv
 from kvstore.observe.counters import PHASES, WAITING
 from kvstore.observe.events import NOBODY
 from kvstore.settings.options import StoreConfig
-from kvstore.stores.collectives.agreement import all_mean_the_same, mark
-from kvstore.stores.collectives.backend import AllReduceBackend, called, check_launched, check_process, told
+from kvstore.stores.collectives.backend import (
+    AllReduceBackend,
+    check_launched,
+    check_process,
+    names_text,
+    operation_name,
+)
+from kvstore.stores.collectives.call_matching import call_digest, calls_match
 from kvstore.stores.collectives.engine import Finish, Item, plain
 
 ALL = ("float32", "float64", "int8", "uint8", "int32", "int64")
@@ -137,22 +143,22 @@ def test_an_engine_that_compares_is_told_what_is_meant(engine: Mirror) -> None:
 def test_marks_are_of_everything_that_must_be_the_same() -> None:
     item, other = ("a", np.ones(3)), ("b", np.ones(2))
     marks = [
-        mark("sum", [item, other]),
-        mark("sum", [other, item]),
-        mark("init", [item, other]),
-        mark("sum", [item, other], "meaning"),
-        mark("sum", [item]),
-        mark("sum", [("a", np.ones(4)), other]),
-        mark("sum", [("a", np.ones(3, np.int64)), other]),
-        mark("sum", [("a\0", np.ones(3)), other]),
-        mark("sum", [("\ud800", np.ones(3)), other]),
-        mark("barrier", []),
+        call_digest("sum", [item, other]),
+        call_digest("sum", [other, item]),
+        call_digest("init", [item, other]),
+        call_digest("sum", [item, other], "meaning"),
+        call_digest("sum", [item]),
+        call_digest("sum", [("a", np.ones(4)), other]),
+        call_digest("sum", [("a", np.ones(3, np.int64)), other]),
+        call_digest("sum", [("a\0", np.ones(3)), other]),
+        call_digest("sum", [("\ud800", np.ones(3)), other]),
+        call_digest("barrier", []),
     ]
     assert len({int(one[0]) for one in marks}) == len(marks)
     for one in marks:
-        assert all_mean_the_same(np.maximum(one, one))
+        assert calls_match(np.maximum(one, one))
     for one, another in itertools.pairwise(marks):
-        assert not all_mean_the_same(np.maximum(one, another))
+        assert not calls_match(np.maximum(one, another))
 
 
 def test_names_for_engines_are_ascii_and_differ() -> None:
@@ -421,12 +427,12 @@ def test_going_on_without_a_worker_is_refused(engine: Mirror) -> None:
 
 
 def test_names_for_people() -> None:
-    assert told(["a"]) == "key a"
-    assert told(["a", "b"]) == "2 keys (a, b)"
-    assert told([str(i) for i in range(9)]) == "9 keys (0, 1, 2, ...)"
-    assert told([]) == "no keys"
-    assert called("the sum", [("a", np.ones(1))]) == "the sum of key a"
-    assert called("the sum", [("kvstore.init", np.ones(1))]) == "init, broadcast or load"
+    assert names_text(["a"]) == "key a"
+    assert names_text(["a", "b"]) == "2 keys (a, b)"
+    assert names_text([str(i) for i in range(9)]) == "9 keys (0, 1, 2, ...)"
+    assert names_text([]) == "no keys"
+    assert operation_name("the sum", [("a", np.ones(1))]) == "the sum of key a"
+    assert operation_name("the sum", [("kvstore.init", np.ones(1))]) == "init, broadcast or load"
 
 
 def test_another_launcher_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -365,7 +365,7 @@ def test_an_error_of_nccl_ends_the_store_but_not_its_reading(
     grads = on([0, 1], ones())
     store.push("w", grads)
     nccl.fail("ncclAllReduce", 3, after=1)
-    with pytest.raises(kv.KVStoreError, match=r"sum of key 'w' NCCL says 'internal error'.*NCCL_DEBUG"):
+    with pytest.raises(kv.KVStoreError, match=r"sum of key 'w' NCCL reports 'internal error'.*NCCL_DEBUG"):
         store.push("w", grads)
     with pytest.raises(kv.KVStoreError, match="start the job again"):
         store.push("w", grads)
@@ -425,7 +425,7 @@ def test_a_real_nccl_with_one_process() -> None:
             for grad in grads:
                 np.testing.assert_allclose(grad.get().astype(np.float64), expected, rtol=1e-2)
         engine = store._backend.engine  # type: ignore[attr-defined]
-        comm = engine._team((0,))[0] if len(devices) == 1 else None
+        comm = engine._communicators((0,))[0] if len(devices) == 1 else None
         if comm is not None:  # the calls of several GPUs, with one
             from kvstore.devices.streams import Stream
             from kvstore.stores.collectives.nccl.library import CollectiveArray

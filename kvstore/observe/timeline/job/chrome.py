@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from ....files import replacing
+from ....atomic_files import atomic_replacement
 from ...counters import PHASES
 from ...events import ARRIVED, BUCKET, CALL, KINDS, LOST, STEP, Event
 from ...processes import name_of
@@ -35,7 +35,7 @@ def write(job: JobTimeline, path: Path) -> int:
     """
     facts = {"job": job.processes[0].file.job, "notes": job.notes}
     count = 0
-    with replacing(path) as unfinished, unfinished.open("wb") as file:
+    with atomic_replacement(path) as unfinished, unfinished.open("wb") as file:
         file.write(head(facts))
         for count, text in enumerate(map(msgspec.json.encode, events(job)), 1):
             file.write(b",\n" + text if count > 1 else text)

@@ -1,9 +1,9 @@
-"""The store on MPI, by mpi4py: nonblocking collectives of the user's MPI, on communicators of our own.
+"""The store on MPI, by mpi4py: nonblocking collectives of the installed MPI, on communicators of the store.
 
-MPI matches collectives by their order alone. So a small one goes ahead of each operation, on a communicator
-of its own, in which all processes compare what they mean; data moves when all mean the same.
-Its waits end at the store's deadline; MPI's own do not, and if a process dies, MPI ends the whole job.
-Who is waited for comes out in a roll call, which is held in long waits only.
+MPI matches collectives by their order alone. So before each operation, all processes compare their calls in a
+small collective on a communicator for this purpose; data is sent if all calls are the same. Waits end at the
+deadline of the store. Waits in MPI itself have no deadline, and if a process dies, MPI ends the whole job. In
+long waits the processes send each other the number of their calls, so that the missing processes are known.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ import numpy.typing as npt
 from ....errors import ConfigError, KVStoreError, MissingBackendError, PeerLostError, TimeoutError
 from ....settings.options import StoreConfig
 from ....waiting import WaitClock
-from ..agreement import all_mean_the_same, difference, mark
-from ..backend import AllReduceBackend, called, check_launched, check_process
+from ..backend import AllReduceBackend, check_launched, check_process, operation_name
+from ..call_matching import call_digest, calls_match, mismatch_error
 from ..engine import Finish, Item
+from .call_counts import CallCounts, missing_text
 from .local_peers import LocalPeers, identity
-from .roll_call import RollCall, absent
 
 log = logging.getLogger("kvstore.mpi")
 
 Array = npt.NDArray[Any]
 
-#: Without 8-bit integers: Open MPI's vector code lets those saturate (op/avx of 5.0), we let them wrap.
+#: Without 8-bit integers: Open MPI's vector code saturates them (op/avx of 5.0), other stores wrap.
 _DTYPES = frozenset(("float32", "float64", "int32", "int64"))
-_SMALL = 64 * 1024  # bytes up to which arrays travel together: a copy costs less than a message
+_SMALL = 64 * 1024  # bytes up to which arrays are sent as one: a copy costs less than a message
 _MOST = 1 << 30  # bytes of one message: counts of MPI 3 have 31 bits
-_PATIENCE = 1e-3  # seconds of a wait for others after which the processor is left to them
+_PATIENCE = 1e-3  # seconds of a wait after which the thread yields the processor
 _NAP = 200e-6
-_LONG = 0.1  # seconds after which data on its way is no reason not to listen to the others
-_BEFORE_ABORT = 1.0  # seconds in which launchers pass on what was printed: they drop the rest
-_MANY = 64  # operations after which one who never waits takes in what the others have told
+_LONG = 0.1  # seconds after which messages are received even while data is in transfer
+_BEFORE_ABORT = 1.0  # seconds in which launchers forward the output: they drop the rest at an abort
+_MANY = 64  # operations after which a process that never waits receives the messages
 
 
 class MpiBackend(AllReduceBackend):
@@ -57,16 +57,16 @@ class MpiBackend(AllReduceBackend):
 
 @dataclass(eq=False, slots=True)
 class _Operation:
-    """An operation on its way: first the comparison, then the data."""
+    """An operation in transfer: first the comparison, then the data."""
 
     what: str
-    checks: Array  # what this process means, and then the highest of what all mean
+    checks: Array  # the numbers of this process, and then the maxima of all processes
     items: Sequence[Item]
     start: Callable[[_Operation], list[Any]]
     number: int = 0  # of the store's operations, from 1
     request: Any = None  # of the comparison
-    data: list[Any] | None = None  # requests of what `start` has begun
-    back: Sequence[tuple[Array, list[Array]]] = ()  # packed arrays, and where they belong
+    data: list[Any] | None = None  # requests that `start` has made
+    back: Sequence[tuple[Array, list[Array]]] = ()  # packed arrays, and the arrays to which they are copied
     done: bool = False
     error: KVStoreError | None = None
 
@@ -79,33 +79,33 @@ class Mpi:
     timeout : float
         Seconds after which a wait ends.
     group : str
-        Must be the same in all processes: stores are paired by the order in which they are made.
+        Must be the same in all processes: stores are paired by the order of their creation.
 
     Raises
     ------
     MissingBackendError
-        There is no mpi4py, or it finds no MPI.
+        mpi4py is not installed, or it finds no MPI.
     ConfigError
-        MPI does not run, or has started this process alone, and something else did not; or other processes
-        make a store of another group.
+        MPI does not run; or it has one process, and a launcher has started more; or other processes create a
+        store of another group.
     KVStoreError
-        MPI has no communicators left; or this process is a fork of one that uses MPI.
+        MPI has no communicators left; or this process is a fork of a process that uses MPI.
     """
 
     name = "mpi"
     dtypes = _DTYPES
     compares = True
-    #: Of all stores of this process: not every MPI may be called from two threads at once.
+    #: Lock of all stores of this process: some MPIs must not be called from two threads at once.
     _lock = threading.Lock()
 
     def __init__(self, timeout: float, group: str) -> None:
         check_process(self.name)
-        self._mpi: Any = _running(_imported())
+        self._mpi: Any = _check_running(_imported())
         self._timeout = timeout
-        self._held: list[Any] = []  # requests under way, and with them their memory
+        self._held: list[Any] = []  # running requests, and with them their memory
         self._queue: deque[_Operation] = deque()
-        self._count = 0  # of operations announced
-        self._roll: RollCall | None = None
+        self._count = 0  # number of compared operations
+        self._call_counts: CallCounts | None = None
         self._peers = LocalPeers([])
         self._broken: str | None = None
         self._pid = os.getpid()
@@ -123,8 +123,8 @@ class Mpi:
         except self._mpi.Exception as error:
             self._free()
             raise KVStoreError(
-                f"worker {self.rank}: MPI makes no more communicators ({_line(error)}): close stores that "
-                "are not needed any more"
+                f"worker {self.rank}: MPI makes no more communicators ({_last_line(error)}): close stores "
+                "that are not needed any more"
             ) from error
         except ConfigError as error:
             self._free()
@@ -135,12 +135,12 @@ class Mpi:
         self._made = True
 
     def _join(self, world: Any, group: str) -> int:
-        """Make communicators with all processes; returns the number of this one on its machine."""
+        """Make communicators with all processes; return the number of this process on its machine."""
         self._order = self._duplicate(world)
-        self._roll = RollCall(self._mpi, self._order)
+        self._call_counts = CallCounts(self._mpi, self._order)
         self._data = self._duplicate(world)
         self._finish(self._announce("create", f"a store of group {group!r}", meaning=group))
-        # A split has no deadline, but now all are here.
+        # A split has no deadline, but all processes are present now.
         near = self._order.Split_type(self._mpi.COMM_TYPE_SHARED)
         local_rank = int(near.Get_rank())
         self._peers = LocalPeers([one for one in near.allgather(identity(self.rank)) if one[0] != self.rank])
@@ -151,16 +151,16 @@ class Mpi:
 
     def broadcast(self, items: Sequence[Item], meaning: str = "") -> None:
         """Overwrite the items with those of rank 0."""
-        what = called("init, broadcast or load", items)
+        what = operation_name("init, broadcast or load", items)
         self._finish(self._announce("init", what, items, meaning, self._start_broadcast))
 
     def allreduce(self, items: Sequence[Item], priority: int = 0) -> Finish:
-        """Begin to sum; the order of the calls counts, so `priority` has no effect."""
-        operation = self._announce("sum", called("the sum", items), items, start=self._start_sum)
+        """Start a sum; operations are in call order, so `priority` has no effect."""
+        operation = self._announce("sum", operation_name("the sum", items), items, start=self._start_sum)
         return partial(self._finish, operation)
 
     def barrier(self) -> None:
-        """Wait until all processes have called it: they have when all have compared."""
+        """Wait until all processes have called `barrier`: they have when their calls are compared."""
         self._finish(self._announce("barrier", "a barrier"))
 
     def _announce(
@@ -171,15 +171,15 @@ class Mpi:
         meaning: str = "",
         start: Callable[[_Operation], list[Any]] = lambda operation: [],
     ) -> _Operation:
-        """Tell the others what comes next; `start` begins it when all have said the same."""
+        """Start the comparison of a call; `start` begins the operation when all processes have called it."""
         self._check()
-        operation = _Operation(what, mark(kind, items, meaning), items, start)
+        operation = _Operation(what, call_digest(kind, items, meaning), items, start)
         with self._lock:
             operation.request = self._order.Iallreduce(self._mpi.IN_PLACE, operation.checks, op=self._mpi.MAX)
             self._queue.append(operation)
             self._count = operation.number = self._count + 1
-            if self._roll is not None and self._count % _MANY == 0:
-                self._roll.hear(self._count)
+            if self._call_counts is not None and self._count % _MANY == 0:
+                self._call_counts.receive_and_answer(self._count)
         return operation
 
     def _start_broadcast(self, operation: _Operation) -> list[Any]:
@@ -194,7 +194,7 @@ class Mpi:
         ]
 
     def versions(self) -> dict[str, str]:
-        """mpi4py and the MPI below it."""
+        """Return the versions of mpi4py and of its MPI."""
         import mpi4py
 
         library = " ".join(self._mpi.Get_library_version().split("\n")[0].split(",")[0].strip("\0").split())
@@ -202,23 +202,23 @@ class Mpi:
         return {"mpi4py": mpi4py.__version__, "library": library, "MPI": standard}
 
     def close(self) -> None:
-        """Finish what is under way, and free the communicators."""
+        """Complete the running operations, and free the communicators."""
         if self._broken is None and not self._mpi.Is_finalized():
             self._until(lambda: not self._queue, "the last sums", self._count)
             self._free()
             self._broken = "the store is closed"
 
     def _free(self) -> None:
-        """Give back communicators with which nothing is under way."""
-        if self._roll is not None:
+        """Free communicators without running operations."""
+        if self._call_counts is not None:
             with self._lock:
-                self._roll.drain()
+                self._call_counts.receive()
         self._peers.close()
         while self._own:
             self._own.pop().Free()
 
     def abandon(self) -> None:
-        """Let nobody wait for this process: with its end, the job ends."""
+        """Abort the MPI job, so that no process waits for this process."""
         if self.size > 1:
             self._break(f"worker {self.rank} was left by an error")
 
@@ -230,7 +230,7 @@ class Mpi:
             raise operation.error
 
     def _until(self, ready: Callable[[], bool], what: str, number: int = 0) -> None:
-        """Help the operations along until it is ready; what the operation of this number needs."""
+        """Progress the operations until `ready`, which depends on the operation `number`."""
         clock = WaitClock(self._timeout)
         while True:
             waited = clock.read()
@@ -242,7 +242,7 @@ class Mpi:
                     if ready():
                         return
                     if waited > (_LONG if active else _PATIENCE):
-                        self._call_roll(clock)
+                        self._exchange_call_counts(clock)
                 except self._mpi.Exception as error:
                     if not self._made:
                         raise
@@ -252,27 +252,38 @@ class Mpi:
                 self._give_up(what, waited, number)
             if clock.tells():
                 log.warning(
-                    "worker %d has waited %.0f s for %s; %s", self.rank, waited, what, self._who(number)
+                    "worker %d has waited %.0f s for %s; %s",
+                    self.rank,
+                    waited,
+                    what,
+                    self._missing_text(number),
                 )
             if active or waited < _PATIENCE:
                 os.sched_yield()
             else:
                 time.sleep(_NAP)
 
-    def _call_roll(self, clock: WaitClock) -> None:
-        """Hear who has called what, answer, and after a while ask."""
-        if self._roll is not None:
-            self._roll.hear(self._count)
+    def _exchange_call_counts(self, clock: WaitClock) -> None:
+        """Receive the counts of other processes, answer, and after a while send the count of this process."""
+        if self._call_counts is not None:
+            self._call_counts.receive_and_answer(self._count)
             if clock.is_long:
-                self._roll.tell(self._count)
+                self._call_counts.send(self._count)
 
-    def _who(self, number: int) -> str:
-        """Say who has not called an operation; of no number, that is not known."""
+    def _missing_text(self, number: int) -> str:
+        """Name the processes that have not called an operation; without a number, they are not known."""
         text = "all workers must call it"
-        return text if self._roll is None or not number else f"{text}, {absent(self._roll.missing(number))}"
+        return (
+            text
+            if self._call_counts is None or not number
+            else f"{text}, {missing_text(self._call_counts.missing(number))}"
+        )
 
     def _drive(self) -> bool:
-        """Begin what all processes have called, in order, and say whether data is on its way."""
+        """Start the operations that all processes have called, in order.
+
+        Return whether data is in transfer.
+        """
         for operation in self._queue:
             if operation.data is None:
                 if not operation.request.Test():
@@ -293,23 +304,23 @@ class Mpi:
         return active
 
     def _begin(self, operation: _Operation) -> None:
-        """All processes have called; let the data go if they mean the same."""
-        if all_mean_the_same(operation.checks):
+        """Start the data of an operation that all processes have called, if their calls are the same."""
+        if calls_match(operation.checks):
             operation.data = operation.start(operation)
         else:
             self._check_peers(operation)
             operation.data, operation.done = [], True
-            operation.error = difference(self.name, self.rank, operation.what)
+            operation.error = mismatch_error(self.name, self.rank, operation.what)
 
     def _check_peers(self, operation: _Operation) -> None:
-        """Raise if another process has ended: what is complete then can be wrong."""
+        """Raise if a process of this machine has ended: a complete result can be wrong then."""
         if (rank := self._peers.lost()) is None:
             return
         self._break(f"worker {rank} died in {operation.what}")
         raise PeerLostError(f"worker {self.rank}: {self._broken}", role="worker", rank=rank)
 
     def _complete(self, requests: list[Any], what: str) -> None:
-        """Wait; should the wait end early, the memory stays MPI's."""
+        """Wait for requests; if the wait ends early, their memory stays MPI's."""
         self._held.append(requests)
         self._until(lambda: self._mpi.Request.Testall(requests), what)
         self._held.remove(requests)
@@ -330,12 +341,15 @@ class Mpi:
             raise KVStoreError(f"worker {self.rank}: {self._broken}; start the job again")
 
     def _give_up(self, what: str, waited: float, number: int) -> None:
-        text = f"worker {self.rank} has waited {waited:.0f} s for {what}: {self._who(number)}"
+        text = f"worker {self.rank} has waited {waited:.0f} s for {what}: {self._missing_text(number)}"
         self._break(text)
-        raise TimeoutError(f"{text}; MPI cannot take it back, so start the job again")
+        raise TimeoutError(f"{text}; MPI cannot cancel it, so start the job again")
 
     def _break(self, text: str) -> None:
-        """MPI still owns the memory of what is under way; its end at exit would wait for ever."""
+        """Mark the store as broken.
+
+        MPI still owns the memory of running operations and must not be finalized.
+        """
         if self._broken is None:
             self._broken = text
             atexit.register(self._abort, text)
@@ -360,8 +374,8 @@ def _imported() -> Any:
     return MPI
 
 
-def _running(mpi: Any) -> Any:
-    """Make sure that MPI may be called: outside of its time it would end the job."""
+def _check_running(mpi: Any) -> Any:
+    """Raise unless MPI can be called: a call before its start or after its end would abort the job."""
     if mpi.Is_finalized():
         raise ConfigError(
             "MPI was finalized in this process, and does not start twice: use stores of 'mpi' before that"
@@ -374,13 +388,13 @@ def _running(mpi: Any) -> Any:
     return mpi
 
 
-def _line(error: Exception) -> str:
-    """Return an error's last line: MPICH's first one says nothing."""
+def _last_line(error: Exception) -> str:
+    """Return the last line of an error: MPICH's first line has no information."""
     return str(error).strip().split("\n")[-1].strip()
 
 
 def _packed(items: Sequence[Item]) -> tuple[list[Array], list[tuple[Array, list[Array]]]]:
-    """Put small arrays of a type into one: what to sum, and what to copy back to where."""
+    """Pack small arrays of one type into one: return the arrays to sum, and the copies to make afterwards."""
     buffers: list[Array] = []
     small: dict[np.dtype[Any], list[Array]] = {}
     for _, array in items:

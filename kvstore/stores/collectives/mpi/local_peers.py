@@ -1,8 +1,8 @@
-"""Which other processes of this machine live: an MPI can complete a sum in which one of them was killed.
+"""The check that processes of this machine live: an MPI can complete a sum although one of them was killed.
 
-MPICH 5.0 does so now and then, without an error, and the sum is wrong. A result counts if, after it was
-complete, all were still there. A process that is killed has the kernel's flag PF_EXITING from before its
-sockets and its memory are let go: there is no instant at which others see its end in a sum, and not here.
+MPICH 5.0 does so occasionally, without an error, and the sum is wrong. A result is valid if all processes
+still live after its completion. The kernel sets the flag PF_EXITING of a killed process before it releases
+its sockets and its memory. So if the end of a process can affect a sum, this check finds the flag.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import os
 from typing import NamedTuple
 
 _EXITING = 0x4  # PF_EXITING of linux/sched.h, among the flags in proc(5)'s stat
-_STATE, _FLAGS, _STARTED = 0, 6, 19  # fields of that file behind the name, from 0
+_STATE, _FLAGS, _STARTED = 0, 6, 19  # indices of that file's fields after the name, from 0
 
 
 class Identity(NamedTuple):
-    """What names a process for good: numbers are used again."""
+    """The permanent identity of a process; numbers of processes are used again."""
 
     rank: int
     pid: int
@@ -24,7 +24,7 @@ class Identity(NamedTuple):
 
 
 class LocalPeers:
-    """The other processes of this machine; those that this one cannot see are left out."""
+    """The other processes of this machine; those that this process cannot see are left out."""
 
     def __init__(self, others: list[Identity]) -> None:
         self._files: dict[int, int] = {}
@@ -35,20 +35,20 @@ class LocalPeers:
                     os.close(self._files.pop(other.rank))
 
     def lost(self) -> int | None:
-        """Return the rank of one that has ended, or is about to."""
+        """Return the rank of a process that has ended, or is exiting; None if all live."""
         for rank, file in self._files.items():
             if _has_ended(file):
                 return rank
         return None
 
     def close(self) -> None:
-        """Watch nobody any more."""
+        """Close the files."""
         while self._files:
             os.close(self._files.popitem()[1])
 
 
 def identity(rank: int) -> Identity:
-    """Return what names this process."""
+    """Return the identity of this process."""
     pid = os.getpid()
     file = _opened(pid)
     try:
@@ -58,7 +58,7 @@ def identity(rank: int) -> Identity:
 
 
 def _opened(pid: int) -> int:
-    """Open what the kernel says of the first thread; of the process, it would sum up all threads."""
+    """Open the kernel's file on the first thread; the file on the process would sum over all threads."""
     return os.open(f"/proc/{pid}/task/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
 
 
@@ -68,12 +68,12 @@ def _started(file: int) -> int:
 
 def _stat(file: int, last: int) -> list[bytes]:
     text = os.pread(file, 1024, 0)
-    return text[text.rindex(b")") + 2 :].split(None, last + 1)  # the name may hold anything, as brackets
+    return text[text.rindex(b")") + 2 :].split(None, last + 1)  # the name can contain brackets
 
 
 def _has_ended(file: int) -> bool:
     try:
         fields = _stat(file, _FLAGS)
-    except OSError:  # ESRCH: it is gone, and was waited for
+    except OSError:  # ESRCH: the process has ended and its parent has waited for it
         return True
     return fields[_STATE] in (b"Z", b"X") or bool(int(fields[_FLAGS]) & _EXITING)

@@ -1,7 +1,8 @@
 """The store on NCCL: sums over the GPUs of one process, or of processes with one GPU each.
 
-A key lives where its value lies. One that was initialised on the host moves to the GPUs when values on GPUs
-are pushed to it. Sums of keys on the host go by way of the process's GPU where there are several processes.
+A key is on the host or on GPUs, as its value. A key that was initialised on the host moves to the GPUs when
+values on GPUs are pushed to it. In a job of several processes, keys on the host are summed through the GPU of
+each process.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ...device.arguments import Item, Streams
 from ...device.host_and_gpu import HostAndGpuBackend, Sent
 from ...device.keys import DeviceKey
 from ...entry import Entry
-from ..backend import AllReduceBackend, told
+from ..backend import AllReduceBackend, names_text
 from ..engine import Finish, nothing
 from .engine import Nccl
 from .keys import NcclGpus, NcclKey
@@ -39,7 +40,7 @@ class NcclBackend(HostAndGpuBackend, AllReduceBackend):
     # -------------------------------------------------------------------------------------------- verbs
 
     def init(self, groups: list[Group]) -> None:
-        """Take rank 0's values; all workers must mean the same keys, and values on the same kind of place."""
+        """Store rank 0's values; all workers must pass the same keys, on the same kind of device."""
         new = [(key, values) for key, values in groups if values]
         there = [(key, values) for key, values in new if arrays.any_on_device(values)]
         for key, values in new:
@@ -66,18 +67,20 @@ class NcclBackend(HostAndGpuBackend, AllReduceBackend):
         seen = [(key, numbers[key], self._gpus.value(key, values[0], streams)) for key, values in new]
         if self.num_workers > 1:
             meaning = self._meaning([(f"{key!r} on a GPU", value) for key, _, value in seen])
-            self.engine.agree("init", f"init, broadcast or load of {told([str(k) for k, _ in new])}", meaning)
+            self.engine.agree(
+                "init", f"init, broadcast or load of {names_text([str(k) for k, _ in new])}", meaning
+            )
         self._gpus.add(seen, streams)
 
     def assign(self, groups: list[Group]) -> None:
-        """Overwrite and initialise with rank 0's values; all workers must load the same keys."""
+        """Overwrite and initialise keys with rank 0's values; all workers must load the same keys."""
         mine = [(key, values[0]) for key, values in groups if key in self._on_gpu]
         super().assign([(key, values) for key, values in groups if key not in self._on_gpu])
-        for key, value in self._of_rank_0(mine):
+        for key, value in self._values_of_rank_0(mine):
             self._gpus.assign(self._on_gpu[key], value)
 
     def pull(self, groups: list[Group], ignore_sparse: bool) -> None:
-        """Copy out."""
+        """Copy the values to the outs."""
         streams = Streams(out for _, outs in groups for out in outs)
         host, sent = self._from_host(groups, streams)
         items = self._items([], {k: self._dense_outs(k, o, ignore_sparse) for k, o in groups}, streams)
@@ -88,14 +91,17 @@ class NcclBackend(HostAndGpuBackend, AllReduceBackend):
         self._counters.end_works(MOVING, begin, MEMORY, items, 0)
 
     def begin(self, verb: str, arguments: tuple[Any, ...], priority: int | None) -> Callable[[], None]:
-        """Put work of GPUs on the caller's streams now; what is left is the host's."""
+        """Enqueue the work of GPUs on the caller's streams now.
+
+        Return a callable that does the host's part.
+        """
         if verb == "pull" and self._touches_gpus(arguments[0]):
             self.pull(*arguments)
             return nothing
         return super().begin(verb, arguments, priority)
 
     def start_push(self, groups: list[Group], priority: int = 0) -> Finish:
-        """Begin; what is left is to wait for sums of the host."""
+        """Start the sums; return a callable that waits for those of the host."""
         if not self._touches_gpus(groups):
             return super().start_push(groups, priority)
         return self._start(groups, {}, priority)
@@ -107,7 +113,7 @@ class NcclBackend(HostAndGpuBackend, AllReduceBackend):
         return self._start(groups, dict(targets), priority)
 
     def _start(self, groups: list[Group], targets: dict[Key, list[Any]], priority: int) -> Finish:
-        """Check everything, then begin on the host and on the GPUs."""
+        """Check all arguments, then start on the host and on the GPUs."""
         self._check_process()
         streams = Streams([a for _, own in (*groups, *targets.items()) for a in own])
         mine = [(key, values) for key, values in groups if self._goes_to_gpu(key, values)]
@@ -120,7 +126,7 @@ class NcclBackend(HostAndGpuBackend, AllReduceBackend):
         for key, values in mine:
             self._move(key, values, streams)
         if self._is_guest:
-            self._meet_on_gpus()
+            self._compare_new_keys_on_gpus()
         finish = super()._start_pushpull(host, rest, priority) if rest else super().start_push(host, priority)
         begin = self._counters.begin()
         self._gpus.push(items, streams)
@@ -135,15 +141,15 @@ class NcclBackend(HostAndGpuBackend, AllReduceBackend):
 
     # ---------------------------------------------------------------------------- keys that pass through
 
-    def _knows(self, key: Key) -> bool:
-        """Whether a key was initialised."""
+    def _has_key(self, key: Key) -> bool:
+        """Return whether a key was initialised."""
         return key in self._order
 
-    def _guest(self, groups: list[Group]) -> AllReduceBackend:
-        """As in the base, for keys on GPUs, too."""
+    def _temporary_store(self, groups: list[Group]) -> AllReduceBackend:
+        """As in the base class, also for keys on GPUs."""
         there = [(key, values) for key, values in groups if self._comes_from_gpu(key, values)]
         names = {key for key, _ in there}
-        guest = super()._guest([(key, values) for key, values in groups if key not in names])
+        guest = super()._temporary_store([(key, values) for key, values in groups if key not in names])
         assert isinstance(guest, NcclBackend)
         guest._gpus = NcclGpus(self.engine)
         guest._on_gpu = guest._gpus.entries
@@ -154,36 +160,36 @@ class NcclBackend(HostAndGpuBackend, AllReduceBackend):
         return guest
 
     def side(self) -> AllReduceBackend:
-        """As in the base; arrays of side keys are on the host."""
+        """As in the base class; arrays of side keys are on the host."""
         side = super().side()
         assert isinstance(side, NcclBackend)
         side._gpus = NcclGpus(self.engine)
         side._on_gpu, side._order = side._gpus.entries, {}
         return side
 
-    def _meet_on_gpus(self) -> None:
-        """Compare what all workers mean by keys that pass through on GPUs."""
+    def _compare_new_keys_on_gpus(self) -> None:
+        """Compare the keys on GPUs that are summed without init, in all workers."""
         if self._on_gpu and self.num_workers > 1:
             named = [(f"{key!r} on a GPU", own.first.like) for key, own in self._on_gpu.items()]
             self.engine.agree(
-                "sum", f"the sum of {told([str(key) for key in self._on_gpu])}", self._meaning(named)
+                "sum", f"the sum of {names_text([str(key) for key in self._on_gpu])}", self._meaning(named)
             )
 
-    # ------------------------------------------------------------------------------------ between the places
+    # ------------------------------------------------------------------------------------ host and GPUs
 
     def _touches_gpus(self, groups: list[Group]) -> bool:
-        """Whether a key or an array of a call lies on a GPU."""
+        """Return whether a key or an array of a call is on a GPU."""
         return any(key in self._on_gpu or arrays.any_on_device(values) for key, values in groups)
 
     def _goes_to_gpu(self, key: Key, values: list[Any]) -> bool:
-        """Whether a push to a key is done on GPUs, where it lies or to where it moves."""
+        """Return whether a push to a key is done on GPUs: the key is there, or moves there."""
         comes = self._comes_from_gpu(key, values)
         if key not in self._on_gpu:
             self._entry(key)
         return comes or key in self._on_gpu
 
     def _items(self, groups: list[Group], outs: dict[Key, list[Any]], streams: Streams) -> list[Item]:
-        """Check what is pushed to GPUs, or only pulled from there."""
+        """Check the arguments whose key is on GPUs, or only pulled from there."""
         pushed = dict(groups)
         only = [key for key in outs if key in self._on_gpu and key not in pushed]
         items = []
@@ -193,7 +199,7 @@ class NcclBackend(HostAndGpuBackend, AllReduceBackend):
         return sorted(items, key=lambda item: item.entry.number)
 
     def _move(self, key: Key, values: list[Any], streams: Streams) -> None:
-        """Let a key of the host move to the GPU of its first value."""
+        """Move a key of the host to the GPU of its first value."""
         if key in self._on_gpu:
             return
         entry: Entry = self._entry(key)

@@ -1,7 +1,8 @@
-"""NCCL as the stores see it: communicators of this process's GPUs, and sums on their streams.
+"""The engine NCCL: communicators of this process's GPUs, and sums on their streams.
 
-Alone in its job, a process has communicators over several GPUs, one for each set of them that is used
-together. In a job of several processes each has one GPU. Arrays of the host go up to that GPU, and come back.
+A process that is alone in its job has communicators over several GPUs, one for each set of GPUs that is used
+together. In a job of several processes each process has one GPU. Arrays of the host are copied to that GPU,
+and the results are copied back.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ....devices.gpu_context import GpuContext, StreamBuffer
 from ....devices.memory import host_copy
-from ....devices.place import GpuContext, StreamBuffer
 from ....devices.streams import Stream, StreamCursor
 from ....errors import ArrayError, ConfigError, KVStoreError, TimeoutError
 from ....settings.options import StoreConfig
-from ..agreement import all_mean_the_same, difference, mark
-from ..backend import called, check_process
+from ..backend import check_process, operation_name
+from ..call_matching import call_digest, calls_match, mismatch_error
 from ..engine import Finish, Item, nothing
 from .library import MAX, SUM, CollectiveArray, Library
 from .rendezvous import NcclRendezvous, RendezvousAnswer, find
@@ -33,24 +34,25 @@ _DTYPES = frozenset(("float32", "float64", "int8", "uint8", "int32", "int64"))
 
 
 class Nccl:
-    """See `collectives.engine.Collective`, for arrays of the host; and what stores of GPUs need.
+    """See `collectives.engine.Collective`, for arrays of the host; and the operations for stores of GPUs.
 
     Raises
     ------
     MissingBackendError
-        There is no nccl4py, no NCCL, or no GPU.
+        nccl4py, NCCL or a GPU is missing.
     ConfigError
-        The processes of the job cannot find each other.
+        The processes of the job have no address to meet at.
     TimeoutError
-        Not all of them came.
+        Not all processes arrived in time.
     KVStoreError
-        This process is a fork of one that uses NCCL.
+        This process is a fork of a process that uses NCCL.
     """
 
     name = "nccl"
     dtypes = _DTYPES
     compares = True
-    #: Of all stores of this process: operations of several communicators must meet GPUs in one order.
+    #: Lock of all stores of this process: operations of several communicators must be on all GPUs in one
+    #: order.
     _lock = threading.RLock()
     #: GPU -> end of the last operation there, of any store.
     _last: dict[int, StreamCursor] = {}  # noqa: RUF012 - shared on purpose
@@ -80,7 +82,7 @@ class Nccl:
     # ------------------------------------------------------------------------------------------- places
 
     def place(self, device: int) -> GpuContext:
-        """Return a GPU."""
+        """Return the place of a GPU."""
         place = self._places.get(device)
         if place is None:
             place = self._places[device] = GpuContext(self.driver, device)
@@ -88,18 +90,18 @@ class Nccl:
 
     @property
     def device(self) -> int:
-        """The process's GPU where it is one of several processes, else its first."""
+        """Return the process's GPU if the job has several processes, else its first GPU."""
         if self._device is None:
             self._device = self.local_rank % self.driver.count
         return self._device
 
     def use(self, device: int) -> None:
-        """Take a GPU; in a job of several processes the first one that comes is the process's.
+        """Register a GPU; in a job of several processes the first registered one is the process's.
 
         Raises
         ------
         ArrayError
-            It is another one than before.
+            The process has another GPU already.
         """
         if self.size == 1:
             return
@@ -116,16 +118,16 @@ class Nccl:
     def sum(
         self, jobs: Sequence[CollectiveArray], streams: dict[int, Stream], what: str, op: int = SUM
     ) -> None:
-        """Put sums of all workers' arrays, or of this process's GPUs, on the streams of the GPUs.
+        """Enqueue sums of all workers' arrays, or of this process's GPUs, on the streams of the GPUs.
 
-        Jobs of one array stand together, one for each GPU that has it.
+        Jobs of one array follow each other, one for each GPU that has the array.
         """
         self._run(
             jobs, streams, what, lambda comm, job, stream: self._library.allreduce(comm, job, stream, op)
         )
 
     def spread(self, jobs: Sequence[CollectiveArray], streams: dict[int, Stream], what: str) -> None:
-        """Give every worker the array of rank 0."""
+        """Copy the array of rank 0 to every worker."""
         self._run(jobs, streams, what, self._library.broadcast)
 
     def _run(
@@ -141,7 +143,7 @@ class Nccl:
             return
         devices = tuple(sorted({job.device for job in jobs}))
         with self._lock:
-            team = self._team(devices)
+            team = self._communicators(devices)
             ours = {device: streams[device] for device in devices}
             self._order(ours)
             pending = self._watch.begin(what) if self._watch is not None else None
@@ -172,7 +174,7 @@ class Nccl:
             self._last[device] = tail
 
     def settle(self, tail: StreamCursor, what: str) -> None:
-        """Wait until a stream has come to its end; before the driver waits without a deadline."""
+        """Wait until a stream is complete; called before a wait in the driver, which has no deadline."""
         if self._watch is None:
             return
         device = tail.stream.device
@@ -185,7 +187,7 @@ class Nccl:
 
     # ------------------------------------------------------------------------------- communicators
 
-    def _team(self, devices: tuple[int, ...]) -> dict[int, Any]:
+    def _communicators(self, devices: tuple[int, ...]) -> dict[int, Any]:
         team = self._teams.get(devices)
         if team is None:
             made = [self._joined(devices[0])] if self._answer is not None else self._library.join_all(devices)
@@ -193,7 +195,7 @@ class Nccl:
         return team
 
     def _joined(self, device: int) -> Any:
-        """Make this process's communicator. NCCL waits for the others without end: a thread does that."""
+        """Make this process's communicator, in a thread: NCCL waits for the others without a deadline."""
         assert self._answer is not None
         name, found, failed = self._answer.name, [], []
 
@@ -225,14 +227,14 @@ class Nccl:
         return None
 
     def _abort(self) -> None:
-        """End what is under way."""
+        """Abort the running operations."""
         teams, self._teams = dict(self._teams), {}
         for team in teams.values():
             for comm in team.values():
                 self._library.abort(comm)
 
     def _break(self, error: KVStoreError) -> None:
-        """After an error nobody knows what the communicators have done."""
+        """Mark the store as broken: after an error the state of the communicators is undefined."""
         self._closed = f"an earlier operation failed ({error})"
         self._abort()
 
@@ -247,43 +249,43 @@ class Nccl:
     def broadcast(self, items: Sequence[Item], meaning: str = "") -> None:
         """Overwrite the items with those of rank 0."""
         if self.size > 1:
-            what = called("init, broadcast or load", items)
+            what = operation_name("init, broadcast or load", items)
             arrays = [array.reshape(-1).view(np.uint8) for _, array in items]
-            with self._whole(what):
+            with self._broken_by_interrupt(what):
                 self.agree("init", what, meaning, items)
                 self._staged(arrays, what, partial(self.spread, what=what))()
 
     def allreduce(self, items: Sequence[Item], priority: int = 0) -> Finish:
-        """Begin to sum. All workers compare first what they mean, and wait for each other for that."""
+        """Start a sum. All workers first compare their calls, and wait for each other for that."""
         self._check()
         if self.size == 1:
             return nothing
-        what = called("the sum", items)
+        what = operation_name("the sum", items)
         try:
-            with self._whole(what):
+            with self._broken_by_interrupt(what):
                 self.agree("sum", what, items=items)
                 return self._staged([array for _, array in items], what, partial(self.sum, what=what))
         except ConfigError as error:
             return partial(_raise, error)
 
     def agree(self, kind: str, what: str, meaning: str = "", items: Sequence[Item] = ()) -> None:
-        """Wait until all workers have come to an operation, and compare whether it is the same one.
+        """Wait until all workers have called an operation, and compare their calls.
 
         Raises
         ------
         ConfigError
-            It is not; in all of them, and nothing has changed.
+            The calls differ. All workers raise this, and nothing has changed.
         """
         self._check()
-        marks = mark(kind, items, meaning)
-        with self._whole(what):
+        marks = call_digest(kind, items, meaning)
+        with self._broken_by_interrupt(what):
             self._staged([marks], what, partial(self.sum, what=what, op=MAX))()
-        if not all_mean_the_same(marks):
-            raise difference(self.name, self.rank, what)
+        if not calls_match(marks):
+            raise mismatch_error(self.name, self.rank, what)
 
     @contextlib.contextmanager
-    def _whole(self, what: str) -> Iterator[None]:
-        """Break the store if Ctrl-C leaves the block: the others go on with what this process has left."""
+    def _broken_by_interrupt(self, what: str) -> Iterator[None]:
+        """Break the store if Ctrl-C ends the block: the other processes continue with partial data."""
         try:
             yield
         except KVStoreError:
@@ -298,7 +300,7 @@ class Nccl:
         what: str,
         run: Callable[[list[CollectiveArray], dict[int, Stream]], None],
     ) -> Finish:
-        """Bring arrays to the GPU and begin; what is left is to wait, and to bring them back."""
+        """Copy arrays to the GPU and start; return a callable that waits, and copies the results back."""
         place = self.place(self.device)
         stream, device = place.own, place.device
         flat = [array.reshape(-1) for array in arrays if array.size]
@@ -318,24 +320,24 @@ class Nccl:
         return finish
 
     def barrier(self) -> None:
-        """Wait until all processes have called it."""
+        """Wait until all processes have called `barrier`."""
         self._check()
         if self.size > 1:
             self.agree("barrier", "a barrier")
 
     def versions(self) -> dict[str, str]:
-        """nccl4py, and the NCCL that it has loaded."""
+        """Return the versions of nccl4py, and of its NCCL."""
         return self._library.versions()
 
-    # ------------------------------------------------------------------------------------------- the end
+    # ------------------------------------------------------------------------------------------- end
 
     def abandon(self) -> None:
-        """Wait for nobody; the others notice by their deadline, or when this process ends."""
+        """Stop waiting; the other processes notice at their deadline, or when this process ends."""
         self._closed = "the store was left by an error"
         self._abort()
 
     def close(self) -> None:
-        """Wait for what is under way, and give everything back."""
+        """Wait for the running operations, and free all communicators."""
         if self._watch is not None:
             if self._closed is not None:
                 self._watch.error = self._watch.error or KVStoreError(self._closed)

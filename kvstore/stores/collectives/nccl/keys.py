@@ -1,7 +1,7 @@
-"""Keys on GPUs that NCCL sums: each GPU that pushed a key last has a copy of its value.
+"""Keys on GPUs that NCCL sums: each GPU of a key's last push has a copy of its value.
 
-A push sums the values of each GPU there first, if there are several, and then over the GPUs and workers into
-the copies; results are copied from these to the outs. All of it is put on the streams of the caller.
+A push first sums the values on each GPU, if there are several, and then over the GPUs and workers into the
+copies. Results are copied from these to the outs. All work is enqueued on the streams of the caller.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ....arrays.grouping import Key
 from ....devices import arrays
 from ....devices.arrays import DeviceView
-from ....devices.place import StreamBuffer
+from ....devices.gpu_context import StreamBuffer
 from ....devices.streams import Stream
 from ....errors import DTypeError
 from ...device.arguments import (
@@ -29,16 +29,16 @@ from ...device.arguments import (
 from ...device.keys import Array, DeviceKey
 from ...device.launches import KeyWork, Launches, are_apart
 from ...device.updates import PlainSum
-from ..backend import told
+from ..backend import names_text
 from .engine import Nccl
 from .library import TYPES, CollectiveArray
 
-#: GPU -> what lies there.
+#: GPU -> value there.
 Copies = dict[int, DeviceKey]
 
 
 class KeyOnGpu(NamedTuple):
-    """One key of a call on one GPU: its copy there, addresses to sum, and (GPU, address) pairs to fill."""
+    """One key of a call on one GPU: its copy, the addresses to sum, and pairs (GPU, address) to fill."""
 
     copy: DeviceKey
     srcs: tuple[int, ...]
@@ -46,7 +46,7 @@ class KeyOnGpu(NamedTuple):
 
 
 class NcclKey:
-    """A key, with a copy of its value on each GPU that has the current one.
+    """A key, with a copy of its value on each GPU that has the current value.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ class NcclKey:
 
     @property
     def first(self) -> DeviceKey:
-        """The copy on the first GPU."""
+        """Return the copy on the first GPU."""
         return next(iter(self.copies.values()))
 
 
@@ -94,14 +94,14 @@ class NcclGpus:
         return seen if seen.contiguous else arrays.gathered(seen, what, streams.of(device))
 
     def add(self, new: Sequence[tuple[Key, int, DeviceView]], streams: Streams) -> None:
-        """Take keys, with copies of their values, or of rank 0's."""
+        """Add keys, with copies of their values, or of rank 0's."""
         ordered = sorted(new, key=lambda one: str(one[0]))
         made = [new_key(self.place(one[2].device), *one, streams) for one in ordered]
         self._spread(made, {copy.device: streams.of(copy.device) for copy in made})
         self.entries.update({copy.key: NcclKey(copy) for copy in made})
 
     def pass_through(self, key: Key, number: int, value: Any) -> None:
-        """Make room for the sum of a key that has no value, on the GPU of the first array of the sum."""
+        """Allocate memory for the sum of a key without a value, on the GPU of the first array of the sum."""
         streams = Streams([value])
         seen = self.value(key, value, streams)
         place = self.place(seen.device)
@@ -109,7 +109,7 @@ class NcclGpus:
         self.entries[key] = NcclKey(DeviceKey(place, key, number, seen.shape, seen.dtype, tail))
 
     def keep_until_done(self) -> None:
-        """Hold the memory of all keys until the work under way there is done."""
+        """Keep the memory of all keys until the running work on it is complete."""
         for entry in self.entries.values():
             for copy in entry.copies.values():
                 copy.place.keep([copy], copy.tail.stream)
@@ -117,15 +117,17 @@ class NcclGpus:
     def _spread(self, copies: Sequence[DeviceKey], streams: dict[int, Stream]) -> None:
         if self._engine.size > 1:
             jobs = [_job(copy, copy.memory.address) for copy in copies]
-            self._engine.spread(jobs, streams, f"the init of {told([repr(copy.key) for copy in copies])}")
+            self._engine.spread(
+                jobs, streams, f"the init of {names_text([repr(copy.key) for copy in copies])}"
+            )
 
     def adopt(self, key: Key, number: int, value: Array, device: int, stream: Stream) -> NcclKey:
-        """Take a key over from the host."""
+        """Add a key that moves from the host."""
         entry = self.entries[key] = NcclKey(adopted_key(self.place(device), key, number, value, stream))
         return entry
 
     def assign(self, entry: NcclKey, value: Array) -> None:
-        """Overwrite a value from the host, the same on all workers."""
+        """Overwrite a value from the host; the value is the same on all workers."""
         copy = entry.first
         order_behind([copy], copy.place, copy.tail.stream)
         copy.upload(copy.memory, value, copy.tail.stream)
@@ -143,7 +145,7 @@ class NcclGpus:
         return Item(like, seen, [seen_out(like, out, streams) for out in outs])
 
     def push(self, items: Sequence[Item], streams: Streams) -> None:
-        """Sum, keep the sums, and fill the outs; keys without values are only pulled."""
+        """Sum, store the sums, and fill the outs; keys without values are only pulled."""
         copies = {item.entry.key: self._copies(item) for item in items}
         calls = self._calls(items, copies, streams)
         try:
@@ -153,7 +155,7 @@ class NcclGpus:
             self._sum(parts, calls)
             for item in items:
                 self.entries[item.entry.key].copies = copies[item.entry.key]
-            self._settle(items, calls)
+            self._wait_for_sums(items, calls)
             for device, call in calls.items():
                 self._fill(parts[device], call)
                 call.end([part.copy for part in parts[device]])
@@ -167,25 +169,25 @@ class NcclGpus:
         self.push([item._replace(values=[]) for item in items], streams)
 
     def _copies(self, item: Item) -> Copies:
-        """Where the key's value will be: on each GPU that has a value of the call, if there are any."""
+        """Return the copies of a key after the call, on each GPU that has a value of the call."""
         entry = self.entries[item.entry.key]
         if not item.values:
             return entry.copies
         devices = {value.device for value in item.values if isinstance(value, DeviceView)}
         return {
-            device: entry.copies.get(device) or self._beside(entry, device)
+            device: entry.copies.get(device) or self._new_copy(entry, device)
             for device in sorted(devices or {entry.first.device})
         }
 
-    def _beside(self, entry: NcclKey, device: int) -> DeviceKey:
-        """Make room for a copy on another GPU."""
+    def _new_copy(self, entry: NcclKey, device: int) -> DeviceKey:
+        """Allocate a copy on another GPU."""
         first, place = entry.first, self.place(device)
         copy = DeviceKey(place, first.key, first.number, first.shape, first.dtype, place.tail(place.own))
         copy.form = first.form
         return copy
 
     def _calls(self, items: Sequence[Item], copies: dict[Key, Copies], streams: Streams) -> dict[int, Call]:
-        """Each GPU's side of a call, on the stream of the caller's arrays there, or else of earlier work."""
+        """Return each GPU's part of a call, on the stream of the caller's arrays or of earlier work."""
         seen = [one for item in items for one in (*item.values, *item.outs)]
         here = {one.device for one in seen if isinstance(one, DeviceView)}
         found = {device: copy for own in copies.values() for device, copy in own.items()}
@@ -200,7 +202,10 @@ class NcclGpus:
 
     @staticmethod
     def _parts(items: Sequence[Item], copies: dict[Key, Copies], device: int, call: Call) -> list[KeyOnGpu]:
-        """List what a GPU has to do; arrays elsewhere than the copies are the first copy's."""
+        """Return the parts of one GPU.
+
+        The first copy's GPU has the arrays that are on none of the copies' GPUs.
+        """
         parts = []
         for item in items:
             own = copies[item.entry.key]
@@ -223,37 +228,37 @@ class NcclGpus:
     # --------------------------------------------------------------------------------------------- sums
 
     def _sum(self, parts: dict[int, list[KeyOnGpu]], calls: dict[int, Call]) -> None:
-        """Sum on each GPU first, then over all of them; keys in an order that is the same everywhere."""
+        """Sum on each GPU first, then over all of them; keys are in the same order on all workers."""
         jobs: dict[Key, list[CollectiveArray]] = {}
         loans: list[StreamBuffer] = []
         for device, call in calls.items():
-            for part in _summed_here([part for part in parts[device] if part.srcs], call, loans):
+            for part in _summed_on_gpu([part for part in parts[device] if part.srcs], call, loans):
                 jobs.setdefault(part.copy.key, []).append(_job(part.copy, part.srcs[0]))
         together: dict[tuple[int, ...], list[CollectiveArray]] = {}
         for key in sorted(jobs, key=str):
             together.setdefault(tuple(job.device for job in jobs[key]), []).extend(jobs[key])
         streams = {device: call.stream for device, call in calls.items()}
-        what = f"the sum of {told([repr(key) for key in jobs])}"
+        what = f"the sum of {names_text([repr(key) for key in jobs])}"
         for devices, group in together.items():
             if self._engine.size > 1 or len(devices) > 1:
                 self._engine.sum(group, streams, what)
             else:
-                self._keep(group, streams[devices[0]])
+                self._copy_single_parts(group, streams[devices[0]])
         for call in calls.values() if loans else ():
             call.place.tail(call.stream).moved()
         for loan in loans:
             loan.end()
 
-    def _keep(self, jobs: Iterable[CollectiveArray], stream: Stream) -> None:
-        """Take what there is nothing to add to."""
+    def _copy_single_parts(self, jobs: Iterable[CollectiveArray], stream: Stream) -> None:
+        """Copy the value of a key with a single part."""
         for job in jobs:
             if job.numel and job.send != job.recv:
                 self._driver.copy(job.recv, job.send, job.nbytes, stream.handle, job.device)
 
     # --------------------------------------------------------------------------------------------- outs
 
-    def _settle(self, items: Sequence[Item], calls: dict[int, Call]) -> None:
-        """Wait for the sums, if what follows waits for the GPU: the driver's own waits have no end."""
+    def _wait_for_sums(self, items: Sequence[Item], calls: dict[int, Call]) -> None:
+        """Wait for the sums if a later step waits for the GPU: the driver's waits have no deadline."""
         slow = [
             item
             for item in items
@@ -261,7 +266,9 @@ class NcclGpus:
         ]
         if slow:
             for call in calls.values():
-                self._engine.settle(call.place.tail(call.stream), told([repr(i.entry.key) for i in slow]))
+                self._engine.settle(
+                    call.place.tail(call.stream), names_text([repr(i.entry.key) for i in slow])
+                )
 
     def _fill(self, parts: Sequence[KeyOnGpu], call: Call) -> None:
         device, handle = call.place.device, call.stream.handle
@@ -282,10 +289,13 @@ def _nearest(array: Any, own: Copies, first: int) -> int:
     return array.device if isinstance(array, DeviceView) and array.device in own else first
 
 
-def _summed_here(parts: Sequence[KeyOnGpu], call: Call, loans: list[StreamBuffer]) -> list[KeyOnGpu]:
-    """Sum several values of a GPU beside its copy, which stays; returns parts with one address each."""
+def _summed_on_gpu(parts: Sequence[KeyOnGpu], call: Call, loans: list[StreamBuffer]) -> list[KeyOnGpu]:
+    """Sum several values of a GPU into memory of their own, so that the copy stays.
+
+    Return one address for each part.
+    """
     works = [KeyWork(part.copy, part.srcs, ()) for part in parts]
-    if not are_apart(works):  # a value is the store's own memory, and written in this very call
+    if not are_apart(works):  # a value is the store's own memory, and this call writes to it
         works = [
             work._replace(srcs=tuple(call.staged(work.entry, source) for source in work.srcs))
             for work in works

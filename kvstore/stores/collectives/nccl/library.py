@@ -1,4 +1,4 @@
-"""NCCL by nccl4py: its low-level calls, its element types, and what its errors mean here."""
+"""NCCL by nccl4py: its low-level calls, its element types, and the errors of kvstore for those of NCCL."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Library:
     Raises
     ------
     MissingBackendError
-        There is no nccl4py, no NCCL, or no GPU.
+        nccl4py, NCCL or a GPU is missing.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Library:
         self.driver = _usable_driver()
 
     def versions(self) -> dict[str, str]:
-        """Name and version of the binding and of what it has loaded."""
+        """Return names and versions of the binding and of its NCCL."""
         import nccl
 
         number = int(self._api.get_version())
@@ -70,80 +70,86 @@ class Library:
         }
 
     def unique_id(self) -> bytes:
-        """Make the name under which the processes of a communicator meet; secret, and good once."""
-        with self._speaking("the start of NCCL"):
+        """Make the secret name of one communicator, with which its processes meet."""
+        with self._translated_errors("the start of NCCL"):
             made = self._api.get_unique_id()
         return ctypes.string_at(made.ptr, _ID_BYTES)
 
     def join(self, name: bytes, rank: int, size: int, device: int) -> Any:
-        """Make this process's communicator; waits for the others without a deadline."""
+        """Make this process's communicator; waits for the other processes without a deadline."""
         made = self._api.UniqueId.from_buffer(bytearray(name))
-        with self.driver.on(device), self._speaking("the start of NCCL"):
+        with self.driver.on(device), self._translated_errors("the start of NCCL"):
             return self._api.comm_init_rank(size, made.ptr, rank)
 
     def join_all(self, devices: Sequence[int]) -> list[Any]:
         """Make communicators of several devices of this process."""
-        with self.driver.on(devices[0]), self._speaking(f"the start of NCCL on GPUs {list(devices)}"):
+        with (
+            self.driver.on(devices[0]),
+            self._translated_errors(f"the start of NCCL on GPUs {list(devices)}"),
+        ):
             return list(self._api.comm_init_all(len(devices), list(devices)))
 
     @contextmanager
     def group(self, device: int, what: str) -> Iterator[None]:
-        """Let calls begin together at the end of the block; without this, calls to several devices wait."""
-        with self.driver.on(device), self._speaking(what):
+        """Start the calls of the block together at its end.
+
+        Without this, calls on several devices would wait.
+        """
+        with self.driver.on(device), self._translated_errors(what):
             self._api.group_start()
             try:
                 yield
             except BaseException:
-                with suppress(self._api.NCCLError):  # it tells the same error again
+                with suppress(self._api.NCCLError):  # it raises the same error again
                     self._api.group_end()
                 raise
             self._api.group_end()
 
     def allreduce(self, comm: Any, job: CollectiveArray, stream: int, op: int) -> None:
-        """Begin to replace an array by its sum or maximum; in a group."""
+        """Start to replace an array by its sum or maximum; in a group."""
         self._api.all_reduce(job.send, job.recv, job.numel, TYPES[job.dtype], op, comm, stream)
 
     def broadcast(self, comm: Any, job: CollectiveArray, stream: int) -> None:
-        """Begin to give everyone rank 0's array; in a group."""
+        """Start to copy rank 0's array to all ranks; in a group."""
         self._api.broadcast(job.send, job.recv, job.numel, TYPES[job.dtype], 0, comm, stream)
 
     def trouble(self, comm: Any) -> KVStoreError | None:
-        """Ask what has happened to a communicator in the background, if anything; never waits."""
+        """Return the error of a communicator in the background, or None; never waits."""
         try:
             code = int(self._api.comm_get_async_error(comm))
         except self._api.NCCLError as error:
-            return self._meant(error, "an operation under way")
-        return self._said(code, "an operation under way") if code not in (0, _IN_PROGRESS) else None
+            return self._error_of(error, "an operation under way")
+        return self._error_of_code(code, "an operation under way") if code not in (0, _IN_PROGRESS) else None
 
     def destroy(self, comm: Any) -> None:
-        """Give a communicator back; nothing of it is under way."""
-        with self._speaking("the end of a communicator"):
+        """Free a communicator without running operations."""
+        with self._translated_errors("the end of a communicator"):
             self._api.comm_destroy(comm)
 
     def abort(self, comm: Any) -> None:
-        """End what is under way, also in other threads, and give the communicator back."""
-        with self._speaking("the end of a communicator"):
+        """Abort the running operations of a communicator, also in other threads, and free it."""
+        with self._translated_errors("the end of a communicator"):
             self._api.comm_abort(comm)
 
     # ------------------------------------------------------------------------------------------ errors
 
     @contextmanager
-    def _speaking(self, what: str) -> Iterator[None]:
+    def _translated_errors(self, what: str) -> Iterator[None]:
         try:
             yield
         except self._api.NCCLError as error:
-            raise self._meant(error, what) from error
+            raise self._error_of(error, what) from error
 
-    def _meant(self, error: Any, what: str) -> KVStoreError:
-        return self._said(int(error.status), what)
+    def _error_of(self, error: Any, what: str) -> KVStoreError:
+        return self._error_of_code(int(error.status), what)
 
-    def _said(self, code: int, what: str) -> KVStoreError:
+    def _error_of_code(self, code: int, what: str) -> KVStoreError:
         text = str(self._api.get_error_string(code))
         detail = str(self._api.get_last_error(self._api.Comm(0))).strip()
         if code == _REMOTE_ERROR:
-            return PeerLostError(f"another worker is lost: in {what} NCCL says {text!r} ({detail})")
+            return PeerLostError(f"another worker is lost: in {what} NCCL reports {text!r} ({detail})")
         return KVStoreError(
-            f"in {what} NCCL says {text!r} (error {code}: {detail or 'no more is known'}); NCCL_DEBUG=INFO "
+            f"in {what} NCCL reports {text!r} (error {code}: {detail or 'no details'}); NCCL_DEBUG=INFO "
             "in the environment shows more"
         )
 
@@ -153,11 +159,11 @@ _IN_PROGRESS = 7
 
 def _imported() -> Any:
     try:
-        import nccl  # noqa: F401 - to be told that it is not there
+        import nccl  # noqa: F401 - raises if it is not installed
         from nccl.bindings import nccl as api
 
         api.get_version()
-    except Exception as error:  # where there is no library, the binding raises errors of others
+    except Exception as error:  # without NCCL's library, the binding raises errors of other classes
         raise MissingBackendError(
             f"store 'nccl' needs NCCL, its binding for Python from 3.10 on, and an NVIDIA driver: {_REMEDY} "
             f"(with a driver of CUDA 12, nvidia-nccl-cu12 in place of nvidia-nccl-cu13); {error}"

@@ -1,8 +1,8 @@
-"""How the processes of a job on NCCL meet: rank 0 hands the others the name of their communicator.
+"""The rendezvous of a job on NCCL: rank 0 sends the name of the communicator to the other processes.
 
-On one machine they meet at a unix socket without a file, else at an address that all of them know. Everyone
-says hello until it has an answer; rank 0 answers when all have come, so whoever waits in NCCL itself
-afterwards waits for processes that were there a moment ago.
+On one machine the processes meet at an abstract unix socket, else at a TCP address that all of them know.
+Each process repeats its hello until it has the answer. Rank 0 answers when the hellos of all processes have
+arrived, so that the wait in NCCL itself, which has no deadline, begins with all processes alive.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ M = TypeVar("M")
 _VERSION = 1
 _THANKS = b"thanks"
 _AGAIN = 0.2  # seconds between two hellos
-_PATIENCE = 5.0  # seconds in which those who have an answer should say so
+_PATIENCE = 5.0  # seconds that rank 0 waits for acknowledgements of its answer
 _LOOK = 0.5  # seconds of a wait for a hello
 
 # Stores of one job are paired by their group and the order in which each process creates them.
 _numbers: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
-# One address serves one meeting at a time.
+# One address serves one rendezvous at a time.
 _one_at_a_time = threading.Lock()
 
 
 class PeerHello(msgspec.Struct, array_like=True):
-    """What a process says of itself, and of the store it makes."""
+    """The hello of a process: the process, and the store that it creates."""
 
     version: int
     store: str
@@ -58,7 +58,7 @@ class PeerHello(msgspec.Struct, array_like=True):
 
 
 class RendezvousAnswer(msgspec.Struct, array_like=True):
-    """Name of the communicator and everybody's hello; or why not."""
+    """The answer of rank 0: the name of the communicator and all hellos; or an error."""
 
     name: bytes
     everybody: list[PeerHello]
@@ -67,14 +67,14 @@ class RendezvousAnswer(msgspec.Struct, array_like=True):
 
 @dataclasses.dataclass(frozen=True)
 class JobPlacement:
-    """Which of how many processes this is, and where all of them meet.
+    """The rank of this process, the size of the job, and the address of the rendezvous.
 
     Attributes
     ----------
     rank, size, local_rank : int
     job : str
     address : str
-        Empty for a process on its own.
+        Empty if the job has one process.
     """
 
     rank: int
@@ -90,7 +90,8 @@ def find(environment: Mapping[str, str] | None = None) -> JobPlacement:
     Raises
     ------
     ConfigError
-        The job is on several machines, and nothing says where they meet, or that the network is trusted.
+        The job is on several machines, and no variable has an address to meet at, or permits an untrusted
+        network.
     """
     env = process_variables() if environment is None else environment
     found = launchers.detect(env)
@@ -100,12 +101,12 @@ def find(environment: Mapping[str, str] | None = None) -> JobPlacement:
         return JobPlacement(0, 1, 0)
     place = JobPlacement(found.rank, found.size, found.local_rank, found.job)
     if found.local_size == found.size:
-        return dataclasses.replace(place, address=_near(found.job))
-    return dataclasses.replace(place, address=_trusted(_far(env), env))
+        return dataclasses.replace(place, address=_local_address(found.job))
+    return dataclasses.replace(place, address=_permitted_address(_network_address(env), env))
 
 
 def _of_workers(env: Mapping[str, str]) -> JobPlacement:
-    """Read DMLC_* and KVSTORE_* of a worker: where the scheduler would be, worker 0 is."""
+    """Read DMLC_* and KVSTORE_* of a worker; worker 0 listens at the address of the scheduler."""
     no_servers = SETTINGS["num_servers"].names()
     env = {name: text for name, text in env.items() if name not in no_servers or text != "0"}
     found = roles.find(env)
@@ -113,11 +114,15 @@ def _of_workers(env: Mapping[str, str]) -> JobPlacement:
         return JobPlacement(0, 1, 0)
     if found.rank < 0:
         raise ConfigError(
-            "nothing says which of the workers this is: set DMLC_WORKER_ID, or start the job with "
+            "the rank of this worker is not set: set DMLC_WORKER_ID, or start the job with "
             "`kvstore run -n 2` or torchrun"
         )
     near = found.ipc or bool(env.get("DMLC_LOCAL"))
-    address = _near(found.job) if near else _trusted(_said(env) or found.scheduler, env)
+    address = (
+        _local_address(found.job)
+        if near
+        else _permitted_address(_configured_address(env) or found.scheduler, env)
+    )
     told = next((text for name in SETTINGS["local_rank"].names() if (text := env.get(name))), "")
     local = told or ("" if not near else str(found.rank))
     return JobPlacement(
@@ -125,14 +130,14 @@ def _of_workers(env: Mapping[str, str]) -> JobPlacement:
     )
 
 
-def _near(job: str) -> str:
-    """Address on one machine; the name of the store is added to it."""
+def _local_address(job: str) -> str:
+    """Return the address on one machine; the name of the store is added to it."""
     digest = hashlib.blake2b(f"{os.getuid()}\0{job}".encode(), digest_size=12).hexdigest()
     return f"ipc://@kvstore/nccl/{digest}"
 
 
-def _said(env: Mapping[str, str]) -> str:
-    """KVSTORE_MASTER as an address, if it is set."""
+def _configured_address(env: Mapping[str, str]) -> str:
+    """Return KVSTORE_MASTER as an address, if it is set."""
     text = env.get("KVSTORE_MASTER", "")
     if not text:
         return ""
@@ -143,9 +148,12 @@ def _said(env: Mapping[str, str]) -> str:
     return address
 
 
-def _far(env: Mapping[str, str]) -> str:
-    """Address between machines. PyTorch listens at MASTER_PORT itself; the next one is ours."""
-    if said := _said(env):
+def _network_address(env: Mapping[str, str]) -> str:
+    """Return the address between machines.
+
+    PyTorch listens at MASTER_PORT itself; the next port is free for NCCL.
+    """
+    if said := _configured_address(env):
         return said
     host, port = env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", "")
     if host and port.isdecimal() and 0 < int(port) < 65535:
@@ -154,25 +162,25 @@ def _far(env: Mapping[str, str]) -> str:
     if host and port.isdecimal():
         return addresses.tcp(host, int(port))
     raise ConfigError(
-        "this job is on several machines, and nothing says where its workers meet: set KVSTORE_MASTER to an "
-        "address of worker 0 and a free port there, such as 10.0.0.5:4711, in all of them"
+        "this job is on several machines, and its workers have no address to meet at: set KVSTORE_MASTER to "
+        "an address of worker 0 and a free port there, such as 10.0.0.5:4711, on all workers"
     )
 
 
-def _trusted(address: str, env: Mapping[str, str]) -> str:
-    """Refuse to talk in the clear unless it is wanted: NCCL itself does not encrypt, nor ask who is there."""
+def _permitted_address(address: str, env: Mapping[str, str]) -> str:
+    """Raise unless plain traffic is permitted: NCCL neither encrypts nor authenticates."""
     number = addresses.resolved(addresses.split(address)[0].strip("[]"))
     here = number is not None and addresses.is_loopback(number)
     if not address.startswith("tcp://") or here or env.get("KVSTORE_INSECURE") == "1":
         return address
     raise ConfigError(
         f"the workers of this job would meet at {address}, and NCCL's own traffic between machines is "
-        "neither encrypted nor checked: set KVSTORE_INSECURE=1 if you trust the network"
+        "neither encrypted nor authenticated: set KVSTORE_INSECURE=1 if you trust the network"
     )
 
 
 class NcclRendezvous:
-    """One store's processes, before they have NCCL."""
+    """The rendezvous of the processes of one store."""
 
     def __init__(self, place: JobPlacement, config: StoreConfig) -> None:
         self._place, self._timeout = place, config.timeout
@@ -183,33 +191,33 @@ class NcclRendezvous:
         self._address = f"{place.address}/{self._store}" if near else place.address
 
     def share(self, make: Callable[[], bytes]) -> RendezvousAnswer:
-        """Return the name that `make` gives on rank 0, and who has come; on every rank.
+        """Return, on every rank, the name that `make` returns on rank 0, and the hellos of all processes.
 
         Raises
         ------
         TimeoutError
-            Not all have come.
+            The hellos of some processes have not arrived.
         ConfigError
-            A process has another's rank, or means another size of the job; or rank 0 cannot listen there.
+            Two processes have one rank, or a process has another size of the job; or rank 0 cannot listen.
         """
         if not _one_at_a_time.acquire(timeout=self._timeout):
             raise TimeoutError(f"another thread has been making a store for {self._timeout:g} s")
         context = Context(job=self._place.job)
         try:
-            return self._lead(context, make) if self._place.rank == 0 else self._follow(context)
+            return self._serve(context, make) if self._place.rank == 0 else self._join(context)
         finally:
             context.close(linger=1.0)
             _one_at_a_time.release()
 
     # ------------------------------------------------------------------------------------------ rank 0
 
-    def _lead(self, context: Context, make: Callable[[], bytes]) -> RendezvousAnswer:
+    def _serve(self, context: Context, make: Callable[[], bytes]) -> RendezvousAnswer:
         router = Router(context, self._address)
         here: dict[int, tuple[bytes, PeerHello]] = {0: (b"", self._hello)}
         clock = WaitClock(self._timeout)
         while self._missing(here):
             clock.read()
-            self._take(router, here, min(_LOOK, clock.left))
+            self._receive_hello(router, here, min(_LOOK, clock.left))
             if clock.over and self._missing(here):
                 raise TimeoutError(
                     f"worker 0 of {self._place.size} waited {self._timeout:g} s for "
@@ -221,27 +229,29 @@ class NcclRendezvous:
         self._answer(router, here, answer)
         return answer
 
-    def _take(self, router: Router, here: dict[int, tuple[bytes, PeerHello]], timeout: float) -> None:
-        """Take in one hello, if there is one."""
+    def _receive_hello(
+        self, router: Router, here: dict[int, tuple[bytes, PeerHello]], timeout: float
+    ) -> None:
+        """Receive one hello, if one has arrived."""
         found = router.receive(timeout)
         if found is None:
             return
         peer, frames = found
         hello = _read(frames, PeerHello)
         if hello is None or hello.store != self._store:
-            return  # of another store: its rank 0 is not here yet, and it will ask again
-        why = self._wrong(hello, here)
+            return  # of another store, whose rank 0 does not listen yet; its process repeats the hello
+        why = self._hello_error(hello, here)
         if why:
-            _tell(router, peer, RendezvousAnswer(b"", [], why))
+            _send(router, peer, RendezvousAnswer(b"", [], why))
             raise ConfigError(why)
         here[hello.rank] = peer, hello
 
-    def _wrong(self, hello: PeerHello, here: dict[int, tuple[bytes, PeerHello]]) -> str:
+    def _hello_error(self, hello: PeerHello, here: dict[int, tuple[bytes, PeerHello]]) -> str:
         size = self._place.size
         if hello.version != _VERSION:
             return f"worker {hello.rank} has another version of kvstore than worker 0: install one in all"
         if hello.size != size or not 0 < hello.rank < size:
-            return f"worker {hello.rank} was told of {hello.size} workers, and worker 0 of {size}"
+            return f"worker {hello.rank} has a job of {hello.size} workers, and worker 0 one of {size}"
         known = here.get(hello.rank)
         if known is not None and (known[1].machine, known[1].pid) != (hello.machine, hello.pid):
             return f"two processes are worker {hello.rank} of this job: give each its own rank"
@@ -250,10 +260,13 @@ class NcclRendezvous:
     def _answer(
         self, router: Router, here: dict[int, tuple[bytes, PeerHello]], answer: RendezvousAnswer
     ) -> None:
-        """Tell all, until each has said thanks; who does not has heard it, or is gone."""
+        """Send the answer to all, until each has acknowledged it.
+
+        A process that does not has the answer, or has ended.
+        """
         waiting = {rank for rank in here if rank}
         for rank in waiting:
-            _tell(router, here[rank][0], answer)
+            _send(router, here[rank][0], answer)
         end = time.monotonic() + _PATIENCE
         while waiting and time.monotonic() < end:
             found = router.receive(_AGAIN)
@@ -263,14 +276,14 @@ class NcclRendezvous:
             if len(frames) == 1 and frames[0].bytes == _THANKS:
                 waiting -= {rank for rank in waiting if here[rank][0] == peer}
             elif (hello := _read(frames, PeerHello)) is not None and hello.store == self._store:
-                _tell(router, peer, answer)
+                _send(router, peer, answer)
 
     def _missing(self, here: Mapping[int, object]) -> list[int]:
         return [rank for rank in range(self._place.size) if rank not in here]
 
-    # ------------------------------------------------------------------------------------------ others
+    # ------------------------------------------------------------------------------------------ other ranks
 
-    def _follow(self, context: Context) -> RendezvousAnswer:
+    def _join(self, context: Context) -> RendezvousAnswer:
         place = self._place
         identity = f"{self._store}/{place.rank}/{os.getpid()}".encode()
         dealer = Dealer(context, self._address, identity, "worker", 0)
@@ -296,7 +309,7 @@ class NcclRendezvous:
 
 
 def _read(frames: list[Any], kind: type[M]) -> M | None:
-    """Decode a message of one frame; None for what is none of ours."""
+    """Decode a message of one frame; None for a message of another kind."""
     if len(frames) != 1:
         return None
     try:
@@ -305,7 +318,7 @@ def _read(frames: list[Any], kind: type[M]) -> M | None:
         return None
 
 
-def _tell(router: Router, peer: bytes, answer: RendezvousAnswer) -> None:
+def _send(router: Router, peer: bytes, answer: RendezvousAnswer) -> None:
     try:
         router.send(peer, [msgspec.msgpack.encode(answer)])
     except NotSentError:
@@ -317,7 +330,7 @@ def _names(ranks: list[int]) -> str:
 
 
 def _machine() -> str:
-    """Name this machine and its namespace of processes: where both are the same, so are the numbers."""
+    """Return the identity of this machine and its namespace of processes: process ids are unique there."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path('/proc/self/ns/pid').stat().st_ino}"

@@ -1,8 +1,8 @@
-"""Looks after the operations of NCCL that are under way: NCCL itself waits for a lost peer for ever.
+"""The watchdog of NCCL's running operations: NCCL itself waits for a lost peer without a deadline.
 
-A thread looks at them as long as there are any. If one does not end by the deadline, if a peer on this
-machine dies, or NCCL reports an error, it ends all of them, so that whoever waits for the GPU goes on, and
-keeps the error for the next call.
+A thread checks the operations as long as there are any. If an operation does not end by the deadline, if a
+peer on this machine dies, or if NCCL reports an error, the thread aborts all operations, so that waits for
+the GPU end, and keeps the error for the next call.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from .rendezvous import PeerHello
 
 log = logging.getLogger("kvstore.nccl")
 
-_LOOK = 0.02  # seconds between two looks
-_IDLE = 1.0  # seconds without work after which the thread ends
-_GRACE = 0.5  # seconds in which what a peer has begun before its end may still complete
+_LOOK = 0.02  # seconds between two checks
+_IDLE = 1.0  # seconds without operations after which the thread ends
+_GRACE = 0.5  # seconds in which an operation that a dead peer has started can still complete
 _NAP = 50e-6
 
 
 @dataclass(eq=False, slots=True)
 class Pending:
-    """An operation from before its call until the GPU is done with it."""
+    """An operation from before its call until the GPU has completed it."""
 
     what: str
     clock: WaitClock
@@ -42,7 +42,7 @@ class Pending:
 
 
 class Watchdog:
-    """Of one store in a job of several processes.
+    """The watchdog of one store in a job of several processes.
 
     Parameters
     ----------
@@ -52,16 +52,16 @@ class Watchdog:
     peers : iterable of PeerHello
         The other processes.
     machine : str
-        As in this process's own hello.
+        The machine of this process's hello.
     trouble : callable
-        Asks NCCL for errors.
+        Returns an error of NCCL, or None.
     abort : callable
-        Ends everything that is under way.
+        Aborts the running operations.
 
     Attributes
     ----------
     error : KVStoreError or None
-        What ended the store's operations.
+        The cause of an abort.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Watchdog:
         self._pending: deque[Pending] = deque()
         self._lock = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._lost: tuple[int, float] | None = None  # a dead peer, and since when it is known
+        self._lost: tuple[int, float] | None = None  # a dead peer, and the time of the notice
         self.error: KVStoreError | None = None
         self._peers = {
             _opened(hello.pid): hello.rank for hello in peers if machine and hello.machine == machine
@@ -89,7 +89,7 @@ class Watchdog:
     # ---------------------------------------------------------------------------------------- operations
 
     def begin(self, what: str) -> Pending:
-        """Note an operation that is about to be called.
+        """Register an operation before its call.
 
         Raises
         ------
@@ -106,36 +106,36 @@ class Watchdog:
         return pending
 
     def called(self, pending: Pending, stream: int, device: int) -> None:
-        """Note that an operation is on its stream."""
+        """Record the stream of an operation after its call."""
         event = self._driver.event(device)
         self._driver.record(event, stream, device)
         pending.device, pending.event = device, event
 
     def failed(self, pending: Pending, error: KVStoreError) -> KVStoreError:
-        """Note that a call has failed; returns the error to raise, which may be the cause of this one."""
+        """Record that a call has failed; return the error to raise, which may be an earlier cause."""
         with self._lock:
             if pending in self._pending:
                 self._pending.remove(pending)
-        self._end(error)
+        self._abort_all(error)
         return self.error or error
 
     def check(self) -> None:
-        """Raise if operations were ended."""
+        """Raise if operations were aborted."""
         if self.error is not None:
             raise type(self.error)(f"{self.error}; start the job again") from self.error
 
     def until(self, ready: Callable[[], bool], what: str) -> None:
-        """Wait; the end comes by itself, or from the thread."""
+        """Wait; the wait ends when `ready`, or when the thread aborts the operations."""
         start = time.monotonic()
         while not ready():
             self.check()
             if time.monotonic() - start > self._timeout + 2 * _GRACE:
-                self._end(self._late(what, time.monotonic() - start))
+                self._abort_all(self._timeout_error(what, time.monotonic() - start))
             time.sleep(_NAP)
         self.check()
 
     def close(self) -> None:
-        """Wait for what is under way, and let the peers go."""
+        """Wait for the running operations, and close the descriptors of the peers."""
         with contextlib.suppress(KVStoreError):
             self.until(lambda: not self._pending, "the last operations")
         with self._lock:
@@ -143,7 +143,7 @@ class Watchdog:
             self._lock.notify_all()
         if thread is not None and thread is not threading.current_thread():
             thread.join(self._timeout)
-        self._drop(lambda pending: True)
+        self._remove_complete(lambda pending: True)
         for fd in self._peers:
             os.close(fd)
         self._peers.clear()
@@ -163,19 +163,19 @@ class Watchdog:
                     return
                 self._lock.wait(_LOOK)
             try:
-                self._look()
-            except Exception as error:  # a thread that ends in silence would leave all waits without an end
-                self._end(
-                    KVStoreError(f"worker {self._rank}: the operations under way are lost sight of: {error}")
+                self._check_operations()
+            except Exception as error:  # if the thread ended without a notice, no wait would end
+                self._abort_all(
+                    KVStoreError(f"worker {self._rank}: the watchdog of operations has failed: {error}")
                 )
 
-    def _look(self) -> None:
+    def _check_operations(self) -> None:
         with self._lock:
             oldest = self._pending[0] if self._pending else None
         if oldest is None:
             return
         waited = oldest.clock.read()
-        self._drop(lambda pending: bool(pending.event) and self._is_done(pending))
+        self._remove_complete(lambda pending: bool(pending.event) and self._is_done(pending))
         with self._lock:
             over = not self._pending or self._pending[0] is not oldest
         if over or self.error is not None:
@@ -187,17 +187,17 @@ class Watchdog:
                 waited,
                 oldest.what,
             )
-        error = self._trouble() or self._death(oldest)
+        error = self._trouble() or self._death_error(oldest)
         if error is None and oldest.clock.over:
-            error = self._late(oldest.what, waited)
+            error = self._timeout_error(oldest.what, waited)
         if error is not None and not (oldest.event and self._is_done(oldest)):
-            self._end(error)
+            self._abort_all(error)
 
     def _is_done(self, pending: Pending) -> bool:
         return self.error is not None or self._driver.is_done(pending.event, pending.device)
 
-    def _drop(self, over: Callable[[Pending], bool]) -> None:
-        """Forget operations from the first on, as long as they are over."""
+    def _remove_complete(self, over: Callable[[Pending], bool]) -> None:
+        """Remove complete operations, from the first one on."""
         while True:
             with self._lock:
                 first = self._pending[0] if self._pending else None
@@ -209,9 +209,9 @@ class Watchdog:
             if first.event:
                 self._driver.drop_event(first.event, first.device)
 
-    def _death(self, oldest: Pending) -> PeerLostError | None:
-        """Say so if a peer of this machine is dead, and what is under way does not complete any more."""
-        if self._lost is None and (dead := self._dead()):
+    def _death_error(self, oldest: Pending) -> PeerLostError | None:
+        """Return an error if a peer of this machine is dead, and `oldest` cannot complete any more."""
+        if self._lost is None and (dead := self._dead_peers()):
             self._lost = dead[0], time.monotonic()
         if self._lost is None:
             return None
@@ -220,7 +220,7 @@ class Watchdog:
             return None
         return PeerLostError(f"worker {self._rank}: worker {rank} died in {oldest.what}", rank=rank)
 
-    def _dead(self) -> list[int]:
+    def _dead_peers(self) -> list[int]:
         if not self._peers:
             return []
         poller = select.poll()
@@ -228,13 +228,13 @@ class Watchdog:
             poller.register(fd, select.POLLIN)
         return [self._peers[fd] for fd, _ in poller.poll(0)]
 
-    def _late(self, what: str, waited: float) -> TimeoutError:
+    def _timeout_error(self, what: str, waited: float) -> TimeoutError:
         return TimeoutError(
             f"worker {self._rank} has waited {waited:.0f} s for {what}: all workers must call it, with the "
             "same keys and in the same order"
         )
 
-    def _end(self, error: KVStoreError) -> None:
+    def _abort_all(self, error: KVStoreError) -> None:
         with self._lock:
             if self.error is not None:
                 return
@@ -244,7 +244,7 @@ class Watchdog:
 
 
 def _opened(pid: int) -> int:
-    """Descriptor that tells of a process's end; -1 where there is none."""
+    """Open a descriptor that is readable at the end of a process; -1 if there is none."""
     try:
         return os.pidfd_open(pid)
     except OSError:

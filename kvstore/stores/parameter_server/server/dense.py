@@ -15,7 +15,7 @@ from ....arrays.sparse import RowSparseArray, trusted_rows
 from ....errors import DTypeError, KeyNotFoundError, ShapeError
 from ....kernels import cpu
 from ....optimizer import SGLD, Updater
-from ....optimizer.builtin import Elementwise, arrays_of, mapped
+from ....optimizer.builtin import ElementwiseOptimizer, arrays_of, mapped
 from ...entry import Array
 from ...row_table import undone
 from ...rows import merge, merged
@@ -185,7 +185,7 @@ class DenseSlice(SliceValue):
         optimizer = settings.optimizer
         self.note_kept(kept_after, self.state)
         self.state.keep(counts)
-        repeated = isinstance(optimizer, Elementwise) and optimizer.is_repeated()
+        repeated = isinstance(optimizer, ElementwiseOptimizer) and optimizer.is_repeated()
         if repeated and master is None and counts[0] > 0:
             kept = self.memory_for_states(states) if settings.keeps_states else None
             self.plan_updates(rule, params, states, self.state, version, settings.epoch, kept)

@@ -20,8 +20,8 @@ import numpy as np
 
 from .... import tensor_file
 from ....arrays.element_types import dtype_named
+from ....atomic_files import has_new_content, read_with_checksum, write_with_checksum
 from ....errors import StateFileError
-from ....files import is_replaced, read_sealed, write_sealed
 from ....optimizer import Updater
 from ....optimizer.optimizer import State as Tree
 from ...entry import Array
@@ -80,7 +80,7 @@ class SnapshotFolder:
         """Return the manifest of the last snapshot; StateFileError: damaged, foreign, or missing."""
         path = self.path / _MANIFEST
         try:
-            manifest = msgspec.json.decode(read_sealed(path), type=SnapshotManifest)
+            manifest = msgspec.json.decode(read_with_checksum(path), type=SnapshotManifest)
         except FileNotFoundError:
             raise StateFileError(f"{path} is missing, so there is no snapshot in this folder") from None
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -133,9 +133,9 @@ class SnapshotFolder:
             checksums[name] = tensor_file.write(str(self.path / name), FORMAT, text, tensors)
         manifest.files = {name: checksums[name] for name, _ in manifest.slices.values()}
         try:
-            write_sealed(self.path / _MANIFEST, msgspec.json.encode(manifest))
+            write_with_checksum(self.path / _MANIFEST, msgspec.json.encode(manifest))
         except StateFileError as error:
-            if is_replaced(error):  # the next snapshot must not overwrite the files of this snapshot
+            if has_new_content(error):  # the next snapshot must not overwrite the files of this snapshot
                 self._last = manifest
             raise
         self._last = manifest

@@ -16,7 +16,7 @@ from ....arrays.sparse import RowSparseArray
 from ....errors import StateFileError
 from ....kernels import cpu
 from ....optimizer import Updater
-from ....optimizer.builtin import Elementwise, arrays_of, mapped
+from ....optimizer.builtin import ElementwiseOptimizer, arrays_of, mapped
 from ....optimizer.optimizer import Optimizer
 from ....optimizer.optimizer import State as Tree
 from ...entry import Array
@@ -287,7 +287,7 @@ class TableSlice(RowTable, TableRows):
         optimizer = settings.optimizer
         if self.index is not None or self.state.updates < 1:
             return
-        if not isinstance(optimizer, Elementwise) or not optimizer.is_repeated():
+        if not isinstance(optimizer, ElementwiseOptimizer) or not optimizer.is_repeated():
             return
         n = sum(len(source.indices) for source in sources)
         if len(self._ids_memory) < n or len(self._maps_memory) < len(sources):

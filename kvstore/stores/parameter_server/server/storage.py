@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from ....atomic_files import read_with_checksum, write_with_checksum
 from ....errors import KVStoreError, ProtocolError, StateFileError
-from ....files import read_sealed, write_sealed
 from ....kernels import cpu
 from ....optimizer.settings_log import SettingsAt
 from ....settings.hosts import host_identity, is_same_host
@@ -357,7 +357,7 @@ class ServerStorage:
             log.info("%s is of an earlier job, and is removed", old)
             SnapshotFolder(old).remove()
         self._root.mkdir(parents=True, exist_ok=True)
-        write_sealed(self._root / _JOB, _fingerprint(job))
+        write_with_checksum(self._root / _JOB, _fingerprint(job))
 
     def restore(self, job: str) -> dict[str, Any]:
         """Read this job's last snapshots, and return the machine's state.
@@ -367,7 +367,7 @@ class ServerStorage:
         """
         states: list[dict[str, Any]] = []
         whose = self._root / _JOB
-        if not whose.exists() or read_sealed(whose) != _fingerprint(job):
+        if not whose.exists() or read_with_checksum(whose) != _fingerprint(job):
             log.warning(
                 "server %d restarts without a snapshot: this job has none in %s", self._server, self._root
             )

@@ -74,12 +74,12 @@ def open_stream(
     sender: Sender,
     cipher: Cipher | None = None,
     counters: Counters | None = None,
-    limits_in_flight: bool = False,
+    locks_keys: bool = False,
 ) -> Stream:
     """Make a stream of a connection after the handshake; the stream then owns the descriptor."""
     near = is_near(connection)
     made = Stream(sender, connection.detach(), _LARGEST, cipher)
-    made.is_near, made.limits_in_flight = near, limits_in_flight
+    made.is_near, made.locks_keys = near, locks_keys
     if counters is not None and counters.number >= 0:  # otherwise the store sets its counters later
         made.observe(counters)
     return made

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from ....arrays.element_types import dtype_named, name_of
-from ....arrays.grouping import Group, Key, other_kind
+from ....arrays.grouping import Group, Key, key_kind_error
 from ....arrays.host import template
 from ....arrays.sparse import RowSparseArray
 from ....errors import KeyKindError, KeyNotFoundError
@@ -159,7 +159,7 @@ class KeyDirectory:
             _check_text(key)
         for other in self.known:
             if isinstance(other, str) != isinstance(key, str):
-                raise other_kind(key, type(other))
+                raise key_kind_error(key, type(other))
             return
 
     def __iter__(self) -> Iterator[DistKey]:

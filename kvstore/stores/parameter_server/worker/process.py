@@ -155,7 +155,7 @@ _processes: dict[tuple[str, str], WorkerProcess] = {}
 
 
 def _leave_at_exit() -> None:
-    engine.finish_all()
+    engine.wait_for_all_stores()
     failed = getattr(sys, "last_exc", None) is not None or getattr(sys, "last_value", None) is not None
     for process in list(_processes.values()):
         if process.pid == os.getpid():

@@ -118,7 +118,7 @@ class Pushes:
         self.calls.note(pushes)
 
     def count_one(self, key: DistKey) -> None:
-        """As `count`, of one key alone, in fewer steps: see `KVStore._quickly`."""
+        """As `count`, of one key alone, in fewer steps: see `KVStore._run_quick`."""
         key.pushes += 1
         self.optimizer.clock.count(key.key)
         self.made += 1

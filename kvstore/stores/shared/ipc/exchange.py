@@ -23,8 +23,8 @@ import numpy as np
 from ....arrays.grouping import Key
 from ....devices.arrays import DeviceView
 from ....devices.driver import Driver
+from ....devices.gpu_context import GpuContext
 from ....devices.memory import host_copy, may_free
-from ....devices.place import GpuContext
 from ....devices.streams import Stream, order
 from ....errors import KVStoreError
 from ....kernels import cpu

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ....devices.gpu_context import GpuContext
 from ....devices.memory import Memory
-from ....devices.place import GpuContext
 from ....devices.streams import Stream, StreamCursor
 from ....errors import KVStoreError
 from ....kernels import cuda

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ....devices.place import GpuContext
+from ....devices.gpu_context import GpuContext
 from ....devices.streams import Stream
 from ....kernels import cuda
 from ...device.launches import Launches, count_of

@@ -370,14 +370,14 @@ def test_a_change_whose_withdrawal_another_one_does_not_survive() -> None:
 def test_many_changes_cost_each_the_same_and_take_no_more_memory(
     monkeypatch: pytest.MonkeyPatch, workers: int, changes: int
 ) -> None:
-    looks, after = 0, settings_log._after
+    looks, after = 0, settings_log._settings_after
 
     def counted(*arguments: Any) -> SettingsAt:
         nonlocal looks
         looks += 1
         return after(*arguments)
 
-    monkeypatch.setattr(settings_log, "_after", counted)
+    monkeypatch.setattr(settings_log, "_settings_after", counted)
     job = Asked()
     for rank in range(workers):
         job.ask(rank, "optimizer", described())
@@ -632,7 +632,7 @@ def test_a_change_that_does_not_fit_is_an_error_of_its_worker_alone() -> None:
     answer = say(job, "w1", 1, "configure", rate(1), 0)
     assert answer is not None and answer.error is not None
     assert answer.error.error == "ConfigError"
-    assert "worker 1" in answer.error.text and "comes from a schedule" in answer.error.text
+    assert "worker 1" in answer.error.text and "is that of a schedule" in answer.error.text
     answer = say(job, "w1", 2, "configure", rate(1, "wd"), 0)
     assert answer is not None and answer.error is None
 

@@ -16,7 +16,7 @@ import pytest
 from shards import Beside, StoreShards
 
 import kvstore as kv
-from kvstore import files
+from kvstore import atomic_files
 from kvstore.optimizer import Updater, create, states
 from kvstore.stores.parameter_server.protocol.optimizer_states import join_states, split_states
 from kvstore.stores.parameter_server.server.payload import SlicePayload, SliceValueWrite
@@ -423,23 +423,23 @@ def test_a_damaged_snapshot(folder: Path, damage: str) -> None:
 )
 def test_a_foreign_manifest(folder: Path, change: dict[str, Any]) -> None:
     path = folder / "manifest.json"
-    good = json.loads(files.read_sealed(path))
-    files.write_sealed(path, json.dumps({**good, **change}).encode())
+    good = json.loads(atomic_files.read_with_checksum(path))
+    atomic_files.write_with_checksum(path, json.dumps({**good, **change}).encode())
     with pytest.raises(kv.KVStoreError):
         StoreShard.restore(folder)
 
 
 def test_a_manifest_with_a_name_that_is_no_text(folder: Path) -> None:
     path = folder / "manifest.json"
-    text = files.read_sealed(path)
-    files.write_sealed(path, text.replace(b".safetensors", b"\xce.safetensors"))
+    text = atomic_files.read_with_checksum(path)
+    atomic_files.write_with_checksum(path, text.replace(b".safetensors", b"\xce.safetensors"))
     with pytest.raises(kv.StateFileError, match="damaged or no manifest"):
         StoreShard.restore(folder)
 
 
 def test_a_manifest_of_the_version_before_is_refused_by_name(folder: Path) -> None:
     path = folder / "manifest.json"
-    path.write_bytes(files.read_sealed(path))
+    path.write_bytes(atomic_files.read_with_checksum(path))
     with pytest.raises(kv.StateFileError, match="an earlier version of kvstore has written it without one"):
         StoreShard.restore(folder)
 
@@ -513,13 +513,13 @@ def test_a_snapshot_whose_folder_was_not_synchronised_is_not_written_over(
     shards.init("w", np.ones(100, np.float32))
     shard, slice = shards.shards[0], shards.entries["w"].slices[0].id
     shard.capture(tmp_path, {"round": 1})()
-    sync, replace = files._sync_folder, os.replace
+    sync, replace = atomic_files._sync_folder, os.replace
 
     def not_synchronised(path: Any) -> None:
         sync(path)
         if Path(path).name == "manifest.json":
             error: Any = kv.StateFileError("on demand")
-            error.is_replaced = True
+            error.has_new_content = True
             raise error
 
     def full(*paths: Any) -> None:
@@ -528,7 +528,7 @@ def test_a_snapshot_whose_folder_was_not_synchronised_is_not_written_over(
         replace(*paths)
 
     for round_, (where, name, fault) in enumerate(
-        [(files, "_sync_folder", not_synchronised), (os, "replace", full)], 2
+        [(atomic_files, "_sync_folder", not_synchronised), (os, "replace", full)], 2
     ):
         shards.push(("w", [np.full(100, round_, np.float32)]))
         with monkeypatch.context() as patch, pytest.raises(kv.StateFileError):

@@ -864,9 +864,9 @@ def test_settings_that_another_change_replaces_keep_states() -> None:
         ("optimizer", '{"name": "Mine", "config": null}', "register its class"),
         ("configure", '{"betas": 3}', "betas"),
         ("configure", '{"learning_rate": "fast"}', "learning_rate"),
-        ("configure", '"wd"', "no change of an optimizer"),
-        ("configure", "{", "no change of an optimizer"),
-        ("configure", "[" * 100_000, "no change of an optimizer"),
+        ("configure", '"wd"', "not a change of an optimizer"),
+        ("configure", "{", "not a change of an optimizer"),
+        ("configure", "[" * 100_000, "not a change of an optimizer"),
     ],
 )
 def test_settings_that_are_none(kind: str, text: str, words: str) -> None:

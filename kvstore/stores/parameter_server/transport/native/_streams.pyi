@@ -73,7 +73,7 @@ class Cipher:
 
 class Stream:
     is_near: bool
-    limits_in_flight: bool
+    locks_keys: bool
     @property
     def closed(self) -> bool: ...
     @property

@@ -14,8 +14,8 @@ from ..devices.arrays import any_on_device
 Array = npt.NDArray[Any]
 
 
-class Place(NamedTuple):
-    """An array of the caller: its value on the host, what puts another one there, its name in errors."""
+class Operand(NamedTuple):
+    """An array of the caller: its value on the host, a function to write a new value, its name in errors."""
 
     value: Array
     put: Callable[[Array], None]
@@ -28,8 +28,8 @@ class _Keyed(NamedTuple):
     dtype: np.dtype[Any]
 
 
-def place_of(array: Any, number: int, count: int) -> Place:
-    """Look at an array, one of several."""
+def operand_of(array: Any, number: int, count: int) -> Operand:
+    """Make the operand of an array, one of several."""
     what = "the array of all_reduce" if count == 1 else f"array {number} of all_reduce"
     if type(array) is not np.ndarray and any_on_device([array]):
         return _on_gpu(array, what)
@@ -41,11 +41,14 @@ def place_of(array: Any, number: int, count: int) -> Place:
         if deliver is not None:
             deliver()
 
-    return Place(value, put, what)
+    return Operand(value, put, what)
 
 
-def _on_gpu(array: Any, what: str) -> Place:
-    """Copy an array of a GPU to the host; the result is copied back on the caller's stream at the call."""
+def _on_gpu(array: Any, what: str) -> Operand:
+    """Copy an array of a GPU to the host.
+
+    `put` copies back on the caller's stream at the time of the call.
+    """
     from ..devices import driver
     from ..stores.device.arguments import Streams, fetched, put, target
 
@@ -57,4 +60,4 @@ def _on_gpu(array: Any, what: str) -> Place:
         content = np.ascontiguousarray(total)
         put(gpu, content.ctypes.data, place, lambda: gpu.synchronize(place[1].handle, place[0].device))
 
-    return Place(value, send, what)
+    return Operand(value, send, what)

@@ -1,4 +1,4 @@
-"""The parameters of a model beside a store: what is known of each, and whether all workers mean the same."""
+"""The parameters of a model in an exchange: the state of each, and the comparison of all workers."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ import torch
 from ..engine import Work
 from ..errors import ArgumentError, ConfigError, KVStoreError
 from ..store import KVStore
-from .tensors import Order, Tensor, check, kind, order, share
+from .tensors import Order, Tensor, broadcast_by_key, check_tensor, memory_order, type_name
 
-_CHECK = "kvstore.torch"  # key of the marks by which models are compared
+_CHECK = "kvstore.torch"  # key of the digests by which models are compared
 _MARKS = 1024
 
 
 @dataclass(eq=False)
-class Slot:
-    """A parameter, and where its gradient of this step is."""
+class GradientSlot:
+    """A parameter, and the state of its gradient in this step."""
 
     name: str
     key: str
     parameter: Tensor
-    #: Its place in the model.
+    #: Its index in the model.
     number: int
     order: Order
     sparse: bool
     #: Size of a dense gradient.
     nbytes: int
-    #: Its gradient is complete, and is in the bucket that is pushed next, or has been pushed.
+    #: Whether its gradient is complete, and is in the next bucket or has been pushed.
     ready: bool = False
     queued: bool = False
-    #: The push that it is a part of, until that is over; whether it went well, or how it failed.
+    #: Its push, until that is complete; whether the push has succeeded, or its error.
     work: Work | None = None
     ended: bool = False
     error: Exception | None = None
-    #: The gradient that is on its way, and whether it stands for none.
+    #: The gradient that is being exchanged, and whether it replaces an absent one.
     gradient: Tensor | None = field(default=None, repr=False)
     absent: bool = False
     #: The gradient that holds the sum over the workers, if sums are not divided.
     total: Tensor | None = field(default=None, repr=False)
-    #: The view that hides a gradient which the store has already.
+    #: The view that hides a gradient which the store already has.
     hidden: Tensor | None = field(default=None, repr=False)
     #: The version of the parameter after the last update by the store.
     version: int = 0
 
     def wait(self) -> None:
-        """Wait for the push, if it is not over."""
+        """Wait for the push, if it is not complete."""
         work = self.work
         if work is None:
             self._check_sent()
@@ -64,50 +64,51 @@ class Slot:
         self.ended, self.work = True, None
 
     def _check_sent(self) -> None:
-        """Note that Ctrl-C came as it was to be sent: what has not come back is no average."""
+        """Raise if Ctrl-C has interrupted the push: the gradient may not be an average."""
         if not (self.ended or self.error):
             self.error = KVStoreError(
-                f"parameter {self.name!r}: an exception, such as Ctrl-C, came as gradients were being sent; "
-                "whether they have left is unknown: start the job again from its last checkpoint"
+                f"parameter {self.name!r}: an exception, such as Ctrl-C, has interrupted the push of "
+                "its gradient, and it is unknown whether it was sent: start the job again from its last "
+                "checkpoint"
             )
 
     @property
-    def is_under_way(self) -> bool:
-        """Whether the gradient is to be sent in this step, or is being sent."""
+    def is_being_sent(self) -> bool:
+        """Return whether the gradient of this step is not complete yet: it will be sent, or is being sent."""
         waits = self.ready or self.queued
         return self.work is not None or (waits and not self.ended and self.error is None)
 
     def reset(self) -> None:
-        """Forget the exchange before: its gradient, its error."""
+        """Reset the state of the previous exchange: its gradient, its error."""
         self.ready = self.queued = self.ended = self.absent = False
         self.error = self.gradient = None
 
 
-def slots(named: Iterable[tuple[str, Tensor]], prefix: str, sparse: Iterable[str]) -> list[Slot]:
-    """Make a slot for each parameter; of tied weights the first name counts.
+def make_slots(named: Iterable[tuple[str, Tensor]], prefix: str, sparse: Iterable[str]) -> list[GradientSlot]:
+    """Make a slot for each parameter; tied weights have one slot, with the first name.
 
     Raises
     ------
     ConfigError
-        There are no parameters, two have one name, or a name in `sparse` is no parameter's.
+        No parameter is given, two have one name, or `sparse` has an unknown name.
     ArgumentError
-        Other things than pairs of a name and a parameter, or other things than names in `sparse`.
+        `named` is not pairs of a name and a parameter, or `sparse` is not names.
     ArrayError, DTypeError
-        A parameter that no store takes.
+        A parameter has a type that no store supports.
     """
     rows = _names(sparse)
-    found: dict[Tensor, Slot] = {}
+    found: dict[Tensor, GradientSlot] = {}
     names: set[str] = set()
     for name, parameter in _pairs(named):
-        check(name, parameter)
+        check_tensor(name, parameter)
         if parameter in found:
             continue
         if name in names:
             raise ConfigError(f"named_parameters: two parameters have the name {name!r}")
         names.add(name)
         size = parameter.numel() * parameter.element_size()
-        found[parameter] = Slot(
-            name, prefix + name, parameter, len(found), order(parameter), name in rows, size
+        found[parameter] = GradientSlot(
+            name, prefix + name, parameter, len(found), memory_order(parameter), name in rows, size
         )
     if not found:
         raise ConfigError("named_parameters is empty; note that an iterator can be used only once")
@@ -127,30 +128,30 @@ def _names(sparse: Any) -> set[str]:
 def _pairs(named: Any) -> Iterator[tuple[str, Tensor]]:
     wanted = "named_parameters must be pairs of a name and a parameter: pass model.named_parameters(), not"
     if isinstance(named, Mapping) or not isinstance(named, Iterable):
-        raise ArgumentError(f"{wanted} {kind(named)}")
+        raise ArgumentError(f"{wanted} {type_name(named)}")
     for pair in named:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise ArgumentError(f"{wanted} {kind(pair)} among them")
+            raise ArgumentError(f"{wanted} {type_name(pair)} among them")
         name, parameter = pair
         if not isinstance(name, str) or not isinstance(parameter, torch.Tensor):
-            raise ArgumentError(f"{wanted} {kind(name)} with {kind(parameter)}")
+            raise ArgumentError(f"{wanted} {type_name(name)} with {type_name(parameter)}")
         yield name, parameter
 
 
-def agree(store: KVStore, model: list[Slot], prefix: str) -> None:
-    """Make rank 0's parameters everyone's.
+def broadcast_parameters(store: KVStore, model: list[GradientSlot], prefix: str) -> None:
+    """Overwrite the parameters of all workers with those of rank 0.
 
     Raises
     ------
     ConfigError
-        This worker's model is not that of rank 0.
+        The model of this worker is not that of rank 0.
     """
-    if store.is_capable("optimizer"):  # engines of collectives compare by themselves
+    if store.is_capable("optimizer"):  # engines of collectives make this comparison themselves
         _compare(store, model, prefix)
-    share(store, [(slot.key, slot.name, slot.parameter.detach()) for slot in model])
+    broadcast_by_key(store, [(slot.key, slot.name, slot.parameter.detach()) for slot in model])
 
 
-def _compare(store: KVStore, model: list[Slot], prefix: str) -> None:
+def _compare(store: KVStore, model: list[GradientSlot], prefix: str) -> None:
     mine = np.zeros(1 + _MARKS, np.int64)
     mine[0] = len(model)
     for place, slot in enumerate(model):

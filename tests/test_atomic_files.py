@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import kvstore as kv
-from kvstore.files import is_replaced, replacing
+from kvstore.atomic_files import atomic_replacement, has_new_content
 
 
 def fail_for_folders(patch: pytest.MonkeyPatch, number: int) -> None:
@@ -26,7 +26,7 @@ def fail_for_folders(patch: pytest.MonkeyPatch, number: int) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    with replacing(path) as beside:
+    with atomic_replacement(path) as beside:
         beside.write_text(text)
 
 
@@ -39,7 +39,7 @@ def test_a_folder_that_cannot_be_synchronised_is_told_of_a_file_that_is_new(
     with pytest.raises(kv.StateFileError, match="file is written, but its folder cannot be") as caught:
         write(path, "new")
     assert isinstance(caught.value, OSError) and caught.value.errno == errno.EIO
-    assert is_replaced(caught.value)
+    assert has_new_content(caught.value)
     assert path.read_text() == "new"
     assert os.listdir(tmp_path) == ["file"]
 
@@ -62,7 +62,7 @@ def test_a_file_that_cannot_be_synchronised_is_not_replaced(
     monkeypatch.setattr(os, "fsync", failing)
     with pytest.raises(kv.StateFileError, match="An existing file is unchanged") as caught:
         write(path, "new")
-    assert not is_replaced(caught.value)
+    assert not has_new_content(caught.value)
     assert path.read_text() == "old"
 
 

@@ -1,4 +1,7 @@
-"""Which store a trainer works with, and whether that store updates the weights; the rules are Gluon's."""
+"""The choice of the store of a trainer, and of the place of updates (store or trainer).
+
+The rules are Gluon's.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +19,19 @@ from ..store import KVStore
 from ..store_kinds import STORES, is_on_servers, is_synchronous
 from .parameter import Trainable
 
-#: Elements above which weights that are only `local` are updated by the trainer, as Gluon does.
+#: Size in elements of a weight from which on the trainer updates with a `local` store, as in Gluon.
 _LARGE = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What a trainer works with.
+class StoreChoice:
+    """The store of a trainer, and the place of updates.
 
     Attributes
     ----------
     store : KVStore, KVStoreBase or None
     made : bool
-        Whether it was made here, so that it is the trainer's to close.
+        Whether the trainer has created the store and closes it.
     updates : bool
         Whether the store updates the weights.
     distributed : bool
@@ -41,36 +44,38 @@ class Choice:
     distributed: bool
 
     @property
-    def awaited(self) -> bool:
-        """Whether other workers wait for this one's part of each sum."""
+    def is_awaited(self) -> bool:
+        """Return whether other workers wait for this worker's part of each sum."""
         return self.distributed and "async" not in self.store.type
 
     def close(self) -> None:
-        """Close the store, if it was made here."""
+        """Close the store, if it was created here."""
         close = getattr(self.store, "close", None)
         if self.made and close is not None:
             close()
 
 
-def choose(kvstore: Any, update: bool | None, params: Sequence[Trainable], replicas: int) -> Choice:
-    """Choose a store and who updates.
+def choose_store(
+    kvstore: Any, update: bool | None, params: Sequence[Trainable], replicas: int
+) -> StoreChoice:
+    """Choose the store and the place of updates.
 
     Parameters
     ----------
     kvstore : KVStoreBase, str or None
     update : bool or None
-        As the caller wants it; None: the environment says (MXNET_UPDATE_ON_KVSTORE), else the store updates
-        where it can.
+        The choice of the caller. None: the choice of the environment (MXNET_UPDATE_ON_KVSTORE), else the
+        store updates if it can.
     params : sequence of Trainable
     replicas : int
-        Number of replicas of each.
+        Number of replicas of each parameter.
 
     Raises
     ------
     ArgumentError
-        `kvstore` is none of these.
+        `kvstore` has another type.
     ConfigError, CapabilityError
-        The store cannot do what the parameters or the caller need.
+        The store does not support the parameters or the caller's choice.
     """
     sparse_weights = any(_is_sparse(param.list_data()) for param in params)
     sparse_grads = any(_is_sparse(param.list_grad()) for param in params if param.grad_req != "null")
@@ -87,9 +92,9 @@ def choose(kvstore: Any, update: bool | None, params: Sequence[Trainable], repli
             updates = _decided_for_sparse_grads(store, update, distributed)
         else:
             updates = _decided(store, update, updates, distributed)
-        return Choice(store, made, updates, distributed)
+        return StoreChoice(store, made, updates, distributed)
     except BaseException:
-        Choice(store, made, False, False).close()
+        StoreChoice(store, made, False, False).close()
         raise
 
 
@@ -102,7 +107,7 @@ def _is_sparse(arrays: list[Any]) -> bool:
 
 def _selected(kvstore: Any, replicas: int, needed: bool) -> Any:
     if isinstance(kvstore, str):
-        alone = _stays_here(kvstore.lower())
+        alone = _has_one_worker(kvstore.lower())
         return None if alone and replicas == 1 and not needed else create(kvstore)
     if kvstore is None and needed:
         raise ConfigError(
@@ -113,8 +118,8 @@ def _selected(kvstore: Any, replicas: int, needed: bool) -> Any:
     return kvstore
 
 
-def _stays_here(name: str) -> bool:
-    """Whether a store of this name has one worker, this process, so that one replica needs no store."""
+def _has_one_worker(name: str) -> bool:
+    """Return whether a store of this name has this process as its only worker: one replica needs no store."""
     kind = None if name in KVStoreBase.kv_registry else STORES.get(name)
     alone = kind is not None and kind.one_process and not (kind.joins and has_peers())
     alone = alone or KVStoreBase.kv_registry.get(name) is TestStore
@@ -123,11 +128,11 @@ def _stays_here(name: str) -> bool:
     return alone
 
 
-# ------------------------------------------------------------------------------------------- who updates
+# ------------------------------------------------------------------------------------------- place of updates
 
 
 def _by_default(store: Any, kvstore: Any, params: Sequence[Trainable]) -> bool:
-    """Say who updates where the caller does not."""
+    """Return whether the store updates if the caller makes no choice."""
     text = text_of("update_on_kvstore")
     if not text.isdecimal():
         raise ConfigError(f"MXNET_UPDATE_ON_KVSTORE={text!r} must be 1 or 0")
@@ -181,7 +186,7 @@ def _checked_for_sparse_weights(store: Any, update: bool | None) -> bool:
 
 
 def _decided_for_sparse_grads(store: Any, update: bool | None, distributed: bool) -> bool:
-    """Leave updates to the trainer where no other worker takes part, as Gluon does."""
+    """Let the trainer update if no other worker takes part, as in Gluon."""
     if store is not None:
         _check_takes_rows(store)
     if _has_no_rounds(store, distributed):

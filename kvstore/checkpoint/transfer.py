@@ -1,6 +1,6 @@
-"""How the workers of a store hear of a checkpoint from worker 0: over a small store of their own.
+"""The transfer of a checkpoint from worker 0 to the other workers, over a small store for this purpose.
 
-So only worker 0 needs to see the folder, and no worker can take another checkpoint than it does.
+So only worker 0 must read the folder, and all workers restore the same checkpoint.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from ..arrays.element_types import dtype_named
-from ..factory import create_beside
+from ..factory import create_companion
 from ..store import KVStore
 
 if TYPE_CHECKING:
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
 Array: TypeAlias = "npt.NDArray[Any]"
 
 
-class Handover:
-    """Brings messages from worker 0 to the others; all workers call its methods in the same order."""
+class CheckpointTransfer:
+    """Sends messages from worker 0 to the other workers; all workers call its methods in the same order."""
 
     def __init__(self, store: KVStore) -> None:
-        self._beside = create_beside(store, "checkpoint")
+        self._companion = create_companion(store, "checkpoint")
         self._count = 0
 
-    def give(self, message: dict[str, Any], arrays: Mapping[str, Array]) -> None:
-        """On worker 0: bring a message, which JSON can say, and arrays to all; wait until they have it."""
+    def send(self, message: dict[str, Any], arrays: Mapping[str, Array]) -> None:
+        """On worker 0: send a JSON message and arrays to all workers; wait until they have received them."""
         kinds = {name: (array.dtype.name, array.shape) for name, array in arrays.items()}
         text = json.dumps([message, kinds]).encode()
         self._broadcast(np.array([len(text)], np.int64))
         self._broadcast(np.frombuffer(text, np.uint8).copy())
         for array in arrays.values():
             self._broadcast(array)
-        self._beside.barrier()
+        self._companion.barrier()
 
-    def take(self) -> tuple[dict[str, Any], dict[str, Array]]:
-        """On another worker: return what worker 0 gives."""
+    def receive(self) -> tuple[dict[str, Any], dict[str, Array]]:
+        """On the other workers: return the message and arrays of worker 0."""
         size = self._broadcast(np.zeros(1, np.int64))
         text = self._broadcast(np.zeros(int(size[0]), np.uint8))
         message, kinds = json.loads(text.tobytes())
@@ -48,19 +48,19 @@ class Handover:
             name: self._broadcast(np.zeros(shape, dtype_named(dtype)))
             for name, (dtype, shape) in kinds.items()
         }
-        self._beside.barrier()
+        self._companion.barrier()
         return message, arrays
 
     def _broadcast(self, array: Array) -> Array:
         """Overwrite an array with that of worker 0."""
         self._count += 1
-        self._beside.broadcast(self._count, array, out=array)
+        self._companion.broadcast(self._count, array, out=array)
         return array
 
-    def __enter__(self) -> Handover:
+    def __enter__(self) -> CheckpointTransfer:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._beside.__exit__(kind, error, trace)
+        self._companion.__exit__(kind, error, trace)

@@ -1,4 +1,4 @@
-"""One GPU as a store uses it: the ends of its work on each stream, uploads, loans that end by themselves."""
+"""The state of a store on one GPU: the end of its work on each stream, uploads, temporary memory."""
 
 from __future__ import annotations
 
@@ -9,27 +9,30 @@ from typing import Any
 import numpy.typing as npt
 
 from .driver import Driver
-from .memory import Pinned, may_free
+from .memory import PinnedMemory, may_free
 from .streams import Stream, StreamCursor
 
 
 class GpuContext:
-    """A GPU, with what a store has under way there."""
+    """A GPU, with the store's work in progress there."""
 
     def __init__(self, driver: Driver, device: int) -> None:
         self.driver, self.device = driver, device
         self._tails: weakref.WeakValueDictionary[int, StreamCursor] = weakref.WeakValueDictionary()
         self._last: StreamCursor | None = None
-        #: Another number whenever the last work on a key may be on another stream than before.
+        #: Increased whenever the last work on a key can be on another stream than before.
         self.moves = 0
-        self._pinned = Pinned(driver, device)
+        self._pinned = PinnedMemory(driver, device)
         self._loans: weakref.WeakSet[StreamBuffer] = weakref.WeakSet()
         self._kept: deque[tuple[int, list[Any]]] = deque()  # event, objects; oldest first
-        #: A stream of our own, on which loans end.
+        #: A stream of the store; temporary memory is freed in its order.
         self.own = Stream(device, driver.stream(device), self)
 
     def tail(self, stream: Stream) -> StreamCursor:
-        """Return the end of the store's work on a stream; the same object as long as anybody holds it."""
+        """Return the end of the store's work on a stream.
+
+        The same object as long as a reference to it exists.
+        """
         last = self._last
         if last is not None and last.stream.handle == stream.handle:
             return last
@@ -40,11 +43,14 @@ class GpuContext:
         return tail
 
     def upload(self, target: int, content: npt.NDArray[Any], stream: Stream) -> None:
-        """Copy a host array up, in the order of the stream; it may be changed when this returns."""
+        """Copy a host array to the GPU, in the order of the stream.
+
+        The array can be changed when this returns.
+        """
         self._pinned.upload(target, content, stream.handle)
 
     def keep(self, objects: list[Any], stream: Stream) -> None:
-        """Hold objects until the stream has come to this point: work under way reads their memory."""
+        """Keep references to objects until the present work on the stream is complete."""
         self._drop_done()
         event = self.driver.event(self.device)
         self._kept.append((event, objects))
@@ -56,20 +62,20 @@ class GpuContext:
             self.driver.drop_event(event, self.device)
 
     def lend(self, nbytes: int, stream: Stream) -> int:
-        """Address of scratch memory for the work that follows on a stream; see `take_back`."""
+        """Return the address of temporary memory for later work on a stream; see `take_back`."""
         return self.driver.lend(self.device, nbytes, stream.handle) if nbytes else 0
 
     def take_back(self, address: int, stream: Stream) -> None:
-        """End a loan when the stream has come to this point."""
+        """Free memory of `lend`, in the order of the stream."""
         if address:
             self.driver.take_back(self.device, address, stream.handle)
 
     def lent(self, loan: StreamBuffer) -> None:
-        """Note a loan, which ends at the latest when the store is closed."""
+        """Register temporary memory, which is freed at the latest when the store is closed."""
         self._loans.add(loan)
 
     def close(self) -> None:
-        """Wait for the store's work and give everything back."""
+        """Wait for the store's work and free all memory."""
         self._last = None
         for tail in list(self._tails.values()):
             tail.finish()
@@ -87,7 +93,7 @@ class GpuContext:
 class StreamBuffer:
     """Memory from the driver's pool that several pieces of work use, one after the other.
 
-    It goes back, without a wait of the host, when the last of them is done.
+    It is freed, without a wait of the host, when the last of them is complete.
     """
 
     __slots__ = ("__weakref__", "_place", "address", "nbytes", "tail")
@@ -101,7 +107,7 @@ class StreamBuffer:
         place.lent(self)
 
     def end(self) -> None:
-        """Give the memory back, when what uses it now is done."""
+        """Free the memory when its present work is complete."""
         address, self.address = self.address, 0
         place = self._place
         if address and may_free(place.driver):

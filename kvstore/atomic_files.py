@@ -1,4 +1,4 @@
-"""Files that are replaced in one step: a reader finds the old content or the new one, whatever happens."""
+"""Files that are replaced atomically: a reader finds the old content or the new one, also after a failure."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def _refused(kind: type[OSError]) -> type[StateFileError]:
-    """Make the class for what the system refused: also what a caller without this library would catch."""
+def _system_error_class(kind: type[OSError]) -> type[StateFileError]:
+    """Make the error class of a failed system call: a subclass of KVStoreError and of the built-in error."""
     shown = {"__module__": StateFileError.__module__, "__doc__": StateFileError.__doc__}
     return type(StateFileError.__name__, (StateFileError, kind), shown)
 
 
-def unreadable(path: str | os.PathLike[str], error: OSError) -> StateFileError:
-    """Make the error for a file that the system does not let us read; it is the system's error, too."""
+def read_error(path: str | os.PathLike[str], error: OSError) -> StateFileError:
+    """Make the error for a file that cannot be read; it is also the OSError of the system."""
     reason = error.strerror or str(error)
     return _as_system(path, error, f"{os.fsdecode(path)} cannot be read: {reason}. Nothing has changed")
 
 
 def _as_system(path: str | os.PathLike[str], error: OSError, text: str) -> StateFileError:
     kind = type(error)
-    told: Any = _refused(kind if kind.__module__ == OSError.__module__ else OSError)(text)
+    told: Any = _system_error_class(kind if kind.__module__ == OSError.__module__ else OSError)(text)
     told.errno, told.strerror, told.filename = error.errno, error.strerror, os.fsdecode(path)
     return told  # type: ignore[no-any-return]
 
 
-def name_of(path: Any) -> str:
-    """Return a path that a caller gave as a str.
+def checked_path(path: Any) -> str:
+    """Return the path that a caller passed, as a str.
 
     Raises
     ------
@@ -59,13 +59,13 @@ def name_of(path: Any) -> str:
     return name
 
 
-def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a file to read; a pipe of that name is not waited for.
+def open_regular_file(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a file to read, without waiting for the writer of a pipe.
 
     Raises
     ------
     OSError
-        It cannot be opened, or is a folder, a pipe or a device: then `errno` is EISDIR or EINVAL.
+        The file cannot be opened, or is a folder, a pipe or a device: then `errno` is EISDIR or EINVAL.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if stat.S_ISREG(mode := os.fstat(descriptor).st_mode):
@@ -77,34 +77,35 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Give a new path beside `path` to write to; in the end it takes the place of `path`.
+def atomic_replacement(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Make a context with a temporary path in the folder of `path`; at its end that file replaces `path`.
 
-    By then its content has reached the disk. A symbolic link keeps pointing where it did, a file that is
-    replaced keeps its permissions. If the body or the disk fails, nothing is left behind; a process that is
-    killed meanwhile leaves a file ``.NAME.*.tmp``.
+    The content is synchronised to the disk first. If `path` is a symbolic link, its target is replaced; the
+    permissions of a replaced file are kept. If the body or the disk fails, the temporary file is removed; a
+    process that is killed in the body leaves a file ``.NAME.*.tmp``.
 
     Raises
     ------
     StateFileError
-        The system refused something, in the body too; it names `path`, and is the system's OSError, too.
-        Where `is_replaced` says so, the file has its new content, and only its folder was not synchronised.
+        A system call failed, also one in the body. The error names `path`, and is also the OSError of the
+        system. If `has_new_content` is True for it, the file has its new content, and only its folder was not
+        synchronised.
     """
     try:
-        with _replacing(path) as beside:
+        with _atomic_replacement(path) as beside:
             yield beside
     except OSError as error:
-        raise _unwritable(os.fsdecode(path), error) from error
+        raise _write_error(os.fsdecode(path), error) from error
     _sync_folder(path)
 
 
-def is_replaced(error: Exception) -> bool:
-    """Whether a file has its new content though `replacing` has raised this."""
-    return bool(getattr(error, "is_replaced", False))
+def has_new_content(error: Exception) -> bool:
+    """Return whether the file has its new content although `atomic_replacement` has raised this error."""
+    return bool(getattr(error, "has_new_content", False))
 
 
 def _sync_folder(path: str | os.PathLike[str]) -> None:
-    """Have the disk know a new name, on file systems that do so for folders."""
+    """Synchronise the folder of a new name, on file systems that support this."""
     from pathlib import Path
 
     try:
@@ -115,11 +116,11 @@ def _sync_folder(path: str | os.PathLike[str]) -> None:
         why = f"its folder cannot be synchronised: {error.strerror}"
         text = f"{os.fsdecode(path)} is written, but {why}; if the machine fails, the old file may be back"
         told: Any = _as_system(path, error, text)
-        told.is_replaced = True
+        told.has_new_content = True
         raise told from error
 
 
-def _unwritable(path: str, error: OSError) -> StateFileError:
+def _write_error(path: str, error: OSError) -> StateFileError:
     reason, folder = error.strerror or str(error), os.path.dirname(path) or "."
     if not os.path.isdir(folder):
         reason = f"there is no folder {folder!r}; create it first"
@@ -129,7 +130,7 @@ def _unwritable(path: str, error: OSError) -> StateFileError:
 
 
 @contextmanager
-def _replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+def _atomic_replacement(path: str | os.PathLike[str]) -> Iterator[Path]:
     from pathlib import Path
 
     target = Path(path).resolve()
@@ -148,7 +149,10 @@ def _replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def _create(path: Path) -> int:
-    """Make a new file; return its mode, which is asked of the open file: the name may be gone already."""
+    """Create a file.
+
+    Return its mode, read from the descriptor because the name may have been removed already.
+    """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         return os.fstat(descriptor).st_mode
@@ -159,26 +163,26 @@ def _create(path: Path) -> int:
 # ----------------------------------------------------------------------------------------- checked texts
 
 _SEALED = b'{"checksum":"%08x","content":%b}\n'
-_BEFORE = len(_SEALED % (0, b"")) - 2  # bytes before the content; two follow it
+_BEFORE = len(_SEALED % (0, b"")) - 2  # length of the head in bytes; two more bytes follow the content
 
 
-def sealed(content: bytes) -> bytes:
-    """Return a JSON text with a checksum: a JSON object of its CRC-32 and the text as it is."""
+def with_checksum(content: bytes) -> bytes:
+    """Return a JSON object of a JSON text and its CRC-32."""
     import zlib
 
     return _SEALED % (zlib.crc32(content), content)
 
 
-def unsealed(data: bytes) -> bytes:
-    """Return the text that `sealed` was given.
+def without_checksum(data: bytes) -> bytes:
+    """Return the text that was passed to `with_checksum`.
 
     Raises
     ------
     StateFileError
-        A bit of it has changed, or it has no checksum.
+        The text does not match its checksum, or has none.
     """
     content = data[_BEFORE:-2]
-    if data != sealed(content):
+    if data != with_checksum(content):
         raise StateFileError(
             "its checksum is wrong: it is damaged, or an earlier version of kvstore has written it without "
             "one"
@@ -186,26 +190,26 @@ def unsealed(data: bytes) -> bytes:
     return content
 
 
-def read_sealed(path: str | os.PathLike[str]) -> bytes:
-    """Return the text of a file that holds what `sealed` returned; errors are those of `unsealed`.
+def read_with_checksum(path: str | os.PathLike[str]) -> bytes:
+    """Return the text of a file of `write_with_checksum`; the errors are those of `without_checksum`.
 
-    What cannot be read is the system's OSError, too.
+    The error for a file that cannot be read is also the OSError of the system.
     """
     try:
-        with open_regular(path) as file:
+        with open_regular_file(path) as file:
             data = file.read()
     except OSError as error:
-        raise unreadable(path, error) from error
+        raise read_error(path, error) from error
     try:
-        return unsealed(data)
+        return without_checksum(data)
     except StateFileError as error:
         raise StateFileError(f"{os.fsdecode(path)}: {error}") from None
 
 
-def write_sealed(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write what `sealed` returns to a file, in one step; errors are those of `replacing`."""
-    with replacing(path) as beside:
-        beside.write_bytes(sealed(content))
+def write_with_checksum(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write a text with its checksum to a file; the errors are those of `atomic_replacement`."""
+    with atomic_replacement(path) as beside:
+        beside.write_bytes(with_checksum(content))
 
 
 # ----------------------------------------------------------------------------------------------------- steps

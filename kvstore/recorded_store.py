@@ -1,4 +1,4 @@
-"""Stores of a process that records a timeline: each call of a verb is an event."""
+"""Stores of a process that records a timeline: each call of a method is an event."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .plan import Plan
 from .store import KVStore
 
 
-class _Recorded:
-    """One call as an event, from the beginning of the context to its end."""
+class _RecordedCall:
+    """One call as an event, from the start of the context to its end."""
 
     __slots__ = ("_begin", "_call", "_counters", "_label", "_nbytes")
 
@@ -39,20 +39,22 @@ class RecordedPlan(Plan):
     def __call__(self) -> None:
         """See `Plan.__call__`."""
         values = [values for _, values in self._groups]
-        with _Recorded(self._store._counters, "pushpull", [key for key, _ in self._groups], bytes_of(values)):
+        with _RecordedCall(
+            self._store._counters, "pushpull", [key for key, _ in self._groups], bytes_of(values)
+        ):
             super().__call__()
 
 
 class RecordedKVStore(KVStore):
-    """A `KVStore` whose calls are recorded; asynchronous ones from the call to the end of the operation."""
+    """A `KVStore` whose calls are recorded; an asynchronous call lasts until its operation ends."""
 
     _plan = RecordedPlan
 
-    def _recorded(self, verb: str, key: Any, values: Any) -> _Recorded:
-        return _Recorded(self._counters, verb, key, bytes_of(values))
+    def _recorded_method(self, verb: str, key: Any, values: Any) -> _RecordedCall:
+        return _RecordedCall(self._counters, verb, key, bytes_of(values))
 
-    def _ending(self, verb: str, groups: list[Group]) -> Callable[[Callable[[], Any]], Any]:
-        recorded = self._recorded(verb, [key for key, _ in groups], [values for _, values in groups])
+    def _counted_end(self, verb: str, groups: list[Group]) -> Callable[[Callable[[], Any]], Any]:
+        recorded = self._recorded_method(verb, [key for key, _ in groups], [values for _, values in groups])
 
         def end(run: Callable[[], Any]) -> Any:
             with recorded:
@@ -61,10 +63,10 @@ class RecordedKVStore(KVStore):
         return end
 
 
-def _recorded(name: str, verb: str, values: str) -> Callable[..., Any]:
+def _recorded_method(name: str, verb: str, values: str) -> Callable[..., Any]:
     """Make the method `name` of a recorded store.
 
-    An event has the bytes of the argument `values`. An asynchronous call is recorded by `_ending`.
+    An event has the size of the argument `values` in bytes. `_counted_end` records an asynchronous call.
     """
     method: Callable[..., Any] = getattr(KVStore, name)
     places = {argument: place for place, argument in enumerate(signature(method).parameters)}
@@ -78,13 +80,13 @@ def _recorded(name: str, verb: str, values: str) -> Callable[..., Any]:
         if given("async_op"):
             return method(*args, **named)
         key = given("key")
-        with args[0]._recorded(verb, () if key is None else key, given(values)):
+        with args[0]._recorded_method(verb, () if key is None else key, given(values)):
             return method(*args, **named)
 
     return call
 
 
-# By method: the verb of its event, and the argument whose bytes count.
+# By method: the verb of its event, and the argument whose bytes are counted.
 for _name, _event in {
     "init": ("init", "value"),
     "broadcast": ("init", "value"),
@@ -94,4 +96,4 @@ for _name, _event in {
     "row_sparse_pull": ("row_sparse_pull", ""),
     "barrier": ("barrier", ""),
 }.items():
-    setattr(RecordedKVStore, _name, _recorded(_name, *_event))
+    setattr(RecordedKVStore, _name, _recorded_method(_name, *_event))

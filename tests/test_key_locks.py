@@ -1,4 +1,4 @@
-"""Turns of keys: who comes first goes first, and nobody waits for a key that nobody is busy with."""
+"""KeyLocks of keys: who comes first goes first, and nobody waits for a key that nobody is busy with."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any
 import pace
 import pytest
 
-from kvstore import turns as module
+from kvstore import key_locks as module
 from kvstore.errors import TimeoutError
-from kvstore.turns import Turns, Waiter
+from kvstore.key_locks import KeyLocks, LockWaiter
 
 LONG = 60.0
 
@@ -26,17 +26,17 @@ class Threads:
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self.lock = threading.RLock()
-        self.turns = Turns(self.lock)
+        self.key_locks = KeyLocks(self.lock)
         self._pool = pool
 
     @contextmanager
     def turn(self, keys: Sequence[str], timeout: float = LONG) -> Iterator[None]:
         with self.lock:
-            self.turns.take(keys, timeout)
+            self.key_locks.acquire(keys, timeout)
         try:
             yield
         finally:
-            self.turns.leave(keys)
+            self.key_locks.release(keys)
 
     def start(self, run: Callable[..., Any], *arguments: Any) -> Future[Any]:
         return self._pool.submit(run, *arguments)
@@ -50,10 +50,10 @@ class Threads:
             with self.turn(keys, timeout):
                 then()
 
-        before = len(self.turns.waiting)
+        before = len(self.key_locks.waiters)
         started = self.start(take)
         end = pace.deadline(20)
-        while len(self.turns.waiting) == before and not started.done():
+        while len(self.key_locks.waiters) == before and not started.done():
             assert time.monotonic() < end
             time.sleep(0.001)
         return started
@@ -68,7 +68,7 @@ def threads() -> Iterator[Threads]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads stand back as long as they must: on a busy machine others may not run for a while."""
-    monkeypatch.setattr(module, "_STAND_BACK", LONG)
+    monkeypatch.setattr(module, "_RESERVED_SHARE", LONG)
 
 
 @pytest.mark.usefixtures("patient")
@@ -76,7 +76,7 @@ def test_who_calls_in_a_loop_leaves_others_their_turn(threads: Threads) -> None:
     with threads.turn(["a"]):
         threads.start_waiting(["a"])
     with threads.turn(["a"]):
-        assert not threads.turns.waiting
+        assert not threads.key_locks.waiters
 
 
 @pytest.mark.usefixtures("patient")
@@ -119,7 +119,7 @@ def test_who_has_waited_long_is_still_behind_those_before_it(threads: Threads) -
     order: list[int] = []
     with threads.turn(["a"]):
         started = [threads.start_waiting(["a"], then=partial(order.append, number)) for number in range(6)]
-        time.sleep(2 * module._STAND_BACK)
+        time.sleep(2 * module._RESERVED_SHARE)
     for one in started:
         one.result()
     assert order == list(range(6))
@@ -145,7 +145,7 @@ def test_who_works_on_a_free_key_stands_back_now_and_then(
     threads: Threads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For a thread that waits long for another key, and this one, others do not wait in each operation."""
-    free = threads.turns._free
+    free = threads.key_locks._free
     waits: list[float] = []
     with threads.turn(["a"]):
         other = threads.start_waiting(["a", "b"])
@@ -166,7 +166,7 @@ def test_nobody_stands_back_for_who_has_given_up(threads: Threads) -> None:
         late = threads.start_waiting(["a", "b"], 0.05)
         with pytest.raises(TimeoutError, match=r"has been busy with key 'a' for 0.05 s"):
             late.result()
-        assert not threads.turns.waiting
+        assert not threads.key_locks.waiters
         with threads.turn(["b"]):
             pass
 
@@ -174,7 +174,7 @@ def test_nobody_stands_back_for_who_has_given_up(threads: Threads) -> None:
 def test_who_waits_for_all_waits_for_those_before_it(threads: Threads) -> None:
     def wait() -> None:
         with threads.lock:
-            threads.turns.wait_for_all(LONG)
+            threads.key_locks.wait_until_free(LONG)
 
     with threads.turn(["a"]):
         other = threads.start_waiting(["a"])
@@ -182,31 +182,31 @@ def test_who_waits_for_all_waits_for_those_before_it(threads: Threads) -> None:
         assert not everybody.done()
     everybody.result()
     other.result()
-    assert not threads.turns.taken
-    assert not threads.turns.waiting
+    assert not threads.key_locks.holders
+    assert not threads.key_locks.waiters
 
 
 def test_what_ctrl_c_has_left_does_not_keep_its_thread_out(threads: Threads) -> None:
-    threads.turns.taken["a"] = threading.get_ident()
+    threads.key_locks.holders["a"] = threading.get_ident()
     with threads.turn(["a"], 5.0):
         pass
-    assert not threads.turns.taken
+    assert not threads.key_locks.holders
 
 
 def test_an_end_that_nobody_was_told_of_is_seen(threads: Threads) -> None:
     """Ctrl-C can come between the two; who calls meanwhile stands back, and is none the later for it."""
     with threads.turn(["a"]):
         others = [threads.start_waiting(["a"]) for _ in range(3)]
-        del threads.turns.taken["a"]
+        del threads.key_locks.holders["a"]
         with threads.turn(["a"]):
-            assert not threads.turns.waiting
+            assert not threads.key_locks.waiters
     for other in others:
         other.result()
 
 
 def test_nobody_stands_back_for_longer_than_the_timeout(threads: Threads) -> None:
     """For one that never goes, say."""
-    threads.turns.waiting[Waiter(frozenset(["a"]))] = None
+    threads.key_locks.waiters[LockWaiter(frozenset(["a"]))] = None
     with threads.turn(["a"], 0.05):
         pass
 
@@ -214,6 +214,6 @@ def test_nobody_stands_back_for_longer_than_the_timeout(threads: Threads) -> Non
 def test_only_who_wants_a_key_is_told_of_it(threads: Threads) -> None:
     with threads.turn(["a"]):
         other = threads.start_waiting(["a"])
-        assert threads.turns.wanted(["b", "a"])
-        assert not threads.turns.wanted(["b"])
+        assert threads.key_locks.has_waiter(["b", "a"])
+        assert not threads.key_locks.has_waiter(["b"])
     other.result()

@@ -1,4 +1,4 @@
-"""Gradients that a program must neither read nor change, and that say so."""
+"""Gradients that a program must neither read nor change, and that raise an error on any use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .tensors import Tensor
 
 
 class UnreadableGradient(torch.Tensor):  # type: ignore[misc]
-    """A view of a gradient whose functions raise KVStoreError; autograd still accumulates into it."""
+    """A view of a gradient that raises KVStoreError in any function; autograd still accumulates into it."""
 
     @classmethod
     def __torch_function__(
@@ -25,11 +25,11 @@ class UnreadableGradient(torch.Tensor):  # type: ignore[misc]
         return f"UnreadableGradient({self.__dict__['reason']!r})"
 
 
-def hide(parameter: Tensor, reason: str, sparse: bool = False) -> None:
-    """Put a view that raises `reason` in the place of a gradient.
+def hide_gradient(parameter: Tensor, reason: str, sparse: bool = False) -> None:
+    """Replace a gradient by a view that raises `reason`.
 
-    Of a sparse gradient there is no view. With `sparse`, a tensor without memory of its own replaces it, and
-    autograd cannot accumulate into that.
+    A sparse gradient has no view. With `sparse`, a tensor without its own memory replaces the gradient;
+    autograd cannot accumulate into such a tensor.
     """
     gradient = parameter.grad
     if gradient is None or gradient.__class__ is UnreadableGradient:
@@ -45,8 +45,8 @@ def hide(parameter: Tensor, reason: str, sparse: bool = False) -> None:
     parameter.grad = hidden
 
 
-def reveal(parameter: Tensor) -> None:
-    """Put the gradient back in its place."""
+def restore_gradient(parameter: Tensor) -> None:
+    """Restore the gradient."""
     hidden = parameter.grad
     if hidden.__class__ is UnreadableGradient:
         parameter.grad = hidden.__dict__["gradient"]
