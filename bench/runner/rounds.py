@@ -107,12 +107,7 @@ class Measured:
         return sum(share > BUSY for share in self.others)
 
 
-def measure(
-    case: Any,
-    peers: Sequence[Process],
-    plan: Plan,
-    probe: Callable[[], Probe],
-) -> Measured | None:
+def measure(case: Any, peers: Sequence[Process], plan: Plan, probe: Callable[[], Probe]) -> Measured | None:
     """Measure one case with all peers that do it; None if fewer than one does."""
     ready, wrong = _prepare(case, peers)
     contenders = [c for process, variants in ready for c in _contenders(process, variants, plan)]

@@ -104,11 +104,7 @@ class Job:
         self.hosts = [one or self._host() for _ in range(-(-plan.workers // plan.per_host))]
         wanted = {"mode": plan.mode, "on_peer_loss": plan.on_peer_loss, "slice_bytes": plan.slice_bytes}
         patience = WorkerOptions(
-            plan.credit,
-            plan.slice_bytes,
-            control_resend=resend,
-            dead_after=plan.dead_after,
-            start=1e9,
+            plan.credit, plan.slice_bytes, control_resend=resend, dead_after=plan.dead_after, start=1e9
         )
         self.workers: list[WorkerProcess] = [
             WorkerProcess(self, self.hosts[rank // plan.per_host], rank, wanted, patience, program)

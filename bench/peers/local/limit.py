@@ -105,13 +105,7 @@ class Limit(Peer):
         return items
 
     def _run(
-        self,
-        jobs: list[ctypes.Array[Item]],
-        update: int,
-        how: int,
-        threads: int,
-        fixed: int,
-        repeats: int,
+        self, jobs: list[ctypes.Array[Item]], update: int, how: int, threads: int, fixed: int, repeats: int
     ) -> list[float]:
         """Time a case; push and pull of a pair take turns, as they do in a training loop."""
         if len(jobs) == 1:
