@@ -19,32 +19,19 @@ _BITS = {"2bit": 2, "1bit": 1}
 
 @dataclass(frozen=True)
 class CompressionCase(Case):
-    """One line of the tables.
+    """One line of the tables."""
 
-    Attributes
-    ----------
-    name : str
-        Unique; what `--only` matches.
-    verb : str
-        ``quantise`` (one gradient and its residual to words), ``dequantise`` (words added to an array), or
-        ``pair`` (push of `VALUES` values, each compressed, then pull into as many outs).
-    codec : str
-        ``2bit`` or ``1bit``.
-    size : int
-        Elements of a gradient.
-    data : str
-        ``normal``: N(0, 0.01), of which a few in ten thousand are sent at a time; ``uniform``: U(-1, 1), of
-        which nobody can guess what is sent.
-    goals : dict
-        Peer to the ratio ``time of peer / time of ours`` that must hold.
-    """
-
-    name: str
+    name: str  # unique; what `--only` matches
+    #: `quantise` (one gradient and its residual to words), `dequantise` (words added to an array), or `pair`
+    #: (push of `VALUES` values, each compressed, then pull into as many outs)
     verb: str
-    codec: str
-    size: int
+    codec: str  # `2bit` or `1bit`
+    size: int  # elements of a gradient
+    #: `normal`: N(0, 0.01), of which a few in ten thousand are sent at a time; `uniform`: U(-1, 1), of which
+    #: what is sent has no pattern
     data: str
     threshold: float = 0.5
+    #: Peer to the ratio `time of peer / time of ours` that must hold
     goals: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -63,20 +50,13 @@ class CompressionCase(Case):
 
 @dataclass
 class Inputs:
-    """Numbers of a case, the same for every peer.
-
-    Attributes
-    ----------
-    first : list of arrays
-        What each value pushes at first. All of it is below the threshold, so that 2bit keeps it all: from
-        then on the residuals are as after a long training.
-    pools : list of arrays
-        Where the further gradients of each value are cut from.
-    """
+    """Numbers of a case, the same for every peer."""
 
     size: int
+    #: What each value pushes at first. All of it is below the threshold, so that 2bit keeps it all: from then
+    #: on the residuals are as after a long training.
     first: list[Array]
-    pools: list[Array]
+    pools: list[Array]  # where the further gradients of each value are cut from
 
     def gradients(self, call: int) -> list[Array]:
         """Cut the gradient of each value."""

@@ -60,36 +60,23 @@ def key_set(name: str) -> KeySet:
 
 @dataclass(frozen=True)
 class StepCase(Case):
-    """A step of all workers: a pushpull of all keys in one call.
-
-    Attributes
-    ----------
-    group : str
-        The table that it is in.
-    keys : str
-        A set of keys; see `key_set`.
-    by_host : bool
-        Each host sums first, and sends once.
-    slow : float
-        Times as long as the others, of one worker's process and link.
-    parts : tuple of str
-        Two smaller sets of the same kind: these are simulated, and for each byte more as much time is added.
-    """
+    """A step of all workers: a pushpull of all keys in one call."""
 
     name: str
-    group: str
-    keys: str
+    group: str  # the table that it is in
+    keys: str  # A set of keys; see `key_set`
     workers: int = WORKERS
     servers: int = SERVERS
     per_host: int = PER_HOST
-    by_host: bool = False
+    by_host: bool = False  # each host sums first, and sends once
     gbits: float = GBITS
     mode: str = "sync"
     codec: str = ""
     slice_bytes: int = MB
     credit: int = 32 * MB
-    slow: float = 1.0
+    slow: float = 1.0  # times as long as the others, of one worker's process and link
     steps: int = 2
+    #: Two smaller sets of the same kind: these are simulated, and for each byte more as much time is added
     parts: tuple[str, ...] = ()
 
 

@@ -23,32 +23,17 @@ _NOTED = ("seconds", "tails", "cpu", "moved")  # of a contender, in each round
 
 @dataclass(frozen=True)
 class Plan:
-    """How long to measure.
+    """How long to measure."""
 
-    Attributes
-    ----------
-    rounds : int
-        Interleaved rounds; each gives one ratio for every peer.
-    spare : int
-        Rounds that may be added to replace disturbed ones.
-    patience : float
-        Seconds after which no round is added any more.
-    turn : float
-        Seconds that a turn of one variant should take; at least `least` calls are made, at most `most`.
-    field : int
-        Variants in one column that stay in the race, at most.
-    warm : int
-        Calls before the ones that show how fast a variant is.
-    """
-
-    rounds: int = 7
-    spare: int = 3
-    patience: float = 12.0
+    rounds: int = 7  # interleaved rounds; each gives one ratio for every peer
+    spare: int = 3  # rounds that may be added to replace disturbed ones
+    patience: float = 12.0  # seconds after which no round is added any more
+    #: Seconds that a turn of one variant should take; at least `least` calls are made, at most `most`
     turn: float = 0.06
     least: int = 3
     most: int = 10_000
-    field: int = FIELD
-    warm: int = 2
+    field: int = FIELD  # variants in one column that stay in the race, at most
+    warm: int = 2  # calls before the ones that show how fast a variant is
 
 
 class Contender(Way):

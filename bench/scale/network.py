@@ -21,21 +21,11 @@ SHARE = 1448 / 1538
 
 @dataclass(frozen=True)
 class LinkKind:
-    """A host's link.
+    """A host's link."""
 
-    Attributes
-    ----------
-    rate : float
-        Bytes a second, each way.
-    latency : float
-        Seconds to any other host.
-    local : float
-        Seconds from one process of a host to another; no bytes are counted.
-    """
-
-    rate: float
-    latency: float
-    local: float = 0.0
+    rate: float  # bytes a second, each way
+    latency: float  # seconds to any other host
+    local: float = 0.0  # seconds from one process of a host to another; no bytes are counted
 
 
 def ethernet(gbits: float, latency: float = 50e-6) -> LinkKind:
