@@ -12,7 +12,7 @@ from typing import Any
 from bench.cases import dist as cases
 from bench.cases.dist import APART, ENTRIES, DistCase, Goal
 from bench.peers.dist.launch import DistGroup
-from bench.peers.process import Setting
+from bench.peers.setting import Setting
 from bench.runner import profile, rivals, table
 from bench.runner.claim import Claim
 from bench.runner.rounds import Measured, Plan

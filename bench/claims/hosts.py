@@ -20,7 +20,7 @@ from bench.claims import dist
 from bench.peers.dist.hosts import Hosts
 from bench.peers.dist.launch import HostsGroup
 from bench.peers.dist.link_probe import LinkProbe, probe
-from bench.peers.process import Setting
+from bench.peers.setting import Setting
 from bench.runner import earlier, machine, rivals, run, table
 from bench.runner.rounds import Measured, Plan
 from kvstore.observe.bench.rounds import round_ratios

@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.cases import local as cases
 from bench.cases.local import LocalCase
-from bench.peers.process import Setting
+from bench.peers.setting import Setting
 from bench.runner import machine, rivals, table
 from bench.runner.claim import Claim
 from bench.runner.rounds import Measured

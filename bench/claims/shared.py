@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.cases import shared as cases
 from bench.cases.shared import SharedCase
-from bench.peers.process import Setting
+from bench.peers.setting import Setting
 from bench.peers.shared.launch import SharedGroup, redis_server
 from bench.runner import rivals, table
 from bench.runner.claim import Claim

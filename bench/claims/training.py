@@ -18,7 +18,7 @@ from bench.cases import training as cases
 from bench.cases.training import Curves
 from bench.claims import training_tables
 from bench.peers.dist.hosts import Hosts
-from bench.peers.process import Setting
+from bench.peers.setting import Setting
 from bench.peers.training.launch import OneHost, TwoHosts
 from bench.runner import earlier, machine, rivals, run, table
 from bench.runner.claim import Claim

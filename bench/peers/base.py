@@ -37,6 +37,9 @@ class Peer:
     variants: dict[str, Call]
     cpu = 0.0
 
+    def __init__(self, place: Any = None) -> None:
+        """Create the peer; `place` is that of its worker in the group."""
+
     def prepare(self, case: Any) -> list[Array]:
         """Get ready, call once, and return the result: the outs, or after a push alone what is stored."""
         raise NotImplementedError

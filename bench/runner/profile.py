@@ -23,7 +23,7 @@ from bench import ROOT
 from bench.cases.dist import ENTRIES, DistCase
 from bench.peers.dist import sampler
 from bench.peers.dist.launch import DistGroup
-from bench.peers.process import Setting
+from bench.peers.setting import Setting
 from bench.runner.table import markdown, time
 
 SECONDS = 3.0  # of calls that are looked at

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.peers.process import Setting
+from bench.peers.setting import Setting
 from bench.runner import compiled
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from bench.peers.process import Process
+from bench.peers.group.driver import Group
 from bench.runner.machine import Others, Probe
 from kvstore.observe.bench.rounds import Way, best, in_turn, round_ratios, shortlist
 
@@ -43,7 +43,7 @@ class Contender(Way):
     together gave to a call, and the bytes of a call on the busiest link.
     """
 
-    def __init__(self, process: Process, variant: str) -> None:
+    def __init__(self, process: Group, variant: str) -> None:
         super().__init__(process.column(variant), variant, partial(process.run, variant))
         self.process = process
         self.tails: list[float] = []
@@ -92,7 +92,7 @@ class Measured:
         return sum(share > BUSY for share in self.others)
 
 
-def measure(case: Any, peers: Sequence[Process], plan: Plan, probe: Callable[[], Probe]) -> Measured | None:
+def measure(case: Any, peers: Sequence[Group], plan: Plan, probe: Callable[[], Probe]) -> Measured | None:
     """Measure one case with all peers that do it; None if fewer than one does."""
     ready, wrong = _prepare(case, peers)
     contenders = [c for process, variants in ready for c in _contenders(process, variants, plan)]
@@ -107,7 +107,7 @@ def measure(case: Any, peers: Sequence[Process], plan: Plan, probe: Callable[[],
     return Measured(case, seconds, variants, probes, shares, wrong, *more)
 
 
-def _prepare(case: Any, peers: Sequence[Process]) -> tuple[list[tuple[Process, list[str]]], list[str]]:
+def _prepare(case: Any, peers: Sequence[Group]) -> tuple[list[tuple[Group, list[str]]], list[str]]:
     """Prepare all at once, and compare what the first call of each produced."""
     for peer in peers:
         peer.start_prepare(case)
@@ -132,7 +132,7 @@ def _alike(a: list[float], b: list[float]) -> bool:
     return len(a) == len(b) and all(map(close, a, b))
 
 
-def _contenders(process: Process, variants: list[str], plan: Plan) -> list[Contender]:
+def _contenders(process: Group, variants: list[str], plan: Plan) -> list[Contender]:
     found = [Contender(process, variant) for variant in variants]
     for contender in found:
         if plan.warm:

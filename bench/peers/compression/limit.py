@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from bench.cases.compression import CompressionCase
 from bench.peers.base import Array
@@ -37,7 +38,8 @@ class Task(ctypes.Structure):
 class Limit(Compressor):
     """Every way that the C code knows; the best one counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: Any = None) -> None:
+        super().__init__(place)
         self._code = compiled.load(Path(__file__).with_name("limit.c"), "-fopenmp", "-lm")
 
     def ways(self, case: CompressionCase) -> dict[str, Way]:

@@ -26,7 +26,8 @@ class MXNet(Compressor):
     operator adds nothing up; that is done by further operators, which are not counted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, place: Any = None) -> None:
+        super().__init__(place)
         self.profiler = Profiler()
 
     def prepare(self, case: CompressionCase) -> list[Array]:

@@ -11,7 +11,7 @@ from bench.peers.dist.hosts import ADDRESSES, LINK, Hosts
 from bench.peers.group.driver import Group
 from bench.peers.group.launch import Command, Launch, mxnet, workers
 from bench.peers.group.link import HOST
-from bench.peers.process import Setting
+from bench.peers.setting import Setting
 from bench.runner import compiled, machine
 
 _HERE = Path(__file__).parent
@@ -55,7 +55,7 @@ class DistGroup(Group):
 
     def column(self, variant: str) -> str:
         """Push and pull in two calls have a column of their own."""
-        return self.setting.name + (APART if variant.startswith(PAIR) else "")
+        return super().column(variant) + (APART if variant.startswith(PAIR) else "")
 
     def plan(self, address: str, folder: str) -> Launch:
         entry = self.entry
@@ -66,7 +66,7 @@ class DistGroup(Group):
         return workers(self.setting, address, {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **_KEEP})
 
     def _worker(self, address: str) -> list[str]:
-        return self.setting.command("group.worker", address, self.setting.processes)
+        return self.setting.command("worker", address, self.setting.processes)
 
     def codes(self) -> tuple[Path, Path]:
         limits, *more = _LIMITS.get(self.entry.engine, ("floor.c",))

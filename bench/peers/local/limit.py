@@ -7,6 +7,7 @@ import mmap
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -49,7 +50,8 @@ Timer = Callable[[int], list[float]]
 class Limit(Peer):
     """Every way to write that the C code knows; the best one counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: Any = None) -> None:
+        super().__init__(place)
         source = Path(__file__).with_name("limit.c")
         self.code = compiled.load(source, "-fopenmp", "-lm")
         self.code.limit_stream.restype = ctypes.c_float
