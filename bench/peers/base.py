@@ -78,6 +78,11 @@ def timed(call: Call, repeats: int) -> list[float]:
     return times
 
 
+def fields(*groups: tuple[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """List the fields of a structure of C: each group has names, and their type."""
+    return tuple((name, kind) for names, kind in groups for name in names.split())
+
+
 def all_of(calls: Sequence[Call]) -> Call:
     """Make one call of several."""
 

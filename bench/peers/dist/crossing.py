@@ -1,7 +1,7 @@
-"""The limit of hosts: bare sockets move what must cross each link, twice the model but for a host's own share.
+"""The limit of hosts: bare sockets move what must cross each link, twice the model less a host's own share.
 
-Every worker sends its part of what its host has, cut over the other hosts, and gets as much back, with no sum. Of
-several workers on a host each moves its part, as the workers of a host share the work where they sum first.
+Every worker sends its part of the values of its host, cut over the other hosts, and receives as much, without
+a sum. Each of several workers of a host moves its part, as they share the work where they sum first.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from functools import partial
 
 from bench.cases.common import LINE
 from bench.cases.dist import DistCase
-
 from bench.peers.base import Array
 from bench.peers.dist.sockets import BLOCKS, IN_TURN, POLLING, SMALL, THREAD, Sockets, _blocks
 from bench.peers.group.link import own_address
@@ -43,7 +42,7 @@ class Crossing(Sockets):
         return []
 
     def _meet(self) -> None:
-        """Start a server in each worker, and connect to those of other hosts that have the same place there."""
+        """Start a server in each worker, and connect to those of the other hosts with the same index."""
         everybody = self.place.link.gather([own_address(), self._serve()])
         hosts = list(dict.fromkeys(host for host, _ in everybody))
         self.hosts = len(hosts)

@@ -9,7 +9,6 @@ import numpy as np
 
 from bench.cases.common import KB, MB, memory
 from bench.cases.dist import DistCase
-
 from bench.peers.base import Array, Unsupported
 from bench.peers.dist.crossing import Crossing
 from bench.peers.dist.sockets import SMALL
@@ -28,11 +27,15 @@ class CrossingSum(Crossing):
             raise Unsupported("a host of one worker sums nothing")
         data = self.dense(case)
         n = data.flat.size
-        self.state = shared, total, back = [memory(size, "huge") for size in (n, n // self.each, n // self.each)]
+        self.state = shared, total, back = [
+            memory(size, "huge") for size in (n, n // self.each, n // self.each)
+        ]
         few = data.flat.nbytes <= SMALL
         lines = [line.fileno() for line in next(iter(self.lines.values()))]
         fds = (ctypes.c_int * len(lines))(*lines)
-        arrays = [ctypes.c_void_p(one.ctypes.data) for one in (data.flat, shared, total, back, data.flat_outs)]
+        arrays = [
+            ctypes.c_void_p(one.ctypes.data) for one in (data.flat, shared, total, back, data.flat_outs)
+        ]
         for name, size in {"all": data.flat.nbytes}.items() if few else STEPS.items():
             sizes = ctypes.c_int64(n), ctypes.c_int64(size // 4)
             self.variants[name] = partial(self._step, fds, arrays, sizes, int(not few))

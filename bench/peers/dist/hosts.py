@@ -1,11 +1,11 @@
 """Hosts on one machine: namespaces for the network, the processes, the name and /dev/shm.
 
-Two are joined by a pair of veth devices, which are as fast as they are; any number by links of a given speed. Without
-a delay these are veth devices to a bridge in a namespace of its own, with tc's token bucket at either end. A delay and
-losses need netem, which not every kernel has: there each host has a tun device with a token bucket, and a process
-relays between them (`relay.c`). Abstract unix sockets, loopback and process ids of one are not those of the other, so kvstore takes them for
-machines. Files and processors are the same. Needs unshare, nsenter, ip and tc, and a kernel that lets a user have
-namespaces of his own.
+Two hosts are joined by a pair of veth devices without a limit; any number by links of a given speed. Links
+without a delay are veth devices to a bridge in its own namespace, with tc's token bucket at either end. A
+delay and losses need netem, which some kernels lack: instead each host has a tun device with a token bucket,
+and a process relays between them (`relay.c`). Abstract unix sockets, loopback and process ids of the hosts
+differ, so kvstore treats them as machines. Files and processors are the same. Needs unshare, nsenter, ip and
+tc, and a kernel that permits namespaces to users.
 """
 
 from __future__ import annotations
@@ -177,7 +177,10 @@ class Hosts:
         figures = (1e9 * link.gbit, link.delay_ms / 1000, link.loss, self._seed)
         start = [sys.executable, "-c", _RELAY, str(ROOT), str(code), LINK, *map(str, (*figures, *self.first))]
         self._relay = subprocess.Popen(
-            [*self._within(0, "-U"), *start], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            [*self._within(0, "-U"), *start],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
         assert self._relay.stdout is not None
         ready, _, _ = select.select([self._relay.stdout], [], [], _PATIENCE)

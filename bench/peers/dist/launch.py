@@ -15,7 +15,7 @@ from bench.peers.setting import Setting
 from bench.runner import compiled, machine
 
 _HERE = Path(__file__).parent
-#: C of the engines that have some of their own; what floor.c has, the workers of a server that sums have, too.
+#: C of the engines that have their own; the workers of a server that sums also use floor.c.
 _LIMITS = {
     "zmq-c": ("zmq_sum.c",),
     "sockets-c": ("socket_sum.c", "floor.c"),
@@ -142,7 +142,7 @@ class HostsGroup(DistGroup):
         return self._spread(launch)
 
     def _mpi(self, address: str, folder: str) -> Launch:
-        """Let ``mpiexec``, in the network of the first host, reach the others by a program in place of ssh."""
+        """Start ``mpiexec`` in the network of the first host, with a program in place of ssh."""
         n, each, hosts = self.setting.processes, self._each, self.hosts.addresses
         program, shell = str(Path(self.setting.python).parent / "mpiexec"), self._shell(folder, within=True)
         idle = int(n > len(machine.cpus()))  # who spins takes the core from the others

@@ -1,4 +1,4 @@
-"""What links between hosts are really like, with nothing but a bare stream on them, and what a relay costs."""
+"""The speed and the round trip of links between hosts, measured by a bare stream, and the cost of a relay."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ with socket.create_connection((sys.argv[1], {_PORT}), 60) as line:
 
 
 class LinkProbe(NamedTuple):
-    """A stream's speed in bits a second, the median round trip in seconds, the relay's seconds for a gigabyte."""
+    """A stream's bits a second, the median round trip in seconds, the relay's seconds for a gigabyte."""
 
     bits: float
     round_trip: float

@@ -9,7 +9,6 @@ import numpy as np
 
 from bench.cases.common import KB, MB
 from bench.cases.dist import DistCase
-
 from bench.peers.base import Array
 from bench.peers.dist.base import PAIR, DistPeer
 

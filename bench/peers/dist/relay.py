@@ -10,7 +10,10 @@ from bench.peers.worker import die_with_parent
 
 
 def main() -> None:
-    """Relay until the parent ends: code, interface, bits a second, delay, loss, seed, first process of each host."""
+    """Relay until the parent ends.
+
+    Arguments: code, interface, bits a second, delay, loss, seed, and the first process of each host.
+    """
     die_with_parent()
     code, name, bits, delay, loss, seed, *pids = sys.argv[1:]
     run = ctypes.CDLL(code).relay_run

@@ -10,18 +10,11 @@ from bench.peers.shared import fused
 
 
 class AllReducePeer(GroupPeer):
-    """Tensor by tensor, and over flat memory."""
-
-    def reduce(self, arrays: list[Array]) -> Call:
-        """Return what sums each of the arrays over all workers, in place."""
-        raise NotImplementedError
+    """A worker that sums in place; each way is one to do that."""
 
     def ways(self, values: list[Array], flat: Array) -> dict[str, Call]:
         """Name the ways to sum arrays that are cuts of flat memory."""
-        found = {"a call for each key": self.reduce(values)}
-        if len(values) > 1:
-            found["flat"] = self.reduce([flat])
-        return found
+        raise NotImplementedError
 
     def prepare(self, case: SharedCase) -> list[Array]:
         data = shared_cases.inputs(case, self.place.rank)
