@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from bench.cases.base import Case
-from bench.cases.common import LINE, MB, Array
+from bench.cases.common import LINE, MB, Array, Case
 
 VALUES = 2  # of a push: one for each core of a small machine
 CHECKED = 2  # calls after the first one whose results peers are compared by

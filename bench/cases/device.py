@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from bench.cases.base import Case
-from bench.cases.common import resnet50
+from bench.cases.common import Case, resnet50
 
 #: Elements of the large cases: 256 MiB of float32.
 LARGE = 64 << 20

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench.cases.base import KeyedCase, Shape
-from bench.cases.common import KB, LINE, MB, Array, memory, padded, pieces, resnet50
+from bench.cases.common import KB, LINE, MB, Array, KeyedCase, Shape, memory, padded, pieces, resnet50
 
 #: So large that what an update changed is seen beside the weights.
 LEARNING_RATE = 0.1

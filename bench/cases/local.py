@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench.cases.base import KeyedCase, Shape
-from bench.cases.common import KB, MB, Array, resnet50
+from bench.cases.common import KB, MB, Array, KeyedCase, Shape, resnet50
 
 LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 1e-4, 0.9, 1e-4
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8

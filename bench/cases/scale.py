@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bench.cases.base import Case, Shape
-from bench.cases.common import KB, MB, resnet50
+from bench.cases.common import KB, MB, Case, Shape, resnet50
 from bench.scale.real import RealCase
 
 #: The size that all figures are about.

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from bench.cases.base import KeyedCase, Shape
-from bench.cases.common import KB, MB, Array, bert_base, memory, padded, pieces, resnet50
+from bench.cases.common import KB, MB, Array, KeyedCase, Shape, bert_base, memory, padded, pieces, resnet50
 
 LIMITS = ("limit", "bare", "memcpy")
 RIVALS = ("openmpi", "mpich", "deepspeed", "gloo", "mxnet")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from bench.cases.base import Case
+from bench.cases.common import Case
 from bench.cases.hosts import Link
 
 #: Ways to train, as the tables have them.

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 import kvstore as kv
-from bench.cases.base import Case
+from bench.cases.common import Case
 from bench.cases.convergence import TASKS, Batch, Recipe, Task, recipes
 from bench.runner import machine
 from bench.runner.claim import Claim

@@ -15,9 +15,7 @@ from typing import Any
 from bench.cases.device import all_cases
 from bench.peers.device.base import Peer
 from bench.peers.device.ours import Ours
-from bench.peers.device.rival_cupy import CuPy
-from bench.peers.device.rival_torch import Torch
-from bench.peers.device.rival_triton import Triton
+from bench.peers.device.rivals import CuPy, Torch, Triton
 from bench.runner import table
 from bench.runner.claim import Claim
 from bench.runner.gpu_rounds import Clock, Measured, copy_rate, measure

@@ -21,8 +21,7 @@ from servers import ServedJob, start_on
 
 from bench import ROOT
 
-from .cells import SERVED, Promise
-from .plan import Plan
+from .cells import SERVED, Plan, Promise
 
 BODIES = "bench.faults.workers"
 _LEAVES = 5.0  # seconds

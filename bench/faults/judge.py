@@ -9,9 +9,8 @@ from pathlib import Path
 from histories import Event, Fault, History, events_in
 from histories.checker import violations
 
-from .cells import Promise
+from .cells import Plan, Promise
 from .group import Ended
-from .plan import Plan
 
 Finder = Callable[[list[Event], int, float], float]
 _KINDS = {"local": "local", "dist_async": "async"}

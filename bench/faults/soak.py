@@ -21,9 +21,8 @@ from typing import Any
 
 from bench.runner import machine, run
 
-from .cells import DEAD_AFTER_BUSY, STORES, Promise
+from .cells import DEAD_AFTER_BUSY, STORES, Plan, Promise
 from .group import Group, Mpi, Served, SharedNursery, group, mpi_python
-from .plan import Plan
 from .soak_workers import WINDOWS
 
 _HOUR = 3600.0

@@ -21,7 +21,7 @@ from histories.workers import CELLS, SLICE_BYTES, one_round, reads_after
 
 import kvstore as kv
 
-from .plan import Plan
+from .cells import Plan
 from .soak_workers import soaks, soaks_in_threads
 
 LOSS = (kv.PeerLostError, kv.FencedError)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from bench.cases.base import Case
+from bench.cases.common import Case
 from bench.cases.local import LocalCase
 
 Array = npt.NDArray[Any]

@@ -62,7 +62,7 @@ PEERS = {
         "sum": "socket_sum:SocketsSum",
         "floor": "sockets:Sockets",
         "rows": "row_update:RowUpdate",
-        "memcpy": "memcpy:Memcpy",
+        "memcpy": "memory_sum:Memcpy",
         "memcpy-sum": "memory_sum:MemorySum",
         "memcpy-server": "memory_sum:MemoryServer",
     },
@@ -73,7 +73,7 @@ PEERS = {
         "openmpi": "rival_mpi:MPIGroup",
         "mpich": "rival_mpi:MPIGroup",
         "cross": "crossing:Crossing",
-        "cross-sum": "crossing_sum:CrossingSum",
+        "cross-sum": "crossing:CrossingSum",
         "sum": "socket_sum:SocketsSum",
     },
     "training": {"torch": "worker:Training"},
@@ -123,6 +123,17 @@ def die_with_parent() -> None:
     """Leave no stopped process behind if the parent is killed; Linux only."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))  # PR_SET_PDEATHSIG
+
+
+def fork(serve: Callable[[], object]) -> int:
+    """Run `serve` in a process of its own, which ends when this one does; return its number."""
+    if pid := os.fork():
+        return pid
+    try:
+        die_with_parent()
+        serve()
+    finally:
+        os._exit(1)
 
 
 def serve(claim: str, name: str, address: str, rank: int, workers: int) -> None:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from bench.cases.base import Case
+from bench.cases.common import Case
 from bench.runner import machine, run
 from bench.runner.rounds import Measured
 

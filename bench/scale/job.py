@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from bench.scale.clock import Clock
 from bench.scale.costs import Costs
-from bench.scale.network import Host, LinkKind, ethernet
+from bench.scale.network import Clock, Host, LinkKind, ethernet
 from bench.scale.processes import Process
 from kvstore.settings.definitions import DEFAULTS, USUAL_SLICE_BYTES
 from kvstore.stores.parameter_server.scheduler.machine import SchedulerOptions

@@ -6,9 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from bench.scale.clock import Clock
 from bench.scale.costs import Costs
-from bench.scale.network import Host, send
+from bench.scale.network import Clock, Host, send
 from bench.scale.wire import ControlCodec
 from kvstore.stores.parameter_server.protocol import messages as m
 

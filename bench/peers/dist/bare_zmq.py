@@ -13,9 +13,9 @@ import zmq
 from bench.cases.common import KB, MB
 from bench.cases.dist import DistCase
 from bench.peers.base import Array
-from bench.peers.dist import echo
 from bench.peers.dist.base import DistPeer
 from bench.peers.group.link import Place
+from bench.peers.worker import fork
 
 CHUNKS = {"256 KB": 256 * KB, "1 MB": MB}
 LARGE = 16 * MB  # from here on small chunks only cost more
@@ -58,7 +58,7 @@ class ZeroMQPeer(DistPeer):
         ipc = f"ipc://@kvstore-bench-{secrets.token_hex(16)}"
         reading, writing = os.pipe()
         address = ipc if self.entry.transport == "ipc" else "tcp://127.0.0.1:*"
-        echo.fork(partial(self._listen, address, secret, writing))
+        fork(partial(self._listen, address, secret, writing))
         os.close(writing)
         with os.fdopen(reading) as pipe:
             return pipe.read(), public.decode()

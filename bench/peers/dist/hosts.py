@@ -11,6 +11,8 @@ tc, and a kernel that permits namespaces to users.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
 import select
 import shlex
 import subprocess
@@ -21,6 +23,7 @@ from types import TracebackType
 
 from bench import ROOT
 from bench.cases.hosts import Link
+from bench.peers.worker import die_with_parent
 from bench.runner import compiled
 
 ADDRESSES = tuple(f"10.77.0.{number}" for number in range(1, 17))
@@ -33,7 +36,7 @@ _ETHERNET = 1500 / 1538  # bytes of IP in a full frame, of those that the frame 
 _BURST = 128 * 1024  # bytes that tc lets through at once: two of the kernel's largest pieces
 #: Buffers of a connection: room for what is on the way on the longest links.
 _BUFFERS = "4096 262144 67108864"
-_RELAY = "import sys; sys.path.append(sys.argv.pop(1)); from bench.peers.dist.relay import main; main()"
+_RELAY = "import sys; sys.path.append(sys.argv.pop(1)); from bench.peers.dist.hosts import main; main()"
 
 
 class Hosts:
@@ -218,3 +221,17 @@ def _sent(pid: int, received: int = 0) -> int:
         if name.strip() == LINK:
             return int(counts.split()[0 if received else 8])
     raise OSError(f"no interface {LINK}")
+
+
+def main() -> None:
+    """Relay until the parent ends.
+
+    Arguments: code, interface, bits a second, delay, loss, seed, and the first process of each host.
+    """
+    die_with_parent()
+    code, name, bits, delay, loss, seed, *pids = sys.argv[1:]
+    run = ctypes.CDLL(code).relay_run
+    numbers = (ctypes.c_int * len(pids))(*map(int, pids))
+    figures = (ctypes.c_double(float(figure)) for figure in (bits, delay, loss))
+    error = run(numbers, len(pids), name.encode(), *figures, ctypes.c_uint64(int(seed)), 1)
+    raise SystemExit(f"no relay between hosts: {os.strerror(error)}")

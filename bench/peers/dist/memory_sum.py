@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import signal
 from functools import partial
 
+import numpy as np
+
 from bench.cases.common import KB, LINE, MB
 from bench.cases.dist import DistCase
 from bench.peers.base import Array, fields
-from bench.peers.dist import echo
 from bench.peers.dist.base import PAIR, DistPeer
 from bench.peers.group.link import Place
 from bench.peers.shared.limit import common
+from bench.peers.worker import fork
 
 GATE = 1024  # its place in the group's shared page, behind the barrier
 BLOCKS = {"whole": 0, "by 256 KB": 256 * KB, "by 1 MB": MB}
@@ -105,7 +108,7 @@ class MemoryServer(InMemory):
         self.kept[-1].fill(0)  # before anybody's barrier
         self.place.link.gather(None)
         if self.place.rank == 0:
-            self._server = echo.fork(partial(self.code.memory_sum_serve, ctypes.byref(self._visit(0, False))))
+            self._server = fork(partial(self.code.memory_sum_serve, ctypes.byref(self._visit(0, False))))
         for waiting, looks in LOOKS.items():
             for stores in ("", ", streamed"):
                 call = partial(self._call, self._visit(looks, bool(stores)))
@@ -132,3 +135,31 @@ class MemoryServer(InMemory):
             os.waitpid(self._server, 0)
             self._server = 0
         super().release()
+
+
+BLOCKS = {"whole": 0, "by 256 KB": 256 * KB, "by 1 MB": MB}
+
+
+class Memcpy(DistPeer):
+    """Two copies, and no sum; by blocks the second one finds its block in a cache."""
+
+    def prepare(self, case: DistCase) -> list[Array]:
+        data = self.dense(case)
+        middle = np.frombuffer(mmap.mmap(-1, data.flat.nbytes), np.float32)
+        middle[:] = 1  # touched
+        for label, block in BLOCKS.items():
+            if block < data.flat.nbytes:
+                cut = (block or data.flat.nbytes) // 4
+                triples = [
+                    tuple(flat[at : at + cut] for flat in (data.flat, middle, data.flat_outs))
+                    for at in range(0, data.flat.size, cut)
+                ]
+                self.variants[label] = partial(_copy, triples)
+        self.variants[PAIR] = self.variants["whole"]
+        return []
+
+
+def _copy(triples: list[tuple[Array, ...]]) -> None:
+    for source, middle, target in triples:
+        np.copyto(middle, source)
+        np.copyto(target, middle)

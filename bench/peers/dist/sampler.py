@@ -1,6 +1,6 @@
-"""Watches the threads of its own process, while the bench says so: see `bench.dist_profile`.
+"""Samples of the threads of its own process, while the bench asks for them: see `bench.runner.profile`.
 
-Either a thread looks a thousand times a second where the others are, or the main thread's calls are counted
+Either a thread notes a thousand times a second where the others are, or the main thread's calls are counted
 and timed (cProfile), which costs more but misses nothing.
 """
 

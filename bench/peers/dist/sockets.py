@@ -26,9 +26,9 @@ from bench.cases import local as cases
 from bench.cases.common import KB, LINE, MB, memory
 from bench.cases.dist import DistCase, Inputs
 from bench.peers.base import Array, Call, all_of
-from bench.peers.dist import echo
 from bench.peers.dist.base import PAIR, DistPeer
 from bench.peers.group.link import HOST, Place, own_address
+from bench.peers.worker import fork
 
 IN_TURN, POLLING, THREAD, WINDOW, TWO_CALLS = range(5)
 BLOCKS = {"64 KB": 64 * KB, "256 KB": 256 * KB, "1 MB": MB}
@@ -140,7 +140,7 @@ class Sockets(DistPeer):
         listener.bind(name if self.family == socket.AF_UNIX else (own_address(), 0))
         self._unpace(listener)
         listener.listen()
-        echo.fork(partial(self._answer, listener.fileno()))
+        fork(partial(self._answer, listener.fileno()))
         address = name if self.family == socket.AF_UNIX else "{}:{}".format(*listener.getsockname())
         listener.close()
         return address

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from bench.cases.base import Case
+from bench.cases.common import Case
 from bench.cases.shared import SharedCase
 from bench.peers.base import Call, Peer, no_collections, timed
 from bench.peers.group.link import Place

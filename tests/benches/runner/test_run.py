@@ -13,7 +13,7 @@ import pytest
 
 from bench import __main__ as command
 from bench import claims
-from bench.cases.base import Case
+from bench.cases.common import Case
 from bench.peers.group.driver import Group
 from bench.peers.setting import Setting
 from bench.runner import run
