@@ -104,17 +104,16 @@ def requests(count: int, workers: int = 8) -> DistCase:
 def measure(case: DistCase, peers: Sequence[Group], busy: int = 0) -> Measured:
     """Let the peers take turns; one that fails is left out."""
     found = Measured(case, busy)
-    ready = [(peer, reply[0]) for peer in peers if not isinstance(reply := _prepare(peer, case), str)]
+    ready = []
+    for peer in peers:
+        peer.start_prepare(case)
+        if not isinstance(reply := peer.finish_prepare(), str):
+            ready.append((peer, reply[0]))
     for number in range(max(ROUNDS.values())):
         for peer, ways in ready:
             if number < ROUNDS[peer.setting.name]:
                 _turn(found, peer, [way for way in WAYS if way in ways])
     return found
-
-
-def _prepare(peer: Group, case: DistCase) -> tuple[list[str], list[float]] | str:
-    peer.start_prepare(case)
-    return peer.finish_prepare()
 
 
 def _turn(found: Measured, peer: Group, ways: list[str]) -> None:

@@ -54,76 +54,65 @@ def _said(plan: Plan) -> None:
     (Path(plan.folder) / "struck").touch()
 
 
-def _kill_worker(group: Group, plan: Plan, start: float) -> list[Fault]:
-    group.signal(plan.victim, signal.SIGKILL)
+def _victim(group: Group, plan: Plan) -> tuple[str, Callable[[int], None]]:
+    """Return the victim's role, and the function that sends it a signal."""
+    if plan.victim_is_worker:
+        return "worker", lambda number: group.signal(plan.victim, number)
+    assert isinstance(group, Served)
+    if plan.fault.startswith("scheduler"):
+        return "scheduler", group.job.scheduler.signal
+    return "server", group.job.servers[plan.victim].signal
+
+
+def _kill(group: Group, plan: Plan, start: float) -> list[Fault]:
+    role, send = _victim(group, plan)
+    send(signal.SIGKILL)
+    if role == "scheduler" and plan.heals:
+        assert isinstance(group, Served)
+        time.sleep(plan.seconds)
+        group.restart_scheduler()
+        _said(plan)
+        return [Fault("paused", role, 0, start, time.monotonic())]
     _said(plan)
-    return [Fault("killed", slot=plan.victim, start=start)]
+    return [Fault("killed", role, 0 if role == "scheduler" else plan.victim, start)]
 
 
-def _stop_worker(group: Group, plan: Plan, start: float) -> list[Fault]:
-    group.signal(plan.victim, signal.SIGSTOP)
+def _stop(group: Group, plan: Plan, start: float) -> list[Fault]:
+    role, send = _victim(group, plan)
+    send(signal.SIGSTOP)
     if not plan.heals:
         _said(plan)
     time.sleep(plan.seconds)
-    group.signal(plan.victim, signal.SIGCONT)
+    send(signal.SIGCONT)
     if plan.heals:
         _said(plan)
-    kind = "paused" if plan.heals else "stopped"
-    return [Fault(kind, slot=plan.victim, start=start, end=time.monotonic())]
-
-
-def _kill_server(group: Served, plan: Plan, start: float) -> list[Fault]:
-    group.job.servers[plan.victim].signal(signal.SIGKILL)
-    _said(plan)
-    return [Fault("killed", "server", plan.victim, start)]
-
-
-def _stop_server(group: Served, plan: Plan, start: float) -> list[Fault]:
-    group.job.servers[plan.victim].signal(signal.SIGSTOP)
-    _said(plan)
-    time.sleep(plan.seconds)
-    group.job.servers[plan.victim].signal(signal.SIGCONT)
-    return [Fault("stopped", "server", plan.victim, start, time.monotonic())]
-
-
-def _kill_scheduler(group: Served, plan: Plan, start: float) -> list[Fault]:
-    group.job.scheduler.signal(signal.SIGKILL)
-    if not plan.heals:
-        _said(plan)
-        return [Fault("killed", "scheduler", 0, start)]
-    time.sleep(plan.seconds)
-    group.restart_scheduler()
-    _said(plan)
-    return [Fault("paused", "scheduler", 0, start, time.monotonic())]
+    return [Fault("paused" if plan.heals else "stopped", role, plan.victim, start, time.monotonic())]
 
 
 def _part(group: Served, plan: Plan, start: float) -> list[Fault]:
     for proxy in group.proxies:
         proxy.stop()
-    if not plan.heals:
-        _said(plan)
-        return [Fault("killed", "scheduler", 0, start)]
-    time.sleep(plan.seconds)
-    for proxy in group.proxies:
-        proxy.go_on()
+    if plan.heals:
+        time.sleep(plan.seconds)
+        for proxy in group.proxies:
+            proxy.go_on()
     _said(plan)
-    return [Fault("paused", "scheduler", 0, start, time.monotonic())]
+    times = (start, time.monotonic()) if plan.heals else (start,)
+    return [Fault("paused" if plan.heals else "killed", "scheduler", 0, *times)]
 
 
 def _fill_disk(group: Served, plan: Plan, start: float) -> list[Fault]:
-    victim = group.job.servers[plan.victim % plan.servers]
+    slot = plan.victim % plan.servers
+    victim = group.job.servers[slot]
     victim.say("fill")
     victim.expect("full")
     _said(plan)
-    return [Fault("paused", "server", plan.victim % plan.servers, start, time.monotonic())]
+    return [Fault("paused", "server", slot, start, time.monotonic())]
 
 
 _STRIKES: dict[str, Callable[[Any, Plan, float], list[Fault]]] = {
-    "kill": _kill_worker,
-    "stop": _stop_worker,
-    "server killed": _kill_server,
-    "server stopped": _stop_server,
-    "scheduler killed": _kill_scheduler,
+    **dict.fromkeys(("kill", "server killed", "scheduler killed"), _kill),
+    **dict.fromkeys(("stop", "server stopped"), _stop),
     "partition": _part,
     "disk full": _fill_disk,
 }
