@@ -37,7 +37,7 @@ class Row:
 
 _MPI = ("openmpi", "mpich", "deepspeed", "gloo")
 
-#: What matters most to whoever chooses a library; the one that is lost, too.
+#: Cases that matter most for the choice of a library, with the one in which kvstore is slower.
 ROWS = (
     Row("local", "ResNet-50 pushpull k=2", "`local`: ResNet-50, 2 gradients summed", others=("numpy",)),
     Row("local", "ResNet-50 pushpull SGD-momentum k=2", "`local`: and a step of SGD", others=("numpy",)),

@@ -18,7 +18,7 @@ class DeviceCase(Case):
     """One line of the tables."""
 
     name: str  # unique; what `--only` matches
-    #: `sum`; `update` (sum, then SGD with momentum); `compress` (2-bit quantise, decode and sum in one go);
+    #: `sum`; `update` (sum, then SGD with momentum); `compress` (2-bit quantise, decode and sum in one call);
     #: `quantise` and `dequantise` (the kernels by themselves)
     op: str
     sizes: tuple[int, ...]  # elements of each key

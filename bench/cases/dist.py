@@ -31,11 +31,11 @@ class Entry:
     engine: str  # which code does it; several entries may share it
     label: str  # what the tables call it
     transport: str = "tcp"  # `tcp` over loopback, or `ipc` (unix sockets)
-    shm: bool = False  # payloads between processes of one host go through shared memory
+    shm: bool = False  # payloads between processes of one host are in shared memory
     codec: str = ""  # `2bit`, or none
     secure: bool = False  # CURVE on every link
     hot: bool = False  # of the arrays only one block is used, which stays in a cache
-    homes: bool = False  # gradients are written to arrays of `KVStore.empty`, where the sums come to lie
+    homes: bool = False  # gradients are written to arrays of `KVStore.empty`, where the sums are written
     unpaced: bool = False  # its connections have reno as their congestion control, as ours within a host have
     hierarchy: str = "flat"  # `host`: the workers of a host sum there first; `flat`: each sends its own
 
@@ -90,8 +90,8 @@ class Goal:
     #: Names of `ENTRIES`
     own: str
     peer: str
-    least: float = 0.0  # the peer takes at least so many times as long as ours; 0 where that is not asked
-    most: float = 0.0  # ours takes at most so many times as long as the peer; 0 where that is not asked
+    least: float = 0.0  # least ratio of the peer's time to ours; 0 for no such goal
+    most: float = 0.0  # greatest ratio of our time to the peer's; 0 for no such goal
     of: str = "seconds"  # what is compared: `seconds`, or `cpu`, the processor seconds
 
 

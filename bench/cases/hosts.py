@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.cases.dist import RESNET, DistCase, shapes_of
 
-#: All peers, in the order of the tables; payloads within a host go through shared memory.
+#: All peers, in the order of the tables; payloads within a host are in shared memory.
 PEERS = ("ours flat", "ours host", "gloo", "openmpi", "mpich", "mxnet", "cross", "cross reno", "cross-sum")
 #: A server in C that sums, on each host of one worker: what a parameter server cannot be faster than.
 SUM = "sum"

@@ -138,7 +138,7 @@ class Convergence(Claim):
     def measured(self, chosen: list[Any], options: argparse.Namespace) -> Iterator[Measured]:
         """Train everything, as many at a time as there are processors."""
         context = multiprocessing.get_context("spawn")
-        os.environ.update(dict.fromkeys(ONE_THREAD, "1"))  # for the children, who have yet to import NumPy
+        os.environ.update(dict.fromkeys(ONE_THREAD, "1"))  # for the children, which import NumPy later
         with ProcessPoolExecutor(len(machine.cpus()), mp_context=context) as pool:
             for case in chosen:
                 yield Measured(case, _measured(case.name, options.seeds, pool))

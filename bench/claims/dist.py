@@ -24,7 +24,7 @@ BASES = ("ours", "ours shm")
 #: Memory of a peer in arrays of each worker, its servers included, where it is not four.
 COPIES = {"ours": 6, "mxnet": 8, "memcpy-c": 5}
 
-#: A call of many megabytes takes long: two of them are a turn, after one to warm up.
+#: A call of many megabytes is slow: two of them are a turn, after one to warm up.
 FULL = Plan(rounds=5, spare=2, least=2, field=1)
 QUICK = replace(FULL, rounds=3, spare=0, turn=0.02)
 
@@ -91,7 +91,7 @@ class Dist(Claim):
 
 
 def profiled(options: argparse.Namespace) -> str:
-    """Say where the time of the first case whose name matches goes, with one entry."""
+    """Profile the first case whose name matches, with one entry."""
     name, entry = options.profile, options.peers or "ours"
     case = next((case for case in cases.all_cases() if re.search(name, case.name)), None)
     if case is None:

@@ -30,7 +30,7 @@ from kvstore.observe.bench.worker_group import PeerFailure
 
 COUNTS = (2_000, 5_000, 10_000, 20_000, 50_000, 100_000)
 WAYS = (INIT, PUSHPULL, EACH)
-#: Rounds of a peer, and the most keys that it gets: MXNet sends each key by itself, which takes long.
+#: Rounds of a peer, and the most keys that it gets: MXNet sends each key by itself, which is slow.
 ROUNDS = {"ours": 5, "mxnet": 2}
 MOST = {"mxnet": 20_000}
 #: What is to hold: seconds of so many keys at most, and requests a second in one call of several keys.

@@ -36,7 +36,7 @@ _probed: dict[Any, LinkProbe] = {}
 
 class BetweenHosts(dist.Dist):
     name, title = "hosts", "Between hosts, beside the wire"
-    turn = 0.3  # where 16 workers share two cores, a small call takes some ms
+    turn = 0.3  # where 16 workers share two cores, a small call lasts some ms
     what = "float32; hosts are namespaces of one machine, with a server and as many workers each"
     common = ("rounds", "turn", "only", "list", "peers", "write")
     picture = None
@@ -63,7 +63,7 @@ class BetweenHosts(dist.Dist):
         return rivals.settings("hosts", wanted, processes=cases[0].workers, servers=cases[0].servers)
 
     def measured(self, chosen: list[Any], options: argparse.Namespace) -> Iterator[Any]:
-        """Measure job after job, each between hosts of its own; first comes what is kept."""
+        """Measure job after job, each between hosts of its own, after the kept results."""
         run.needs_a_compiler()
         if options.add:
             yield from kept(options.write)

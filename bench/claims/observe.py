@@ -53,7 +53,7 @@ _COUNTS = "from kvstore.observe.native import _observe; print(getattr(_observe, 
 
 
 def _other() -> str:
-    """Say what the kvstore is that takes part beside this one."""
+    """Name the other kvstore."""
     python = os.environ.get("KVSTORE_BENCH_BEFORE")
     if not python:
         return LABELS["before"]
@@ -118,7 +118,7 @@ class Observe(Claim):
             yield _together(found)
 
     def _start_once(self, case: Any, swapped: int, plan: Plan, prober: machine.Prober) -> Measured | None:
-        """Start both; which one comes first changes, as later processes find other memory."""
+        """Start both, in alternating order, as later processes find other memory."""
         settings = {setting.label: setting for setting in self.settings([case])}
         both = [settings[label] for label in ("", "before") if label in settings]
         with run.running(self, both[::-1] if swapped else both) as peers:

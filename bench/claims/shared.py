@@ -89,7 +89,7 @@ class Shared(Claim):
 
 
 def everything(measured: list[Measured]) -> str:
-    """One table for each kind of case: who took part gets a column."""
+    """One table for each kind of case, with a column for each peer."""
     kinds: dict[tuple[str, ...], list[Measured]] = {}
     for m in measured:
         kinds.setdefault(tuple(peer for peer in PEERS if peer in m.case.peers), []).append(m)

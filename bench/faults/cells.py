@@ -68,7 +68,7 @@ def impossible(store: str, fault: str) -> str:
 
 @dataclass(frozen=True)
 class Promise:
-    """Within what time those who are left are told, or go on."""
+    """The time within which the survivors raise an error, or continue."""
 
     dead_after: float
     seconds: float
@@ -115,9 +115,9 @@ class Plan(NamedTuple):
     after: float  # seconds later
     victim: int  # worker, or server
     how: str  # what a worker does to itself; empty: it is done to it
-    heals: bool  # a stop, a partition, an absence that nobody is to be told of
-    patience: float  # seconds until all must have been told
-    seconds: float  # for which somebody is stopped, or absent
+    heals: bool  # a stop, a partition or an absence for which no worker raises an error
+    patience: float  # seconds within which all survivors must have raised an error
+    seconds: float  # for which a process is stopped, or absent
 
     @property
     def victim_is_worker(self) -> bool:
@@ -129,7 +129,7 @@ class Plan(NamedTuple):
 
     @property
     def until_told(self) -> bool:
-        """Whether all who are left are to raise an error."""
+        """Whether all survivors must raise an error."""
         if self.store == "local" or self.heals or self.how == "leave" or self.fills_server:
             return False
         return self.on_peer_loss == "raise" or not self.victim_is_worker

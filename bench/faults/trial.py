@@ -24,7 +24,7 @@ _PATIENCE = 60.0
 
 
 class MissedError(Exception):
-    """The job did not come to the instant of its fault."""
+    """The job did not reach the instant of its fault."""
 
 
 def strike(group: Group, plan: Plan) -> list[Fault]:
@@ -50,7 +50,7 @@ def _until(path: Path, group: Group) -> None:
 
 
 def _said(plan: Plan) -> None:
-    """Let the workers go further: it has come."""
+    """Let the workers continue: the fault has happened."""
     (Path(plan.folder) / "struck").touch()
 
 
@@ -130,12 +130,12 @@ class Outcome(NamedTuple):
     wrong: tuple[str, ...] = ()
     hangs: tuple[str, ...] = ()
     leftovers: tuple[str, ...] = ()
-    seconds: tuple[float, ...] = ()  # of each who is left, until it was told
+    seconds: tuple[float, ...] = ()  # of each survivor, until it raised an error
     missed: str = ""
 
 
 def run(nursery: jobs.Nursery, cell: Cell, seed: int, keep: bool = False) -> Outcome:
-    """Run a job, let the fault come, and judge; with `keep` the folder of a bad run stays."""
+    """Run a job, cause its fault, and judge it; with `keep` the folder of a bad run stays."""
     folder = Path(tempfile.mkdtemp(prefix="faults-"))
     promised = promise(cell, pace.slowness())
     plan = drawn(cell, seed, str(folder), promised)
@@ -187,7 +187,7 @@ def _judged(
 
 
 def leftovers(plan: Plan, others: dict[str, Ended]) -> list[str]:
-    """Return processes that did not end by themselves, and files that nobody has deleted."""
+    """Return processes that did not end by themselves, and files that were not deleted."""
     folder = Path(plan.folder)
     there = [path.name for path in folder.iterdir() if not any(path.match(one) for one in _OURS)]
     there += [f"{path}" for path in (folder / "tmp").iterdir()]

@@ -50,7 +50,7 @@ class Peer:
             return timed(self.variants[variant], repeats)
 
     def release(self) -> None:
-        """Let go of the arrays of the last case."""
+        """Free the arrays of the last case."""
         self.variants = {}
 
     def close(self) -> None:

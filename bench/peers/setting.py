@@ -12,7 +12,7 @@ _START = "import sys; sys.path.append(sys.argv.pop(1)); from bench.peers.{} impo
 
 @dataclass(frozen=True)
 class Setting:
-    """How to start a peer; `label` tells its settings apart."""
+    """How to start a peer; `label` distinguishes its settings."""
 
     name: str
     claim: str = "local"

@@ -68,7 +68,7 @@ class Claim:
         return ()
 
     def takes(self, case: Any, peer: str) -> bool:
-        """Whether a peer takes part in a case."""
+        """Whether a peer is measured in a case."""
         return True
 
     def memory(self, case: Any, setting: Setting) -> float:

@@ -1,4 +1,4 @@
-"""Cases that were measured earlier, kept by ``--add``: what takes long is measured bit by bit."""
+"""Cases that were measured earlier, kept by ``--add``: a long measurement is made in parts."""
 
 from __future__ import annotations
 

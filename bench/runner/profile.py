@@ -1,4 +1,4 @@
-"""Where the time of a case goes: ``python -m bench dist --profile CASE``.
+"""A profile of the processes of a case: ``python -m bench dist --profile CASE``.
 
 Every process of one entry looks at its own Python threads a thousand times a second, or with ``--calls``
 counts and times what its main thread calls; beside that stands what the kernel says of all threads, those of

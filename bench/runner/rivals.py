@@ -13,7 +13,7 @@ from bench.runner import compiled
 
 
 class Rival(NamedTuple):
-    """What names the interpreter, and the claims that the rival takes part in."""
+    """The variable that names the interpreter, and the claims of the rival."""
 
     variable: str
     claims: tuple[str, ...]

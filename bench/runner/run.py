@@ -93,7 +93,7 @@ def has_goal(case: Any) -> bool:
 
 
 def in_order(found: list[Any], chosen: list[Any]) -> list[Any]:
-    """Sort what was measured job by job as the tables have it; what is always measured comes first."""
+    """Sort results that were measured job by job into the order of the tables, those of `always` first."""
     places = {case.name: place for place, case in enumerate(chosen)}
     return sorted(found, key=lambda m: places.get(m.case.name, -1))
 

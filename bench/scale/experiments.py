@@ -82,7 +82,7 @@ def _plan(case: cases.StepCase) -> Plan:
 
 
 def _use(job: Job) -> dict[str, float]:
-    """Bytes and seconds so far, of whoever had most."""
+    """Bytes and seconds so far, each of the busiest process or host."""
     return {
         "host out": max(host.out.nbytes for host in job.hosts),
         "host in": max(host.into.nbytes for host in job.hosts),

@@ -48,7 +48,7 @@ class Plan:
     #: Seconds by which the workers' starts, and the ends of what they compute, differ at most
     jitter: float = 0.0
     tick: float = _TICK  # seconds between two looks at the clock of workers and servers
-    #: The scheduler's machine is paid what it takes here, beside messages: no two runs are the same then
+    #: The scheduler also spends the real time of its state machine: runs differ then
     timed: bool = False
     seed: int = 0
     dead_after: float = DEFAULTS["dead_after"]
@@ -149,7 +149,7 @@ class Job:
 
 @contextmanager
 def _no_garbage() -> Iterator[None]:
-    """Look for no garbage meanwhile: there are millions of objects, and cycles only at the end."""
+    """Collect no garbage inside: there are millions of objects, and cycles only at the end."""
     was = gc.isenabled()
     gc.disable()
     try:

@@ -62,12 +62,12 @@ def ethernet(gbits: float, latency: float = 50e-6) -> LinkKind:
     return LinkKind(gbits * 1e9 / 8 * SHARE, latency)
 
 
-#: Who is told of a message, and with what.
+#: Bytes of a message, the function that receives it, and its arguments.
 Delivery = tuple[int, Callable[..., None], tuple[Any, ...]]
 
 
 class Downlink:
-    """What comes to a host."""
+    """The incoming side of a host's link."""
 
     __slots__ = ("free", "nbytes", "rate")
 

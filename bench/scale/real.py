@@ -16,7 +16,7 @@ _PATIENCE = 300.0  # seconds for a job
 
 @dataclass(frozen=True)
 class RealCase:
-    """A job of this machine; payloads go over TCP."""
+    """A job of this machine; payloads are sent over TCP."""
 
     #: Its processes
     workers: int

@@ -22,7 +22,7 @@ _FRAME, _NONE = PayloadLocation.FRAME, PayloadLocation.NONE
 _PUSHES = (Kind.PUSH, Kind.PUSHPULL)
 _CARRY = (*_PUSHES, Kind.ASSIGN)
 
-#: What a program yields until it may go on: a function that is told whom to call then.
+#: A wait that a program yields: a function of the callback that continues the program.
 Wait = Callable[[Callable[[], None]], None]
 Program = Callable[["WorkerProcess"], Generator[Wait, None, None]]
 

@@ -1,4 +1,4 @@
-"""The floor of ZeroMQ: messages of a DEALER go to a ROUTER that sends the same frames back, without a sum."""
+"""The floor of ZeroMQ: a DEALER sends messages to a ROUTER, which sends the frames back, without a sum."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHUNKS = {"256 KB": 256 * KB, "1 MB": MB}
 LARGE = 16 * MB  # from here on small chunks only cost more
 WINDOWS = {"8 on the way": 8, "all on the way": sys.maxsize}
 
-#: Server, what goes to it, and where its answer is to be.
+#: The server, the bytes that are sent to it, and the memory for its answer.
 Piece = tuple[int, memoryview, memoryview]
 
 
@@ -75,7 +75,7 @@ class ZeroMQPeer(DistPeer):
 
 
 class BareZeroMQ(ZeroMQPeer):
-    """Zero copy where pyzmq can: chunks go as they lie in one array, and come back into the other."""
+    """Zero copy where pyzmq can: chunks are sent from one array, and received into another."""
 
     def prepare(self, case: DistCase) -> list[Array]:
         self.connect(case.servers)
@@ -99,7 +99,7 @@ class BareZeroMQ(ZeroMQPeer):
             line.send(what, copy=False)
 
     def _trip(self, pieces: list[Piece], window: int) -> None:
-        """Keep `window` pieces on the way; the answers of one server come in the order of the questions."""
+        """Keep `window` pieces on the way; the answers of one server have the order of the requests."""
         lines = self.sockets
         for server, source, _ in pieces[:window]:
             lines[server].send(source, copy=False)

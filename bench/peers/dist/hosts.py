@@ -32,7 +32,7 @@ _SETTLE = "hostname kvhost{} && mount -t tmpfs tmpfs /dev/shm && exec sleep infi
 _HOLD = ("unshare", "--net", "--pid", "--uts", "--fork", "--mount-proc", "--kill-child", "sh", "-c")
 _OWN = ("unshare", "--user", "--map-root-user")
 _PATIENCE = 10.0  # seconds
-_ETHERNET = 1500 / 1538  # bytes of IP in a full frame, of those that the frame takes on the wire
+_ETHERNET = 1500 / 1538  # bytes of IP in a full frame, of the bytes of the frame on the wire
 _BURST = 128 * 1024  # bytes that tc lets through at once: two of the kernel's largest pieces
 #: Buffers of a connection: room for what is on the way on the longest links.
 _BUFFERS = "4096 262144 67108864"
@@ -71,15 +71,15 @@ class Hosts:
         self.close()
 
     def command(self, host: int) -> list[str]:
-        """Return what goes before a command to run it on a host."""
+        """Return the prefix of a command that runs on a host."""
         return self._within(host, "-U", "-m", "-n", "-p", "-u")
 
     def in_network(self, host: int) -> list[str]:
-        """Return what goes before a command that has a host's network, and reaches the others by `shell`."""
+        """Return the prefix of a command in a host's network, which reaches the other hosts by `shell`."""
         return self._within(host, "-U", "-n")
 
     def shell(self, within: bool = False) -> str:
-        """Return a program for ``--ssh-command``: of the arguments, host and command; options go before.
+        """Return a program for ``--ssh-command``: of the arguments, host and command are last.
 
         `within`: it runs in the hosts' user namespace already.
         """

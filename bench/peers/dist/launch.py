@@ -39,7 +39,7 @@ _OPEN_MPI = (
     *("--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp", "--mca", "btl_tcp_if_include", "{link}"),
 )
 _MPICH = ("-launcher", "ssh", "-launcher-exec", "{shell}", "-iface", "{link}")
-#: By the kernel's name MPICH's engine takes all hosts for one, whose memory is shared: TCP alone.
+#: MPICH's engine identifies hosts by the kernel's name, which is the same for all: TCP alone.
 _UCX = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": LINK}
 #: It asks /sys for interfaces, which is that of the network in which it was mounted.
 _OWN_SYS = ("unshare", "--mount", "sh", "-c", 'mount -t sysfs sysfs /sys && exec "$@"', "sh")
@@ -145,7 +145,7 @@ class HostsGroup(DistGroup):
         """Start ``mpiexec`` in the network of the first host, with a program in place of ssh."""
         n, each, hosts = self.setting.processes, self._each, self.hosts.addresses
         program, shell = str(Path(self.setting.python).parent / "mpiexec"), self._shell(folder, within=True)
-        idle = int(n > len(machine.cpus()))  # who spins takes the core from the others
+        idle = int(n > len(machine.cpus()))  # a spinning worker keeps a core from the other workers
         options = _OPEN_MPI if self.setting.name == "openmpi" else _MPICH
         words = [word.format(shell=shell, link=LINK, idle=idle) for word in options]
         where = ",".join(f"{host}:{each}" for host in hosts)

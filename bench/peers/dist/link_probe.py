@@ -11,7 +11,7 @@ from bench.peers.dist.hosts import ADDRESSES, Hosts
 
 _PORT = 5000
 _TRIPS = 50
-#: Receives what comes; answers single bytes first, then tells the end of the stream.
+#: The receiver: it answers single bytes first, and then the end of the stream.
 _SERVE = f"""
 import socket
 with socket.create_server(("0.0.0.0", {_PORT})) as listener:

@@ -20,7 +20,7 @@ from bench.peers.worker import fork
 
 GATE = 1024  # its place in the group's shared page, behind the barrier
 BLOCKS = {"whole": 0, "by 256 KB": 256 * KB, "by 1 MB": MB}
-LOOKS = {"asleep": 0, "looking": 400}  # how who waits begins
+LOOKS = {"asleep": 0, "looking": 400}  # how a wait begins
 MAX_WORKERS = 64
 
 

@@ -32,7 +32,7 @@ class MXNet(DistPeer):
         if self.entry.codec:
             settings = {"type": self.entry.codec, "threshold": dist_cases.THRESHOLD}
             self.store.set_gradient_compression(settings)
-        self.store._barrier()  # only the first worker tells the servers
+        self.store._barrier()  # only the first worker configures the servers
 
     def _prepare_dense(self, case: DistCase) -> list[Array]:
         data, keys = self.dense(case), self.keys

@@ -21,7 +21,7 @@ from typing import Any
 FOLDER, CALLS = "KVSTORE_BENCH_SAMPLES", "KVSTORE_BENCH_CALLS"
 IDLE, SAMPLING, TELLING = range(3)
 _TICK = 0.001  # seconds
-_SWITCH = 0.0001  # seconds after which a thread that has the GIL hands it over to the one that looks
+_SWITCH = 0.0001  # seconds after which a thread passes the GIL to the sampling thread
 
 
 def start() -> None:

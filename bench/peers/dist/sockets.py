@@ -1,4 +1,4 @@
-"""The floor of the wire: bare sockets, C, and servers that send back each block as it comes, without a sum.
+"""The floor of the wire: bare sockets, C, and servers that send back each block as it arrives, without a sum.
 
 In two calls a server keeps all that comes, says that it has come, and sends it back when it is asked for.
 

@@ -18,7 +18,7 @@ Command = tuple[list[str], dict[str, str]]
 
 @dataclass
 class Launch:
-    """Commands of the workers, and of helpers that go first."""
+    """Commands of the workers, and of helpers that are started before them."""
 
     workers: int
     ranks: list[Command]

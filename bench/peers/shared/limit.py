@@ -179,7 +179,7 @@ class Memcpy(_Compiled):
 
 
 class Line(_Compiled):
-    """One cache line goes to another process and back, both spinning."""
+    """One cache line moves to another process and back; both processes spin."""
 
     kind = BALL
 
@@ -190,7 +190,7 @@ class Line(_Compiled):
 
 
 class Futex(Line):
-    """The same, each asleep when the line comes: 50 microseconds pass before each trip, uncounted."""
+    """The same, each asleep when the line arrives: 50 microseconds pass before each trip, uncounted."""
 
     kind = FUTEX
 

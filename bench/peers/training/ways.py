@@ -35,7 +35,7 @@ class Way:
 
 @dataclass
 class Bucket:
-    """What DistributedDataParallel hands to a hook, kept for calls without a backward pass."""
+    """A bucket that DistributedDataParallel passes to a hook, kept for calls without a backward pass."""
 
     number: int
     last: bool
