@@ -85,6 +85,28 @@ def _lines(shape: Shape) -> int:
     return -(-math.prod(shape) // LINE) * LINE
 
 
+def beginning(call: int, size: int, room: int) -> int:
+    """Return where the gradients of a call begin in a pool of `room` elements, at a line of a cache.
+
+    Every call begins elsewhere: to an element its gradients are as good as independent, and residuals wander
+    as they do in training. A few gradients in turn would push each residual to one side for ever.
+    """
+    places = (room - size) // LINE + 1
+    return call * 40_503 % places * LINE
+
+
+def triangle(rng: np.random.Generator, size: int, threshold: float) -> Array:
+    """Draw numbers below a threshold, spread like residuals after a long training.
+
+    A walk of small steps that starts anew at either threshold is spread like a triangle.
+    """
+    drawn = rng.random(size, np.float32)
+    drawn += rng.random(size, np.float32)
+    drawn -= np.float32(1)
+    drawn *= np.float32(0.999 * threshold)
+    return drawn
+
+
 def resnet50() -> tuple[Shape, ...]:
     """Shapes of ResNet-50's 161 parameters, 25.6 million numbers."""
     # Not at the top: this file is also read by the workers of rivals, whose environments have no kvstore.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from bench.cases.common import LINE, MB, Array, Case
+from bench.cases.common import LINE, MB, Array, Case, beginning, triangle
 
 VALUES = 2  # of a push: one for each core of a small machine
 CHECKED = 2  # calls after the first one whose results peers are compared by
@@ -63,34 +63,15 @@ class Inputs:
         return [pool[start : start + self.size] for pool in self.pools]
 
 
-def beginning(call: int, size: int, room: int) -> int:
-    """Where the gradients of a call begin in pools of `room` elements, at a line of a cache.
-
-    Every call begins elsewhere: to an element its gradients then are as good as independent, and residuals
-    wander as they do in training. A few gradients in turn would push each residual to one side for ever.
-    """
-    places = (room - size) // LINE + 1
-    return call * 40_503 % places * LINE
-
-
 def inputs(case: CompressionCase) -> Inputs:
     """Make the numbers of a case, every page touched."""
     room = case.size + max(case.size // 2, 64 * LINE)
     first, pools = [], []
     for value in range(VALUES):
         rng = np.random.default_rng([11, value])
-        first.append(_residual(rng, case))
+        first.append(triangle(rng, case.size, case.threshold))
         pools.append(_drawn(rng, case.data, room))
     return Inputs(case.size, first, pools)
-
-
-def _residual(rng: np.random.Generator, case: CompressionCase) -> Array:
-    """Draw what a walk of small steps that starts anew at either threshold looks like: a triangle."""
-    drawn = rng.random(case.size, np.float32)
-    drawn += rng.random(case.size, np.float32)
-    drawn -= np.float32(1)
-    drawn *= np.float32(0.999 * case.threshold)
-    return drawn
 
 
 def _drawn(rng: np.random.Generator, data: str, count: int) -> Array:

@@ -10,7 +10,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench.cases.common import KB, LINE, MB, Array, KeyedCase, Shape, memory, padded, pieces, resnet50
+from bench.cases.common import (
+    KB,
+    LINE,
+    MB,
+    Array,
+    KeyedCase,
+    Shape,
+    beginning,
+    memory,
+    padded,
+    pieces,
+    resnet50,
+    triangle,
+)
 
 #: So large that what an update changed is seen beside the weights.
 LEARNING_RATE = 0.1
@@ -163,21 +176,12 @@ class Inputs:
         return pieces(flat, self._shapes)
 
     def seeds(self) -> list[Array]:
-        """Make gradients below the threshold, after which residuals are as after a long training.
-
-        A walk of small steps that starts anew at either threshold is spread like a triangle.
-        """
-        rng = np.random.default_rng(17)
-        flat = rng.random(self.flat.size, np.float32)
-        flat += rng.random(self.flat.size, np.float32)
-        flat -= np.float32(1)
-        flat *= np.float32(0.999 * THRESHOLD)
-        return pieces(flat, self._shapes)
+        """Make gradients below the threshold, after which residuals are as after a long training."""
+        return pieces(triangle(np.random.default_rng(17), self.flat.size, THRESHOLD), self._shapes)
 
     def gradients(self, call: int) -> list[Array]:
         """Cut the gradients of a call."""
-        places = (self._pool.size - self.flat.size) // LINE + 1
-        start = call * 40_503 % places * LINE
+        start = beginning(call, self.flat.size, self._pool.size)
         return pieces(self._pool[start : start + self.flat.size], self._shapes)
 
     def write(self, gradients: list[Array]) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import Any
 
 
@@ -50,8 +48,3 @@ class Costs:
     def from_json(cls, found: dict[str, Any]) -> Costs:
         """Take what `to_json` gave."""
         return cls(**{one.name: found[one.name] for one in fields(cls)})
-
-    @classmethod
-    def read(cls, path: Path) -> Costs:
-        """Read those that were written with the results of `python -m bench scale`."""
-        return cls.from_json(json.loads(path.read_text())["costs"])

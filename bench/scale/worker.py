@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import Any
 
@@ -180,12 +179,3 @@ class WorkerProcess(Process):
             self.send_control(job.scheduler, message, (self.name, 0))
         else:
             self.send_control(job.servers[peer], message, (self.name, 0))  # type: ignore[index]
-
-
-def loads(worker: WorkerProcess) -> dict[int, int]:
-    """Add up what a worker has on each server."""
-    found: dict[int, int] = defaultdict(int)
-    for key in worker.entries:
-        for one, size in worker.slices(key):
-            found[one.server] += size
-    return dict(found)
