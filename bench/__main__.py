@@ -13,7 +13,7 @@ PROGRAMS = {"faults": "bench.faults.command", "soak": "bench.faults.soak"}
 
 
 def main(arguments: list[str]) -> int:
-    """Measure the claim that comes first, or run that program."""
+    """Measure the claim that the first argument names, or run that program."""
     names = (*claims.NAMES, *PROGRAMS)
     if not arguments or arguments[0] not in names:
         print(f"usage: python -m bench {{{','.join(names)}}} [options]", file=sys.stderr)

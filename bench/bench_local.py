@@ -2,32 +2,21 @@
 
 ``pytest bench/bench_local.py`` does the cases that have a goal; with ``KVSTORE_BENCH_ALL=1`` it does all.
 Rivals need the variables that README.md in this folder names. For figures to publish, run ``python -m bench
-local``: it takes more rounds.
+local``: it has more rounds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
-from bench.cases.local import LocalCase, all_cases
+from bench.cases.local import all_cases
 from bench.claims.local import CLAIM
 from bench.peers.local.ours import Ours
-from bench.peers.process import Process
-from bench.runner import run, suites
+from bench.runner import suites
 
 CASES = suites.chosen(all_cases())
 
 
-@pytest.fixture(scope="module")
-def peers() -> Iterator[list[Process]]:
-    with run.running(CLAIM, CLAIM.settings()) as processes:
-        yield processes
-
-
-@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_case(case: LocalCase, peers: list[Process], turns: Any) -> None:
+def test_case(case: Any, peers: Any, turns: suites.Turns) -> None:
     result = turns.take(CLAIM, case, peers)
     turns.time_peer(Ours(), case, result.median("ours"))

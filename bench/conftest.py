@@ -9,12 +9,24 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from bench.runner import machine, suites
+from bench.runner import machine, run, suites
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Test each of the module's `CASES`, those of one job beside the same processes."""
+    if "peers" in metafunc.fixturenames:
+        pairs = [(metafunc.module.CLAIM.job(case), case) for case in metafunc.module.CASES]
+        names = [case.name for _, case in pairs]
+        metafunc.parametrize(("peers", "case"), pairs, indirect=["peers"], ids=names, scope="module")
 
 
 @pytest.fixture(scope="module")
-def prober() -> machine.Prober:
-    return machine.Prober()
+def peers(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Hold the processes of all peers of a job."""
+    claim = request.module.CLAIM
+    together = [case for case in request.module.CASES if claim.job(case) == request.param]
+    with run.running(claim, claim.settings(together)) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +39,11 @@ def measured(request: pytest.FixtureRequest) -> Iterator[list[Any]]:
         print("\n\ntime of the peer ÷ time of kvstore, median [lowest-highest]\n")
         for text in request.module.CLAIM.sections(found):
             print(text)
+
+
+@pytest.fixture(scope="module")
+def prober() -> machine.Prober:
+    return machine.Prober()
 
 
 @pytest.fixture

@@ -25,35 +25,19 @@ PEERS = {**local.PEERS, **shared.PEERS, "zmq": "bare ZeroMQ"}
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the README: a case of a results file.
+    """One row of the README: a case of a results file."""
 
-    Attributes
-    ----------
-    results : str
-        Name of the file in ``bench/results``.
-    case : str
-        Name of the case in it.
-    label : str
-        What the README calls it.
-    ours : str
-        Our entry of the case.
-    limit : str
-        The entry that is a limit of the machine; empty where the case has none.
-    others : tuple of str
-        Entries the best of which is shown.
-    """
-
-    results: str
-    case: str
-    label: str
-    ours: str = "ours"
-    limit: str = "limit"
-    others: tuple[str, ...] = ()
+    results: str  # name of the file in `bench/results`
+    case: str  # name of the case in it
+    label: str  # what the README calls it
+    ours: str = "ours"  # our entry of the case
+    limit: str = "limit"  # the entry that is a limit of the machine; empty where the case has none
+    others: tuple[str, ...] = ()  # entries the best of which is shown
 
 
 _MPI = ("openmpi", "mpich", "deepspeed", "gloo")
 
-#: What matters most to whoever chooses a library; the one that is lost, too.
+#: Cases that matter most for the choice of a library, with the one in which kvstore is slower.
 ROWS = (
     Row("local", "ResNet-50 pushpull k=2", "`local`: ResNet-50, 2 gradients summed", others=("numpy",)),
     Row("local", "ResNet-50 pushpull SGD-momentum k=2", "`local`: and a step of SGD", others=("numpy",)),

@@ -1,15 +1,56 @@
-"""What cases of several claims are made of: sizes, shapes of networks, memory that is cut into arrays."""
+"""What cases of several claims have: keys, bytes, JSON for a worker, sizes, shapes of networks, memory."""
 
 from __future__ import annotations
 
 import math
 import mmap
-from typing import Any
+from dataclasses import asdict
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from bench.cases.base import Shape
+Shape = tuple[int, ...]
+Own = TypeVar("Own", bound="Case")
+
+
+class Case:
+    """One line of the tables; `name` is unique, and what ``--only`` matches."""
+
+    name: str
+
+    #: Goals that cases of some claims have.
+    goals: Any = ()
+    most_us: float = 0.0
+    tail: float = 0.0
+    share: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)  # type: ignore[call-overload, no-any-return]
+
+    @classmethod
+    def from_json(cls: type[Own], fields: dict[str, Any]) -> Own:
+        return cls(**{name: _tuples(value) for name, value in fields.items()})
+
+
+class KeyedCase(Case):
+    """A case of float32 arrays, one for each key."""
+
+    shapes: tuple[Shape, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Payload of one value over all keys."""
+        return 4 * sum(math.prod(shape) for shape in self.shapes)
+
+    @property
+    def keys(self) -> list[int]:
+        return list(range(len(self.shapes)))
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
 
 Array = npt.NDArray[Any]
 
@@ -42,6 +83,28 @@ def pieces(flat: Array, shapes: tuple[Shape, ...]) -> list[Array]:
 
 def _lines(shape: Shape) -> int:
     return -(-math.prod(shape) // LINE) * LINE
+
+
+def beginning(call: int, size: int, room: int) -> int:
+    """Return where the gradients of a call begin in a pool of `room` elements, at a line of a cache.
+
+    Every call begins elsewhere: to an element its gradients are as good as independent, and residuals wander
+    as they do in training. A few gradients in turn would push each residual to one side for ever.
+    """
+    places = (room - size) // LINE + 1
+    return call * 40_503 % places * LINE
+
+
+def triangle(rng: np.random.Generator, size: int, threshold: float) -> Array:
+    """Draw numbers below a threshold, spread like residuals after a long training.
+
+    A walk of small steps that starts anew at either threshold is spread like a triangle.
+    """
+    drawn = rng.random(size, np.float32)
+    drawn += rng.random(size, np.float32)
+    drawn -= np.float32(1)
+    drawn *= np.float32(0.999 * threshold)
+    return drawn
 
 
 def resnet50() -> tuple[Shape, ...]:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from bench.cases.base import Case
-from bench.cases.common import LINE, MB, Array
+from bench.cases.common import LINE, MB, Array, Case, beginning, triangle
 
 VALUES = 2  # of a push: one for each core of a small machine
 CHECKED = 2  # calls after the first one whose results peers are compared by
@@ -19,32 +18,19 @@ _BITS = {"2bit": 2, "1bit": 1}
 
 @dataclass(frozen=True)
 class CompressionCase(Case):
-    """One line of the tables.
+    """One line of the tables."""
 
-    Attributes
-    ----------
-    name : str
-        Unique; what `--only` matches.
-    verb : str
-        ``quantise`` (one gradient and its residual to words), ``dequantise`` (words added to an array), or
-        ``pair`` (push of `VALUES` values, each compressed, then pull into as many outs).
-    codec : str
-        ``2bit`` or ``1bit``.
-    size : int
-        Elements of a gradient.
-    data : str
-        ``normal``: N(0, 0.01), of which a few in ten thousand are sent at a time; ``uniform``: U(-1, 1), of
-        which nobody can guess what is sent.
-    goals : dict
-        Peer to the ratio ``time of peer / time of ours`` that must hold.
-    """
-
-    name: str
+    name: str  # unique; what `--only` matches
+    #: `quantise` (one gradient and its residual to words), `dequantise` (words added to an array), or `pair`
+    #: (push of `VALUES` values, each compressed, then pull into as many outs)
     verb: str
-    codec: str
-    size: int
+    codec: str  # `2bit` or `1bit`
+    size: int  # elements of a gradient
+    #: `normal`: N(0, 0.01), of which a few in ten thousand are sent at a time; `uniform`: U(-1, 1), of which
+    #: what is sent has no pattern
     data: str
     threshold: float = 0.5
+    #: Peer to the ratio `time of peer / time of ours` that must hold
     goals: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -63,35 +49,18 @@ class CompressionCase(Case):
 
 @dataclass
 class Inputs:
-    """Numbers of a case, the same for every peer.
-
-    Attributes
-    ----------
-    first : list of arrays
-        What each value pushes at first. All of it is below the threshold, so that 2bit keeps it all: from
-        then on the residuals are as after a long training.
-    pools : list of arrays
-        Where the further gradients of each value are cut from.
-    """
+    """Numbers of a case, the same for every peer."""
 
     size: int
+    #: What each value pushes at first. All of it is below the threshold, so that 2bit keeps it all: from then
+    #: on the residuals are as after a long training.
     first: list[Array]
-    pools: list[Array]
+    pools: list[Array]  # where the further gradients of each value are cut from
 
     def gradients(self, call: int) -> list[Array]:
         """Cut the gradient of each value."""
         start = beginning(call, self.size, len(self.pools[0]))
         return [pool[start : start + self.size] for pool in self.pools]
-
-
-def beginning(call: int, size: int, room: int) -> int:
-    """Where the gradients of a call begin in pools of `room` elements, at a line of a cache.
-
-    Every call begins elsewhere: to an element its gradients then are as good as independent, and residuals
-    wander as they do in training. A few gradients in turn would push each residual to one side for ever.
-    """
-    places = (room - size) // LINE + 1
-    return call * 40_503 % places * LINE
 
 
 def inputs(case: CompressionCase) -> Inputs:
@@ -100,18 +69,9 @@ def inputs(case: CompressionCase) -> Inputs:
     first, pools = [], []
     for value in range(VALUES):
         rng = np.random.default_rng([11, value])
-        first.append(_residual(rng, case))
+        first.append(triangle(rng, case.size, case.threshold))
         pools.append(_drawn(rng, case.data, room))
     return Inputs(case.size, first, pools)
-
-
-def _residual(rng: np.random.Generator, case: CompressionCase) -> Array:
-    """Draw what a walk of small steps that starts anew at either threshold looks like: a triangle."""
-    drawn = rng.random(case.size, np.float32)
-    drawn += rng.random(case.size, np.float32)
-    drawn -= np.float32(1)
-    drawn *= np.float32(0.999 * case.threshold)
-    return drawn
 
 
 def _drawn(rng: np.random.Generator, data: str, count: int) -> Array:

@@ -155,18 +155,11 @@ MULTIPLES = (1.0, 3.0, 10.0, 30.0, 100.0)
 
 @dataclass(frozen=True)
 class Recipe:
-    """How gradients are sent.
+    """How gradients are sent."""
 
-    Attributes
-    ----------
-    codec : str
-        ``none``, or a codec's name.
-    multiple : float
-        For 2bit the threshold, for 1bit the unit that +1 and -1 stand for, in multiples of the gradients'
-        root mean square; 0 for the others.
-    """
-
-    codec: str
+    codec: str  # `none`, or a codec's name
+    #: For 2bit the threshold, for 1bit the unit that +1 and -1 stand for, in multiples of the gradients' root
+    #: mean square; 0 for the others
     multiple: float = 0.0
 
     @property

@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from bench.cases.base import Case
-from bench.cases.common import resnet50
+from bench.cases.common import Case, resnet50
 
 #: Elements of the large cases: 256 MiB of float32.
 LARGE = 64 << 20
@@ -16,39 +15,20 @@ RESNET = tuple(math.prod(shape) for shape in resnet50())
 
 @dataclass(frozen=True)
 class DeviceCase(Case):
-    """One line of the tables.
+    """One line of the tables."""
 
-    Attributes
-    ----------
-    name : str
-        Unique; what ``--only`` matches.
-    op : str
-        ``sum``; ``update`` (sum, then SGD with momentum); ``compress`` (2-bit quantise, decode and sum in one
-        go); ``quantise`` and ``dequantise`` (the kernels by themselves).
-    sizes : tuple of int
-        Elements of each key.
-    k : int
-        Values of each key.
-    dtype : str
-    bytes_each : float
-        Bytes that the operation must read and write for an element.
-    share : float
-        Goal: at least this share of the rate at which the GPU copies memory; 0 for none.
-    goals : dict
-        Peer to the ratio ``time of peer / time of ours`` that must hold.
-    most_us : float
-        Goal: at most so many microseconds of the host for a call; 0 for none.
-    """
-
-    name: str
+    name: str  # unique; what `--only` matches
+    #: `sum`; `update` (sum, then SGD with momentum); `compress` (2-bit quantise, decode and sum in one call);
+    #: `quantise` and `dequantise` (the kernels by themselves)
     op: str
-    sizes: tuple[int, ...]
-    k: int
+    sizes: tuple[int, ...]  # elements of each key
+    k: int  # values of each key
     dtype: str = "float32"
-    bytes_each: float = 0.0
-    share: float = 0.0
+    bytes_each: float = 0.0  # bytes that the operation must read and write for an element
+    share: float = 0.0  # goal: at least this share of the rate at which the GPU copies memory; 0 for none
+    #: Peer to the ratio `time of peer / time of ours` that must hold
     goals: dict[str, float] = field(default_factory=dict)
-    most_us: float = 0.0
+    most_us: float = 0.0  # goal: at most so many microseconds of the host for a call; 0 for none
 
     @property
     def elements(self) -> int:

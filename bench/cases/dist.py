@@ -1,4 +1,4 @@
-"""What is measured of the parameter server: cases, their inputs, who takes part, and the goal of each."""
+"""Cases of the parameter server: their inputs, their peers, and the goal of each."""
 
 from __future__ import annotations
 
@@ -10,8 +10,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench.cases.base import KeyedCase, Shape
-from bench.cases.common import KB, LINE, MB, Array, memory, padded, pieces, resnet50
+from bench.cases.common import (
+    KB,
+    LINE,
+    MB,
+    Array,
+    KeyedCase,
+    Shape,
+    beginning,
+    memory,
+    padded,
+    pieces,
+    resnet50,
+    triangle,
+)
 
 #: So large that what an update changed is seen beside the weights.
 LEARNING_RATE = 0.1
@@ -27,45 +39,21 @@ APART = " apart"
 
 @dataclass(frozen=True)
 class Entry:
-    """One way to run one peer.
+    """One way to run one peer."""
 
-    Attributes
-    ----------
-    engine : str
-        Which code does it; several entries may share it.
-    label : str
-        What the tables call it.
-    transport : str
-        ``tcp`` over loopback, or ``ipc`` (unix sockets).
-    shm : bool
-        Payloads between processes of one host go through shared memory.
-    codec : str
-        ``2bit``, or none.
-    secure : bool
-        CURVE on every link.
-    hot : bool
-        Of the arrays only one block is used, which stays in a cache.
-    homes : bool
-        Gradients are written to arrays of `KVStore.empty`, where the sums come to lie.
-    unpaced : bool
-        Its connections have reno as their congestion control, as ours within a host have.
-    hierarchy : str
-        ``host``: the workers of a host sum there first; ``flat``: each sends its own.
-    """
-
-    engine: str
-    label: str
-    transport: str = "tcp"
-    shm: bool = False
-    codec: str = ""
-    secure: bool = False
-    hot: bool = False
-    homes: bool = False
-    unpaced: bool = False
-    hierarchy: str = "flat"
+    engine: str  # which code does it; several entries may share it
+    label: str  # what the tables call it
+    transport: str = "tcp"  # `tcp` over loopback, or `ipc` (unix sockets)
+    shm: bool = False  # payloads between processes of one host are in shared memory
+    codec: str = ""  # `2bit`, or none
+    secure: bool = False  # CURVE on every link
+    hot: bool = False  # of the arrays only one block is used, which stays in a cache
+    homes: bool = False  # gradients are written to arrays of `KVStore.empty`, where the sums are written
+    unpaced: bool = False  # its connections have reno as their congestion control, as ours within a host have
+    hierarchy: str = "flat"  # `host`: the workers of a host sum there first; `flat`: each sends its own
 
 
-#: Everybody who can take part, in the order of the tables.
+#: All peers, in the order of the tables.
 ENTRIES = {
     "ours": Entry("ours", "kvstore, tcp"),
     "ours shm": Entry("ours", "kvstore, payload in shared memory (default)", shm=True),
@@ -110,61 +98,31 @@ class Goal:
     """What is to hold of the entry `own` beside the entry `peer`, in the median of the rounds.
 
     One call is compared with one call, and two with two, where the peer has both.
-
-    Attributes
-    ----------
-    own, peer : str
-        Names of `ENTRIES`.
-    least : float
-        The peer takes at least so many times as long as ours; 0 where that is not asked.
-    most : float
-        Ours takes at most so many times as long as the peer; 0 where that is not asked.
-    of : str
-        What is compared: ``seconds``, or ``cpu``, the processor seconds.
     """
 
+    #: Names of `ENTRIES`
     own: str
     peer: str
-    least: float = 0.0
-    most: float = 0.0
-    of: str = "seconds"
+    least: float = 0.0  # least ratio of the peer's time to ours; 0 for no such goal
+    most: float = 0.0  # greatest ratio of our time to the peer's; 0 for no such goal
+    of: str = "seconds"  # what is compared: `seconds`, or `cpu`, the processor seconds
 
 
 @dataclass(frozen=True)
 class DistCase(KeyedCase):
-    """One block of the tables: a push and a pull of every key, by every worker.
+    """One block of the tables: a push and a pull of every key, by every worker."""
 
-    Attributes
-    ----------
-    name : str
-        Unique; what ``--only`` matches.
-    shapes : tuple of shapes
-        One for each key.
-    workers, servers : int
-        Processes of the job, beside its scheduler.
-    mode : str
-        ``sync`` or ``async``.
-    update : str
-        ``""``, ``sgd`` or ``sgd_momentum`` on the servers.
-    rows : int
-        Row-sparse if positive: rows that a worker pushes, and then pulls.
-    peers : tuple of str
-        Who takes part: names of `ENTRIES`.
-    goals : tuple of Goal
-        What is to hold.
-    also : tuple of str
-        Further ways to call: `INIT`, of so many new keys; `EACH`, a pushpull for each key.
-    """
-
-    name: str
-    shapes: tuple[Shape, ...]
+    name: str  # unique; what `--only` matches
+    shapes: tuple[Shape, ...]  # one for each key
+    #: Processes of the job, beside its scheduler
     workers: int = 2
     servers: int = 1
-    mode: str = "sync"
-    update: str = ""
-    rows: int = 0
-    peers: tuple[str, ...] = ()
-    goals: tuple[Goal, ...] = field(default=())
+    mode: str = "sync"  # `sync` or `async`
+    update: str = ""  # `""`, `sgd` or `sgd_momentum` on the servers
+    rows: int = 0  # row-sparse if positive: rows that a worker pushes, and then pulls
+    peers: tuple[str, ...] = ()  # names of `ENTRIES`
+    goals: tuple[Goal, ...] = field(default=())  # what is to hold
+    #: Further ways to call: `INIT`, of so many new keys; `EACH`, a pushpull for each key
     also: tuple[str, ...] = ()
 
     @property
@@ -218,21 +176,12 @@ class Inputs:
         return pieces(flat, self._shapes)
 
     def seeds(self) -> list[Array]:
-        """Make gradients below the threshold, after which residuals are as after a long training.
-
-        A walk of small steps that starts anew at either threshold is spread like a triangle.
-        """
-        rng = np.random.default_rng(17)
-        flat = rng.random(self.flat.size, np.float32)
-        flat += rng.random(self.flat.size, np.float32)
-        flat -= np.float32(1)
-        flat *= np.float32(0.999 * THRESHOLD)
-        return pieces(flat, self._shapes)
+        """Make gradients below the threshold, after which residuals are as after a long training."""
+        return pieces(triangle(np.random.default_rng(17), self.flat.size, THRESHOLD), self._shapes)
 
     def gradients(self, call: int) -> list[Array]:
         """Cut the gradients of a call."""
-        places = (self._pool.size - self.flat.size) // LINE + 1
-        start = call * 40_503 % places * LINE
+        start = beginning(call, self.flat.size, self._pool.size)
         return pieces(self._pool[start : start + self.flat.size], self._shapes)
 
     def write(self, gradients: list[Array]) -> None:
@@ -339,7 +288,7 @@ def _job(workers: int, servers: int) -> str:
 
 
 def _sums() -> Iterator[DistCase]:
-    """Two workers and one server, everybody."""
+    """Two workers and one server, with all peers."""
     for size in (*SIZES, RESNET):
         peers = (*_WIRE, *_IPC, *(_CURVE if size != RESNET else ()), *_SHM)
         if size == "64 MB":

@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.cases.dist import RESNET, DistCase, shapes_of
 
-#: Everybody who can take part, in the order of the tables; payloads within a host go through shared memory.
+#: All peers, in the order of the tables; payloads within a host are in shared memory.
 PEERS = ("ours flat", "ours host", "gloo", "openmpi", "mpich", "mxnet", "cross", "cross reno", "cross-sum")
 #: A server in C that sums, on each host of one worker: what a parameter server cannot be faster than.
 SUM = "sum"
@@ -26,21 +26,12 @@ HOSTS, WORKERS, GBIT, DELAYS, LOSSES = (2, 4), (1, 4), (1.0, 10.0), (0.0, 0.05, 
 
 @dataclass(frozen=True)
 class Link:
-    """What joins a host to the switch.
+    """What joins a host to the switch."""
 
-    Attributes
-    ----------
-    gbit : float
-        Bits of Ethernet frames, each way, in 10^9 a second.
-    delay_ms : float
-        From host to host, one way, in milliseconds; 0: none beside what the devices have of themselves.
-    loss : float
-        Share of the frames that are lost.
-    """
-
-    gbit: float
+    gbit: float  # bits of Ethernet frames, each way, in 10^9 a second
+    #: From host to host, one way, in milliseconds; 0: none beside what the devices have of themselves
     delay_ms: float = 0.0
-    loss: float = 0.0
+    loss: float = 0.0  # share of the frames that are lost
 
     @property
     def relayed(self) -> bool:
@@ -54,23 +45,14 @@ class Link:
 
 @dataclass(frozen=True)
 class HostsCase(DistCase):
-    """A push and a pull of every key, by workers on hosts that have a server each.
+    """A push and a pull of every key, by workers on hosts that have a server each."""
 
-    Attributes
-    ----------
-    hosts : int
-        So many, with as many workers each.
-    gbit, delay_ms, loss : float
-        What their links are like; see `Link`.
-    beside : str
-        The only rival, if there is memory for no more.
-    """
-
-    hosts: int = 2
+    hosts: int = 2  # so many, with as many workers each
+    #: What their links are like; see `Link`
     gbit: float = 1.0
     delay_ms: float = 0.0
     loss: float = 0.0
-    beside: str = ""
+    beside: str = ""  # the only rival, if there is memory for no more
 
     def to_json(self) -> dict[str, Any]:
         """Say what a worker has to know: nothing of links, and no peer beside which sums are not exact."""

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench.cases.base import KeyedCase, Shape
-from bench.cases.common import KB, MB, Array, resnet50
+from bench.cases.common import KB, MB, Array, KeyedCase, Shape, resnet50
 
 LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 1e-4, 0.9, 1e-4
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
@@ -23,39 +22,18 @@ STREAMS = ("read", "write", "copy", "scale")
 
 @dataclass(frozen=True)
 class LocalCase(KeyedCase):
-    """One line of the tables.
+    """One line of the tables."""
 
-    Attributes
-    ----------
-    name : str
-        Unique; what `--only` matches.
-    verb : str
-        ``pushpull`` (one call), ``pair`` (push, then pull), ``push``, ``pull``, or one of `STREAMS`.
-    shapes : tuple of shapes
-        One for each key.
-    k : int
-        Values pushed to, and outs pulled from, each key.
-    update : str
-        ``""``, ``sgd``, ``sgd_momentum`` or ``adam`` on the store.
-    in_place : bool
-        The values themselves receive the result.
-    rows : int
-        Row-sparse if positive: stored rows of each value.
-    goals : dict
-        Peer to the ratio ``time of peer / time of ours`` that must hold.
-    most_us : float
-        Ours must take no more than that, in microseconds; 0 for no such goal.
-    """
-
-    name: str
-    verb: str
-    shapes: tuple[Shape, ...]
-    k: int = 2
-    update: str = ""
-    in_place: bool = False
-    rows: int = 0
+    name: str  # unique; what `--only` matches
+    verb: str  # `pushpull` (one call), `pair` (push, then pull), `push`, `pull`, or one of `STREAMS`
+    shapes: tuple[Shape, ...]  # one for each key
+    k: int = 2  # values pushed to, and outs pulled from, each key
+    update: str = ""  # `""`, `sgd`, `sgd_momentum` or `adam` on the store
+    in_place: bool = False  # the values themselves receive the result
+    rows: int = 0  # row-sparse if positive: stored rows of each value
+    #: Peer to the ratio `time of peer / time of ours` that must hold
     goals: dict[str, float] = field(default_factory=dict)
-    most_us: float = 0.0
+    most_us: float = 0.0  # ours must take no more than that, in microseconds; 0 for no such goal
 
 
 # ------------------------------------------------------------------------------------------------ inputs

@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bench.cases.base import Case, Shape
-from bench.cases.common import KB, MB, resnet50
+from bench.cases.common import KB, MB, Case, Shape, resnet50
 from bench.scale.real import RealCase
 
 #: The size that all figures are about.
@@ -23,13 +22,7 @@ def llama_7b(layers: int = 32) -> tuple[Shape, ...]:
     hidden, inner, vocabulary = 4096, 11008, 32000
     shapes: list[Shape] = [(vocabulary, hidden)]
     for _ in range(layers):
-        shapes += [(hidden, hidden)] * 4 + [
-            (inner, hidden),
-            (inner, hidden),
-            (hidden, inner),
-            (hidden,),
-            (hidden,),
-        ]
+        shapes += [(hidden, hidden)] * 4 + [(inner, hidden)] * 2 + [(hidden, inner), (hidden,), (hidden,)]
     return (*shapes, (hidden,), (vocabulary, hidden))
 
 
@@ -59,46 +52,37 @@ def key_set(name: str) -> KeySet:
 
 
 @dataclass(frozen=True)
-class StepCase(Case):
-    """A step of all workers: a pushpull of all keys in one call.
-
-    Attributes
-    ----------
-    group : str
-        The table that it is in.
-    keys : str
-        A set of keys; see `key_set`.
-    by_host : bool
-        Each host sums first, and sends once.
-    slow : float
-        Times as long as the others, of one worker's process and link.
-    parts : tuple of str
-        Two smaller sets of the same kind: these are simulated, and for each byte more as much time is added.
-    """
+class ScaleCase(Case):
+    """One line of the tables; `group` is the table."""
 
     name: str
     group: str
-    keys: str
+
+
+@dataclass(frozen=True)
+class StepCase(ScaleCase):
+    """A step of all workers: a pushpull of all keys in one call."""
+
+    keys: str  # a set of keys; see `key_set`
     workers: int = WORKERS
     servers: int = SERVERS
     per_host: int = PER_HOST
-    by_host: bool = False
+    by_host: bool = False  # each host sums first, and sends once
     gbits: float = GBITS
     mode: str = "sync"
     codec: str = ""
     slice_bytes: int = MB
     credit: int = 32 * MB
-    slow: float = 1.0
+    slow: float = 1.0  # how many times slower one worker's process and link are than the others
     steps: int = 2
+    #: Two smaller sets of the same kind: these are simulated, and for each byte more as much time is added.
     parts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class TrainingCase(Case):
-    """Steps of a network whose gradients come one after the other, last layer first, a call for each key."""
+class TrainingCase(ScaleCase):
+    """Steps of a network whose gradients arrive in turn, last layer first, with a call for each key."""
 
-    name: str
-    group: str
     keys: str
     workers: int
     servers: int
@@ -111,11 +95,9 @@ class TrainingCase(Case):
 
 
 @dataclass(frozen=True)
-class ControlCase(Case):
-    """What the scheduler has to do: start, init of all keys, a barrier, so many idle seconds, the end."""
+class ControlCase(ScaleCase):
+    """The scheduler's work: start, init of all keys, a barrier, some idle seconds, the end."""
 
-    name: str
-    group: str
     workers: int
     servers: int
     keys: str
@@ -123,11 +105,9 @@ class ControlCase(Case):
 
 
 @dataclass(frozen=True)
-class LossCase(Case):
-    """A step in the middle of which somebody dies: ``worker``, ``host`` or ``server``."""
+class LossCase(ScaleCase):
+    """A step in the middle of which a ``worker``, a ``host`` or a ``server`` dies."""
 
-    name: str
-    group: str
     who: str
     on_peer_loss: str
     workers: int = WORKERS
@@ -135,21 +115,17 @@ class LossCase(Case):
 
 
 @dataclass(frozen=True)
-class CheckCase(Case):
+class CheckCase(ScaleCase):
     """A real job of this machine, the middle one of so many `runs`, beside a simulated one."""
 
-    name: str
-    group: str
     real: RealCase
     runs: int = 3
 
 
 @dataclass(frozen=True)
-class ExactCase(Case):
+class ExactCase(ScaleCase):
     """A whole model beside what two parts of it say of it."""
 
-    name: str
-    group: str
     keys: str
     parts: tuple[str, ...]
     workers: int
@@ -158,11 +134,8 @@ class ExactCase(Case):
 
 def cases() -> Iterator[Case]:
     """Yield all cases, in the order of the tables."""
-    yield from checks()
-    yield from headline()
-    yield from curves()
-    yield from control()
-    yield from losses()
+    for part in (checks, headline, curves, control, losses):
+        yield from part()
 
 
 def checks() -> Iterator[Case]:
@@ -230,12 +203,8 @@ def curves() -> Iterator[Case]:
         yield StepCase(
             f"slices of {slice_bytes // 1000} KB", "slices", RESNET, by_host=True, slice_bytes=slice_bytes
         )
-    for slice_bytes, priority, credit in (
-        (MB, False, 32),
-        (MB, True, 32),
-        (160_000, True, 32),
-        (160_000, True, 1),
-    ):
+    kinds = ((MB, False, 32), (MB, True, 32), (160_000, True, 32), (160_000, True, 1))
+    for slice_bytes, priority, credit in kinds:
         how = "priority" if priority else "no priority"
         name = f"slices of {slice_bytes // 1000} KB, {how}, credit {credit} MB"
         yield TrainingCase(name, "p3", RESNET, 32, 4, 10, slice_bytes, credit * MB, priority, 0.1, 0.2)

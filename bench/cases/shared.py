@@ -1,4 +1,4 @@
-"""What is measured between processes: cases, their inputs, who takes part, and the goal of each."""
+"""Cases of the store between processes: their inputs, their peers, and the goal of each."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from bench.cases.base import KeyedCase, Shape
-from bench.cases.common import KB, MB, Array, bert_base, memory, padded, pieces, resnet50
+from bench.cases.common import KB, MB, Array, KeyedCase, Shape, bert_base, memory, padded, pieces, resnet50
 
 LIMITS = ("limit", "bare", "memcpy")
 RIVALS = ("openmpi", "mpich", "deepspeed", "gloo", "mxnet")
@@ -20,46 +19,23 @@ Goals = dict[str, float]
 
 @dataclass(frozen=True)
 class SharedCase(KeyedCase):
-    """One line of the tables.
+    """One line of the tables."""
 
-    Attributes
-    ----------
-    name : str
-        Unique; what `--only` matches.
-    verb : str
-        ``allreduce`` (every array receives the sum) or ``update`` (push, optimizer, view of the weights).
-    shapes : tuple of shapes
-        One for each key.
-    processes : int
-        Workers; each pushes one value to each key.
-    home : str
-        Where our arrays live: ``store`` (from ``store.empty``) or ``private`` (ordinary memory). Rivals have
-        ordinary memory always.
-    pages : str
-        Ordinary memory is on ``huge`` pages where the system has them, or on ``small`` ones.
-    update : str
-        ``""``, ``sgd_momentum`` or ``adam``.
-    wait : str
-        ``spin`` or ``block``: a chain of calls without barriers, and how our store waits. Else ``""``.
-    peers : tuple of str
-        Who takes part, beside ours.
-    goals : dict
-        Peer, or several with ``|`` of which the best counts, to the ratio ``time of peer / time of ours``.
-    tail : float
-        Our 99th percentile is to be at most so many times our median; 0 for no such goal.
-    """
-
-    name: str
-    verb: str
-    shapes: tuple[Shape, ...]
-    processes: int = 2
+    name: str  # unique; what `--only` matches
+    verb: str  # `allreduce` (every array receives the sum) or `update` (push, optimizer, view of the weights)
+    shapes: tuple[Shape, ...]  # one for each key
+    processes: int = 2  # workers; each pushes one value to each key
+    #: Where our arrays live: `store` (from `store.empty`) or `private` (ordinary memory). Rivals have
+    #: ordinary memory always.
     home: str = "store"
-    pages: str = "huge"
-    update: str = ""
+    pages: str = "huge"  # ordinary memory is on `huge` pages where the system has them, or on `small` ones
+    update: str = ""  # `""`, `sgd_momentum` or `adam`
+    #: `spin` or `block`: a chain of calls without barriers, and how our store waits. Else `""`.
     wait: str = ""
-    peers: tuple[str, ...] = ()
+    peers: tuple[str, ...] = ()  # peers beside ours
+    #: Peer, or several with `|` of which the best counts, to the ratio `time of peer / time of ours`
     goals: Goals = field(default_factory=dict)
-    tail: float = 0.0
+    tail: float = 0.0  # our 99th percentile is to be at most so many times our median; 0 for no such goal
 
     @property
     def links(self) -> int:

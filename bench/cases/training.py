@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from bench.cases.base import Case
+from bench.cases.common import Case
 from bench.cases.hosts import Link
 
 #: Ways to train, as the tables have them.
@@ -27,30 +27,14 @@ EXCHANGE = " exchange"  # behind a way: what it exchanges in a step, and no step
 
 @dataclass(frozen=True)
 class TrainingCase(Case):
-    """A model, and how two workers train it.
+    """A model, and how two workers train it."""
 
-    Attributes
-    ----------
-    name : str
-        Unique; what ``--only`` matches.
-    model : str
-        A name of `bench.peers.training.models`.
-    batch : int
-        Examples of each worker in a step.
-    parameters : int
-        Numbers that the model has.
-    hosts : int
-        1: both workers are on one. 2: each has a worker and a server.
-    gbit : float
-        Speed of the links between hosts.
-    """
-
-    name: str
-    model: str
-    batch: int
-    parameters: int
-    hosts: int = 1
-    gbit: float = 0.0
+    name: str  # unique; what `--only` matches
+    model: str  # A name of `bench.peers.training.models`
+    batch: int  # examples of each worker in a step
+    parameters: int  # numbers that the model has
+    hosts: int = 1  # 1: both workers are on one. 2: each has a worker and a server.
+    gbit: float = 0.0  # speed of the links between hosts
 
     @property
     def job(self) -> Any:
@@ -68,7 +52,7 @@ class TrainingCase(Case):
 
     @property
     def ways(self) -> tuple[str, ...]:
-        """Ways of this case: nobody compresses for memory, and what is in C knows one host."""
+        """Ways of this case: compression is for links between hosts, and the way in C is for one host."""
         left_out = "packed" if self.hosts == 1 else "bare"
         return tuple(way for way in WAYS if way != left_out)
 
@@ -79,37 +63,18 @@ CURVES = ("gloo", "optimizer", "packed")
 
 @dataclass(frozen=True)
 class Curves(Case):
-    """Losses of a small model over its steps, from several seeds, by each way of `CURVES` between two hosts.
+    """Losses of a small model over its steps, from several seeds, for each way of `CURVES` on two hosts."""
 
-    Attributes
-    ----------
-    name : str
-        Unique; what ``--only`` matches.
-    gbit : float
-        Speed of the links.
-    steps, seeds : int
-        Steps of a training, and trainings.
-    every : int
-        Steps whose mean loss is kept.
-    batch : int
-        Examples of each worker in a step.
-    rate : float
-        The highest learning rate.
-    warm : int
-        Steps until it is reached; then it falls to nothing, as a cosine does.
-    multiple : float
-        2bit's threshold, in multiples of the first gradients' root mean square.
-    """
-
-    name: str
-    gbit: float = 1.0
+    name: str  # unique; what `--only` matches
+    gbit: float = 1.0  # speed of the links
+    #: Steps of a training, and trainings
     steps: int = 1000
     seeds: int = 5
-    every: int = 25
-    batch: int = 32
-    rate: float = 0.03
-    warm: int = 50
-    multiple: float = 3.0
+    every: int = 25  # steps whose mean loss is kept
+    batch: int = 32  # examples of each worker in a step
+    rate: float = 0.03  # the highest learning rate
+    warm: int = 50  # steps until it is reached; then it falls to nothing, as a cosine does
+    multiple: float = 3.0  # 2bit's threshold, in multiples of the first gradients' root mean square
 
     @property
     def job(self) -> Any:

@@ -1,4 +1,4 @@
-"""Claims: who takes part, and what the tables show."""
+"""Claims: their peers, and their tables."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.cases import compression as cases
 from bench.claims import local
-from bench.peers.process import Setting
+from bench.peers.setting import Setting
 from bench.runner import machine, rivals, table
 from bench.runner.claim import Claim
 from bench.runner.rounds import Measured
@@ -28,7 +28,7 @@ class Compression(Claim):
         return cases.all_cases()
 
     def settings(self, cases: Sequence[Any] = ()) -> list[Setting]:
-        """MXNet with narrow operators, with wide ones, and as it comes."""
+        """MXNet with narrow operators, with wide ones, and with its defaults."""
         cores = str(len(machine.cpus()))
         mxnet: dict[str, dict[str, str]] = {
             "operators of one thread": {"OMP_NUM_THREADS": "1", "MXNET_CPU_WORKER_NTHREADS": cores},

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 import kvstore as kv
-from bench.cases.base import Case
+from bench.cases.common import Case
 from bench.cases.convergence import TASKS, Batch, Recipe, Task, recipes
 from bench.runner import machine
 from bench.runner.claim import Claim
@@ -138,7 +138,7 @@ class Convergence(Claim):
     def measured(self, chosen: list[Any], options: argparse.Namespace) -> Iterator[Measured]:
         """Train everything, as many at a time as there are processors."""
         context = multiprocessing.get_context("spawn")
-        os.environ.update(dict.fromkeys(ONE_THREAD, "1"))  # for the children, who have yet to import NumPy
+        os.environ.update(dict.fromkeys(ONE_THREAD, "1"))  # for the children, which import NumPy later
         with ProcessPoolExecutor(len(machine.cpus()), mp_context=context) as pool:
             for case in chosen:
                 yield Measured(case, _measured(case.name, options.seeds, pool))
@@ -175,15 +175,8 @@ def _row(jobs: list[Any], rms: float) -> dict[str, Any]:
     }
 
 
-HEAD = [
-    "codec",
-    "test accuracy",
-    "points from none",
-    "epoch of 95 %",
-    "KB each epoch",
-    "MB in all",
-    "bytes ÷ none",
-]
+HEAD = ["codec", "test accuracy", "points from none", "epoch of 95 %"]
+HEAD += ["KB each epoch", "MB in all", "bytes ÷ none"]
 #: Share of none's final accuracy that counts as nearly there.
 NEARLY = 0.95
 
@@ -209,7 +202,13 @@ def tables(results: dict[str, Any], heading: str) -> list[str]:
     """Lay out each task under a heading."""
     parts = []
     for task in results["tasks"]:
-        parts += [f"{heading} {_title(task)}\n", _about(task), markdown(HEAD, rows(task))]
+        of, rms = TASKS[task["task"]], task["rms"]
+        by_tensor = [size for key, size in rms.items() if key != "all"]
+        about = (
+            f"Gradients are sums over {of.batch // WORKERS} examples. "
+            f"RMS {rms['all']:.3g}; of single tensors {min(by_tensor):.3g} to {max(by_tensor):.3g}.\n"
+        )
+        parts += [f"{heading} {of.name.capitalize()}\n", about, markdown(HEAD, rows(task))]
     return parts
 
 
@@ -224,42 +223,25 @@ def to_json(results: dict[str, Any]) -> str:
     return json.dumps(head).removesuffix("}") + ', "tasks": [\n' + ",\n".join(tasks) + "\n]}\n"
 
 
-def _title(task: dict[str, Any]) -> str:
-    return TASKS[task["task"]].name.capitalize()
-
-
-def _about(task: dict[str, Any]) -> str:
-    by_tensor = [size for key, size in task["rms"].items() if key != "all"]
-    return (
-        f"Gradients are sums over {TASKS[task['task']].batch // WORKERS} examples. "
-        f"RMS {task['rms']['all']:.3g}; of single tensors {min(by_tensor):.3g} to {max(by_tensor):.3g}.\n"
-    )
-
-
 def rows(task: dict[str, Any]) -> list[list[str]]:
     """One row for each recipe."""
     none = task["recipes"][0]
-    target = NEARLY * final(none)
-    found = []
-    for recipe in task["recipes"]:
-        epochs = len(recipe["accuracy"][0])
-        each, ends = recipe["bytes_each_epoch"], [100 * run[-1] for run in recipe["accuracy"]]
-        found.append(
-            [
-                recipe["label"],
-                f"{statistics.mean(ends):.2f} [{min(ends):.2f}-{max(ends):.2f}]",
-                f"{100 * (final(recipe) - final(none)):+.2f}",
-                next((str(at) for at, value in enumerate(means(recipe), 1) if value >= target), "never"),
-                f"{each / 1e3:.0f}",
-                _megabytes(each * epochs),
-                f"1/{none['bytes_each_epoch'] / each:.3g}",
-            ]
-        )
-    return found
+    return [_recipe(recipe, final(none), none["bytes_each_epoch"]) for recipe in task["recipes"]]
 
 
-def _megabytes(count: int) -> str:
-    return f"{count / 1e6:,.0f}" if count >= 1e8 else f"{count / 1e6:.3g}"
+def _recipe(recipe: dict[str, Any], none: float, whole: int) -> list[str]:
+    each, ends = recipe["bytes_each_epoch"], [100 * run[-1] for run in recipe["accuracy"]]
+    near = (str(at) for at, value in enumerate(means(recipe), 1) if value >= NEARLY * none)
+    count = each * len(recipe["accuracy"][0])
+    return [
+        recipe["label"],
+        f"{statistics.mean(ends):.2f} [{min(ends):.2f}-{max(ends):.2f}]",
+        f"{100 * (final(recipe) - none):+.2f}",
+        next(near, "never"),
+        f"{each / 1e3:.0f}",
+        f"{count / 1e6:,.0f}" if count >= 1e8 else f"{count / 1e6:.3g}",
+        f"1/{whole / each:.3g}",
+    ]
 
 
 def means(recipe: dict[str, Any]) -> list[float]:

@@ -15,9 +15,7 @@ from typing import Any
 from bench.cases.device import all_cases
 from bench.peers.device.base import Peer
 from bench.peers.device.ours import Ours
-from bench.peers.device.rival_cupy import CuPy
-from bench.peers.device.rival_torch import Torch
-from bench.peers.device.rival_triton import Triton
+from bench.peers.device.rivals import CuPy, Torch, Triton
 from bench.runner import table
 from bench.runner.claim import Claim
 from bench.runner.gpu_rounds import Clock, Measured, copy_rate, measure
@@ -117,20 +115,18 @@ GOALS_HEAD = ["case", "what", "measured", "goal", "holds"]
 
 def rows(measured: list[Measured]) -> list[list[str]]:
     """One row for every case, all peers in its last cell."""
-    found = []
-    for m in measured:
-        share = [m.floor / us for us in m.gpu[m.best]]
-        others = [
-            f"{_name(m, way)} {_us(m.median(way))}: {table.spread(m.ratios(way))}" for way in _others(m)
-        ]
-        cells = [m.case.name, _us(m.floor), f"{_us(m.median(m.best))} ({_name(m, m.best)})"]
-        hosts = ", ".join(f"{way.removeprefix('kvstore ')} {_us(us)}" for way, us in _own_host(m))
-        found.append([*cells, table.spread(share), hosts, "<br>".join(others)])
-    return found
+    return [_case(m) for m in measured]
 
 
-def _others(m: Measured) -> list[str]:
-    return [way for way in m.gpu if way not in m.ours]
+def _case(m: Measured) -> list[str]:
+    others = [
+        f"{_name(m, way)} {_us(m.median(way))}: {table.spread(m.ratios(way))}"
+        for way in m.gpu
+        if way not in m.ours
+    ]
+    hosts = ", ".join(f"{way.removeprefix('kvstore ')} {_us(us)}" for way, us in _own_host(m))
+    cells = [m.case.name, _us(m.floor), f"{_us(m.median(m.best))} ({_name(m, m.best)})"]
+    return [*cells, table.spread([m.floor / us for us in m.gpu[m.best]]), hosts, "<br>".join(others)]
 
 
 def _own_host(m: Measured) -> list[tuple[str, float]]:
@@ -147,23 +143,22 @@ def _us(us: float) -> str:
 
 def goals(measured: list[Measured]) -> list[list[str]]:
     """One row for every goal."""
-    found = []
-    for m in measured:
-        case = m.case
-        if case.share:
-            share = m.floor / m.median(m.best)
-            line = [case.name, "share of the copy rate", f"{share:.2f}", f"≥ {case.share:.2f}"]
-            found.append([*line, table.mark(share >= case.share)])
-        for way, least in case.goals.items():
-            if way in m.gpu:
-                ratio = m.median(way) / m.median(m.best)
-                line = [case.name, f"beside {way}", f"{ratio:.2f}", f"≥ {least:g}"]
-                found.append([*line, table.mark(ratio >= least)])
-        if case.most_us:
-            us = min(us for way, us in _own_host(m) if way != "kvstore plan.refresh")
-            line = [case.name, "host, for a call", _us(us), f"≤ {case.most_us:g} µs"]
-            found.append([*line, table.mark(us <= case.most_us)])
-    return found
+    return [row for m in measured for row in _goals(m)]
+
+
+def _goals(m: Measured) -> Iterator[list[str]]:
+    case, best = m.case, m.median(m.best)
+    least = {"share of the copy rate": (m.floor / best, case.share)} if case.share else {}
+    least |= {
+        f"beside {way}": (m.median(way) / best, ratio) for way, ratio in case.goals.items() if way in m.gpu
+    }
+    for what, (found, wanted) in least.items():
+        goal = f"≥ {wanted:g}" if what.startswith("beside") else f"≥ {wanted:.2f}"
+        yield [case.name, what, f"{found:.2f}", goal, table.mark(found >= wanted)]
+    if case.most_us:
+        us = min(us for way, us in _own_host(m) if way != "kvstore plan.refresh")
+        goal = f"≤ {case.most_us:g} µs"
+        yield [case.name, "host, for a call", _us(us), goal, table.mark(us <= case.most_us)]
 
 
 CLAIM = Device()

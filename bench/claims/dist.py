@@ -12,7 +12,7 @@ from typing import Any
 from bench.cases import dist as cases
 from bench.cases.dist import APART, ENTRIES, DistCase, Goal
 from bench.peers.dist.launch import DistGroup
-from bench.peers.process import Setting
+from bench.peers.setting import Setting
 from bench.runner import profile, rivals, table
 from bench.runner.claim import Claim
 from bench.runner.rounds import Measured, Plan
@@ -24,7 +24,7 @@ BASES = ("ours", "ours shm")
 #: Memory of a peer in arrays of each worker, its servers included, where it is not four.
 COPIES = {"ours": 6, "mxnet": 8, "memcpy-c": 5}
 
-#: A call of many megabytes takes long: two of them are a turn, after one to warm up.
+#: A call of many megabytes is slow: two of them are a turn, after one to warm up.
 FULL = Plan(rounds=5, spare=2, least=2, field=1)
 QUICK = replace(FULL, rounds=3, spare=0, turn=0.02)
 
@@ -91,7 +91,7 @@ class Dist(Claim):
 
 
 def profiled(options: argparse.Namespace) -> str:
-    """Say where the time of the first case whose name matches goes, with one entry."""
+    """Profile the first case whose name matches, with one entry."""
     name, entry = options.profile, options.peers or "ours"
     case = next((case for case in cases.all_cases() if re.search(name, case.name)), None)
     if case is None:

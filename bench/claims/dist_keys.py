@@ -22,14 +22,15 @@ from bench.cases.common import KB
 from bench.cases.dist import EACH, ENTRIES, INIT, DistCase
 from bench.peers.dist.base import PUSHPULL
 from bench.peers.dist.launch import DistGroup
-from bench.peers.process import Process, Setting
+from bench.peers.group.driver import Group
+from bench.peers.setting import Setting
 from bench.runner import machine, rivals, run, table
 from bench.runner.claim import Claim
 from kvstore.observe.bench.worker_group import PeerFailure
 
 COUNTS = (2_000, 5_000, 10_000, 20_000, 50_000, 100_000)
 WAYS = (INIT, PUSHPULL, EACH)
-#: Rounds of a peer, and the most keys that it gets: MXNet sends each key by itself, which takes long.
+#: Rounds of a peer, and the most keys that it gets: MXNet sends each key by itself, which is slow.
 ROUNDS = {"ours": 5, "mxnet": 2}
 MOST = {"mxnet": 20_000}
 #: What is to hold: seconds of so many keys at most, and requests a second in one call of several keys.
@@ -100,10 +101,14 @@ def requests(count: int, workers: int = 8) -> DistCase:
     return DistCase(name, ((KB,),) * count, workers, peers=tuple(ROUNDS), also=(EACH,))
 
 
-def measure(case: DistCase, peers: Sequence[Process], busy: int = 0) -> Measured:
+def measure(case: DistCase, peers: Sequence[Group], busy: int = 0) -> Measured:
     """Let the peers take turns; one that fails is left out."""
     found = Measured(case, busy)
-    ready = [(peer, reply[0]) for peer in peers if not isinstance(reply := _prepare(peer, case), str)]
+    ready = []
+    for peer in peers:
+        peer.start_prepare(case)
+        if not isinstance(reply := peer.finish_prepare(), str):
+            ready.append((peer, reply[0]))
     for number in range(max(ROUNDS.values())):
         for peer, ways in ready:
             if number < ROUNDS[peer.setting.name]:
@@ -111,12 +116,7 @@ def measure(case: DistCase, peers: Sequence[Process], busy: int = 0) -> Measured
     return found
 
 
-def _prepare(peer: Process, case: DistCase) -> tuple[list[str], list[float]] | str:
-    peer.start_prepare(case)
-    return peer.finish_prepare()
-
-
-def _turn(found: Measured, peer: Process, ways: list[str]) -> None:
+def _turn(found: Measured, peer: Group, ways: list[str]) -> None:
     """Call in each way: init once, the others after a call that brings the caches back."""
     name = peer.setting.name
     try:

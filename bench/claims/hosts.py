@@ -20,7 +20,7 @@ from bench.claims import dist
 from bench.peers.dist.hosts import Hosts
 from bench.peers.dist.launch import HostsGroup
 from bench.peers.dist.link_probe import LinkProbe, probe
-from bench.peers.process import Setting
+from bench.peers.setting import Setting
 from bench.runner import earlier, machine, rivals, run, table
 from bench.runner.rounds import Measured, Plan
 from kvstore.observe.bench.rounds import round_ratios
@@ -36,7 +36,7 @@ _probed: dict[Any, LinkProbe] = {}
 
 class BetweenHosts(dist.Dist):
     name, title = "hosts", "Between hosts, beside the wire"
-    turn = 0.3  # where 16 workers share two cores, a small call takes some ms
+    turn = 0.3  # where 16 workers share two cores, a small call lasts some ms
     what = "float32; hosts are namespaces of one machine, with a server and as many workers each"
     common = ("rounds", "turn", "only", "list", "peers", "write")
     picture = None
@@ -63,7 +63,7 @@ class BetweenHosts(dist.Dist):
         return rivals.settings("hosts", wanted, processes=cases[0].workers, servers=cases[0].servers)
 
     def measured(self, chosen: list[Any], options: argparse.Namespace) -> Iterator[Any]:
-        """Measure job after job, each between hosts of its own; first comes what is kept."""
+        """Measure job after job, each between hosts of its own, after the kept results."""
         run.needs_a_compiler()
         if options.add:
             yield from kept(options.write)

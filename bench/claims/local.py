@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.cases import local as cases
 from bench.cases.local import LocalCase
-from bench.peers.process import Setting
+from bench.peers.setting import Setting
 from bench.runner import machine, rivals, table
 from bench.runner.claim import Claim
 from bench.runner.rounds import Measured
@@ -28,7 +28,7 @@ class Local(Claim):
         return cases.streams()
 
     def settings(self, cases: Sequence[Any] = ()) -> list[Setting]:
-        """MXNet twice, tuned for this many cores and as it comes."""
+        """MXNet twice, tuned for this many cores and with its defaults."""
         tuned = dict.fromkeys(_THREADS, str(len(machine.cpus())))
         variants = {"mxnet": {"tuned": tuned, "default settings": {}}}
         return rivals.settings("local", ("ours", "numpy", "limit", "mxnet", "torch"), variants)

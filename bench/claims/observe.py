@@ -23,7 +23,8 @@ from typing import Any
 
 from bench.cases import dist, local, shared
 from bench.peers.dist.launch import DistGroup
-from bench.peers.process import PeerProcess, Process, Setting
+from bench.peers.group.driver import Alone
+from bench.peers.setting import Setting
 from bench.peers.shared.launch import SharedGroup
 from bench.runner import machine, run, table
 from bench.runner.claim import Claim
@@ -46,29 +47,13 @@ LABELS = {
 }
 
 
-class _InLocal(PeerProcess):
-    def column(self, variant: str) -> str:
-        return self.setting.label or self.setting.name
-
-
-class _InShared(SharedGroup):
-    def column(self, variant: str) -> str:
-        return self.setting.label or self.setting.name
-
-
-class _InDist(DistGroup):
-    def column(self, variant: str) -> str:
-        apart = super().column(variant).removeprefix(self.setting.name)
-        return (self.setting.label or self.setting.name) + apart
-
-
 _PATIENCE = 60.0  # seconds until it has answered
 #: Asks another kvstore whether it counts; older ones do not know.
 _COUNTS = "from kvstore.observe.native import _observe; print(getattr(_observe, 'COUNTS', True))"
 
 
 def _other() -> str:
-    """Say what the kvstore is that takes part beside this one."""
+    """Name the other kvstore."""
     python = os.environ.get("KVSTORE_BENCH_BEFORE")
     if not python:
         return LABELS["before"]
@@ -77,18 +62,13 @@ def _other() -> str:
     return "kvstore without counters" if said.stdout.strip() == "False" else LABELS["before"]
 
 
-_PROCESSES = {"local": _InLocal, "shared": _InShared, "dist": _InDist}
-
-
-def _start(setting: Setting) -> Process:
-    return _PROCESSES[setting.claim](setting)
+_GROUPS = {"local": Alone, "shared": SharedGroup, "dist": DistGroup}
 
 
 class Observe(Claim):
     name, title = "observe", "What it costs to look on"
     rounds, turn = 7, 0.2
     common = ("rounds", "turn", "only", "list", "peers", "write")
-    process = staticmethod(_start)  # type: ignore[assignment]
     folder, starts = "", 0
 
     def options(self, parser: argparse.ArgumentParser) -> None:
@@ -107,6 +87,7 @@ class Observe(Claim):
         return case.__module__.rpartition(".")[2]
 
     def settings(self, cases: Sequence[Any]) -> list[Setting]:
+        self.process = _GROUPS[self.job(cases[0])]
         claim, times = self.job(cases[0]), {"KVSTORE_TIMELINE": self.folder}
         metrics, log = {"KVSTORE_METRICS": "127.0.0.1:0"}, {"KVSTORE_LOG": "debug"}
         settings = {"": {}, "log": log, "metrics": metrics, "timeline": times, "all": log | metrics | times}
@@ -117,7 +98,7 @@ class Observe(Claim):
 
     def _setting(self, claim: str, label: str, env: dict[str, str]) -> Setting:
         processes = 1 if claim == "local" else 2
-        return Setting("ours", claim, sys.executable, label, tuple(env.items()), processes)
+        return Setting("ours", claim, sys.executable, label, tuple(env.items()), processes, column=label)
 
     def measured(self, chosen: list[Any], options: argparse.Namespace) -> Iterator[Any]:
         self.starts = options.starts
@@ -137,7 +118,7 @@ class Observe(Claim):
             yield _together(found)
 
     def _start_once(self, case: Any, swapped: int, plan: Plan, prober: machine.Prober) -> Measured | None:
-        """Start both; which one comes first changes, as later processes find other memory."""
+        """Start both, in alternating order, as later processes find other memory."""
         settings = {setting.label: setting for setting in self.settings([case])}
         both = [settings[label] for label in ("", "before") if label in settings]
         with run.running(self, both[::-1] if swapped else both) as peers:

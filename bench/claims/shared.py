@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.cases import shared as cases
 from bench.cases.shared import SharedCase
-from bench.peers.process import Setting
+from bench.peers.setting import Setting
 from bench.peers.shared.launch import SharedGroup, redis_server
 from bench.runner import rivals, table
 from bench.runner.claim import Claim
@@ -89,7 +89,7 @@ class Shared(Claim):
 
 
 def everything(measured: list[Measured]) -> str:
-    """One table for each kind of case: who took part gets a column."""
+    """One table for each kind of case, with a column for each peer."""
     kinds: dict[tuple[str, ...], list[Measured]] = {}
     for m in measured:
         kinds.setdefault(tuple(peer for peer in PEERS if peer in m.case.peers), []).append(m)

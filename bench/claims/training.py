@@ -18,13 +18,13 @@ from bench.cases import training as cases
 from bench.cases.training import Curves
 from bench.claims import training_tables
 from bench.peers.dist.hosts import Hosts
-from bench.peers.process import Setting
+from bench.peers.setting import Setting
 from bench.peers.training.launch import OneHost, TwoHosts
 from bench.runner import earlier, machine, rivals, run, table
 from bench.runner.claim import Claim
 from bench.runner.rounds import Measured, Plan
 
-_PATIENCE = 120.0  # seconds until an interpreter has told what it has
+_PATIENCE = 120.0  # seconds for an interpreter to report its versions
 _VERSIONS = """import sys; sys.path.append(sys.argv[1]); import torch, kvstore
 told = f"torch {torch.__version__.partition('+')[0]}, kvstore {kvstore.__version__}"
 print(told, torch.distributed.is_mpi_available(), sep="|")"""
@@ -55,7 +55,7 @@ class Training(Claim):
         return list(cases.all_cases())
 
     def plan(self, options: argparse.Namespace) -> Plan:
-        """Return few calls: a step of the largest model takes seconds, and all have been made before."""
+        """Plan few calls: a step of the largest model lasts seconds, and each has been made before."""
         return replace(super().plan(options), least=1, warm=0, patience=60.0)
 
     def job(self, case: Any) -> Any:
@@ -65,7 +65,7 @@ class Training(Claim):
         return rivals.settings("training", ("torch",), processes=2, servers=cases[0].job[0])
 
     def measured(self, chosen: list[Any], options: argparse.Namespace) -> Iterator[Any]:
-        """Measure on one host, then between hosts, job after job; first comes what is kept."""
+        """Measure on one host, then between hosts, job after job, after the kept results."""
         run.needs_a_compiler()
         if not rivals.interpreter("torch"):
             raise SystemExit(f"name a python with torch and kvstore: {rivals.RIVALS['torch'].variable}")

@@ -1,12 +1,10 @@
 """A table of faults: small jobs, something that happens to each, and what their histories say.
 
-- `cells`: the faults, the stores, what cannot be, and what is promised
-- `plan`: what one run is, by its seed
+- `cells`: the faults, the stores, what cannot be, what is promised, and a run by its seed
 - `workers`: what its workers do
 - `group`: its processes, of each kind of store
-- `strike`: how the fault is done
 - `judge`: what went wrong, and when the survivors were told
-- `trial`: one run, from its seed to its outcome
+- `trial`: one run, from its seed over its fault to its outcome
 - `page`: the table
 - `soak`: jobs that run for long, and whether anything grows
 - `command`: the options

@@ -21,13 +21,12 @@ from servers import ServedJob, start_on
 
 from bench import ROOT
 
-from .cells import SERVED, Promise
-from .plan import Plan
+from .cells import SERVED, Plan, Promise
 
 BODIES = "bench.faults.workers"
 _LEAVES = 5.0  # seconds
 _WAITS = {"KVSTORE_TIMEOUT": "30"}  # however busy the machine is: longer than anybody may wait here
-#: What mpiexec may be told by the variables of a job that this one is in.
+#: Variables of an outer job that would change what mpiexec does.
 _OF_LAUNCHERS = ("KVSTORE_", "PMI", "MPI_LOCAL", "HYDRA", "HYDI")
 
 
@@ -204,7 +203,7 @@ class Mpi(Group):
             )  # fmt: skip
 
     def pids(self) -> dict[int, int]:
-        """Return the processes that have said who they are."""
+        """Return the processes that have written their ids."""
         return {int(path.stem): int(path.read_text()) for path in self.folder.glob("*.pid")}
 
     def signal(self, rank: int, number: int) -> None:

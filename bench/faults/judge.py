@@ -1,4 +1,4 @@
-"""What a history says of a run: what is wrong in it, and when those who are left were told, or went on."""
+"""Violations in the history of a run, and the times when survivors raised an error, or continued."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from pathlib import Path
 from histories import Event, Fault, History, events_in
 from histories.checker import violations
 
-from .cells import Promise
+from .cells import Plan, Promise
 from .group import Ended
-from .plan import Plan
 
 Finder = Callable[[list[Event], int, float], float]
 _KINDS = {"local": "local", "dist_async": "async"}
@@ -36,7 +35,7 @@ def wrong(plan: Plan, events: list[Event], faults: list[Fault], promised: Promis
 
 
 def crashed(plan: Plan, ended: list[Ended]) -> list[str]:
-    """Return who ended badly, and was not meant to."""
+    """Return the workers that ended badly, without the victim."""
     return [
         f"worker {rank} ended with {one.code}: {one.said[-600:]}"
         for rank, one in enumerate(ended)
@@ -48,7 +47,7 @@ def crashed(plan: Plan, ended: list[Ended]) -> list[str]:
 
 
 def told(plan: Plan, events: list[Event], faults: list[Fault], ended_at: float = math.inf) -> list[float]:
-    """Return for each who is left the seconds until it raised an error, or went on; infinity: neither.
+    """Return for each survivor the seconds until it raised an error, or continued; infinity: neither.
 
     What passes by itself is counted from its end, and not by those who were done by then: without rounds
     nobody waits for one that stands still. Where the launcher ends a job, its end tells all.

@@ -29,7 +29,7 @@ class Row:
     wrong: list[int] = field(default_factory=list)  # seeds
     hangs: list[int] = field(default_factory=list)
     leftovers: list[int] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)  # of each who was left, in each run
+    seconds: list[float] = field(default_factory=list)  # of each surviving worker, in each run
     found: list[list[Any]] = field(default_factory=list)  # seed, and what it was
 
     def add(self, outcome: Outcome) -> None:

@@ -21,9 +21,8 @@ from typing import Any
 
 from bench.runner import machine, run
 
-from .cells import DEAD_AFTER_BUSY, STORES, Promise
+from .cells import DEAD_AFTER_BUSY, STORES, Plan, Promise
 from .group import Group, Mpi, Served, SharedNursery, group, mpi_python
-from .plan import Plan
 from .soak_workers import WINDOWS
 
 _HOUR = 3600.0
@@ -77,20 +76,13 @@ def soak(nursery: SharedNursery, store: str, seconds: float) -> dict[str, Any]:
     try:
         made.start()
         samples = _sampled(made, plan)
-        ended = made.finish(
-            time.monotonic() + seconds / WINDOWS + _ENDS
-        )  # the last look was half a window ago
+        # The last look was half a window ago.
+        ended = made.finish(time.monotonic() + seconds / WINDOWS + _ENDS)
         others = made.others(time.monotonic() + _ENDS)
-        codes = {f"worker {rank}": one.code for rank, one in enumerate(ended)}
-        codes |= {name: one.code for name, one in others.items()}
-        latencies = _latencies(folder)
-        return {
-            "store": store,
-            "seconds": seconds,
-            "codes": codes,
-            "samples": samples,
-            "latencies": latencies,
-        }
+        workers = {f"worker {rank}": one for rank, one in enumerate(ended)}
+        codes = {name: one.code for name, one in {**workers, **others}.items()}
+        found = {"codes": codes, "samples": samples, "latencies": _latencies(folder)}
+        return {"store": store, "seconds": seconds, **found}
     finally:
         made.close()
         shutil.rmtree(folder, ignore_errors=True)
@@ -178,11 +170,8 @@ def _rows(job: dict[str, Any]) -> list[str]:
             middle = statistics.median(one for _, one in times)
             ends.append(f"{times[0][1] * 1e3:.2f} → {times[-1][1] * 1e3:.2f} ms")
             ends.append(f"{slope(times) * _HOUR / middle:+.0%}")
-        rows.append(
-            "| "
-            + " | ".join([job["store"], f"{job['seconds'] / 60:.3g}", name, *ends, *[""] * (6 - len(ends))])
-            + " |"
-        )
+        cells = [job["store"], f"{job['seconds'] / 60:.3g}", name, *ends, *[""] * (6 - len(ends))]
+        rows.append(f"| {' | '.join(cells)} |")
     return rows
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .plan import Plan
+from .cells import Plan
 
 _SIZES = {"small": 1_000, "large": 250_000}  # float32: 4 KB and 1 MB
 _REST = 0.01  # seconds between rounds: two busy cores have time for others

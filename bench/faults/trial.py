@@ -5,20 +5,118 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import signal
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jobs
 import pace
 from histories import Fault
 
 from . import judge
-from .cells import Cell, promise
-from .group import Ended, Group, group
-from .plan import Plan, drawn
-from .strike import MissedError, strike
+from .cells import Cell, Plan, drawn, promise
+from .group import Ended, Group, Served, group
+
+_PATIENCE = 60.0
+
+
+class MissedError(Exception):
+    """The job did not reach the instant of its fault."""
+
+
+def strike(group: Group, plan: Plan) -> list[Fault]:
+    """Wait for the instant, do it, and return what it was."""
+    folder = Path(plan.folder)
+    _until(folder / f"at.{plan.victim if plan.victim_is_worker else 0}", group)
+    if plan.how:
+        _until(folder / "struck", group)
+        start = float((folder / "struck").read_text())
+        return [Fault("left" if plan.how == "leave" else "killed", slot=plan.victim, start=start)]
+    time.sleep(plan.after)
+    start = time.monotonic()
+    name = plan.fault.split()[0] if plan.victim_is_worker else plan.fault
+    return _STRIKES[name](group, plan, start)
+
+
+def _until(path: Path, group: Group) -> None:
+    end = time.monotonic() + _PATIENCE
+    while not path.exists():
+        if time.monotonic() > end:
+            raise MissedError(f"there was no {path.name}")
+        time.sleep(0.001)
+
+
+def _said(plan: Plan) -> None:
+    """Let the workers continue: the fault has happened."""
+    (Path(plan.folder) / "struck").touch()
+
+
+def _victim(group: Group, plan: Plan) -> tuple[str, Callable[[int], None]]:
+    """Return the victim's role, and the function that sends it a signal."""
+    if plan.victim_is_worker:
+        return "worker", lambda number: group.signal(plan.victim, number)
+    assert isinstance(group, Served)
+    if plan.fault.startswith("scheduler"):
+        return "scheduler", group.job.scheduler.signal
+    return "server", group.job.servers[plan.victim].signal
+
+
+def _kill(group: Group, plan: Plan, start: float) -> list[Fault]:
+    role, send = _victim(group, plan)
+    send(signal.SIGKILL)
+    if role == "scheduler" and plan.heals:
+        assert isinstance(group, Served)
+        time.sleep(plan.seconds)
+        group.restart_scheduler()
+        _said(plan)
+        return [Fault("paused", role, 0, start, time.monotonic())]
+    _said(plan)
+    return [Fault("killed", role, 0 if role == "scheduler" else plan.victim, start)]
+
+
+def _stop(group: Group, plan: Plan, start: float) -> list[Fault]:
+    role, send = _victim(group, plan)
+    send(signal.SIGSTOP)
+    if not plan.heals:
+        _said(plan)
+    time.sleep(plan.seconds)
+    send(signal.SIGCONT)
+    if plan.heals:
+        _said(plan)
+    return [Fault("paused" if plan.heals else "stopped", role, plan.victim, start, time.monotonic())]
+
+
+def _part(group: Served, plan: Plan, start: float) -> list[Fault]:
+    for proxy in group.proxies:
+        proxy.stop()
+    if plan.heals:
+        time.sleep(plan.seconds)
+        for proxy in group.proxies:
+            proxy.go_on()
+    _said(plan)
+    times = (start, time.monotonic()) if plan.heals else (start,)
+    return [Fault("paused" if plan.heals else "killed", "scheduler", 0, *times)]
+
+
+def _fill_disk(group: Served, plan: Plan, start: float) -> list[Fault]:
+    slot = plan.victim % plan.servers
+    victim = group.job.servers[slot]
+    victim.say("fill")
+    victim.expect("full")
+    _said(plan)
+    return [Fault("paused", "server", slot, start, time.monotonic())]
+
+
+_STRIKES: dict[str, Callable[[Any, Plan, float], list[Fault]]] = {
+    **dict.fromkeys(("kill", "server killed", "scheduler killed"), _kill),
+    **dict.fromkeys(("stop", "server stopped"), _stop),
+    "partition": _part,
+    "disk full": _fill_disk,
+}
+
 
 _ENDS = 30.0  # seconds in which a job that knows what happened ends
 #: What a run's folder may have at its end, beside histories.
@@ -32,12 +130,12 @@ class Outcome(NamedTuple):
     wrong: tuple[str, ...] = ()
     hangs: tuple[str, ...] = ()
     leftovers: tuple[str, ...] = ()
-    seconds: tuple[float, ...] = ()  # of each who is left, until it was told
+    seconds: tuple[float, ...] = ()  # of each survivor, until it raised an error
     missed: str = ""
 
 
 def run(nursery: jobs.Nursery, cell: Cell, seed: int, keep: bool = False) -> Outcome:
-    """Run a job, let the fault come, and judge; with `keep` the folder of a bad run stays."""
+    """Run a job, cause its fault, and judge it; with `keep` the folder of a bad run stays."""
     folder = Path(tempfile.mkdtemp(prefix="faults-"))
     promised = promise(cell, pace.slowness())
     plan = drawn(cell, seed, str(folder), promised)
@@ -89,7 +187,7 @@ def _judged(
 
 
 def leftovers(plan: Plan, others: dict[str, Ended]) -> list[str]:
-    """Return processes that did not end by themselves, and files that nobody has deleted."""
+    """Return processes that did not end by themselves, and files that were not deleted."""
     folder = Path(plan.folder)
     there = [path.name for path in folder.iterdir() if not any(path.match(one) for one in _OURS)]
     there += [f"{path}" for path in (folder / "tmp").iterdir()]

@@ -1,4 +1,4 @@
-"""What the workers of a run do: rounds in which the fault comes, and then until they know of it."""
+"""The workers of a run: rounds during which the fault happens, and rounds until the workers notice it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from histories.workers import CELLS, SLICE_BYTES, one_round, reads_after
 
 import kvstore as kv
 
-from .plan import Plan
+from .cells import Plan
 from .soak_workers import soaks, soaks_in_threads
 
 LOSS = (kv.PeerLostError, kv.FencedError)
-REST = 10  # rounds after the one of the fault, before which nobody goes further until it has come
+REST = 10  # rounds after that of the fault; then each worker waits until it has happened
 AFTER = 15  # and rounds after these
 _PATIENCE = 60.0
 _KEYS = 40  # new ones, for the rounds with init
@@ -64,7 +64,7 @@ class Worker:
         self._struck: float | None = None
 
     def train(self) -> str:
-        """Work until nothing more can come; then read, and leave."""
+        """Do all rounds; then read, and close the store."""
         try:
             self.begin()
             for at in self.rounds():
@@ -97,7 +97,7 @@ class Worker:
             self._pause(at)
 
     def meet_fault(self) -> None:
-        """Say that it can come; or do it."""
+        """Announce the round of the fault; the victim of some faults carries it out."""
         (self.folder / f"at.{self.slot}").touch()
         if self.plan.how and self.slot == self.plan.victim:
             hurts_itself(self)
@@ -178,7 +178,7 @@ def hurts_itself(worker: Worker) -> None:
 
 
 def _note(worker: Worker) -> None:
-    """Write down when it was; the others go on."""
+    """Write down the time; the other workers continue."""
     part = worker.folder / "part"
     part.write_text(repr(time.monotonic()))
     part.rename(worker.folder / "struck")

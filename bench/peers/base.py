@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from bench.cases.base import Case
+from bench.cases.common import Case
 from bench.cases.local import LocalCase
 
 Array = npt.NDArray[Any]
@@ -37,6 +37,9 @@ class Peer:
     variants: dict[str, Call]
     cpu = 0.0
 
+    def __init__(self, place: Any = None) -> None:
+        """Create the peer; `place` is that of its worker in the group."""
+
     def prepare(self, case: Any) -> list[Array]:
         """Get ready, call once, and return the result: the outs, or after a push alone what is stored."""
         raise NotImplementedError
@@ -47,7 +50,7 @@ class Peer:
             return timed(self.variants[variant], repeats)
 
     def release(self) -> None:
-        """Let go of the arrays of the last case."""
+        """Free the arrays of the last case."""
         self.variants = {}
 
     def close(self) -> None:
@@ -73,6 +76,11 @@ def timed(call: Call, repeats: int) -> list[float]:
         call()
         times[i] = perf_counter() - start
     return times
+
+
+def fields(*groups: tuple[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """List the fields of a structure of C: each group has names, and their type."""
+    return tuple((name, kind) for names, kind in groups for name in names.split())
 
 
 def all_of(calls: Sequence[Call]) -> Call:

@@ -1,21 +1,23 @@
-"""A peer's process: answers requests of the bench, in JSON."""
+"""A worker of a peer: it answers the requests of the bench, in JSON."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import importlib
-import json
+import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Client
 from typing import Any
 
 import numpy as np
 
 from bench.peers.base import Peer, Unsupported, digest
+from bench.peers.group.link import Gate, Link, Place
+from bench.runner import machine
 
 #: By claim: what a setting calls the peer, and where its class is in the claim's folder.
 PEERS = {
@@ -60,7 +62,7 @@ PEERS = {
         "sum": "socket_sum:SocketsSum",
         "floor": "sockets:Sockets",
         "rows": "row_update:RowUpdate",
-        "memcpy": "memcpy:Memcpy",
+        "memcpy": "memory_sum:Memcpy",
         "memcpy-sum": "memory_sum:MemorySum",
         "memcpy-server": "memory_sum:MemoryServer",
     },
@@ -71,13 +73,18 @@ PEERS = {
         "openmpi": "rival_mpi:MPIGroup",
         "mpich": "rival_mpi:MPIGroup",
         "cross": "crossing:Crossing",
-        "cross-sum": "crossing_sum:CrossingSum",
+        "cross-sum": "crossing:CrossingSum",
         "sum": "socket_sum:SocketsSum",
     },
     "training": {"torch": "worker:Training"},
 }
-#: Claims whose peers lie in the folder of another one.
+#: Claims whose peers are in the folder of another one.
 FOLDERS = {"hosts": "dist"}
+#: In `shared` these have no threads beside the worker: each worker stays on a core where there are enough.
+#: Without that the scheduler may put two that spin, or two that wake each other, on one core.
+#: Workers of other claims have threads, and may roam.
+BOUND = ("ours", "limit", "bare", "cma", "memcpy", "line", "futex", "openmpi", "mpich", "deepspeed")
+RANKS = ("KVSTORE_BENCH_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "KVSTORE_RANK")
 
 
 def make(claim: str, name: str, *place: Any) -> Peer:
@@ -118,14 +125,59 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))  # PR_SET_PDEATHSIG
 
 
+def fork(serve: Callable[[], object]) -> int:
+    """Run `serve` in a process of its own, which ends when this one does; return its number."""
+    if pid := os.fork():
+        return pid
+    try:
+        die_with_parent()
+        serve()
+    finally:
+        os._exit(1)
+
+
+def serve(claim: str, name: str, address: str, rank: int, workers: int) -> None:
+    """Answer until the bench disconnects."""
+    if claim == "shared" and name in BOUND:
+        _bind(rank, workers)
+    link = Link(address, rank)
+    welcome = link.receive()
+    gate = Gate(welcome["gate"], link.descriptor, workers)
+    place = Place(rank, workers, welcome["processes"], link, gate, welcome["limits"], name)
+    found: list[Peer] = []
+
+    def peer() -> Peer:
+        found[:] = found or [make(claim, name, place)]
+        return found[0]
+
+    while (request := link.receive()) is not None:
+        link.send(attempt(peer, request))
+    _leave(found)
+
+
+def _bind(rank: int, workers: int) -> None:
+    cpus = machine.cpus()
+    if workers <= len(cpus) and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {cpus[rank]})
+
+
+def _leave(found: list[Peer]) -> None:
+    """Close in good order, but in ten seconds at most."""
+    timer = threading.Timer(10, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
+    for peer in found:
+        peer.release()
+        peer.close()
+    sys.stderr.flush()
+    os._exit(0)
+
+
 def main() -> None:
-    """Serve the peer named on the command line; what libraries print goes to standard error."""
+    """Serve the peer named on the command line; what libraries print is written to standard error."""
     die_with_parent()
     np.seterr(all="ignore")
-    claim, name, address = sys.argv[1:4]
-    with contextlib.suppress(EOFError, ConnectionError), Client(f"\0{address}", "AF_UNIX") as link:
-        link.send_bytes(json.dumps({"rank": 0}).encode())
-        peer = make(claim, name)
-        while True:
-            request = json.loads(link.recv_bytes())
-            link.send_bytes(json.dumps(attempt(lambda: peer, request)).encode())
+    os.dup2(2, 1)
+    claim, name, address, workers = sys.argv[1:5]
+    rank = next(int(os.environ[variable]) for variable in RANKS if variable in os.environ)
+    serve(claim, name, address, rank, int(workers))

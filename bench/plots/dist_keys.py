@@ -19,8 +19,7 @@ def draw(results: dict[str, Any], target: Any) -> None:
         seconds = [statistics.median(np.atleast_1d(case[what])) for case in results["cases"]]
         (line,) = axis.plot(keys, seconds, "o-", label=what)
         axis.plot([0, keys[-1]], [0, seconds[-1]], ":", color=line.get_color())
-    axis.set_xlabel("keys in one call")
-    axis.set_ylabel("seconds")
+    axis.set(xlabel="keys in one call", ylabel="seconds")
     axis.set_title(f"dist_sync, {results['machine'].partition(',')[0]}", fontsize="small")
     axis.legend()
     figure.savefig(target, dpi=120)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,7 @@ from bench import plots
 from bench.claims.shared import PEERS
 from kvstore.observe.bench.rounds import round_ratios
 
-Points = list[tuple[int, float, float, float]]
-LEGEND = {"limit": "compiled limit", "cma": "process_vm_readv limit"}
+LEGEND = {**PEERS, "limit": "compiled limit", "cma": "process_vm_readv limit"}
 
 
 def draw(results: dict[str, Any], target: Path) -> None:
@@ -22,52 +20,32 @@ def draw(results: dict[str, Any], target: Path) -> None:
     SystemExit
         There is no matplotlib, or nothing to draw.
     """
-    panels = {key: lines for key in _panels(results["cases"]) if (lines := curves(results["cases"], *key))}
-    if not panels:
-        raise SystemExit("nothing to draw: no sums of one array in these results")
-    figure = plots.figure(5.5 * len(panels), 4.5)
-    axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    cases = results["cases"]
+    kinds = dict.fromkeys((case["processes"], case["home"]) for case in cases)
+    panels = {kind: lines for kind in kinds if (lines := curves(cases, *kind))}
+    figure, axes = plots.panels(len(panels), sharey=True)
     for panel, ((processes, home), lines) in zip(axes, panels.items(), strict=True):
-        _fill(panel, lines)
+        for peer, points in lines.items():
+            plots.band(panel, sorted(points), list(PEERS).index(peer), LEGEND[peer])
+        panel.axhline(1, color="black", linewidth=0.8)
+        panel.set_xscale("log", base=2)
+        panel.set_yscale("log")
+        panel.set_xlabel("bytes of one array")
         where = "arrays in the store" if home == "store" else "private arrays"
         panel.set_title(f"{processes} processes, {where}")
         panel.legend(fontsize="x-small")
     axes[0].set_ylabel("time of the peer ÷ time of kvstore")
-    figure.suptitle(f"all-reduce, float32, {results['machine'].partition(',')[0]}", fontsize="small")
-    figure.savefig(target, dpi=120)
+    plots.save(figure, target, f"all-reduce, float32, {results['machine'].partition(',')[0]}")
 
 
-def _panels(cases: list[dict[str, Any]]) -> list[tuple[int, str]]:
-    return list(dict.fromkeys((case["processes"], case["home"]) for case in cases))
-
-
-def curves(cases: list[dict[str, Any]], processes: int, home: str) -> dict[str, Points]:
-    """For each peer: bytes, and median, lowest and highest ratio."""
-    found: dict[str, Points] = {}
+def curves(cases: list[dict[str, Any]], processes: int, home: str) -> dict[str, list[plots.Point]]:
+    """For each peer: bytes, and median, lowest and highest ratio, of sums of one array."""
+    found: dict[str, list[plots.Point]] = {}
     for case in cases:
-        if (case["processes"], case["home"]) != (processes, home) or not _plain(case):
-            continue
-        ours = case["seconds"]["ours"]
-        for peer in PEERS:
-            if times := case["seconds"].get(peer):
-                ratios = round_ratios(times, ours)
-                point = (case["bytes"], statistics.median(ratios), min(ratios), max(ratios))
-                found.setdefault(peer, []).append(point)
+        kind = case["processes"], case["home"], case["verb"], case["keys"], case["pages"], case["wait"]
+        if kind == (processes, home, "allreduce", 1, "huge", "") and "ours" in case["seconds"]:
+            for peer in PEERS:
+                if times := case["seconds"].get(peer):
+                    ratios = round_ratios(times, case["seconds"]["ours"])
+                    found.setdefault(peer, []).append(plots.point(case["bytes"], ratios))
     return found
-
-
-def _plain(case: dict[str, Any]) -> bool:
-    one = case["verb"] == "allreduce" and case["keys"] == 1 and case["pages"] == "huge"
-    return one and not case["wait"] and "ours" in case["seconds"]
-
-
-def _fill(panel: Any, lines: dict[str, Points]) -> None:
-    for peer, points in lines.items():
-        sizes, middle, low, high = zip(*sorted(points), strict=True)
-        colour = f"C{list(PEERS).index(peer) % 10}"  # the same in every panel
-        panel.plot(sizes, middle, marker="o", color=colour, label=LEGEND.get(peer, PEERS[peer]))
-        panel.fill_between(sizes, low, high, alpha=0.15, color=colour)
-    panel.axhline(1, color="black", linewidth=0.8)
-    panel.set_xscale("log", base=2)
-    panel.set_yscale("log")
-    panel.set_xlabel("bytes of one array")

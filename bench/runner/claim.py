@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from bench.peers.process import PeerProcess, Process, Setting
+from bench.peers.group.driver import Alone, Group
+from bench.peers.setting import Setting
 from bench.runner import machine, run, table
 from bench.runner.rounds import Measured, Plan
 
@@ -26,8 +27,8 @@ class Claim:
     workers: tuple[int, ...] = ()
     #: What stands between a name of results and ``.png``; None if there is nothing to draw.
     picture: str | None = None
-    #: Whether each peer is a process on a pipe, or a group of them.
-    process: type[Process] = PeerProcess
+    #: How the processes of a peer are started.
+    process: type[Group] = Alone
     #: What is written of each case, beside its seconds.
     timed: tuple[str, ...] = ("seconds",)
 
@@ -67,7 +68,7 @@ class Claim:
         return ()
 
     def takes(self, case: Any, peer: str) -> bool:
-        """Whether a peer takes part in a case."""
+        """Whether a peer is measured in a case."""
         return True
 
     def memory(self, case: Any, setting: Setting) -> float:

@@ -1,4 +1,4 @@
-"""C helpers of the bench, built when they are needed into a folder that goes away with the process."""
+"""C helpers of the bench, built when they are needed, in a folder that is removed with the process."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def build(source: Path, *flags: str) -> Path:
 
 
 def discard() -> None:
-    """Remove what was compiled; done at exit, too, where a process comes to that."""
+    """Remove the compiled files; also called at exit."""
     if _folder.cache_info().currsize:
         shutil.rmtree(_folder(), ignore_errors=True)
         _folder.cache_clear()

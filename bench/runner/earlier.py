@@ -1,4 +1,4 @@
-"""Cases that were measured earlier, kept by ``--add``: what takes long is measured bit by bit."""
+"""Cases that were measured earlier, kept by ``--add``: a long measurement is made in parts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from bench.cases.base import Case
+from bench.cases.common import Case
 from bench.runner import machine, run
 from bench.runner.rounds import Measured
 

@@ -1,4 +1,4 @@
-"""Where the time of a case goes: ``python -m bench dist --profile CASE``.
+"""A profile of the processes of a case: ``python -m bench dist --profile CASE``.
 
 Every process of one entry looks at its own Python threads a thousand times a second, or with ``--calls``
 counts and times what its main thread calls; beside that stands what the kernel says of all threads, those of
@@ -14,16 +14,15 @@ import os
 import statistics
 import tempfile
 import time as clock
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench import ROOT
 from bench.cases.dist import ENTRIES, DistCase
 from bench.peers.dist import sampler
 from bench.peers.dist.launch import DistGroup
-from bench.peers.process import Setting
+from bench.peers.setting import Setting
 from bench.runner.table import markdown, time
 
 SECONDS = 3.0  # of calls that are looked at
@@ -37,9 +36,8 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _CUSTOM = f"import sys; sys.path.append({str(ROOT)!r}); from bench.peers.dist.sampler import start; start()"
 
 
-@dataclass(frozen=True)
-class Thread:
-    """What the kernel says of a thread: seconds, and its name."""
+class Thread(NamedTuple):
+    """What the kernel counts of a thread, in seconds, and its name."""
 
     name: str
     ran: float
@@ -48,11 +46,11 @@ class Thread:
     system: float
 
     def since(self, before: Thread | None) -> Thread:
-        """Return what has been added; a new thread started at zero."""
-        if before is None:
-            return self
-        names = ("ran", "waited", "user", "system")
-        return replace(self, **{name: getattr(self, name) - getattr(before, name) for name in names})
+        """Return the increase; a new thread started at zero."""
+        return Thread(self.name, *(b - a for a, b in zip((before or _ZERO)[1:], self[1:], strict=True)))
+
+
+_ZERO = Thread("", 0.0, 0.0, 0.0, 0.0)
 
 
 def profile(case: DistCase, setting: Setting, way: str = "", calls: bool = False) -> str:
@@ -103,17 +101,15 @@ def _told(folder: Path) -> dict[int, dict[str, Any]]:
 
 
 def _threads(pid: int) -> dict[int, Thread]:
-    return dict(_each_thread(pid))
-
-
-def _each_thread(pid: int) -> Iterator[tuple[int, Thread]]:
+    found = {}
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
             ran, waited, _ = (task / "schedstat").read_text().split()
             fields = (task / "stat").read_text().rpartition(")")[2].split()
             user, system = (int(field) / _TICKS for field in fields[11:13])
             name = (task / "comm").read_text().strip()
-            yield int(task.name), Thread(name, int(ran) / 1e9, int(waited) / 1e9, user, system)
+            found[int(task.name)] = Thread(name, int(ran) / 1e9, int(waited) / 1e9, user, system)
+    return found
 
 
 def _role(pid: int) -> str:

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.peers.process import Setting
+from bench.peers.setting import Setting
 from bench.runner import compiled
 
 
 class Rival(NamedTuple):
-    """What names the interpreter, and the claims that the rival takes part in."""
+    """The variable that names the interpreter, and the claims of the rival."""
 
     variable: str
     claims: tuple[str, ...]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from bench.peers.process import Process
+from bench.peers.group.driver import Group
 from bench.runner.machine import Others, Probe
 from kvstore.observe.bench.rounds import Way, best, in_turn, round_ratios, shortlist
 
@@ -23,32 +23,17 @@ _NOTED = ("seconds", "tails", "cpu", "moved")  # of a contender, in each round
 
 @dataclass(frozen=True)
 class Plan:
-    """How long to measure.
+    """How long to measure."""
 
-    Attributes
-    ----------
-    rounds : int
-        Interleaved rounds; each gives one ratio for every peer.
-    spare : int
-        Rounds that may be added to replace disturbed ones.
-    patience : float
-        Seconds after which no round is added any more.
-    turn : float
-        Seconds that a turn of one variant should take; at least `least` calls are made, at most `most`.
-    field : int
-        Variants in one column that stay in the race, at most.
-    warm : int
-        Calls before the ones that show how fast a variant is.
-    """
-
-    rounds: int = 7
-    spare: int = 3
-    patience: float = 12.0
+    rounds: int = 7  # interleaved rounds; each gives one ratio for every peer
+    spare: int = 3  # rounds that may be added to replace disturbed ones
+    patience: float = 12.0  # seconds after which no round is added any more
+    #: Seconds that a turn of one variant should take; at least `least` calls are made, at most `most`
     turn: float = 0.06
     least: int = 3
     most: int = 10_000
-    field: int = FIELD
-    warm: int = 2
+    field: int = FIELD  # variants in one column that stay in the race, at most
+    warm: int = 2  # calls before the ones that show how fast a variant is
 
 
 class Contender(Way):
@@ -58,7 +43,7 @@ class Contender(Way):
     together gave to a call, and the bytes of a call on the busiest link.
     """
 
-    def __init__(self, process: Process, variant: str) -> None:
+    def __init__(self, process: Group, variant: str) -> None:
         super().__init__(process.column(variant), variant, partial(process.run, variant))
         self.process = process
         self.tails: list[float] = []
@@ -107,12 +92,7 @@ class Measured:
         return sum(share > BUSY for share in self.others)
 
 
-def measure(
-    case: Any,
-    peers: Sequence[Process],
-    plan: Plan,
-    probe: Callable[[], Probe],
-) -> Measured | None:
+def measure(case: Any, peers: Sequence[Group], plan: Plan, probe: Callable[[], Probe]) -> Measured | None:
     """Measure one case with all peers that do it; None if fewer than one does."""
     ready, wrong = _prepare(case, peers)
     contenders = [c for process, variants in ready for c in _contenders(process, variants, plan)]
@@ -127,7 +107,7 @@ def measure(
     return Measured(case, seconds, variants, probes, shares, wrong, *more)
 
 
-def _prepare(case: Any, peers: Sequence[Process]) -> tuple[list[tuple[Process, list[str]]], list[str]]:
+def _prepare(case: Any, peers: Sequence[Group]) -> tuple[list[tuple[Group, list[str]]], list[str]]:
     """Prepare all at once, and compare what the first call of each produced."""
     for peer in peers:
         peer.start_prepare(case)
@@ -152,7 +132,7 @@ def _alike(a: list[float], b: list[float]) -> bool:
     return len(a) == len(b) and all(map(close, a, b))
 
 
-def _contenders(process: Process, variants: list[str], plan: Plan) -> list[Contender]:
+def _contenders(process: Group, variants: list[str], plan: Plan) -> list[Contender]:
     found = [Contender(process, variant) for variant in variants]
     for contender in found:
         if plan.warm:

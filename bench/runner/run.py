@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import bench
-from bench.peers.process import Process, Setting
+from bench.peers.group.driver import Group
+from bench.peers.setting import Setting
 from bench.runner import compiled, machine
 from bench.runner.rounds import Measured, Plan, measure
 from kvstore.observe.bench.settings import available
@@ -92,7 +93,7 @@ def has_goal(case: Any) -> bool:
 
 
 def in_order(found: list[Any], chosen: list[Any]) -> list[Any]:
-    """Sort what was measured job by job as the tables have it; what is always measured comes first."""
+    """Sort results that were measured job by job into the order of the tables, those of `always` first."""
     places = {case.name: place for place, case in enumerate(chosen)}
     return sorted(found, key=lambda m: places.get(m.case.name, -1))
 
@@ -147,13 +148,13 @@ def measured(
 
 
 @contextmanager
-def running(claim: Claim, wanted: list[Setting]) -> Iterator[list[Process]]:
+def running(claim: Claim, wanted: list[Setting]) -> Iterator[list[Group]]:
     """Hold the peers' processes, and end them; a group starts with its first case."""
     with ExitStack() as stack:
         yield [stack.enter_context(claim.process(setting)) for setting in wanted]
 
 
-def one(claim: Claim, case: Any, peers: Sequence[Process], plan: Plan, prober: Any) -> Measured | None:
+def one(claim: Claim, case: Any, peers: Sequence[Group], plan: Plan, prober: Any) -> Measured | None:
     """Measure one case; a group that fails on the way is left out of it."""
     there = _fitting(claim, case, [peer for peer in peers if claim.takes(case, peer.setting.name)])
     try:
@@ -168,7 +169,7 @@ def one(claim: Claim, case: Any, peers: Sequence[Process], plan: Plan, prober: A
     return result
 
 
-def _fitting(claim: Claim, case: Any, peers: list[Process]) -> list[Process]:
+def _fitting(claim: Claim, case: Any, peers: list[Group]) -> list[Group]:
     """Leave out peers from the end on until all arrays fit into memory at once."""
     needs = accumulate(claim.memory(case, peer.setting) for peer in peers)
     room, found = available(), []

@@ -8,7 +8,6 @@ from typing import Any
 
 from bench.peers.base import Peer
 from bench.peers.group.driver import Group
-from bench.peers.process import Process
 from bench.runner import machine, run
 from bench.runner.claim import Claim
 from bench.runner.rounds import Measured, Plan
@@ -28,7 +27,7 @@ class Turns:
     def __init__(self, found: list[Measured], benchmark: Any, prober: machine.Prober) -> None:
         self._found, self._benchmark, self._prober = found, benchmark, prober
 
-    def take(self, claim: Claim, case: Any, peers: Sequence[Process], plan: Plan = PLAN) -> Measured:
+    def take(self, claim: Claim, case: Any, peers: Sequence[Group], plan: Plan = PLAN) -> Measured:
         """Measure a case beside the rivals."""
         result = run.one(claim, case, peers, plan, self._prober)
         assert result is not None

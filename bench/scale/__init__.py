@@ -1,7 +1,6 @@
 """A job of any size in one process: the real state machines, on simulated processors and links.
 
-- `clock`: events in virtual time
-- `network`: hosts, their links and cores
+- `network`: events in virtual time; hosts, their links and cores
 - `processes`: a process: messages one after the other, each for its price
 - `costs`: what that price is; `calibrate` measures it, with the real processes of `real`
 - `wire`: how many bytes a message has

@@ -76,21 +76,12 @@ def fit(found: Measured) -> Costs:
 
 def messages(case: RealCase) -> int:
     """Count the messages of a call to each server, one way."""
-    if not case.sizes:
-        return 0
-    sizes = [4 * n for n in case.sizes]
-    slices = [s for size in sizes for s in _slices(size)]
-    return max(1, math.ceil(sum(slices) / USUAL_SLICE_BYTES))
+    return max(1, math.ceil(case.nbytes / USUAL_SLICE_BYTES)) if case.sizes else 0
 
 
 def requests(case: RealCase) -> int:
     """Count the requests of a call."""
-    return sum(len(_slices(4 * n)) for n in case.sizes)
-
-
-def _slices(nbytes: int) -> list[int]:
-    whole, rest = divmod(nbytes, USUAL_SLICE_BYTES)
-    return [USUAL_SLICE_BYTES] * whole + ([rest] if rest else [])
+    return sum(math.ceil(4 * n / USUAL_SLICE_BYTES) for n in case.sizes)
 
 
 def _pushed(case: RealCase) -> int:
@@ -112,10 +103,8 @@ def _of_worker(case: RealCase) -> list[float]:
 def _of_server(case: RealCase) -> list[float]:
     """Count the same for all servers, without the call."""
     n = case.workers
-    return [n * one for one in _of_worker(case)[1:3]] + [
-        n * (0 if case.codec else _pushed(case)),
-        n * _pulled(case),
-    ]
+    moved = [0 if case.codec else _pushed(case), _pulled(case)]
+    return [n * one for one in (*_of_worker(case)[1:3], *moved)]
 
 
 def _solve(rows: list[list[float]], wanted: list[float]) -> list[float]:

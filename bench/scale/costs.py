@@ -2,65 +2,43 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of a core, as `calibrate` finds them on a machine.
+    """Seconds of a core, as `calibrate` finds them on a machine."""
 
-    Attributes
-    ----------
-    worker_call, worker_message, worker_request : float
-        Of a call of the store; of a message to or from a server; of a slice in one.
-    worker_push, worker_pull : float
-        Of a byte that is sent, and of one that is received.
-    worker_pack : float
-        Of a byte of gradients that 2bit packs.
-    server_message, server_request : float
-        As of a worker.
-    server_push, server_pull : float
-        Of a byte that is received and summed, and of one that is sent.
-    server_unpack : float
-        Of a byte of gradients as it was before it was packed: decoded and summed.
-    control_message : float
-        Of a message to or from the scheduler, at each end.
-    control_encode, control_decode, control_copy : float
-        Of a byte of such a message that is encoded and checked, that is read, and that is sent as it is.
-    names_encode, names_decode : float
-        The same of messages that only have names of keys.
-    beat, idle : float
-        Of a heartbeat at the scheduler, question and answer; and seconds a second of a scheduler without any.
-    host_sum : float
-        Seconds for a byte of a sum within a host of `host_workers` workers, there and back, of all its cores.
-    host_workers : int
-        Of which that was measured.
-    """
-
+    #: Of a call of the store; of a message to or from a server; of a slice in one
     worker_call: float
     worker_message: float
     worker_request: float
+    #: Of a byte that is sent, and of one that is received
     worker_push: float
     worker_pull: float
-    worker_pack: float
+    worker_pack: float  # of a byte of gradients that 2bit packs
+    #: As of a worker
     server_message: float
     server_request: float
+    #: Of a byte that is received and summed, and of one that is sent
     server_push: float
     server_pull: float
-    server_unpack: float
-    control_message: float
+    server_unpack: float  # of a byte of gradients as it was before it was packed: decoded and summed
+    control_message: float  # of a message to or from the scheduler, at each end
+    #: Of a byte of such a message that is encoded and checked, that is read, and that is sent as it is
     control_encode: float
     control_decode: float
     control_copy: float
+    #: The same of messages that only have names of keys
     names_encode: float
     names_decode: float
+    #: Of a heartbeat at the scheduler, question and answer; and seconds a second of a scheduler without any
     beat: float
     idle: float
+    #: Seconds for a byte of a sum within a host of `host_workers` workers, there and back, of all its cores
     host_sum: float
-    host_workers: int
+    host_workers: int  # of which that was measured
 
     def to_json(self) -> dict[str, Any]:
         """All of them by name."""
@@ -70,8 +48,3 @@ class Costs:
     def from_json(cls, found: dict[str, Any]) -> Costs:
         """Take what `to_json` gave."""
         return cls(**{one.name: found[one.name] for one in fields(cls)})
-
-    @classmethod
-    def read(cls, path: Path) -> Costs:
-        """Read those that were written with the results of `python -m bench scale`."""
-        return cls.from_json(json.loads(path.read_text())["costs"])

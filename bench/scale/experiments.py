@@ -82,7 +82,7 @@ def _plan(case: cases.StepCase) -> Plan:
 
 
 def _use(job: Job) -> dict[str, float]:
-    """Bytes and seconds so far, of whoever had most."""
+    """Bytes and seconds so far, each of the busiest process or host."""
     return {
         "host out": max(host.out.nbytes for host in job.hosts),
         "host in": max(host.into.nbytes for host in job.hosts),
@@ -116,42 +116,28 @@ def _extrapolated(case: cases.StepCase, costs: Costs) -> Figures:
     few, many = (step(replace(case, keys=keys, parts=()), costs) for keys in case.parts)
     whole = cases.key_set(case.keys)
     times = (whole.nbytes - many["bytes"]) / (many["bytes"] - few["bytes"])
-    grown = {
-        name: many[name] + times * (many[name] - few[name])
-        for name in ("seconds", "inside", "median", "init")
-    }
+    names = ("seconds", "inside", "median", "init")
+    grown = {name: many[name] + times * (many[name] - few[name]) for name in names}
     return {**many, **grown, "bytes": whole.nbytes, "keys": len(whole.shapes)}
 
 
 def exact(case: cases.ExactCase, costs: Costs) -> Figures:
     """Compare what two parts of a model say of it with all of it."""
     one = cases.StepCase(case.name, "", case.keys, case.workers, case.servers, 1, steps=1)
-    whole, scaled = (
-        step(one, costs)["seconds"],
-        _extrapolated(replace(one, parts=case.parts), costs)["seconds"],
-    )
+    whole = step(one, costs)["seconds"]
+    scaled = _extrapolated(replace(one, parts=case.parts), costs)["seconds"]
     return {"whole": whole, "scaled": scaled, "error": scaled / whole - 1}
 
 
 def training(case: cases.TrainingCase, costs: Costs) -> Figures:
-    """Find the time of a step whose passes compute meanwhile."""
-    keys = cases.key_set(case.keys)
-    plan = Plan(
-        case.workers,
-        case.servers,
-        link=ethernet(case.gbits),
-        slice_bytes=case.slice_bytes,
-        credit=case.credit,
-    )
+    """Find the time of a step whose passes compute concurrently."""
+    keys, link = cases.key_set(case.keys), ethernet(case.gbits)
+    sizes = {"slice_bytes": case.slice_bytes, "credit": case.credit}
     program = programs.training(specs(keys), 3, case.forward, case.backward, case.priority)
-    job = Job(plan, costs, program)
+    job = Job(Plan(case.workers, case.servers, link=link, **sizes), costs, program)
     job.run()
-    took = max(job.marks["end 2"]) - max(job.marks["end 1"])
-    return {
-        "seconds": took,
-        "compute": case.forward + case.backward,
-        "exposed": took - case.forward - case.backward,
-    }
+    took, compute = max(job.marks["end 2"]) - max(job.marks["end 1"]), case.forward + case.backward
+    return {"seconds": took, "compute": compute, "exposed": took - compute}
 
 
 # -------------------------------------------------------------------------------------------- control
@@ -159,28 +145,17 @@ def training(case: cases.TrainingCase, costs: Costs) -> Figures:
 
 def control(case: cases.ControlCase, costs: Costs) -> Figures:
     """Find what the scheduler does in each phase of a job: messages, bytes, seconds of its core."""
-    keys = cases.key_set(case.keys)
-    idle = 2.0
-    program = programs.control(specs(keys), idle)
-    plan = Plan(case.workers, case.servers, 8, ethernet(10), jitter=0.05, timed=True)
-    job = Job(plan, costs, program)
+    program = programs.control(specs(cases.key_set(case.keys)), idle=2.0)
+    job = Job(Plan(case.workers, case.servers, 8, ethernet(10), jitter=0.05, timed=True), costs, program)
     found: Figures = {}
-    phases = {
-        "start": "welcome",
-        "init": "ready",
-        "barrier": "passed",
-        "": "settled",
-        "steady": "closes",
-        "end": "over",
-    }
+    phases = {"start": "welcome", "init": "ready", "barrier": "passed", "": "settled", "steady": "closes"}
     before = _control_use(job)
-    for phase, mark in phases.items():
+    for phase, mark in {**phases, "end": "over"}.items():
         job.run(lambda mark=mark: len(job.marks.get(mark, ())) == case.workers)  # type: ignore[misc]
         now = _control_use(job)
         found[phase] = {name: now[name] - before[name] for name in now}
         before = now
-    found["kinds"] = dict(job.scheduler.kinds)
-    return found
+    return {**found, "kinds": dict(job.scheduler.kinds)}
 
 
 def _control_use(job: Job) -> dict[str, float]:
@@ -234,11 +209,8 @@ def check(case: cases.CheckCase, costs: Costs) -> Figures:
     """Run a real job of this machine some times, and simulate the same."""
     found = sorted((real.run(case.real) for _ in range(case.runs)), key=lambda one: one.seconds)
     spread = [one.seconds for one in found]
-    return {
-        "real": asdict(found[len(found) // 2]),
-        "spread": spread,
-        "simulated": simulated(case.real, costs),
-    }
+    middle = asdict(found[len(found) // 2])
+    return {"real": middle, "spread": spread, "simulated": simulated(case.real, costs)}
 
 
 def simulated(case: real.RealCase, costs: Costs) -> Figures:
@@ -264,13 +236,10 @@ def _core(job: Job) -> dict[str, float]:
 
 def _counted(job: Job, calls: int) -> dict[str, float]:
     """Count requests and bytes of a call, of all workers but the one that brought the first values."""
+    names = {"sent": "values_out", "received": "values_in", "rounds": "requests"}
     others = job.workers[1:]
-    n = calls * len(others)
-    return {
-        "sent": sum(one.values_out for one in others) / n,
-        "received": sum(one.values_in for one in others) / n,
-        "rounds": sum(one.requests for one in others) / n,
-    }
+    sums = {name: sum(getattr(one, of) for one in others) for name, of in names.items()}
+    return {name: total / (calls * len(others)) for name, total in sums.items()}
 
 
 _RUNS: dict[type, Callable[[Any, Costs], Figures]] = {

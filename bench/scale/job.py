@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from bench.scale.clock import Clock
 from bench.scale.costs import Costs
-from bench.scale.network import Host, LinkKind, ethernet
+from bench.scale.network import Clock, Host, LinkKind, ethernet
 from bench.scale.processes import Process
 from kvstore.settings.definitions import DEFAULTS, USUAL_SLICE_BYTES
 from kvstore.stores.parameter_server.scheduler.machine import SchedulerOptions
@@ -29,49 +28,27 @@ _TICK = 0.1  # seconds between two looks at the clock, as in the loops
 
 @dataclass(frozen=True)
 class Plan:
-    """A job.
+    """A job."""
 
-    Attributes
-    ----------
-    workers, servers : int
-        Its processes, beside the scheduler.
-    per_host : int
-        Workers on a host. Each server has a host of its own, and so has the scheduler.
-    link : LinkKind
-        Of each host.
-    mode : str
-        ``sync`` or ``async``.
-    on_peer_loss : str
-        ``raise`` or ``continue``.
-    slice_bytes, credit : int
-        As the options of a store.
-    coding : int
-        The kernels' number of a codec, for what is pushed; 0 for none.
-    sharers : int
-        Processes that do the work of each worker together: a host's, of which one stands for all.
-    cores : int
-        Of the one host that all processes are on; 0: they are on hosts of their own, each with a core.
-    jitter : float
-        Seconds by which the workers' starts, and the ends of what they compute, differ at most.
-    tick : float
-        Seconds between two looks at the clock of workers and servers.
-    timed : bool
-        The scheduler's machine is paid what it takes here, beside messages: no two runs are the same then.
-    """
-
+    #: Its processes, beside the scheduler
     workers: int
     servers: int
-    per_host: int = 1
-    link: LinkKind = field(default_factory=lambda: ethernet(10))
-    mode: str = "sync"
-    on_peer_loss: str = "raise"
+    per_host: int = 1  # workers on a host. Each server has a host of its own, and so has the scheduler.
+    link: LinkKind = field(default_factory=lambda: ethernet(10))  # of each host
+    mode: str = "sync"  # `sync` or `async`
+    on_peer_loss: str = "raise"  # `raise` or `continue`
+    #: As the options of a store
     slice_bytes: int = USUAL_SLICE_BYTES
     credit: int = DEFAULTS["credit_bytes"]
-    coding: int = 0
+    coding: int = 0  # the kernels' number of a codec, for what is pushed; 0 for none
+    #: Processes that do the work of each worker together: a host's, of which one stands for all
     sharers: int = 1
+    #: Of the one host that all processes are on; 0: they are on hosts of their own, each with a core
     cores: int = 0
+    #: Seconds by which the workers' starts, and the ends of what they compute, differ at most
     jitter: float = 0.0
-    tick: float = _TICK
+    tick: float = _TICK  # seconds between two looks at the clock of workers and servers
+    #: The scheduler also spends the real time of its state machine: runs differ then
     timed: bool = False
     seed: int = 0
     dead_after: float = DEFAULTS["dead_after"]
@@ -104,11 +81,7 @@ class Job:
         self.hosts = [one or self._host() for _ in range(-(-plan.workers // plan.per_host))]
         wanted = {"mode": plan.mode, "on_peer_loss": plan.on_peer_loss, "slice_bytes": plan.slice_bytes}
         patience = WorkerOptions(
-            plan.credit,
-            plan.slice_bytes,
-            control_resend=resend,
-            dead_after=plan.dead_after,
-            start=1e9,
+            plan.credit, plan.slice_bytes, control_resend=resend, dead_after=plan.dead_after, start=1e9
         )
         self.workers: list[WorkerProcess] = [
             WorkerProcess(self, self.hosts[rank // plan.per_host], rank, wanted, patience, program)
@@ -176,7 +149,7 @@ class Job:
 
 @contextmanager
 def _no_garbage() -> Iterator[None]:
-    """Look for no garbage meanwhile: there are millions of objects, and cycles only at the end."""
+    """Collect no garbage inside: there are millions of objects, and cycles only at the end."""
     was = gc.isenabled()
     gc.disable()
     try:

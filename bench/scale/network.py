@@ -8,12 +8,41 @@ nothing.
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from bench.scale.clock import Clock
+
+class Clock:
+    """Events in the order of their times; those of one time in the order in which they were made."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._count = 0
+
+    @property
+    def count(self) -> int:
+        """How many events there have been."""
+        return self._count
+
+    def at(self, when: float, call: Callable[..., None], *arguments: Any) -> None:
+        """Call at some time; at once, if that is over."""
+        self._count += 1
+        heapq.heappush(self._events, (max(when, self.now), self._count, call, arguments))
+
+    def run(self, over: Callable[[], bool], limit: float) -> bool:
+        """Let time pass until it is `over`; False: not within `limit` seconds, or nothing is left to do."""
+        events, pop = self._events, heapq.heappop
+        while not over():
+            if not events or events[0][0] > limit:
+                return False
+            self.now, _, call, arguments = pop(events)
+            call(*arguments)
+        return True
+
 
 #: Bytes of a link that carry bytes of messages: of 1,538 on an Ethernet, TCP has 1,448.
 SHARE = 1448 / 1538
@@ -21,21 +50,11 @@ SHARE = 1448 / 1538
 
 @dataclass(frozen=True)
 class LinkKind:
-    """A host's link.
+    """A host's link."""
 
-    Attributes
-    ----------
-    rate : float
-        Bytes a second, each way.
-    latency : float
-        Seconds to any other host.
-    local : float
-        Seconds from one process of a host to another; no bytes are counted.
-    """
-
-    rate: float
-    latency: float
-    local: float = 0.0
+    rate: float  # bytes a second, each way
+    latency: float  # seconds to any other host
+    local: float = 0.0  # seconds from one process of a host to another; no bytes are counted
 
 
 def ethernet(gbits: float, latency: float = 50e-6) -> LinkKind:
@@ -43,12 +62,12 @@ def ethernet(gbits: float, latency: float = 50e-6) -> LinkKind:
     return LinkKind(gbits * 1e9 / 8 * SHARE, latency)
 
 
-#: Who is told of a message, and with what.
+#: Bytes of a message, the function that receives it, and its arguments.
 Delivery = tuple[int, Callable[..., None], tuple[Any, ...]]
 
 
 class Downlink:
-    """What comes to a host."""
+    """The incoming side of a host's link."""
 
     __slots__ = ("free", "nbytes", "rate")
 

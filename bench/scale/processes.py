@@ -1,4 +1,4 @@
-"""A process: it takes messages one after the other, and what it does takes time of a core."""
+"""A process: it handles messages one after the other, each for the time of a core."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from bench.scale.clock import Clock
 from bench.scale.costs import Costs
-from bench.scale.network import Host, send
+from bench.scale.network import Clock, Host, send
 from bench.scale.wire import ControlCodec
 from kvstore.stores.parameter_server.protocol import messages as m
 
@@ -47,12 +46,12 @@ class Process:
         self._free += took / self.sharers
 
     def send(self, target: Process, nbytes: int, call: Callable[..., None], *arguments: Any) -> None:
-        """Send a message, as soon as all is done that this step has done so far; `call` takes it there."""
+        """Send a message, as soon as the work of this step so far is done; `call` handles it there."""
         self.sent += 1
         self.clock.at(self._free, self._send, target, nbytes, call, arguments)
 
     def send_control(self, target: Process, message: Any, *arguments: Any) -> None:
-        """Send a control message, which the target's `hear` takes."""
+        """Send a control message, which the target's `hear` handles."""
         nbytes, is_new = self.codec.measure(message)
         costs = self.costs
         encode = costs.names_encode if _is_names(message) else costs.control_encode

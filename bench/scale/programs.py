@@ -35,7 +35,7 @@ def called(worker: WorkerProcess, kind: Kind, keys: Sequence[m.Key], priority: i
 
 
 def computed(worker: WorkerProcess, seconds: float) -> Wait:
-    """Wait for something that takes no core of the simulated ones: a GPU's work, or sleep."""
+    """Wait for work outside the simulated cores: that of a GPU, or sleep."""
     return lambda go_on: worker.clock.at(worker.clock.now + seconds, go_on)
 
 

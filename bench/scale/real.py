@@ -16,34 +16,19 @@ _PATIENCE = 300.0  # seconds for a job
 
 @dataclass(frozen=True)
 class RealCase:
-    """A job of this machine; payloads go over TCP.
+    """A job of this machine; payloads are sent over TCP."""
 
-    Attributes
-    ----------
-    workers, servers : int
-        Its processes.
-    sizes : tuple of int
-        Elements of float32 of each key.
-    way : str
-        ``pushpull``, ``push``, ``pull``, ``barrier`` or ``idle``.
-    calls, warm : int
-        How often each worker calls, all keys at once, and before that.
-    sweep : int
-        Bytes of memory that a worker changes before each call.
-    sleep : float
-        Seconds that it sleeps before each call.
-    mode, codec : str
-        Of a `dist` store, or ``shared``; as in `set_gradient_compression`.
-    """
-
+    #: Its processes
     workers: int
     servers: int
-    sizes: tuple[int, ...]
-    way: str = "pushpull"
+    sizes: tuple[int, ...]  # elements of float32 of each key
+    way: str = "pushpull"  # `pushpull`, `push`, `pull`, `barrier` or `idle`
+    #: How often each worker calls, all keys at once, and before that
     calls: int = 50
     warm: int = 5
-    sweep: int = 0
-    sleep: float = 0.0
+    sweep: int = 0  # bytes of memory that a worker changes before each call
+    sleep: float = 0.0  # seconds that it sleeps before each call
+    #: Of a `dist` store, or `shared`; as in `set_gradient_compression`
     mode: str = "sync"
     codec: str = ""
 
@@ -55,28 +40,18 @@ class RealCase:
 
 @dataclass(frozen=True)
 class Found:
-    """What a job took; all figures are for one call.
+    """What a job took; all figures are for one call."""
 
-    Attributes
-    ----------
-    seconds : float
-        Of the clock, in the middle of all workers, without what lay between the calls.
-    worker, server, scheduler : float
-        Seconds of a core: of one worker, of all servers, of the scheduler.
-    sent, received, rounds : int
-        Of one worker: bytes of values, and rounds of slices that were complete. Negative: workers differ.
-    init : float
-        Seconds of the init of all keys, of the worker that took longest.
-    """
-
-    seconds: float
+    seconds: float  # of the clock, in the middle of all workers, without what lay between the calls
+    #: Seconds of a core: of one worker, of all servers, of the scheduler
     worker: float
     server: float
     scheduler: float
+    #: Of one worker: bytes of values, and rounds of slices that were complete. Negative: workers differ.
     sent: float
     received: float
     rounds: float
-    init: float
+    init: float  # seconds of the init of all keys, of the worker that took longest
 
 
 def run(case: RealCase) -> Found:

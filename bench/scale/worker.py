@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import Any
 
@@ -22,7 +21,7 @@ _FRAME, _NONE = PayloadLocation.FRAME, PayloadLocation.NONE
 _PUSHES = (Kind.PUSH, Kind.PUSHPULL)
 _CARRY = (*_PUSHES, Kind.ASSIGN)
 
-#: What a program yields until it may go on: a function that is told whom to call then.
+#: A wait that a program yields: a function of the callback that continues the program.
 Wait = Callable[[Callable[[], None]], None]
 Program = Callable[["WorkerProcess"], Generator[Wait, None, None]]
 
@@ -180,12 +179,3 @@ class WorkerProcess(Process):
             self.send_control(job.scheduler, message, (self.name, 0))
         else:
             self.send_control(job.servers[peer], message, (self.name, 0))  # type: ignore[index]
-
-
-def loads(worker: WorkerProcess) -> dict[int, int]:
-    """Add up what a worker has on each server."""
-    found: dict[int, int] = defaultdict(int)
-    for key in worker.entries:
-        for one, size in worker.slices(key):
-            found[one.server] += size
-    return dict(found)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from bench.cases.compression import CompressionCase
-from bench.peers.base import Array
+from bench.peers.base import Array, fields
 from bench.peers.compression.base import Compressor, Way
 from bench.peers.compression.plain import table
 from bench.peers.local.limit import MAX_VALUES
@@ -20,16 +21,12 @@ DEALT = {"fixed": 1, "as it comes": 0}
 
 
 class Task(ctypes.Structure):
-    _fields_ = (
+    _fields_ = fields(
         ("n", ctypes.c_ssize_t),
-        ("bits", ctypes.c_int),
-        ("k", ctypes.c_int),
+        ("bits k", ctypes.c_int),
         ("threshold", ctypes.c_float),
-        ("g", ctypes.c_void_p * MAX_VALUES),
-        ("r", ctypes.c_void_p * MAX_VALUES),
-        ("packed", ctypes.c_void_p),
-        ("table", ctypes.c_void_p),
-        ("sum", ctypes.c_void_p),
+        ("g r", ctypes.c_void_p * MAX_VALUES),
+        ("packed table sum", ctypes.c_void_p),
         ("out", ctypes.c_void_p * MAX_VALUES),
     )
 
@@ -37,7 +34,8 @@ class Task(ctypes.Structure):
 class Limit(Compressor):
     """Every way that the C code knows; the best one counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: Any = None) -> None:
+        super().__init__(place)
         self._code = compiled.load(Path(__file__).with_name("limit.c"), "-fopenmp", "-lm")
 
     def ways(self, case: CompressionCase) -> dict[str, Way]:

@@ -91,7 +91,7 @@ class ByBlocks:
             self._coding.add(packed[of_packed], target[part])
 
     def push(self, gradients: list[Array], residuals: list[Array], stored: Array) -> None:
-        """Sum without packing: nobody else is to read it."""
+        """Sum without packing: the codes are not sent."""
         for part, _ in self._parts(stored.size):
             np.copyto(stored[part], self._coding.send(gradients[0][part], residuals[0][part]))
             for gradient, residual in zip(gradients[1:], residuals[1:], strict=True):

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.cases import compression as compression_cases
-from bench.cases.compression import CHECKED, VALUES, CompressionCase, Inputs, beginning
+from bench.cases.common import beginning
+from bench.cases.compression import CHECKED, VALUES, CompressionCase, Inputs
 from bench.peers.base import Array, Unsupported
 from bench.peers.compression import spans
 from bench.peers.compression.base import Compressor
@@ -26,7 +27,8 @@ class MXNet(Compressor):
     operator adds nothing up; that is done by further operators, which are not counted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, place: Any = None) -> None:
+        super().__init__(place)
         self.profiler = Profiler()
 
     def prepare(self, case: CompressionCase) -> list[Array]:

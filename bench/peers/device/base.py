@@ -71,4 +71,4 @@ class Peer(base.Peer):
         return data.outs[0]
 
     def release(self) -> None:
-        """Let everything go."""
+        """Free everything."""

@@ -1,1 +1,1 @@
-"""Rivals of the parameter server and limits of its wire: groups of processes, as in `bench.peers_shared`."""
+"""Rivals of the parameter server, and limits of its wire."""

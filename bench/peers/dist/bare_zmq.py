@@ -1,4 +1,4 @@
-"""The floor of ZeroMQ: messages of a DEALER go to a ROUTER that sends the same frames back, without a sum."""
+"""The floor of ZeroMQ: a DEALER sends messages to a ROUTER, which sends the frames back, without a sum."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ import zmq
 
 from bench.cases.common import KB, MB
 from bench.cases.dist import DistCase
-
-from bench.peers.dist import echo
 from bench.peers.base import Array
 from bench.peers.dist.base import DistPeer
 from bench.peers.group.link import Place
+from bench.peers.worker import fork
 
 CHUNKS = {"256 KB": 256 * KB, "1 MB": MB}
 LARGE = 16 * MB  # from here on small chunks only cost more
 WINDOWS = {"8 on the way": 8, "all on the way": sys.maxsize}
 
-#: Server, what goes to it, and where its answer is to be.
+#: The server, the bytes that are sent to it, and the memory for its answer.
 Piece = tuple[int, memoryview, memoryview]
 
 
@@ -59,7 +58,7 @@ class ZeroMQPeer(DistPeer):
         ipc = f"ipc://@kvstore-bench-{secrets.token_hex(16)}"
         reading, writing = os.pipe()
         address = ipc if self.entry.transport == "ipc" else "tcp://127.0.0.1:*"
-        echo.fork(partial(self._listen, address, secret, writing))
+        fork(partial(self._listen, address, secret, writing))
         os.close(writing)
         with os.fdopen(reading) as pipe:
             return pipe.read(), public.decode()
@@ -76,7 +75,7 @@ class ZeroMQPeer(DistPeer):
 
 
 class BareZeroMQ(ZeroMQPeer):
-    """Zero copy where pyzmq can: chunks go as they lie in one array, and come back into the other."""
+    """Zero copy where pyzmq can: chunks are sent from one array, and received into another."""
 
     def prepare(self, case: DistCase) -> list[Array]:
         self.connect(case.servers)
@@ -90,11 +89,7 @@ class BareZeroMQ(ZeroMQPeer):
                 self.variants[f"{label}, {window}"] = partial(self._trip, pieces, min(most, len(pieces)))
             if len(pieces) <= case.servers:
                 break  # one message for each server: larger chunks are the same
-        for call in self.variants.values():
-            data.flat_outs.fill(-1)
-            call()
-            if not (data.flat_outs == data.flat).all():
-                raise RuntimeError("what came back is not what was sent")
+        self.check_ways(sent=True)
         return []
 
     def answer(self, line: zmq.Socket[bytes]) -> None:
@@ -104,7 +99,7 @@ class BareZeroMQ(ZeroMQPeer):
             line.send(what, copy=False)
 
     def _trip(self, pieces: list[Piece], window: int) -> None:
-        """Keep `window` pieces on the way; the answers of one server come in the order of the questions."""
+        """Keep `window` pieces on the way; the answers of one server have the order of the requests."""
         lines = self.sockets
         for server, source, _ in pieces[:window]:
             lines[server].send(source, copy=False)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from time import process_time
 
+import numpy as np
+
 from bench.cases.dist import ENTRIES, DistCase, Inputs
-from bench.peers.base import Array, no_collections, timed
+from bench.peers.base import Array, Call, no_collections, timed
 from bench.peers.group.base import GroupPeer
 from bench.peers.group.link import Place
 
@@ -24,6 +26,7 @@ class DistPeer(GroupPeer):
     def __init__(self, place: Place) -> None:
         super().__init__(place)
         self.entry = ENTRIES[place.name]
+        self.used = 0  # keys
         self.data: Inputs | None = None
         self.write: Callable[[int], None] = _nothing
 
@@ -60,9 +63,43 @@ class DistPeer(GroupPeer):
         self.write = lambda call: data.write(data.gradients(call))
         return data
 
+    def new_keys(self, case: DistCase) -> list[int]:
+        """Return keys for a case that no case before it had."""
+        self.used += len(case.shapes)
+        return list(range(self.used - len(case.shapes), self.used))
+
+    def check_ways(self, sent: bool = False) -> None:
+        """Call in every way: all have the same result, that of the first call or what was sent."""
+        assert self.data is not None
+        outs = self.data.flat_outs
+        if not sent:
+            self.first()
+        found = self.data.flat if sent else outs.copy()
+        for way, call in self.variants.items():
+            outs.fill(-1)
+            call()
+            if not np.array_equal(outs, found):
+                raise RuntimeError(
+                    f"{way}: the result is not what was sent" if sent else f"{way}: other sums"
+                )
+
     def release(self) -> None:
         super().release()
         self.data, self.write = None, _nothing
+
+
+class AllReduce(DistPeer):
+    """A worker that sums by an all-reduce; the sums are written into the arrays of the gradients."""
+
+    def ways(self, values: list[Array], flat: Array) -> dict[str, Call]:
+        """Name the ways to sum arrays that are cuts of flat memory."""
+        raise NotImplementedError
+
+    def prepare(self, case: DistCase) -> list[Array]:
+        data = self.dense(case)
+        self.variants = self.ways(data.values, data.flat)
+        self.first()
+        return data.values
 
 
 def _nothing(call: int) -> None:

@@ -1,7 +1,7 @@
-"""The limit of hosts: bare sockets move what must cross each link, twice the model but for a host's own share.
+"""The limit of hosts: bare sockets move what must cross each link, twice the model less a host's own share.
 
-Every worker sends its part of what its host has, cut over the other hosts, and gets as much back, with no sum. Of
-several workers on a host each moves its part, as the workers of a host share the work where they sum first.
+Every worker sends its part of the values of its host, cut over the other hosts, and receives as much, without
+a sum. Each of several workers of a host moves its part, as they share the work where they sum first.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import ctypes
 from functools import partial
 
-from bench.cases.common import LINE
-from bench.cases.dist import DistCase
+import numpy as np
 
-from bench.peers.base import Array
+from bench.cases.common import KB, LINE, MB, memory
+from bench.cases.dist import DistCase
+from bench.peers.base import Array, Unsupported
 from bench.peers.dist.sockets import BLOCKS, IN_TURN, POLLING, SMALL, THREAD, Sockets, _blocks
 from bench.peers.group.link import own_address
 
@@ -43,7 +44,7 @@ class Crossing(Sockets):
         return []
 
     def _meet(self) -> None:
-        """Start a server in each worker, and connect to those of other hosts that have the same place there."""
+        """Start a server in each worker, and connect to those of the other hosts with the same index."""
         everybody = self.place.link.gather([own_address(), self._serve()])
         hosts = list(dict.fromkeys(host for host, _ in everybody))
         self.hosts = len(hosts)
@@ -61,3 +62,49 @@ class Crossing(Sockets):
         lines = size // LINE
         start, end = (lines * n // self.each * LINE for n in (self.index, self.index + 1))
         return max((end - start) * (self.hosts - 1) // self.hosts, 1), start
+
+
+#: Of the array of a worker; each host gets its piece of this worker's share of a block.
+STEPS = {"256 KB": 256 * KB, "1 MB": MB, "4 MB": 4 * MB}
+
+
+class CrossingSum(Crossing):
+    """A worker's part of a step, which waits for no other worker's."""
+
+    def prepare(self, case: DistCase) -> list[Array]:
+        if not self.addresses:
+            self._meet()
+        if self.each == 1:
+            raise Unsupported("a host of one worker sums nothing")
+        data = self.dense(case)
+        n = data.flat.size
+        self.state = shared, total, back = [
+            memory(size, "huge") for size in (n, n // self.each, n // self.each)
+        ]
+        few = data.flat.nbytes <= SMALL
+        lines = [line.fileno() for line in next(iter(self.lines.values()))]
+        fds = (ctypes.c_int * len(lines))(*lines)
+        arrays = [
+            ctypes.c_void_p(one.ctypes.data) for one in (data.flat, shared, total, back, data.flat_outs)
+        ]
+        for name, size in {"all": data.flat.nbytes}.items() if few else STEPS.items():
+            sizes = ctypes.c_int64(n), ctypes.c_int64(size // 4)
+            self.variants[name] = partial(self._step, fds, arrays, sizes, int(not few))
+        for call in self.variants.values():
+            data.flat_outs.fill(-1)
+            back.fill(-1)
+            call()
+            came = back != -1
+            if not (np.array_equal(data.flat_outs, data.flat) and came.any() and (back == total)[came].all()):
+                raise RuntimeError("what came back is not what was sent")
+        return []
+
+    def _step(
+        self,
+        fds: ctypes.Array[ctypes.c_int],
+        arrays: list[ctypes.c_void_p],
+        sizes: tuple[ctypes.c_int64, ctypes.c_int64],
+        threads: int,
+    ) -> None:
+        if self.code.crossing_step(fds, len(fds), self.each, *arrays, *sizes, threads):
+            raise ConnectionError("a process that sends back has gone")

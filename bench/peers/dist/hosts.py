@@ -1,16 +1,18 @@
 """Hosts on one machine: namespaces for the network, the processes, the name and /dev/shm.
 
-Two are joined by a pair of veth devices, which are as fast as they are; any number by links of a given speed. Without
-a delay these are veth devices to a bridge in a namespace of its own, with tc's token bucket at either end. A delay and
-losses need netem, which not every kernel has: there each host has a tun device with a token bucket, and a process
-relays between them (`relay.c`). Abstract unix sockets, loopback and process ids of one are not those of the other, so kvstore takes them for
-machines. Files and processors are the same. Needs unshare, nsenter, ip and tc, and a kernel that lets a user have
-namespaces of his own.
+Two hosts are joined by a pair of veth devices without a limit; any number by links of a given speed. Links
+without a delay are veth devices to a bridge in its own namespace, with tc's token bucket at either end. A
+delay and losses need netem, which some kernels lack: instead each host has a tun device with a token bucket,
+and a process relays between them (`relay.c`). Abstract unix sockets, loopback and process ids of the hosts
+differ, so kvstore treats them as machines. Files and processors are the same. Needs unshare, nsenter, ip and
+tc, and a kernel that permits namespaces to users.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
 import select
 import shlex
 import subprocess
@@ -21,6 +23,7 @@ from types import TracebackType
 
 from bench import ROOT
 from bench.cases.hosts import Link
+from bench.peers.worker import die_with_parent
 from bench.runner import compiled
 
 ADDRESSES = tuple(f"10.77.0.{number}" for number in range(1, 17))
@@ -29,11 +32,11 @@ _SETTLE = "hostname kvhost{} && mount -t tmpfs tmpfs /dev/shm && exec sleep infi
 _HOLD = ("unshare", "--net", "--pid", "--uts", "--fork", "--mount-proc", "--kill-child", "sh", "-c")
 _OWN = ("unshare", "--user", "--map-root-user")
 _PATIENCE = 10.0  # seconds
-_ETHERNET = 1500 / 1538  # bytes of IP in a full frame, of those that the frame takes on the wire
+_ETHERNET = 1500 / 1538  # bytes of IP in a full frame, of the bytes of the frame on the wire
 _BURST = 128 * 1024  # bytes that tc lets through at once: two of the kernel's largest pieces
 #: Buffers of a connection: room for what is on the way on the longest links.
 _BUFFERS = "4096 262144 67108864"
-_RELAY = "import sys; sys.path.append(sys.argv.pop(1)); from bench.peers.dist.relay import main; main()"
+_RELAY = "import sys; sys.path.append(sys.argv.pop(1)); from bench.peers.dist.hosts import main; main()"
 
 
 class Hosts:
@@ -68,15 +71,15 @@ class Hosts:
         self.close()
 
     def command(self, host: int) -> list[str]:
-        """Return what goes before a command to run it on a host."""
+        """Return the prefix of a command that runs on a host."""
         return self._within(host, "-U", "-m", "-n", "-p", "-u")
 
     def in_network(self, host: int) -> list[str]:
-        """Return what goes before a command that has a host's network, and reaches the others by `shell`."""
+        """Return the prefix of a command in a host's network, which reaches the other hosts by `shell`."""
         return self._within(host, "-U", "-n")
 
     def shell(self, within: bool = False) -> str:
-        """Return a program for ``--ssh-command``: of the arguments, host and command; options go before.
+        """Return a program for ``--ssh-command``: of the arguments, host and command are last.
 
         `within`: it runs in the hosts' user namespace already.
         """
@@ -177,7 +180,10 @@ class Hosts:
         figures = (1e9 * link.gbit, link.delay_ms / 1000, link.loss, self._seed)
         start = [sys.executable, "-c", _RELAY, str(ROOT), str(code), LINK, *map(str, (*figures, *self.first))]
         self._relay = subprocess.Popen(
-            [*self._within(0, "-U"), *start], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            [*self._within(0, "-U"), *start],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
         assert self._relay.stdout is not None
         ready, _, _ = select.select([self._relay.stdout], [], [], _PATIENCE)
@@ -215,3 +221,17 @@ def _sent(pid: int, received: int = 0) -> int:
         if name.strip() == LINK:
             return int(counts.split()[0 if received else 8])
     raise OSError(f"no interface {LINK}")
+
+
+def main() -> None:
+    """Relay until the parent ends.
+
+    Arguments: code, interface, bits a second, delay, loss, seed, and the first process of each host.
+    """
+    die_with_parent()
+    code, name, bits, delay, loss, seed, *pids = sys.argv[1:]
+    run = ctypes.CDLL(code).relay_run
+    numbers = (ctypes.c_int * len(pids))(*map(int, pids))
+    figures = (ctypes.c_double(float(figure)) for figure in (bits, delay, loss))
+    error = run(numbers, len(pids), name.encode(), *figures, ctypes.c_uint64(int(seed)), 1)
+    raise SystemExit(f"no relay between hosts: {os.strerror(error)}")

@@ -11,11 +11,11 @@ from bench.peers.dist.hosts import ADDRESSES, LINK, Hosts
 from bench.peers.group.driver import Group
 from bench.peers.group.launch import Command, Launch, mxnet, workers
 from bench.peers.group.link import HOST
-from bench.peers.process import Setting
+from bench.peers.setting import Setting
 from bench.runner import compiled, machine
 
 _HERE = Path(__file__).parent
-#: C of the engines that have some of their own; what floor.c has, the workers of a server that sums have, too.
+#: C of the engines that have their own; the workers of a server that sums also use floor.c.
 _LIMITS = {
     "zmq-c": ("zmq_sum.c",),
     "sockets-c": ("socket_sum.c", "floor.c"),
@@ -39,7 +39,7 @@ _OPEN_MPI = (
     *("--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp", "--mca", "btl_tcp_if_include", "{link}"),
 )
 _MPICH = ("-launcher", "ssh", "-launcher-exec", "{shell}", "-iface", "{link}")
-#: By the kernel's name MPICH's engine takes all hosts for one, whose memory is shared: TCP alone.
+#: MPICH's engine identifies hosts by the kernel's name, which is the same for all: TCP alone.
 _UCX = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": LINK}
 #: It asks /sys for interfaces, which is that of the network in which it was mounted.
 _OWN_SYS = ("unshare", "--mount", "sh", "-c", 'mount -t sysfs sysfs /sys && exec "$@"', "sh")
@@ -55,7 +55,7 @@ class DistGroup(Group):
 
     def column(self, variant: str) -> str:
         """Push and pull in two calls have a column of their own."""
-        return self.setting.name + (APART if variant.startswith(PAIR) else "")
+        return super().column(variant) + (APART if variant.startswith(PAIR) else "")
 
     def plan(self, address: str, folder: str) -> Launch:
         entry = self.entry
@@ -66,7 +66,7 @@ class DistGroup(Group):
         return workers(self.setting, address, {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **_KEEP})
 
     def _worker(self, address: str) -> list[str]:
-        return self.setting.command("group.worker", address, self.setting.processes)
+        return self.setting.command("worker", address, self.setting.processes)
 
     def codes(self) -> tuple[Path, Path]:
         limits, *more = _LIMITS.get(self.entry.engine, ("floor.c",))
@@ -142,10 +142,10 @@ class HostsGroup(DistGroup):
         return self._spread(launch)
 
     def _mpi(self, address: str, folder: str) -> Launch:
-        """Let ``mpiexec``, in the network of the first host, reach the others by a program in place of ssh."""
+        """Start ``mpiexec`` in the network of the first host, with a program in place of ssh."""
         n, each, hosts = self.setting.processes, self._each, self.hosts.addresses
         program, shell = str(Path(self.setting.python).parent / "mpiexec"), self._shell(folder, within=True)
-        idle = int(n > len(machine.cpus()))  # who spins takes the core from the others
+        idle = int(n > len(machine.cpus()))  # a spinning worker keeps a core from the other workers
         options = _OPEN_MPI if self.setting.name == "openmpi" else _MPICH
         words = [word.format(shell=shell, link=LINK, idle=idle) for word in options]
         where = ",".join(f"{host}:{each}" for host in hosts)

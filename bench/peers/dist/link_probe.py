@@ -1,4 +1,4 @@
-"""What links between hosts are really like, with nothing but a bare stream on them, and what a relay costs."""
+"""The speed and the round trip of links between hosts, measured by a bare stream, and the cost of a relay."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.peers.dist.hosts import ADDRESSES, Hosts
 
 _PORT = 5000
 _TRIPS = 50
-#: Receives what comes; answers single bytes first, then tells the end of the stream.
+#: The receiver: it answers single bytes first, and then the end of the stream.
 _SERVE = f"""
 import socket
 with socket.create_server(("0.0.0.0", {_PORT})) as listener:
@@ -43,7 +43,7 @@ with socket.create_connection((sys.argv[1], {_PORT}), 60) as line:
 
 
 class LinkProbe(NamedTuple):
-    """A stream's speed in bits a second, the median round trip in seconds, the relay's seconds for a gigabyte."""
+    """A stream's bits a second, the median round trip in seconds, the relay's seconds for a gigabyte."""
 
     bits: float
     round_trip: float

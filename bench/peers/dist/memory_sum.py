@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import signal
 from functools import partial
@@ -11,47 +12,38 @@ import numpy as np
 
 from bench.cases.common import KB, LINE, MB
 from bench.cases.dist import DistCase
-from bench.peers.shared.limit import common
-
-from bench.peers.base import Array
-from bench.peers.dist import echo
+from bench.peers.base import Array, fields
 from bench.peers.dist.base import PAIR, DistPeer
 from bench.peers.group.link import Place
+from bench.peers.shared.limit import common
+from bench.peers.worker import fork
 
 GATE = 1024  # its place in the group's shared page, behind the barrier
 BLOCKS = {"whole": 0, "by 256 KB": 256 * KB, "by 1 MB": MB}
-LOOKS = {"asleep": 0, "looking": 400}  # how who waits begins
+LOOKS = {"asleep": 0, "looking": 400}  # how a wait begins
 MAX_WORKERS = 64
 
 
 class _Trip(ctypes.Structure):
-    _fields_ = (
+    _fields_ = fields(
         ("gate", ctypes.c_void_p),
-        ("rank", ctypes.c_int),
-        ("workers", ctypes.c_int),
+        ("rank workers", ctypes.c_int),
         ("parts", ctypes.c_void_p * MAX_WORKERS),
-        ("sum", ctypes.c_void_p),
-        ("source", ctypes.c_void_p),
-        ("target", ctypes.c_void_p),
-        ("n", ctypes.c_ssize_t),
-        ("block", ctypes.c_ssize_t),
-        ("sleeps", ctypes.c_int),
-        ("streams", ctypes.c_int),
+        ("sum source target", ctypes.c_void_p),
+        ("n block", ctypes.c_ssize_t),
+        ("sleeps streams", ctypes.c_int),
     )
 
 
 class _Visit(ctypes.Structure):
-    _fields_ = (
+    _fields_ = fields(
         ("bell", ctypes.c_void_p),
-        ("rank", ctypes.c_int),
-        ("workers", ctypes.c_int),
+        ("rank workers", ctypes.c_int),
         ("parts", ctypes.c_void_p * MAX_WORKERS),
         ("sums", ctypes.c_void_p * 2),
-        ("source", ctypes.c_void_p),
-        ("target", ctypes.c_void_p),
+        ("source target", ctypes.c_void_p),
         ("n", ctypes.c_ssize_t),
-        ("looks", ctypes.c_int),
-        ("streams", ctypes.c_int),
+        ("looks streams", ctypes.c_int),
     )
 
 
@@ -62,18 +54,6 @@ class InMemory(DistPeer):
         super().__init__(place)
         self.code = ctypes.CDLL(place.limits)
         self.kept: list[Array] = []
-
-    def _same_sums(self) -> None:
-        """Make the first call, and see that all ways have its result."""
-        assert self.data is not None
-        outs = self.data.flat_outs
-        self.first()
-        found = outs.copy()
-        for call in self.variants.values():
-            outs.fill(-1)
-            call()
-            if not np.array_equal(outs, found):
-                raise RuntimeError("the sums depend on the way")
 
     def release(self) -> None:
         super().release()
@@ -95,7 +75,7 @@ class MemorySum(InMemory):
                         self.variants[f"{label}, {waiting}{stores}"] = call
                         if not block:  # the limit of two calls as well: when the first ends, all is there
                             self.variants[f"{PAIR}, {waiting}{stores}"] = call
-        self._same_sums()
+        self.check_ways()
         return data.outs
 
     def _trip(self, block: int, sleeps: bool, streams: bool) -> _Trip:
@@ -104,7 +84,11 @@ class MemorySum(InMemory):
         *parts, total = (array.ctypes.data for array in self.kept)
         trip = _Trip(self.place.gate.address + GATE, self.place.rank, self.place.workers)
         trip.parts[: len(parts)] = parts
-        trip.sum, trip.source, trip.target = total, self.data.flat.ctypes.data, self.data.flat_outs.ctypes.data
+        trip.sum, trip.source, trip.target = (
+            total,
+            self.data.flat.ctypes.data,
+            self.data.flat_outs.ctypes.data,
+        )
         trip.n, trip.block, trip.sleeps, trip.streams = self.data.flat.size, block, sleeps, streams
         return trip
 
@@ -124,12 +108,12 @@ class MemoryServer(InMemory):
         self.kept[-1].fill(0)  # before anybody's barrier
         self.place.link.gather(None)
         if self.place.rank == 0:
-            self._server = echo.fork(partial(self.code.memory_sum_serve, ctypes.byref(self._visit(0, False))))
+            self._server = fork(partial(self.code.memory_sum_serve, ctypes.byref(self._visit(0, False))))
         for waiting, looks in LOOKS.items():
             for stores in ("", ", streamed"):
                 call = partial(self._call, self._visit(looks, bool(stores)))
                 self.variants[f"{waiting}{stores}"] = self.variants[f"{PAIR}, {waiting}{stores}"] = call
-        self._same_sums()
+        self.check_ways()
         return data.outs
 
     def _visit(self, looks: int, streams: bool) -> _Visit:
@@ -151,3 +135,31 @@ class MemoryServer(InMemory):
             os.waitpid(self._server, 0)
             self._server = 0
         super().release()
+
+
+BLOCKS = {"whole": 0, "by 256 KB": 256 * KB, "by 1 MB": MB}
+
+
+class Memcpy(DistPeer):
+    """Two copies, and no sum; by blocks the second one finds its block in a cache."""
+
+    def prepare(self, case: DistCase) -> list[Array]:
+        data = self.dense(case)
+        middle = np.frombuffer(mmap.mmap(-1, data.flat.nbytes), np.float32)
+        middle[:] = 1  # touched
+        for label, block in BLOCKS.items():
+            if block < data.flat.nbytes:
+                cut = (block or data.flat.nbytes) // 4
+                triples = [
+                    tuple(flat[at : at + cut] for flat in (data.flat, middle, data.flat_outs))
+                    for at in range(0, data.flat.size, cut)
+                ]
+                self.variants[label] = partial(_copy, triples)
+        self.variants[PAIR] = self.variants["whole"]
+        return []
+
+
+def _copy(triples: list[tuple[Array, ...]]) -> None:
+    for source, middle, target in triples:
+        np.copyto(middle, source)
+        np.copyto(target, middle)

@@ -8,30 +8,21 @@ from typing import Any
 import numpy as np
 
 import kvstore as kv
-from bench.cases import local as cases, dist as dist_cases
+from bench.cases import dist as dist_cases
 from bench.cases.dist import EACH, INIT, DistCase, Inputs
-
 from bench.peers.base import Array, Call, all_of
 from bench.peers.dist.base import PAIR, PUSHPULL, DistPeer, changes
-
-
-def optimizer(name: str) -> kv.optimizer.Optimizer:
-    """Make the optimizer of a case."""
-    rates: dict[str, Any] = {"learning_rate": dist_cases.LEARNING_RATE, "lazy_update": True}
-    if name == "sgd_momentum":
-        rates |= {"momentum": cases.MOMENTUM, "wd": cases.WEIGHT_DECAY}
-    return kv.optimizer.create("sgd", **rates)
+from bench.peers.local.ours import optimizer
 
 
 class Ours(DistPeer):
     """One store for all cases of a job; each case has keys of its own."""
 
     store: kv.KVStore | None = None
-    used = 0
 
     def prepare(self, case: DistCase) -> list[Array]:
         store = self.store = self.store or self._open(case)
-        keys = self._new_keys(case)
+        keys = self.new_keys(case)
         return (self._prepare_sparse if case.rows else self._prepare_dense)(case, store, keys)
 
     def _open(self, case: DistCase) -> kv.KVStore:
@@ -42,12 +33,8 @@ class Ours(DistPeer):
         if self.entry.codec:
             store.set_gradient_compression({"type": self.entry.codec, "threshold": dist_cases.THRESHOLD})
         if case.update:
-            store.set_optimizer(optimizer(case.update))
+            store.set_optimizer(optimizer(case.update, dist_cases.LEARNING_RATE))
         return store
-
-    def _new_keys(self, case: DistCase) -> list[int]:
-        self.used += len(case.shapes)
-        return list(range(self.used - len(case.shapes), self.used))
 
     def _prepare_dense(self, case: DistCase, store: kv.KVStore, keys: list[int]) -> list[Array]:
         data = self.dense(case)
@@ -59,7 +46,7 @@ class Ours(DistPeer):
         else:
             self.variants = _ways(store, keys, data)
         if INIT in case.also:
-            self.variants[INIT] = lambda: store.init(self._new_keys(case), weights)
+            self.variants[INIT] = lambda: store.init(self.new_keys(case), weights)
         if EACH in case.also:
             self.variants[EACH] = partial(_each, store, keys, data)
         if self.entry.codec:

@@ -18,7 +18,7 @@ from kvstore.kernels import cpu
 
 
 class PackAndPull(Ours):
-    """Pulls are not compressed, as MXNet's are not: a codec saves at most what a push takes beyond packing."""
+    """Pulls are not compressed, as in MXNet: a codec saves at most the time of a push beyond packing."""
 
     def _prepare_dense(self, case: DistCase, store: kv.KVStore, keys: list[int]) -> list[Array]:
         data = self.dense(case)

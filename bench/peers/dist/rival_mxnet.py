@@ -7,46 +7,32 @@ from typing import Any
 
 import numpy as np
 
-from bench.cases import local as cases, dist as dist_cases
+from bench.cases import dist as dist_cases
 from bench.cases.dist import EACH, INIT, DistCase, Inputs
-from bench.peers.local.rival_mxnet import mx
-
 from bench.peers.base import Array, Call, all_of
 from bench.peers.dist.base import PAIR, PUSHPULL, DistPeer, changes
-
-
-def optimizer(name: str) -> Any:
-    """Make the optimizer of a case."""
-    if name == "sgd":
-        return mx.optimizer.SGD(learning_rate=dist_cases.LEARNING_RATE, lazy_update=True)
-    rates = {"learning_rate": dist_cases.LEARNING_RATE, "wd": cases.WEIGHT_DECAY}
-    return mx.optimizer.SGD(momentum=cases.MOMENTUM, **rates)
+from bench.peers.local.rival_mxnet import mx, optimizer
 
 
 class MXNet(DistPeer):
     """One store for all cases of a job: a process can have no second one. Each case has keys of its own."""
 
     store: Any = None
-    used = 0
 
     def prepare(self, case: DistCase) -> list[Array]:
         if self.store is None:
             self._open(case)
-        self.keys = self._new_keys(case)
+        self.keys = self.new_keys(case)
         return self._prepare_sparse(case) if case.rows else self._prepare_dense(case)
 
     def _open(self, case: DistCase) -> None:
         self.store = mx.kv.create(f"dist_{case.mode}")
         if case.update and self.place.rank == 0:
-            self.store.set_optimizer(optimizer(case.update))
+            self.store.set_optimizer(optimizer(case.update, dist_cases.LEARNING_RATE))
         if self.entry.codec:
             settings = {"type": self.entry.codec, "threshold": dist_cases.THRESHOLD}
             self.store.set_gradient_compression(settings)
-        self.store._barrier()  # only the first worker tells the servers
-
-    def _new_keys(self, case: DistCase) -> list[int]:
-        self.used += len(case.shapes)
-        return list(range(self.used - len(case.shapes), self.used))
+        self.store._barrier()  # only the first worker configures the servers
 
     def _prepare_dense(self, case: DistCase) -> list[Array]:
         data, keys = self.dense(case), self.keys
@@ -59,7 +45,7 @@ class MXNet(DistPeer):
         self.write = partial(_write, data, values)
         self.variants = self._ways(keys, values, outs)
         if INIT in case.also:
-            self.variants[INIT] = lambda: self.store.init(self._new_keys(case), initial)
+            self.variants[INIT] = lambda: self.store.init(self.new_keys(case), initial)
         if self.entry.codec:
             _copy(data.seeds(), values)
             self.call()

@@ -1,8 +1,8 @@
 """The limit of a row-sparse push and pull: bare sockets, C, and a server that does the same work.
 
-It receives the rows of all workers, adds those of the same id in rank order, updates its table in place, gathers
-the rows that each worker asks for and sends them. There are no deadlines, nothing is kept to be undone, and push
-and pull are one trip: with several parts a part of the table is answered while the next one comes.
+It receives the rows of all workers, adds those of the same id in rank order, updates its table in place,
+gathers the rows that each worker asks for and sends them. There are no deadlines and no undo log, and push
+and pull are one trip: with several parts a part of the table is answered while the next part arrives.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import numpy.typing as npt
 from bench.cases import dist as dist_cases
 from bench.cases.common import memory
 from bench.cases.dist import DistCase
-
 from bench.peers.base import Array
 from bench.peers.dist.base import changes
 from bench.peers.dist.sockets import Sockets
@@ -49,7 +48,12 @@ class RowUpdate(Sockets):
         compared = np.empty((len(data.compared), rows.shape[1]), np.float32)
         self.state = [data.ids, rows, out]
         for way, parts in itertools.product(WAYS, PARTS):
-            hello = next(self.groups), self.place.rank, WAYS.index(way), max(len(data.ids), len(data.compared))
+            hello = (
+                next(self.groups),
+                self.place.rank,
+                WAYS.index(way),
+                max(len(data.ids), len(data.compared)),
+            )
             line = self._line(self.addresses[0], struct.pack("4q", *hello))
             self.lines[f"{way} {parts}"] = [line]
             trip = partial(self._push_and_pull, line.fileno(), parts)
@@ -68,10 +72,20 @@ class RowUpdate(Sockets):
         self.code.row_update_serve(listener, self.place.workers, at, n, width, rate)
 
     def _push_and_pull(
-        self, line: int, parts: int, ids: npt.NDArray[np.int64], rows: Array, wanted: npt.NDArray[Any], out: Array
+        self,
+        line: int,
+        parts: int,
+        ids: npt.NDArray[np.int64],
+        rows: Array,
+        wanted: npt.NDArray[Any],
+        out: Array,
     ) -> None:
         n, width = (ctypes.c_int64(size) for size in self.table.shape)
         pushed = ctypes.c_void_p(ids.ctypes.data), ctypes.c_int64(len(ids)), ctypes.c_void_p(rows.ctypes.data)
-        pulled = ctypes.c_void_p(wanted.ctypes.data), ctypes.c_int64(len(wanted)), ctypes.c_void_p(out.ctypes.data)
+        pulled = (
+            ctypes.c_void_p(wanted.ctypes.data),
+            ctypes.c_int64(len(wanted)),
+            ctypes.c_void_p(out.ctypes.data),
+        )
         if self.code.row_update_trip(line, parts, n, width, *pushed, *pulled):
             raise ConnectionError("the server that updates rows has gone")

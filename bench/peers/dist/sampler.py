@@ -1,6 +1,6 @@
-"""Watches the threads of its own process, while the bench says so: see `bench.dist_profile`.
+"""Samples of the threads of its own process, while the bench asks for them: see `bench.runner.profile`.
 
-Either a thread looks a thousand times a second where the others are, or the main thread's calls are counted
+Either a thread notes a thousand times a second where the others are, or the main thread's calls are counted
 and timed (cProfile), which costs more but misses nothing.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 FOLDER, CALLS = "KVSTORE_BENCH_SAMPLES", "KVSTORE_BENCH_CALLS"
 IDLE, SAMPLING, TELLING = range(3)
 _TICK = 0.001  # seconds
-_SWITCH = 0.0001  # seconds after which a thread that has the GIL hands it over to the one that looks
+_SWITCH = 0.0001  # seconds after which a thread passes the GIL to the sampling thread
 
 
 def start() -> None:

@@ -1,13 +1,12 @@
-"""The floor of the wire: bare sockets, C, and servers that send back each block as it comes, without a sum.
+"""The floor of the wire: bare sockets, C, and servers that send back each block as it arrives, without a sum.
 
 In two calls a server keeps all that comes, says that it has come, and sends it back when it is asked for.
 
 A parameter server moves as many bytes, four times the payload with two workers. Its workers too read
 gradients from memory and write what they get to memory; a server may keep the block at hand in a cache.
 
-With an update, the workers do between them after the trip what the server would: after a sync one each its
-share of the weights, after an async one each all of them, as every push is an update, and each its own rows of
-a table.
+With an update, the workers do the server's work after the trip: in a sync case each its share of the weights,
+in an async case each all weights, as every push is an update, and in a sparse case each its own rows.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from typing import Any
 
 import numpy.typing as npt
 
-from bench.cases import dist as dist_cases, local as cases
+from bench.cases import dist as dist_cases
+from bench.cases import local as cases
 from bench.cases.common import KB, LINE, MB, memory
 from bench.cases.dist import DistCase, Inputs
-
-from bench.peers.dist import echo
 from bench.peers.base import Array, Call, all_of
 from bench.peers.dist.base import PAIR, DistPeer
 from bench.peers.group.link import HOST, Place, own_address
+from bench.peers.worker import fork
 
 IN_TURN, POLLING, THREAD, WINDOW, TWO_CALLS = range(5)
 BLOCKS = {"64 KB": 64 * KB, "256 KB": 256 * KB, "1 MB": MB}
@@ -76,9 +75,9 @@ class Sockets(DistPeer):
             for way, number in ways.items():
                 call = partial(self._trip, fds, data.flat, data.flat_outs, BLOCKS[block], number)
                 self.variants[f"{way}, {block}"] = call
-        if not self.entry.hot:
+        if not self.entry.hot:  # of which only one block is sent
             self._add_pair(data)
-        self._check(data)
+            self.check_ways(sent=True)
         if case.update:
             update = (self._update_rows if case.rows else self._update)(case, data)
             self.variants = {name: all_of([call, update]) for name, call in self.variants.items()}
@@ -103,13 +102,6 @@ class Sockets(DistPeer):
         serving = 1 if HOST in os.environ else servers if self.place.rank == 0 else 0
         own = [self._serve() for _ in range(serving)]
         self.addresses = [address for some in self.place.link.gather(own) for address in some]
-
-    def _check(self, data: Inputs) -> None:
-        for call in self.variants.values():
-            data.flat_outs.fill(-1)
-            call()
-            if not self.entry.hot and not (data.flat_outs == data.flat).all():
-                raise RuntimeError("what came back is not what was sent")
 
     def _update(self, case: DistCase, data: Inputs) -> Call:
         """Make the update by what came back."""
@@ -148,7 +140,7 @@ class Sockets(DistPeer):
         listener.bind(name if self.family == socket.AF_UNIX else (own_address(), 0))
         self._unpace(listener)
         listener.listen()
-        echo.fork(partial(self._answer, listener.fileno()))
+        fork(partial(self._answer, listener.fileno()))
         address = name if self.family == socket.AF_UNIX else "{}:{}".format(*listener.getsockname())
         listener.close()
         return address

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from bench.cases.base import Case
+from bench.cases.common import Case
 from bench.cases.shared import SharedCase
 from bench.peers.base import Call, Peer, no_collections, timed
 from bench.peers.group.link import Place
@@ -32,7 +32,7 @@ class GroupPeer(Peer):
         self.calls = 0
 
     def run(self, variant: str, repeats: int) -> list[float]:
-        """Seconds of each of `repeats` calls; a chain of links has one more, which goes first."""
+        """Seconds of each of `repeats` calls; a chain of links has one more call, the first."""
         call, links = self.variants[variant], self.case.links
         times: list[float] = []
         first = int(links > 1)

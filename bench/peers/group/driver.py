@@ -1,10 +1,11 @@
-"""The bench's side of a peer: a group of processes, all told the same at once."""
+"""The bench's side of a peer: a group of processes, which all get the same requests at once."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -13,23 +14,31 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.peers.group.launch import Launch, start, variables
+from bench.peers.group.launch import Launch, start, variables, workers
 from bench.peers.group.link import PAGE
-from bench.peers.process import PATIENCE, Process, Setting
+from bench.peers.setting import Setting
+from bench.runner import compiled
 from kvstore.observe.bench.worker_group import Message, PeerFailure, WorkerGroup, end_process
 
-_START = 60.0  # seconds for all processes to come up
+_START = 60.0  # seconds for all processes to start
+PATIENCE = 300.0  # seconds for one answer
 _LEAVE = 15.0  # seconds in which they end by themselves
 _SHM = Path("/dev/shm")
 #: What a peer that had to be killed may leave there.
 _NAMES = ("sm_segment.", "mpich_shm_", "deepspeed_allreduce_buffer_", "torch_", "ucx_")
 
 
-class Group(Process):
-    """A peer's processes; started when a case needs them, and again after they failed."""
+class Group:
+    """A peer's processes; started when a case needs them, and again after they failed.
+
+    `cpu` are the seconds that all processors gave to a call of the last run, `moved` the bytes on the busiest
+    link, where hosts are joined by some. `failure` says why the processes were ended.
+    """
 
     def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
+        self.setting = setting
+        self.cpu = self.moved = 0.0
+        self.failure = ""
         self._group: WorkerGroup | None = None
         self.helpers: list[subprocess.Popen[bytes]] = []
         self._folder = ""
@@ -46,6 +55,12 @@ class Group(Process):
     @property
     def pids(self) -> list[int]:
         return [*self.workers, *self.beside()]
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(kill=kind is not None)
 
     # ------------------------------------------------------------- what groups of one claim do otherwise
 
@@ -64,9 +79,14 @@ class Group(Process):
         """Return the processes that work for the workers."""
         return [helper.pid for helper in self.helpers]
 
-    # ------------------------------------------------------------------------------------------- orders
+    def column(self, variant: str) -> str:
+        """Return the column of a variant in the tables; the best variant of a column counts."""
+        return self.setting.column or self.setting.name
+
+    # ----------------------------------------------------------------------------------------- requests
 
     def start_prepare(self, case: Any) -> None:
+        """Let the peer prepare; `finish_prepare` waits for it."""
         self.failure = ""
         with self._failing():
             if self._group is None:
@@ -101,6 +121,7 @@ class Group(Process):
         return [max(times) for times in zip(*(reply["times"] for reply in replies), strict=True)]
 
     def rest(self) -> None:
+        """Free what the case needed."""
         if self.setting.name in self.fresh:
             self.close()
         elif self._group is not None:
@@ -158,6 +179,7 @@ class Group(Process):
         self._send({"gate": gate, "limits": limits, "processes": self.setting.processes})
 
     def close(self, kill: bool = False) -> None:
+        """End all processes and wait for them."""
         if self._group is not None:
             self._group.end(0.0 if kill else _LEAVE)
             self._group = None
@@ -168,6 +190,37 @@ class Group(Process):
             shutil.rmtree(self._folder, ignore_errors=True)
             _sweep(self._names)
             self._folder = ""
+
+
+class Alone(Group):
+    """A peer with one worker.
+
+    Between its turns it is stopped, so that threads which still spin for work slow no other peer down.
+    """
+
+    def plan(self, address: str, folder: str) -> Launch:
+        return workers(self.setting, address, {})
+
+    def codes(self) -> tuple[Path, Path]:
+        gate = compiled.build(Path(__file__).with_name("meet.c"))
+        return gate, gate
+
+    def close(self, kill: bool = False) -> None:
+        self._signal(signal.SIGCONT)
+        super().close(kill)
+
+    def _send(self, request: Message) -> None:
+        self._signal(signal.SIGCONT)
+        super()._send(request)
+
+    def _replies(self) -> list[Message]:
+        replies = super()._replies()
+        self._signal(signal.SIGSTOP)
+        return replies
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self.processes:
+            process.send_signal(number)
 
 
 def _cpu_of(pid: int) -> float:

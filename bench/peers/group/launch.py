@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from bench import ROOT
 from bench.peers.group.link import free_port
-from bench.peers.process import Setting
+from bench.peers.setting import Setting
 from kvstore.observe.bench.worker_group import start_process
 
 _SERVE = "import sys; sys.path.append(sys.argv.pop(1)); import bench.peers.local.rival_mxnet"
@@ -18,7 +18,7 @@ Command = tuple[list[str], dict[str, str]]
 
 @dataclass
 class Launch:
-    """Commands of the workers, and of helpers that go first."""
+    """Commands of the workers, and of helpers that are started before them."""
 
     workers: int
     ranks: list[Command]
@@ -30,7 +30,7 @@ def workers(
 ) -> Launch:
     """Start each worker by itself."""
     n, ranks = setting.processes, range(setting.processes)
-    command = setting.command("group.worker", address, n)
+    command = setting.command("worker", address, n)
     each = [(command, {**env, **dict(setting.env), "KVSTORE_BENCH_RANK": str(rank)}) for rank in ranks]
     return Launch(n, each, helpers or [])
 

@@ -64,7 +64,7 @@ def own_address() -> str:
 
 
 def free_port() -> int:
-    """Find a port of loopback that nobody listens at."""
+    """Find a free port of loopback."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

@@ -7,12 +7,13 @@ import mmap
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from bench.cases import local as cases
 from bench.cases.local import Inputs, LocalCase
-from bench.peers.base import Array, Peer, Unsupported
+from bench.peers.base import Array, Peer, Unsupported, fields
 from bench.runner import compiled, machine
 
 MAX_VALUES = 16
@@ -22,21 +23,17 @@ SMALL = 256 * 1024
 
 
 class Item(ctypes.Structure):
-    _fields_ = (
+    _fields_ = fields(
         ("n", ctypes.c_ssize_t),
-        ("k", ctypes.c_int),
-        ("m", ctypes.c_int),
-        ("streamed", ctypes.c_int),
+        ("k m streamed", ctypes.c_int),
         ("src", ctypes.c_void_p * MAX_VALUES),
         ("out", ctypes.c_void_p * (MAX_VALUES + 1)),
-        ("w", ctypes.c_void_p),
-        ("s1", ctypes.c_void_p),
-        ("s2", ctypes.c_void_p),
+        ("w s1 s2", ctypes.c_void_p),
     )
 
 
 class Params(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_float) for name in ("lr", "mu", "wd", "beta1", "beta2", "eps"))
+    _fields_ = fields(("lr mu wd beta1 beta2 eps", ctypes.c_float))
 
 
 PARAMS = Params(
@@ -49,7 +46,8 @@ Timer = Callable[[int], list[float]]
 class Limit(Peer):
     """Every way to write that the C code knows; the best one counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: Any = None) -> None:
+        super().__init__(place)
         source = Path(__file__).with_name("limit.c")
         self.code = compiled.load(source, "-fopenmp", "-lm")
         self.code.limit_stream.restype = ctypes.c_float
@@ -88,7 +86,7 @@ class Limit(Peer):
                         continue
                     label = f"{how}, {threads} thread{'s' if threads > 1 else ''}{', fixed' if fixed else ''}"
                     update = UPDATES.index(case.update)
-                    self.timers[label] = partial(self._run, jobs, update, number, threads, fixed)
+                    self.timers[label] = partial(self._run, jobs, update, (number, threads, fixed))
 
     def _job(self, verb: str, case: LocalCase) -> ctypes.Array[Item]:
         items = (Item * len(case.shapes))()
@@ -105,40 +103,20 @@ class Limit(Peer):
         return items
 
     def _run(
-        self,
-        jobs: list[ctypes.Array[Item]],
-        update: int,
-        how: int,
-        threads: int,
-        fixed: int,
-        repeats: int,
+        self, jobs: list[ctypes.Array[Item]], update: int, how: tuple[int, ...], repeats: int
     ) -> list[float]:
         """Time a case; push and pull of a pair take turns, as they do in a training loop."""
         if len(jobs) == 1:
-            return self._run_one(jobs[0], update, how, threads, fixed, repeats)
+            return self._run_one(jobs[0], update, how, repeats)
         push, pull = jobs
-        return [
-            self._run_one(push, update, how, threads, fixed, 1)[0]
-            + self._run_one(pull, 0, how, threads, fixed, 1)[0]
-            for _ in range(repeats)
-        ]
+        turns = range(repeats)
+        return [self._run_one(push, update, how, 1)[0] + self._run_one(pull, 0, how, 1)[0] for _ in turns]
 
     def _run_one(
-        self, items: ctypes.Array[Item], update: int, how: int, threads: int, fixed: int, repeats: int
+        self, items: ctypes.Array[Item], update: int, how: tuple[int, ...], repeats: int
     ) -> list[float]:
-        seconds = (ctypes.c_double * repeats)()
-        self.code.limit_run(
-            items,
-            len(items),
-            update,
-            how,
-            threads,
-            fixed,
-            ctypes.byref(PARAMS),
-            self.steps + 1,
-            repeats,
-            seconds,
-        )
+        seconds, rates = (ctypes.c_double * repeats)(), ctypes.byref(PARAMS)
+        self.code.limit_run(items, len(items), update, *how, rates, self.steps + 1, repeats, seconds)
         self.steps += repeats if update else 0
         return list(seconds)
 

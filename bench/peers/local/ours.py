@@ -14,9 +14,9 @@ from bench.cases.local import LocalCase
 from bench.peers.base import Array, Peer, Unsupported
 
 
-def optimizer(name: str) -> kv.optimizer.Optimizer:
+def optimizer(name: str, rate: float = cases.LEARNING_RATE) -> kv.optimizer.Optimizer:
     """Make the optimizer of a case; as in every peer the row-sparse kind touches the pushed rows only."""
-    rates: dict[str, Any] = {"learning_rate": cases.LEARNING_RATE, "lazy_update": True}
+    rates: dict[str, Any] = {"learning_rate": rate, "lazy_update": True}
     if name == "sgd":
         return kv.optimizer.create("sgd", **rates)
     rates["wd"] = cases.WEIGHT_DECAY

@@ -20,11 +20,11 @@ from bench.cases.local import LocalCase  # noqa: E402
 from bench.peers.base import Array, Call, Peer, Unsupported  # noqa: E402
 
 
-def optimizer(name: str) -> Any:
+def optimizer(name: str, rate: float = cases.LEARNING_RATE) -> Any:
     """Make the optimizer of a case."""
     if name == "sgd":
-        return mx.optimizer.SGD(learning_rate=cases.LEARNING_RATE, lazy_update=True)
-    rates = {"learning_rate": cases.LEARNING_RATE, "wd": cases.WEIGHT_DECAY}
+        return mx.optimizer.SGD(learning_rate=rate, lazy_update=True)
+    rates = {"learning_rate": rate, "wd": cases.WEIGHT_DECAY}
     if name == "sgd_momentum":
         return mx.optimizer.SGD(momentum=cases.MOMENTUM, **rates)
     return mx.optimizer.Adam(beta1=cases.BETA1, beta2=cases.BETA2, epsilon=cases.EPSILON, **rates)

@@ -12,8 +12,7 @@ from bench.cases import shared as shared_cases
 from bench.cases.shared import SharedCase
 from bench.peers.base import Array
 from bench.peers.group.base import GroupPeer
-from bench.peers.group.worker import serve
-from bench.peers.worker import die_with_parent
+from bench.peers.worker import die_with_parent, serve
 
 _tools: dict[str, Any] = {}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.peers.group.driver import Group
 from bench.peers.group.launch import Launch, mxnet, of_one_machine
-from bench.peers.process import Setting
+from bench.peers.setting import Setting
 from bench.runner import compiled
 
 _HERE = Path(__file__).parent
@@ -41,7 +41,7 @@ def _mpi(setting: Setting, address: str, folder: str) -> Launch:
     if setting.name == "openmpi":
         root = ["--allow-run-as-root"] if os.getuid() == 0 else []
         mpiexec += ["--oversubscribe", "--bind-to", "none", *root]
-    command = [*mpiexec, "-n", str(n), *setting.command("group.worker", address, n)]
+    command = [*mpiexec, "-n", str(n), *setting.command("worker", address, n)]
     return Launch(n, [(command, {"OMP_NUM_THREADS": "1"})])
 
 
@@ -70,7 +70,7 @@ def redis_server(python: str) -> str:
 
 
 def _ray(setting: Setting, address: str, folder: str) -> Launch:
-    return Launch(1, [(setting.command("group.worker", address, 1), {"KVSTORE_BENCH_RANK": "0"})])
+    return Launch(1, [(setting.command("worker", address, 1), {"KVSTORE_BENCH_RANK": "0"})])
 
 
 _PLANS: dict[str, Callable[[Setting, str, str], Launch]] = {

@@ -13,7 +13,7 @@ import numpy as np
 from bench.cases import shared as shared_cases
 from bench.cases.common import LINE, memory, pieces
 from bench.cases.shared import SharedCase
-from bench.peers.base import Array, Call
+from bench.peers.base import Array, Call, fields
 from bench.peers.group.base import GroupPeer
 from bench.peers.group.link import Place
 from bench.peers.local.limit import MAX_VALUES, PARAMS, UPDATES, Item, Params, fill
@@ -24,21 +24,14 @@ SHARED, PRIVATE, MEMCPY, BALL, FUTEX = range(5)
 
 
 class _Place(ctypes.Structure):
-    _fields_ = (
-        ("gate", ctypes.c_void_p),
-        ("marks", ctypes.c_void_p),
-        ("rank", ctypes.c_int),
-        ("size", ctypes.c_int),
-        ("epoch", ctypes.c_long),
-        ("calls", ctypes.c_long),
+    _fields_ = fields(
+        ("gate marks", ctypes.c_void_p),
+        ("rank size", ctypes.c_int),
+        ("epoch calls", ctypes.c_long),
         ("grows", ctypes.c_int),
         ("work", Item),
-        ("own", ctypes.c_void_p),
-        ("bounce", ctypes.c_void_p),
-        ("n", ctypes.c_ssize_t),
-        ("start", ctypes.c_ssize_t),
-        ("end", ctypes.c_ssize_t),
-        ("block", ctypes.c_ssize_t),
+        ("own bounce", ctypes.c_void_p),
+        ("n start end block", ctypes.c_ssize_t),
         ("params", ctypes.POINTER(Params)),
         ("pids", ctypes.c_int * MAX_VALUES),
         ("remote", ctypes.c_void_p * MAX_VALUES),
@@ -186,7 +179,7 @@ class Memcpy(_Compiled):
 
 
 class Line(_Compiled):
-    """One cache line goes to another process and back, both spinning."""
+    """One cache line moves to another process and back; both processes spin."""
 
     kind = BALL
 
@@ -197,7 +190,7 @@ class Line(_Compiled):
 
 
 class Futex(Line):
-    """The same, each asleep when the line comes: 50 microseconds pass before each trip, uncounted."""
+    """The same, each asleep when the line arrives: 50 microseconds pass before each trip, uncounted."""
 
     kind = FUTEX
 

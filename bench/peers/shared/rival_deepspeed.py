@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +29,14 @@ class DeepSpeed(AllReducePeer):
         place.gate.wait()
         _forget_names(port, place.rank)
 
-    def reduce(self, arrays: list[Array]) -> Call:
-        reduce: Callable[[Any], Any] = torch.ops.deepspeed.inference_all_reduce_
-        tensors = [torch.from_numpy(array) for array in arrays]
+    def ways(self, values: list[Array], flat: Array) -> dict[str, Call]:
+        found = {"a call for each key": partial(_reduce, [torch.from_numpy(value) for value in values])}
+        return found | ({"flat": partial(_reduce, [torch.from_numpy(flat)])} if len(values) > 1 else {})
 
-        def call() -> None:
-            for tensor in tensors:
-                reduce(tensor)
 
-        return call
+def _reduce(tensors: list[Any]) -> None:
+    for tensor in tensors:
+        torch.ops.deepspeed.inference_all_reduce_(tensor)
 
 
 def _build(place: Place) -> Any:

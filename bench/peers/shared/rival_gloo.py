@@ -17,38 +17,34 @@ from bench.peers.shared.all_reduce import AllReducePeer
 BUCKETS = (1 * MB, 25 * MB)  # DistributedDataParallel's first, and the others
 
 
-class Gloo(AllReducePeer):
+class GlooWays:
     """Per tensor, asynchronous, flat, and in DistributedDataParallel's buckets (views, no copies)."""
 
     def __init__(self, place: Place) -> None:
-        super().__init__(place)
-        join(place)
+        super().__init__(place)  # type: ignore[call-arg]
+        torch.set_num_threads(1)
+        limit = timedelta(seconds=120)
+        host, port = place.link.gather([own_address(), free_port()])[0]
+        store = dist.TCPStore(host, port, place.workers, place.rank == 0, limit)
+        where = {"rank": place.rank, "world_size": place.workers}
+        dist.init_process_group("gloo", store=store, timeout=limit, **where)
 
-    def ways(self, values: list[Array], flat: Array) -> dict[str, Call]:
-        return ways(values, flat)
+    def ways(self, values: list[Array], memory: Array) -> dict[str, Call]:
+        """Sum arrays that are cuts of flat memory, in each way that a user might choose."""
+        tensors, flat = [torch.from_numpy(value) for value in values], torch.from_numpy(memory)
+        found = {"a call for each key": all_of([partial(dist.all_reduce, tensor) for tensor in tensors])}
+        if len(tensors) > 1:
+            found["flat"] = partial(dist.all_reduce, flat)
+            found["asynchronous"] = partial(_together, tensors)
+            found["buckets"] = partial(_together, _buckets(flat))
+        return found
 
     def close(self) -> None:
         dist.destroy_process_group()
 
 
-def join(place: Place) -> None:
-    """Make the process group, over loopback or between hosts."""
-    torch.set_num_threads(1)
-    limit = timedelta(seconds=120)
-    host, port = place.link.gather([own_address(), free_port()])[0]
-    store = dist.TCPStore(host, port, place.workers, place.rank == 0, limit)
-    dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.workers, timeout=limit)
-
-
-def ways(values: list[Array], memory: Array) -> dict[str, Call]:
-    """Sum arrays that are cuts of flat memory, in each way that a user might choose."""
-    tensors, flat = [torch.from_numpy(value) for value in values], torch.from_numpy(memory)
-    found = {"a call for each key": all_of([partial(dist.all_reduce, tensor) for tensor in tensors])}
-    if len(tensors) > 1:
-        found["flat"] = partial(dist.all_reduce, flat)
-        found["asynchronous"] = partial(_together, tensors)
-        found["buckets"] = partial(_together, _buckets(flat))
-    return found
+class Gloo(GlooWays, AllReducePeer):
+    """Between the processes of one machine."""
 
 
 def _buckets(flat: Any) -> list[Any]:

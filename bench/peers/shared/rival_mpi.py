@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from mpi4py import MPI
@@ -10,23 +11,22 @@ from bench.peers.base import Array, Call
 from bench.peers.shared.all_reduce import AllReducePeer
 
 
-class MPIGroup(AllReducePeer):
-    """Started by ``mpiexec`` of the environment that mpi4py finds."""
+class MPIWays:
+    """The ways of a worker that ``mpiexec`` of the environment of mpi4py has started."""
 
-    def reduce(self, arrays: list[Array]) -> Call:
-        return all_reduce(arrays)
+    def ways(self, values: list[Array], flat: Array) -> dict[str, Call]:
+        """Name the ways to sum arrays that are cuts of flat memory."""
+        found = {"a call for each key": partial(_reduce, [[value, MPI.FLOAT] for value in values])}
+        return found | ({"flat": partial(_reduce, [[flat, MPI.FLOAT]])} if len(values) > 1 else {})
 
     def close(self) -> None:
         MPI.Finalize()
 
 
-def all_reduce(arrays: list[Array]) -> Call:
-    """Return what sums each of the arrays over all workers, in place."""
-    reduce, whole = MPI.COMM_WORLD.Allreduce, MPI.IN_PLACE
-    messages: list[Any] = [[array, MPI.FLOAT] for array in arrays]
+def _reduce(messages: list[Any]) -> None:
+    for message in messages:
+        MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, message)
 
-    def call() -> None:
-        for message in messages:
-            reduce(whole, message)
 
-    return call
+class MPIGroup(MPIWays, AllReducePeer):
+    """Between the processes of one machine."""

@@ -38,7 +38,7 @@ class Worker:
 
 
 class Adder:
-    """The sum of what comes."""
+    """The sum of the values of all workers."""
 
     def add(self, *values: Array) -> Array:
         total = values[0].copy()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from bench.cases.common import KB
+from bench.peers.base import fields
 from bench.peers.group.link import Place
 from bench.peers.shared.limit import common
 
@@ -17,15 +18,11 @@ _BLOCK, _SLOTS = 64 * KB, 3  # numbers of a block; how many a worker has half of
 
 
 class _Pair(ctypes.Structure):
-    _fields_ = (
+    _fields_ = fields(
         ("gate", ctypes.c_void_p),
         ("rank", ctypes.c_int),
-        ("tensors", ctypes.c_ssize_t),
-        ("numbers", ctypes.c_ssize_t),
-        ("block", ctypes.c_ssize_t),
-        ("arrays", ctypes.c_void_p),
-        ("ends", ctypes.c_void_p),
-        ("shared", ctypes.c_void_p),
+        ("tensors numbers block", ctypes.c_ssize_t),
+        ("arrays ends shared", ctypes.c_void_p),
     )
 
 

@@ -84,7 +84,7 @@ def _size(model: nn.Module, batch: Batch) -> float:
 
 
 def _tested(model: nn.Module, data: Data) -> float:
-    """Return the loss on what nobody has learnt."""
+    """Return the loss on the test set."""
     with torch.no_grad():
         found = model(torch.from_numpy(data.test_images))
         return float(nn.functional.cross_entropy(found, torch.from_numpy(data.test_labels)))

@@ -21,7 +21,7 @@ _PATIENCE = 900.0  # seconds for all trainings whose losses are compared
 
 
 class OneHost(SharedGroup):
-    """Two processes with torch, gloo and `shared` stores, which train in the way that they are told."""
+    """Two processes with torch, gloo and `shared` stores, which train in the requested way."""
 
     fresh = ("torch",)  # what a model took is given back with the process
 

@@ -59,7 +59,7 @@ class Encoder(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A decoder that tells the next token; the table of the tokens also tells them."""
+    """A decoder that predicts the next token; the output layer is the embedding."""
 
     def __init__(self, layers: int, width: int, heads: int, tokens: int, length: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Transformer(nn.Module):
         self.layers = _layers(layers, width, heads, norm_first=True, activation="gelu")
         self.norm = nn.LayerNorm(width)
         for table in (self.tokens, self.places):
-            nn.init.normal_(table.weight, std=0.02)  # as it also tells tokens
+            nn.init.normal_(table.weight, std=0.02)  # as it is the output layer, too
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         length = ids.shape[1]

@@ -35,7 +35,7 @@ class Way:
 
 @dataclass
 class Bucket:
-    """What DistributedDataParallel hands to a hook, kept for calls without a backward pass."""
+    """A bucket that DistributedDataParallel passes to a hook, kept for calls without a backward pass."""
 
     number: int
     last: bool
@@ -123,7 +123,9 @@ class Ways:
 
     def _distributed(self, model: nn.Module, store: kv.KVStore, rule: Any = None) -> Way:
         inner, named = rule or self._sgd(model), model.named_parameters()
-        outer = DistributedOptimizer(inner, named, store, update_on_kvstore=rule is not None)
+        # Not compared: ways share the weights, and the way without exchange leaves each worker other ones.
+        options = {"update_on_kvstore": rule is not None, "check_every": 0}
+        outer = DistributedOptimizer(inner, named, store, **options)
         return self._way(model, outer, lambda: _synchronize(model, outer))
 
     def _sgd(self, model: nn.Module) -> Any:

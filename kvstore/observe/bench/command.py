@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import io
 import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,23 +20,37 @@ from kvstore.atomic_files import atomic_replacement
 from kvstore.errors import ConfigError, KVStoreError
 from kvstore.launch.process import new_job
 from kvstore.launch.signals import ENDING
+from kvstore.observe.doctor import launchers
 from kvstore.observe.doctor.children import alone
 
 from . import key_lists, report, rounds, settings
 from .key_lists import BenchKey
-from .launch import AUTO, Command, commands
 from .report import MEMCPY, OURS
 from .rounds import Way
 from .settings import BenchSettings
 from .worker_group import Message, PeerFailure, WorkerGroup
 
+Command = tuple[list[str], dict[str, str]]  # with the variables that it needs
+
+AUTO, NONE = "auto", "none"
+_WORKER = ("-m", "kvstore.observe.bench.worker")
+_LIBRARIES = {"gloo": "torch", "mpi": "mpi4py"}
+#: A thread for each core, the network of this machine, and no core of its own for a process of Open MPI.
+_VARIABLES = {
+    "OMP_NUM_THREADS": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",  # Open MPI 5
+    "OMPI_MCA_hwloc_base_binding_policy": "none",  # Open MPI 4
+}
 _MEET = 120.0  # seconds for all processes to start
-_LEAST = 90.0  # seconds that workers have for an answer,
-_RATE = 20e6  # and one more for so many bytes of gradients: they are made, pushed and checked
+_LEAST, _RATE = (
+    90.0,
+    20e6,
+)  # seconds for an answer, and bytes of gradients for each of which workers have more
 _PART = 0.75  # of that time a store waits for its other workers: it knows which of them is missing
 _LEAVE = 5.0  # seconds in which workers end by themselves once the command has disconnected
 _TURN, _MOST = 0.1, 400  # seconds and calls of a turn
-_CLOSE = 1.5  # a way that takes so many times as long as the quickest of its peer is not measured further
+_CLOSE = 1.5  # a way that is so many times slower than the quickest of its peer is not measured further
 
 
 class WrongSum(KVStoreError):
@@ -46,12 +62,7 @@ class Interrupted(BaseException):
 
 
 def run(
-    options: Mapping[str, Any],
-    keys: str,
-    dtype: str | None,
-    peers: str,
-    target: str | None,
-    picture: str | None,
+    options: Mapping[str, Any], keys: str, dtype: str | None, peers: str, target: str | None, plot: str | None
 ) -> int:
     """Measure, show and write what the options of the command say; return its exit code.
 
@@ -61,12 +72,12 @@ def run(
         An option is wrong, memory or matplotlib is missing, workers failed, or a sum is wrong.
     """
     wanted, listed = settings.chosen(**options), key_lists.load(keys, dtype)
-    for path in filter(None, (target, picture)):
+    for path in filter(None, (target, plot)):
         folder = os.path.dirname(path) or "."
         if path != "-" and not (os.path.isdir(folder) and os.access(folder, os.W_OK)):
             why = f"there is no folder {folder!r} that this user can write to"
             raise ConfigError(f"{path} cannot be written: {why}")
-    if picture:
+    if plot:
         report.new_figure()
     try:
         found = measured(wanted, listed, Path(keys).name, peers)
@@ -83,29 +94,63 @@ def run(
     if target and target != "-":
         with atomic_replacement(target) as temporary:
             temporary.write_text(text + "\n")
-    if picture:
-        report.draw(found, picture)
+    if plot:
+        report.draw(found, plot)
     return 0
+
+
+def commands(peers: str, settings: BenchSettings) -> tuple[dict[str, Command], dict[str, str]]:
+    """Return the command for the workers of the store and of each peer, and why peers of ``auto`` have none.
+
+    Raises
+    ------
+    ConfigError
+        A name in `peers` is unknown, or has no command.
+    """
+    run = [sys.executable, "-m", "kvstore", "run", "-n", str(settings.workers), "--no-prefix"]
+    servers = ["-s", str(settings.servers)] if settings.servers else []
+    found: dict[str, Command] = {OURS: ([*run, *servers, *_WORKER], {})}
+    left_out = {}
+    for name in dict.fromkeys({NONE: [], AUTO: list(_LIBRARIES)}.get(peers, peers.split(","))):
+        if name not in _LIBRARIES:
+            raise ConfigError(f"--peers: {name!r} is none of {AUTO}, {NONE}, {', '.join(_LIBRARIES)}")
+        if not (why := _why_not(name, settings.workers)):
+            mpi = [*launchers.mpi_launcher(), "-n", str(settings.workers), sys.executable]
+            found[name] = ([*(mpi if name == "mpi" else run), *_WORKER], _VARIABLES)
+        elif peers == AUTO:
+            left_out[name] = why
+        else:
+            raise ConfigError(f"--peers {name}: {why}")
+    return found, left_out
+
+
+def _why_not(name: str, workers: int) -> str:
+    """Say why a peer cannot be measured; empty if it can."""
+    if workers == 1:
+        return "one worker has nothing to sum with others"
+    if importlib.util.find_spec(_LIBRARIES[name]) is None:
+        return f"{_LIBRARIES[name]} is not installed"
+    mpi = launchers.mpi() if name == "mpi" else None
+    return mpi.text if mpi and (mpi.level != "ok" or not launchers.mpi_launcher()) else ""
 
 
 def measured(wanted: BenchSettings, keys: Sequence[BenchKey], name: str, peers: str) -> dict[str, Any]:
     """Measure a store and its peers in turn; return what --json writes."""
     launched, left_out = commands(peers, wanted)
     settings.check_memory(wanted, keys, list(launched)[1:])
-    nbytes = sum(key.nbytes for key in keys)
-    patience = _LEAST + nbytes * wanted.workers / _RATE
+    patience = _LEAST + sum(key.nbytes for key in keys) * wanted.workers / _RATE
     order = {**wanted._asdict(), "keys": keys}
     versions: dict[str, str] = {}
+    ways: list[Way] = []
     with _signals(), contextlib.ExitStack() as stack:
-        own, *others = (_started(stack, one, launched[one], wanted.workers, patience) for one in launched)
-        ways = ready(own, order, patience, versions)
-        for group in others:
+        groups = [_started(stack, peer, launched[peer], wanted.workers, patience) for peer in launched]
+        for group in groups:
             with _left_out(group, left_out) if peers == AUTO else contextlib.nullcontext():
                 ways += ready(group, order, patience, versions)
         best = race(ways, wanted.rounds)
-        for group in (own, *others):
+        for group in groups:
             group.end(_LEAVE)
-        click.echo(own.printed(), nl=False, err=True)
+        click.echo(groups[0].printed(), nl=False, err=True)
     return report.as_object(wanted, name, keys, best, versions, left_out)
 
 
@@ -147,37 +192,29 @@ def ready(group: WorkerGroup, order: Message, patience: float, versions: dict[st
 
 @contextlib.contextmanager
 def _left_out(group: WorkerGroup, left_out: dict[str, str]) -> Iterator[None]:
-    """Leave a peer out that fails inside, before it is measured."""
+    """Leave a peer out that fails inside, before it is measured; the store cannot be left out."""
     try:
         yield
     except PeerFailure as failure:
+        if group.name == OURS:
+            raise
         left_out[group.name] = str(failure)
         group.end(_LEAVE)
 
 
 def race(ways: Sequence[Way], count: int) -> list[Way]:
-    """Have all ways take turns, and show how many are over; return the best way of each peer."""
-    with _progress(len(ways) * (count + 1)) as advance:
+    """Measure all ways in turn, and show the progress on a terminal; return the best way of each peer."""
+    screen, turns = sys.stderr if sys.stderr.isatty() else io.StringIO(), len(ways) * (count + 1)
+    with click.progressbar(length=turns, label="measuring", file=screen) as bar:
         for way in ways:
             way.try_out(_TURN, 1, _MOST)
-            advance(1)
+            bar.update(1)
         kept = rounds.shortlist(ways, _CLOSE)
-        advance(count * (len(ways) - len(kept)))
-        for number in range(count):
-            for way in rounds.in_turn(kept, number):
-                way.turn()
-                advance(1)
+        bar.update(count * (len(ways) - len(kept)))
+        for way in (way for number in range(count) for way in rounds.in_turn(kept, number)):
+            way.turn()
+            bar.update(1)
     return rounds.best(kept)
-
-
-@contextlib.contextmanager
-def _progress(turns: int) -> Iterator[Callable[[int], object]]:
-    """Show a bar, on a terminal only."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    with click.progressbar(length=turns, label="measuring", file=sys.stderr) as bar:
-        yield bar.update
 
 
 @contextlib.contextmanager
@@ -187,7 +224,7 @@ def _signals() -> Iterator[None]:
     def interrupt(number: int, frame: object) -> NoReturn:
         raise Interrupted(number)
 
-    before = {one: old for one in ENDING if (old := signal.getsignal(one)) is not signal.SIG_IGN}
+    before = {number: old for number in ENDING if (old := signal.getsignal(number)) is not signal.SIG_IGN}
     for number in before:
         signal.signal(number, interrupt)
     try:

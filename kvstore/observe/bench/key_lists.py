@@ -6,7 +6,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from kvstore import tensor_file
@@ -16,6 +16,7 @@ from kvstore.errors import ConfigError, DTypeError, StateFileError
 Shapes = dict[str, tuple[int, ...]]
 
 _LONGEST = 64 << 20  # bytes of a list of shapes that are read
+_LINE = re.compile(r"(\S+)\s+(\d{1,18}(?:[,x]\d{1,18})*)(?:\s+(\S+))?")
 _SAFETENSORS = {
     **{"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"},
     **{"I8": "int8", "U8": "uint8", "I32": "int32", "I64": "int64"},
@@ -46,12 +47,9 @@ class BenchKey(NamedTuple):
 
 def load(source: str, dtype: str | None = None) -> list[BenchKey]:
     """Make the list that --keys and --dtype name; a ConfigError says the fault in them."""
-    if source in MODELS:
-        entries: Iterable[tuple[str, Any, str]] = [(name, s, "") for name, s in MODELS[source]().items()]
-    elif os.path.isfile(source):
-        entries = _of_file(source)
-    else:
+    if source not in MODELS and not os.path.isfile(source):
         raise ConfigError(f"--keys {source}: neither a file nor one of {', '.join(MODELS)}")
+    entries = _untyped(MODELS[source]()) if source in MODELS else _of_file(source)
     keys: dict[str, BenchKey] = {}
     for name, shape, own in entries:
         where = f"--keys {source}: {name!r}"
@@ -69,7 +67,11 @@ def load(source: str, dtype: str | None = None) -> list[BenchKey]:
     return found
 
 
-def _of_file(path: str) -> Iterable[tuple[str, Any, str]]:
+def _untyped(shapes: Any) -> list[tuple[str, Any, str]]:
+    return [(name, shape, "") for name, shape in shapes.items()]
+
+
+def _of_file(path: str) -> list[tuple[str, Any, str]]:
     """Read names, shapes and element types; the type is empty where the file has none."""
     try:
         with open(path, "rb") as file:
@@ -78,21 +80,18 @@ def _of_file(path: str) -> Iterable[tuple[str, Any, str]]:
                 return [(n, s, _SAFETENSORS.get(d, d)) for n, s, d in tensor_file.read_header(path)]
             text = (head + file.read(_LONGEST)).decode()
         if text.lstrip().startswith("{"):
-            return [(name, shape, "") for name, shape in json.loads(text).items()]
+            return _untyped(json.loads(text))
     except (OSError, ValueError, RecursionError, StateFileError) as error:
         kind = "this is no JSON: " if isinstance(error, (json.JSONDecodeError, RecursionError)) else ""
         raise ConfigError(f"--keys {path}: {kind}{error}; it must be {_FORMS}") from error
-    return [
-        _of_line(path, number, words)
-        for number, line in enumerate(text.splitlines(), 1)
-        if (words := line.partition("#")[0].split())
-    ]
-
-
-def _of_line(path: str, number: int, words: list[str]) -> tuple[str, list[int], str]:
-    if not 2 <= len(words) <= 3 or not re.fullmatch(r"\d{1,18}([,x]\d{1,18})*", words[1]):
-        raise ConfigError(f"--keys {path}: line {number} is not `name shape dtype`; it must be {_FORMS}")
-    return words[0], [int(n) for n in re.split("[,x]", words[1])], "".join(words[2:])
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if words := line.partition("#")[0].strip():
+            if not (entry := _LINE.fullmatch(words)):
+                why = f"line {number} is not `name shape dtype`; it must be {_FORMS}"
+                raise ConfigError(f"--keys {path}: {why}")
+            found.append((entry[1], [int(n) for n in re.split("[,x]", entry[2])], entry[3] or ""))
+    return found
 
 
 def resnet50() -> Shapes:
@@ -102,12 +101,11 @@ def resnet50() -> Shapes:
     for stage, (blocks, inner) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512)), 1):
         for block in range(blocks):
             convolutions = [(inner, width, 1, 1), (inner, inner, 3, 3), (4 * inner, inner, 1, 1)]
-            if block == 0:
-                convolutions.append((4 * inner, width, 1, 1))  # of the shortcut
+            convolutions += [(4 * inner, width, 1, 1)] if block == 0 else []  # of the shortcut
             for number, shape in enumerate(convolutions, 1):
                 name = f"layer{stage}.{block}.{{}}{number}.{{}}"
                 shapes[name.format("conv", "weight")] = shape
-                shapes |= {name.format("bn", what): shape[:1] for what in ("weight", "bias")}
+                shapes |= {name.format("bn", part): shape[:1] for part in ("weight", "bias")}
             width = 4 * inner
     return {**shapes, "fc.weight": (1000, width), "fc.bias": (1000,)}
 
@@ -115,20 +113,13 @@ def resnet50() -> Shapes:
 def llama_1b() -> Shapes:
     """List the 146 parameters of Llama 3.2 1B, 1.24 billion numbers; its output layer is the embedding."""
     hidden, inner, kv = 2048, 8192, 512
-    layer: Shapes = {
-        **{f"self_attn.{name}_proj": (hidden, hidden) for name in "qo"},
-        **{f"self_attn.{name}_proj": (kv, hidden) for name in "kv"},
-        **{
-            "mlp.gate_proj": (inner, hidden),
-            "mlp.up_proj": (inner, hidden),
-            "mlp.down_proj": (hidden, inner),
-        },
-        **{"input_layernorm": (hidden,), "post_attention_layernorm": (hidden,)},
-    }
-    shapes: Shapes = {"embed_tokens.weight": (128256, hidden)}
-    for number in range(16):
-        shapes |= {f"layers.{number}.{name}.weight": shape for name, shape in layer.items()}
-    return {**shapes, "norm.weight": (hidden,)}
+    layer: Shapes = {f"self_attn.{name}_proj": (hidden, hidden) for name in "qo"}
+    layer |= {f"self_attn.{name}_proj": (kv, hidden) for name in "kv"}
+    layer |= {f"mlp.{name}_proj": (inner, hidden) for name in ("gate", "up")}
+    layer |= {"mlp.down_proj": (hidden, inner)}
+    layer |= {"input_layernorm": (hidden,), "post_attention_layernorm": (hidden,)}
+    layers = {f"layers.{n}.{name}.weight": shape for n in range(16) for name, shape in layer.items()}
+    return {"embed_tokens.weight": (128256, hidden), **layers, "norm.weight": (hidden,)}
 
 
 #: By the name that --keys takes.

@@ -8,7 +8,6 @@ import platform
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from kvstore.atomic_files import atomic_replacement
@@ -24,17 +23,6 @@ from .settings import BenchSettings
 OURS, MEMCPY = "kvstore", "memcpy"
 
 
-def machine(root: Path = ROOT) -> dict[str, Any]:
-    """Describe the processor, the usable cores, the memory in bytes, and the kernel."""
-    model = re.search(r"^model name\s*: (.+)$", text(root / "proc/cpuinfo") or "", re.MULTILINE)
-    return {
-        "processor": model[1] if model else platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory": kilobytes(root / "proc/meminfo", "MemTotal"),
-        "system": f"{platform.system()} {platform.release().partition('-')[0]}",
-    }
-
-
 def as_object(
     settings: BenchSettings,
     name: str,
@@ -44,10 +32,16 @@ def as_object(
     left_out: Mapping[str, str],
 ) -> dict[str, Any]:
     """Make what --json writes, in seconds and bytes, of the best way of each peer; the store's is first."""
+    model = re.search(r"^model name\s*: (.+)$", text(ROOT / "proc/cpuinfo") or "", re.MULTILINE)
     nbytes = sum(key.nbytes for key in keys)
     types = list(dict.fromkeys(key.dtype for key in keys))
     found = {
-        "machine": machine(),
+        "machine": {
+            "processor": model[1] if model else platform.machine(),
+            "cores": len(os.sched_getaffinity(0)),
+            "memory": kilobytes(ROOT / "proc/meminfo", "MemTotal"),
+            "system": f"{platform.system()} {platform.release().partition('-')[0]}",
+        },
         "versions": versions,
         **settings._asdict(),
         "keys": {"name": name, "count": len(keys), "bytes": nbytes, "dtypes": types},
@@ -92,21 +86,19 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
     memory = f", {size(where['memory'])}" if where["memory"] else ""
     yield f"{where['processor']}, {where['cores']} cores usable{memory}, {where['system']}"
     yield ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    parts = [f"store {found['store']}", f"workers: {found['workers']}"]
-    parts += [f"servers: {found['servers']}"] if found["servers"] else []
-    parts += [found["method"]]
-    if found["compression"]:
-        parts.append("compression " + "=".join(map(str, found["compression"].values())))
-    parts += [f"optimizer {found['optimizer']}"] if found["optimizer"] else []
-    yield ", ".join(parts)
+    codec = "=".join(map(str, (found["compression"] or {}).values()))
+    parts = [f"store {found['store']}", f"workers: {found['workers']}", found["method"]]
+    parts[2:2] = [f"servers: {found['servers']}"] if found["servers"] else []
+    parts += [f"compression {codec}"] if codec else []
+    yield ", ".join(parts + ([f"optimizer {found['optimizer']}"] if found["optimizer"] else []))
     amount = f"{keys['count']} keys, {size(keys['bytes'])} of {' and '.join(keys['dtypes'])}"
     yield f"{keys['name']}: {amount} in each worker; rounds: {found['rounds']}"
     yield ""
     rows = [("peer", "median", "min-max", "GB/s", "÷ kvstore"), *map(_row, found["peers"])]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
     for name, *figures in rows:
-        cells = (f"{cell:>{width}}" for cell, width in zip(figures, widths[1:], strict=True))
-        yield "   ".join([f"{name:<{widths[0]}}", *cells])
+        cells = (f"{cell:>{width}}" for cell, width in zip(figures, widths, strict=True))
+        yield "   ".join([f"{name:<{first}}", *cells])
     yield ""
     yield from (f"{name} is left out: {why}" for name, why in found["left_out"].items())
     yield from found["notes"]
@@ -114,8 +106,8 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
 
 def _row(row: Mapping[str, Any]) -> tuple[str, ...]:
     spread = f"{time(row['min'])} - {time(row['max'])}"
-    rate, ratio = _digits(row["bytes_per_second"] / 1e9), f"{row['ratio']:.2f}"
-    return _name(row, " "), time(row["median"]), spread, rate, ratio
+    rate = f"{row['bytes_per_second'] / 1e9:#.3g}".removesuffix(".")
+    return _name(row, " "), time(row["median"]), spread, rate, f"{row['ratio']:.2f}"
 
 
 def _name(row: Mapping[str, Any], between: str) -> str:
@@ -125,11 +117,7 @@ def _name(row: Mapping[str, Any], between: str) -> str:
 def time(seconds: float) -> str:
     """Write three digits with a unit."""
     unit, scale = next((u for u in (("s", 1.0), ("ms", 1e3)) if seconds * u[1] >= 0.9995), ("µs", 1e6))
-    return f"{_digits(seconds * scale)} {unit}"
-
-
-def _digits(number: float) -> str:
-    return f"{number:#.3g}".removesuffix(".")
+    return f"{f'{seconds * scale:#.3g}'.removesuffix('.')} {unit}"
 
 
 def new_figure(**options: Any) -> Any:
@@ -142,14 +130,13 @@ def new_figure(**options: Any) -> Any:
 
 def draw(found: Mapping[str, Any], path: str) -> None:
     """Draw a dot for each round and a line at the median, a row for each peer; the name says the format."""
-    figure = new_figure(figsize=(8, 1.5 + 0.5 * len(found["peers"])), layout="constrained")
+    peers = found["peers"]
+    figure = new_figure(figsize=(8, 1.5 + 0.5 * len(peers)), layout="constrained")
     axes = figure.subplots()
-    for number, row in enumerate(found["peers"]):
-        axes.plot(
-            [1e3 * s for s in row["seconds"]], [number] * found["rounds"], "o", alpha=0.5, color=f"C{number}"
-        )
-        axes.plot([1e3 * row["median"]] * 2, [number - 0.3, number + 0.3], color=f"C{number}", linewidth=2)
-    axes.set_yticks(range(len(found["peers"])), [_name(row, "\n") for row in found["peers"]])
+    for at, row in enumerate(peers):
+        axes.plot([1e3 * s for s in row["seconds"]], [at] * found["rounds"], "o", alpha=0.5, color=f"C{at}")
+        axes.plot([1e3 * row["median"]] * 2, [at - 0.3, at + 0.3], color=f"C{at}", linewidth=2)
+    axes.set(yticks=range(len(peers)), yticklabels=[_name(row, "\n") for row in peers])
     axes.invert_yaxis()
     axes.set_xlim(left=0)
     axes.set_xlabel("ms for one call with all keys")

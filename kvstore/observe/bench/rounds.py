@@ -13,20 +13,10 @@ Kind = TypeVar("Kind", bound="Way")
 
 @dataclass
 class Way:
-    """One way in which a peer does the work.
+    """One way in which a peer does the work; the quickest way of a peer counts.
 
-    Attributes
-    ----------
-    peer, name : str
-        Name of the peer, and of the way; the quickest way of a peer counts.
-    run : callable
-        Makes so many calls; returns the seconds of each.
-    calls : int
-        Calls in a turn.
-    first : float
-        Seconds of a call before the first round.
-    seconds : list of float
-        One for each round: the median of its calls.
+    `run` makes a number of calls and returns the seconds of each. `calls` is the number in a turn, `first`
+    the seconds of a call before the first round. `seconds` has the median of the calls of each round.
     """
 
     peer: str
@@ -63,7 +53,7 @@ def shortlist(ways: Sequence[Kind], slower: float, most: int | None = None) -> l
 
 
 def in_turn(things: Sequence[Item], number: int) -> list[Item]:
-    """Return the order of a round: another one begins each round."""
+    """Return the order of a round: each round begins with the next thing."""
     start = number % len(things)
     return [*things[start:], *things[:start]]
 

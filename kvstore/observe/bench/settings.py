@@ -16,8 +16,7 @@ from kvstore.store_kinds import STORES, StoreKind
 
 from .key_lists import BenchKey
 
-_PROCESS = 64 << 20  # bytes of a Python with NumPy
-_PEER = 160 << 20  # and with PyTorch or MPI
+_PROCESS, _PEER = 64 << 20, 160 << 20  # bytes of a Python with NumPy, and with PyTorch or MPI
 
 
 class BenchSettings(NamedTuple):
@@ -41,13 +40,11 @@ def chosen(store: str, workers: int | None, servers: int | None, **options: Any)
     """Fill in what the user has not chosen; a ConfigError says which options contradict each other."""
     kind = STORES.get(store.lower())
     if kind is None:
-        known = ", ".join(STORES)
-        raise ConfigError(f"unknown store {store!r}{nearest(store, STORES)}; known stores: {known}")
+        known = f"{nearest(store, STORES)}; known stores: {', '.join(STORES)}"
+        raise ConfigError(f"unknown store {store!r}{known}")
     if kind.module.startswith("collectives."):
-        raise ConfigError(
-            f"store {store!r} runs on an engine with a launcher of its own; the bench measures engines as "
-            "peers, such as --peers mpi"
-        )
+        why = "runs on an engine with a launcher of its own; the bench measures engines as peers"
+        raise ConfigError(f"store {store!r} {why}, such as --peers mpi")
     n = workers or (1 if kind.one_process else 2)
     if kind.one_process and not kind.joins and n > 1:
         raise ConfigError(f"store {store!r} is for one process: use -n 1, or --store shared")
@@ -55,20 +52,13 @@ def chosen(store: str, workers: int | None, servers: int | None, **options: Any)
         raise ConfigError(f"--servers is for stores on servers, such as dist_sync; {store!r} has none")
     if options["optimizer"] is not None:
         optimizers.create(options["optimizer"])
-    options["compression"] = _codec(options["compression"])
+    if (text := options["compression"]) is not None:
+        name, equals, value = text.partition("=")
+        options["compression"] = params = {"type": name, **({"threshold": value} if equals else {})}
+        with contextlib.suppress(ValueError, KeyError):  # the codec refuses a text
+            params["threshold"] = float(params["threshold"])
+        codecs.create(params)
     return BenchSettings(store.lower(), n, servers or 1 if kind.on_servers else 0, **options)
-
-
-def _codec(text: str | None) -> dict[str, Any] | None:
-    """Read ``TYPE`` or ``TYPE=threshold``."""
-    if text is None:
-        return None
-    name, equals, value = text.partition("=")
-    params: dict[str, Any] = {"type": name, "threshold": value} if equals else {"type": name}
-    with contextlib.suppress(ValueError, KeyError):  # the codec refuses a text
-        params["threshold"] = float(params["threshold"])
-    codecs.create(params)
-    return params
 
 
 def check_memory(
@@ -76,15 +66,14 @@ def check_memory(
 ) -> None:
     """Raise ConfigError if the processes need more memory than is available."""
     needed, left = need(settings, keys, peers), available(root)
-    if left is None or needed <= left:
-        return
-    without = f"; --peers none needs {size(need(settings, keys, ()))}" if peers else ""
-    gradients = size(sum(key.nbytes for key in keys))
-    raise ConfigError(
-        f"the bench needs about {size(needed)} of memory for {gradients} of gradients in "
-        f"{settings.workers} workers, and {size(left)} are available: use fewer workers, smaller keys, or "
-        f"--dtype bfloat16{without}"
-    )
+    if left is not None and needed > left:
+        without = f"; --peers none needs {size(need(settings, keys, ()))}" if peers else ""
+        gradients = size(sum(key.nbytes for key in keys))
+        raise ConfigError(
+            f"the bench needs about {size(needed)} of memory for {gradients} of gradients in "
+            f"{settings.workers} workers, and {size(left)} are available: use fewer workers, smaller keys, "
+            f"or --dtype bfloat16{without}"
+        )
 
 
 def need(settings: BenchSettings, keys: Sequence[BenchKey], peers: Sequence[str]) -> int:
@@ -103,4 +92,4 @@ def need(settings: BenchSettings, keys: Sequence[BenchKey], peers: Sequence[str]
 def available(root: Path = ROOT) -> int | None:
     """Return the bytes that new processes can have; None if the system does not say."""
     left, limit = kilobytes(root / "proc/meminfo", "MemAvailable"), cgroups.memory(root)
-    return min((one for one in (left, limit and limit.left) if one is not None), default=None)
+    return min((each for each in (left, limit and limit.left) if each is not None), default=None)

@@ -1,6 +1,7 @@
 """``python -m kvstore.observe.bench.worker PEER ADDRESS``: a worker of a peer of ``kvstore bench``.
 
-It sends its rank, then it answers the messages of the command until the command disconnects.
+It sends its rank, then it answers the messages of the command until the command disconnects. The libraries of
+the peers are imported where they are needed.
 """
 
 from __future__ import annotations
@@ -10,22 +11,132 @@ import gc
 import json
 import platform
 import sys
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+from functools import partial
+from importlib import import_module
 from multiprocessing.connection import Client
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import kvstore as kv
-from kvstore.errors import CapabilityError, KVStoreError
+from kvstore.errors import CapabilityError, DTypeError, KVStoreError
 from kvstore.settings import launchers
 from kvstore.store_kinds import STORES
 
-from .arrays import KeyArrays
+from .arrays import Array, KeyArrays
 from .key_lists import BenchKey
-from .peers import PEERS, Call
+from .report import MEMCPY, OURS
+
+Call = Callable[[], object]
+Options = Mapping[str, Any]
 
 _BLOCK = 16  # calls between two times that the gradients are written anew: sums in place grow
+_BUCKETS = (1 << 20, 25 << 20)  # bytes of DistributedDataParallel's first bucket, and of the others
+_MOST = 1 << 30  # elements of a call of MPI, which counts them in 32 bits
+_MPI_TYPES = {
+    **{"float32": "FLOAT", "float64": "DOUBLE", "int8": "INT8_T", "uint8": "UINT8_T"},
+    **{"int32": "INT32_T", "int64": "INT64_T"},
+}
+
+
+class BenchPeer(NamedTuple):
+    """One worker of a library.
+
+    `size` is the number of workers that the library has connected; `sums` has the ways to sum the gradients
+    of all in place. `checked` is called after the sums were checked; it returns the calls that are measured
+    instead of them.
+    """
+
+    size: int
+    sums: dict[str, Call]
+    barrier: Call
+    close: Call
+    versions: dict[str, str]
+    checked: Callable[[], dict[str, Call]] | None = None
+
+
+def store(options: Options, gradients: KeyArrays, spare: KeyArrays) -> BenchPeer:
+    """Create a store; measured are calls with the optimizer, and copies of the same bytes."""
+    made = kv.create(options["store"])
+    if codec := options["compression"]:
+        made.set_gradient_compression(codec)
+    made.init(gradients.names, spare.values)
+    names, values = gradients.names, gradients.values
+
+    def call(outs: list[Array]) -> None:
+        if options["method"] == "pushpull":
+            made.pushpull(names, values, out=None if outs is values else outs)
+        else:
+            made.push(names, values)
+            made.pull(names, out=outs)
+
+    def copy() -> None:
+        for mine, other in zip(gradients.flat, spare.flat, strict=True):
+            np.copyto(other, mine)
+            np.copyto(mine, other)
+
+    def checked() -> dict[str, Call]:
+        made.barrier()  # where no worker waits for the others, all read before any pushes again
+        if name := options["optimizer"]:
+            made.set_optimizer(kv.optimizer.create(name))
+        return {OURS: partial(call, spare.values if name else values), MEMCPY: copy}
+
+    return BenchPeer(made.num_workers, {OURS: partial(call, values)}, made.barrier, made.close, {}, checked)
+
+
+def gloo(options: Options, gradients: KeyArrays, spare: KeyArrays) -> BenchPeer:
+    """Join torch.distributed's gloo, which DistributedDataParallel uses on the CPU."""
+    torch, dist = import_module("torch"), import_module("torch.distributed")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=120))
+
+    def tensor(array: Array) -> Any:
+        if array.dtype.name == "bfloat16":  # PyTorch accepts only the bits of NumPy's
+            return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
+        return torch.from_numpy(array)
+
+    def call(tensors: Iterable[Any]) -> None:
+        for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
+            work.wait()
+
+    flat, buckets = list(map(tensor, gradients.flat)), []
+    for whole in flat:
+        first, rest = (nbytes // whole.element_size() for nbytes in _BUCKETS)
+        buckets += [part for part in (whole[:first], *whole[first:].split(rest)) if len(part)]
+    ways = {"one buffer": flat, "DDP's buckets": buckets, "each key": list(map(tensor, gradients.values))}
+    sums: dict[str, Call] = {name: partial(call, tensors) for name, tensors in ways.items()}
+    versions = {"torch": str(torch.__version__)}
+    return BenchPeer(dist.get_world_size(), sums, dist.barrier, dist.destroy_process_group, versions)
+
+
+def mpi(options: Options, gradients: KeyArrays, spare: KeyArrays) -> BenchPeer:
+    """Start MPI by mpi4py."""
+    mpi4py, lib = import_module("mpi4py"), import_module("mpi4py.MPI")
+    world = lib.COMM_WORLD
+
+    def call(messages: list[Any]) -> None:
+        for message in messages:
+            world.Allreduce(lib.IN_PLACE, message)
+
+    def sums(arrays: Iterable[Array]) -> Call:
+        messages = []
+        for array in arrays:
+            if array.dtype.name not in _MPI_TYPES:
+                raise DTypeError(f"MPI does not sum {array.dtype.name}")
+            kind, flat = getattr(lib, _MPI_TYPES[array.dtype.name]), array.reshape(-1)
+            messages += [[flat[at : at + _MOST], kind] for at in range(0, flat.size, _MOST)]
+        return partial(call, messages)
+
+    line = lib.Get_library_version().strip("\0").splitlines()[0].partition(",")[0]
+    versions = {"mpi4py": mpi4py.__version__, "MPI": " ".join(line.replace("Version:", "").split())}
+    ways = {"one buffer": sums(gradients.flat), "each key": sums(gradients.values)}
+    return BenchPeer(world.Get_size(), ways, world.Barrier, lib.Finalize, versions)
+
+
+_PEERS = {OURS: store, "gloo": gloo, "mpi": mpi}
 
 
 class Worker:
@@ -34,19 +145,19 @@ class Worker:
     def __init__(self, name: str, rank: int, options: dict[str, Any]) -> None:
         keys = [BenchKey(key, tuple(shape), dtype) for key, shape, dtype in options["keys"]]
         self._gradients, spare = KeyArrays(keys), KeyArrays(keys)
-        self.peer = peer = PEERS[name](options, self._gradients, spare)
+        self.peer = peer = _PEERS[name](options, self._gradients, spare)
         if peer.size != options["workers"]:
             raise CapabilityError(f"{name} does not connect {options['workers']} processes, but {peer.size}")
-        codec, summed = (
-            (options["compression"], STORES[options["store"]].synchronous) if peer.checked else (None, True)
-        )
+        codec, summed = None, True
+        if peer.checked:
+            codec, summed = options["compression"], STORES[options["store"]].synchronous
         wrong: str | None = None
         for way, call in peer.sums.items():
             self._gradients.write_pattern(rank)
             call()
             key = self._gradients.wrong(spare, peer.size, codec, summed)
             wrong = wrong or (key and f"the sum of key {key!r} ({way})")
-        self._ways: dict[str, Call] = peer.checked() if peer.checked else peer.sums
+        self._ways = peer.checked() if peer.checked else peer.sums
         versions = {"kvstore": kv.__version__, "Python": platform.python_version(), "NumPy": np.__version__}
         self.ready = {"wrong": wrong, "ways": list(self._ways), "versions": {**versions, **peer.versions}}
 

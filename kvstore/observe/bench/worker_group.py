@@ -44,29 +44,19 @@ class PeerFailure(KVStoreError):
 
 
 class WorkerGroup:
-    """The workers of a peer.
+    """The workers of the peer `name`.
 
-    Parameters
-    ----------
-    name : str
-        Name of the peer.
-    workers : int
-        Number of its workers.
-    address : str
-        Unix socket to which the workers connect; a name that begins with a zero byte has no file.
-    output : int
-        Descriptor of a file for stdout and stderr of the processes, or that of our stderr.
+    They connect to the Unix socket `address`; a name that begins with a zero byte has no file. `output` is
+    the descriptor of a file for stdout and stderr of the processes, or that of our stderr.
     """
 
     def __init__(self, name: str, workers: int, address: str, output: int = _STDERR) -> None:
-        self.name, self.workers = name, workers
+        self.name, self.workers, self._output = name, workers, output
         #: Processes that were started here; connections and process ids of the workers, by rank.
         self.processes: list[subprocess.Popen[bytes]] = []
         self.links: dict[int, Connection] = {}
         self.pids: dict[int, int] = {}
-        self._handles: list[int] = []
-        self._files: set[str] = set()
-        self._output = output
+        self._handles, self._files = list[int](), set[str]()  # of processes; of shared memory
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(address)
         self._listener.listen(workers)
@@ -137,10 +127,9 @@ class WorkerGroup:
             for process in self.processes:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(last_words)
-        causes = _CAUSE.findall(self.printed())
-        reasons = [*causes[-1:], *([why] if certain or not causes else [])]
-        text = f"the workers of {self.name} failed: {': '.join(reasons)}"
-        return PeerFailure(text, self.printed())
+        causes = _CAUSE.findall(self.printed())[-1:]
+        reasons = ": ".join([*causes, *([why] if certain or not causes else [])])
+        return PeerFailure(f"the workers of {self.name} failed: {reasons}", self.printed())
 
     def note_files(self) -> None:
         """Note the shared memory that an MPI would leave behind, for `end` to remove."""
@@ -198,10 +187,7 @@ class WorkerGroup:
 
 
 def start_process(
-    command: Sequence[str],
-    variables: Mapping[str, str],
-    output: int = _STDERR,
-    folder: str | None = None,
+    command: Sequence[str], variables: Mapping[str, str], output: int = _STDERR, folder: str | None = None
 ) -> subprocess.Popen[bytes]:
     """Start a process at the head of a session of its own; the kernel kills it when this process ends."""
     return subprocess.Popen(

@@ -12,7 +12,7 @@ from bench.cases.dist import EACH, INIT, DistCase
 from bench.claims import dist_keys
 from bench.claims.dist_keys import CLAIM
 from bench.peers.dist.base import PUSHPULL
-from bench.peers.process import Setting
+from bench.peers.setting import Setting
 from bench.plots import dist_keys as plot
 from bench.runner import compiled, run
 from kvstore.observe.bench.worker_group import PeerFailure

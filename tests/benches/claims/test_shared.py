@@ -19,7 +19,7 @@ from bench.cases.common import bert_base
 from bench.cases.shared import RIVALS, USERS, SharedCase
 from bench.claims import shared
 from bench.peers.base import digest
-from bench.peers.process import Setting
+from bench.peers.setting import Setting
 from bench.peers.shared.launch import SharedGroup
 from bench.plots import shared as plot
 from bench.runner import compiled, rivals, run, table

@@ -19,7 +19,7 @@ from bench.cases.training import EXCHANGE, LOSSES, WAYS, Curves, TrainingCase, a
 from bench.claims import training as claim
 from bench.claims import training_tables as tables
 from bench.peers.dist.hosts import Hosts
-from bench.peers.process import Setting
+from bench.peers.setting import Setting
 from bench.peers.training.launch import TwoHosts
 from bench.runner import compiled, run
 from bench.runner.machine import Probe

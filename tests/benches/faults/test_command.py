@@ -9,8 +9,7 @@ import pytest
 from histories import Event, Fault, Push, Read
 
 from bench.faults import command, judge
-from bench.faults.cells import Cell, promise
-from bench.faults.plan import Plan, drawn
+from bench.faults.cells import Cell, Plan, drawn, promise
 
 pytestmark = pytest.mark.bench
 

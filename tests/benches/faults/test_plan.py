@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.faults.cells import FAULTS, SERVED, STORES, Cell, impossible, promise
-from bench.faults.plan import drawn
+from bench.faults.cells import FAULTS, SERVED, STORES, Cell, drawn, impossible, promise
 
 pytestmark = pytest.mark.bench
 CELLS = [Cell(store, fault) for store in STORES for fault in FAULTS if not impossible(store, fault)]

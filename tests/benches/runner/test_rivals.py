@@ -48,7 +48,7 @@ def test_variants_of_a_rival(monkeypatch: pytest.MonkeyPatch) -> None:
 ALONE = """
 import importlib, sys
 sys.modules["kvstore"] = None  # an import raises
-for name in "worker group.worker group.base shared.all_reduce dist.base local.plain".split():
+for name in "worker group.base shared.all_reduce dist.base local.plain".split():
     importlib.import_module(f"bench.peers.{name}")
 """
 

@@ -13,8 +13,9 @@ import pytest
 
 from bench import __main__ as command
 from bench import claims
-from bench.cases.base import Case
-from bench.peers.process import Process, Setting
+from bench.cases.common import Case
+from bench.peers.group.driver import Group
+from bench.peers.setting import Setting
 from bench.runner import run
 from bench.runner.claim import Claim
 from bench.runner.machine import Probe
@@ -34,7 +35,7 @@ class Job(Case):
 CASES = [Job("a", 2), Job("b", 1, {"rival": 2.0}), Job("c", 2)]
 
 
-class Instant(Process):
+class Instant(Group):
     """A peer whose every call takes as long as its name says."""
 
     failing: tuple[str, ...] = ()
@@ -49,6 +50,9 @@ class Instant(Process):
 
     def finish_prepare(self) -> tuple[list[str], list[float]]:
         return ["way"], []
+
+    def rest(self) -> None:
+        """Nothing is held."""
 
     def run(self, variant: str, repeats: int) -> list[float]:
         if self.setting.name in self.failing:

@@ -10,8 +10,7 @@ from benches.scale.sample_costs import COSTS
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.scale.clock import Clock
-from bench.scale.network import Host, LinkKind, ethernet, send
+from bench.scale.network import Clock, Host, LinkKind, ethernet, send
 from bench.scale.processes import Process
 
 sizes = st.integers(1, 1 << 30)

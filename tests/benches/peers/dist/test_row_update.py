@@ -1,4 +1,4 @@
-"""The limit of row-sparse cases: whatever the way of its server and the number of parts, its table is the sum's."""
+"""Rows that a server in C updates: pushes of every shape, over several rounds, against NumPy."""
 
 from __future__ import annotations
 
@@ -95,7 +95,9 @@ def limit() -> Iterator[Limit]:
     made.close()
 
 
-ids = st.lists(st.integers(0, ROWS - 1), unique=True, max_size=80).map(lambda one: np.array(sorted(one), np.int64))
+ids = st.lists(st.integers(0, ROWS - 1), unique=True, max_size=80).map(
+    lambda one: np.array(sorted(one), np.int64)
+)
 
 
 @pytest.mark.parametrize("number", range(len(WAYS)))
