@@ -275,7 +275,7 @@ def test_a_change_that_does_not_fit_is_refused_and_changes_nothing() -> None:
     job.ask(0, "configure", json.dumps({"lr_scheduler": schedule, "learning_rate": 0.5}), 2)
     before = [job.holds(place) for place in range(5)]
     asked = m.Settings(9, 0, "configure", 1, rate(1), 3)
-    with pytest.raises(ConfigError, match="comes from a schedule"):
+    with pytest.raises(ConfigError, match="is that of a schedule"):
         job.table.request_change(1, asked, set(SERVERS))
     assert job.table.immediate_answers() == []
     assert [job.holds(place) for place in range(5)] == before
