@@ -203,7 +203,7 @@ def _sgld(w: Array, g: Array, s: States, p: Params, exact: Params, at: int) -> N
 
 
 def philox(counter: npt.NDArray[np.uint64], key: tuple[int, int]) -> npt.NDArray[np.uint64]:
-    """Philox4x32-10 (Salmon and others, SC 2011): four words, in 64 bits each, for a row of `counter`."""
+    """Philox4x32-10 (Salmon et al., SC 2011): four words, in 64 bits each, for a row of `counter`."""
     low = np.uint64(0xFFFFFFFF)
     a, b, c, d = counter.T.copy()
     k0, k1 = key

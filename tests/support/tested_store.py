@@ -1,4 +1,4 @@
-"""The stores on which tests run, and the one that bodies of several processes work with."""
+"""The stores on which tests run, and the store that bodies of several processes work with."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def hosts() -> list[int]:
 
 
 def together(rank: int) -> list[int]:
-    """Return the workers whose parts travel as one with that of this one."""
+    """Return the workers whose parts are sent as one with that of this one."""
     there = hosts() or list(range(rank + 1))
     return [other for other, host in enumerate(there) if host == there[rank]]
 

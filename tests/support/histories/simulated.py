@@ -69,7 +69,7 @@ class SimulatedCalls:
         return [self._history(job, number) for number in numbers]
 
     def _abandon(self) -> None:
-        """Give calls an end whose store was closed meanwhile, by who had got an error from another call."""
+        """End the calls of a store that was closed after another of its calls got an error."""
         for (store, name), event in self._events.items():
             if event.returned == math.inf and store.error is not None:
                 self._events[store, name] = event._replace(returned=store.job.now, error=ABANDONED)

@@ -70,7 +70,7 @@ def drawn(seed: int) -> Program:
 
 
 class _Drawing:
-    """What is known of the program so far."""
+    """The state of the program so far."""
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
@@ -136,7 +136,7 @@ class _Drawing:
     def _exchange(self) -> Stage:
         (text,) = self.draw.choices([*EXCHANGES], [*EXCHANGES.values()])
         keys = self._some()
-        if "seen(" in text or "home(" in text:  # rows would get what is stored of theirs only
+        if "seen(" in text or "home(" in text:  # rows would get only the stored rows
             keys = tuple(key for key in dict.fromkeys(keys) if key not in TABLES)
             text = text.replace("HOW", "")
         return (Call(self._numbered(text), keys),) if keys else ()

@@ -14,7 +14,7 @@ _DETAILS = (", values=2", ", values=3", ', rows="all"', ', rows="some"', ", dump
 
 
 def shrunk(crews: Crews, program: Program, found: Found, tries: int = _TRIES) -> tuple[Program, Found]:
-    """Take out of a program what its difference does not need."""
+    """Remove the lines of a program that its difference does not need."""
 
     def shows(smaller: Program) -> Found | None:
         for _ in range(tries):
