@@ -1,4 +1,4 @@
-"""Bodies of processes that share memory: one fills it, others read."""
+"""Bodies of processes that share memory: one fills it, the others read."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def reads(handle: str, places: list[list[int]]) -> list[int]:
 
 
 def truncates() -> list[str]:
-    """Try everything that could pull memory away from under who reads it."""
+    """Try all operations that could remove memory while a reader maps it."""
     outbox = SharedBufferPool()
     block = outbox.take(MIB)
     assert block is not None

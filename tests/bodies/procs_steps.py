@@ -129,7 +129,7 @@ def _same_states(kept: Any, wanted: Any) -> bool:
 
 
 def until_lost(name: str, rule: str, style: str, seed: int, victim: int, how: str, folder: str) -> Any:
-    """Make steps until the victim is killed, by itself in a step or by the test; what is saved then."""
+    """Make steps until the victim is killed, by itself or by the test; then return the saved values."""
     options = {"slice_bytes": SLICE_BYTES} if name != "shared" else {}
     store = kv.create(name, **options)
     steps = Steps(store, rule, style, folder)
@@ -168,7 +168,7 @@ def goes_ahead(dies: str) -> dict[str, float]:
     store.barrier()
     if store.rank == 1:
         _dies(store, outs, dies)
-    if dies == "between":  # nobody has noticed yet
+    if dies == "between":  # no worker has noticed yet
         _push_all(store, outs, "bc", 4)
     tell("ahead")
     hear()

@@ -1039,7 +1039,7 @@ class Store:
                 self.host.finish()
 
     def _close_after(self, reads: bool) -> None:
-        """Read the remaining values, or close with operations in flight, as an error through a `with` does."""
+        """Read the remaining values, or close with operations in flight, as an error in a `with` does."""
         if self.host.alive and self.machine.failure is None and self.step_ == 0:
             self.step_ = 1
             if reads and self.job.rng.random() < 0.8:
