@@ -19,7 +19,7 @@ BODIES = "procs_busy"
 
 
 class HeldUpJob(ServedJob):
-    """One whose scheduler or server takes HOLD seconds for its first message of a kind."""
+    """A role whose scheduler or server spends HOLD seconds on its first message of a kind."""
 
     def __init__(self, *arguments: Any, role: str, at: str, hold: float, **variables: str) -> None:
         self._held = role, {"HOLD": str(hold), "HOLD_AT": at}
@@ -49,7 +49,7 @@ def test_who_is_busy_is_not_lost(nursery: jobs.Nursery, tmp_path: Path, role: st
 
 
 def through_stalls(nursery: jobs.Nursery, folder: Path, seed: int) -> None:
-    """Notices and deadlines fall due in the very turns in which what was waited for comes."""
+    """Notices and deadlines fall due in the very turns in which the awaited event arrives."""
     draw = random.Random(seed)
     name, size = draw.choice(["dist_sync", "dist_sync", "shared"]), draw.choice([2, 3])
     patience = {"KVSTORE_TIMEOUT": "1000", "KVSTORE_DEAD_AFTER": "100"}

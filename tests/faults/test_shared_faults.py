@@ -1,6 +1,6 @@
 """Workers of a shared store that are killed, stopped, starved, forked and interrupted.
 
-Nobody may hang, no value may be wrong, and nothing may be left behind.
+No process may hang, no value may be wrong, and no process or file may remain.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MakeJob = Callable[..., Job]
 
 
 def kill_one(job: MakeJob, folder: Path, seed: int) -> None:
-    """Kill a worker at an instant that the seed decides, and look at what the others have."""
+    """Kill a worker at an instant that the seed decides, and check the values of the others."""
     draw = random.Random(seed)
     size = draw.choice([2, 3, 3, 4])
     made, victim = job(size), draw.randrange(size)
@@ -487,7 +487,7 @@ def interrupted_push(made: Job, *body: object) -> list[Any]:
 @pytest.mark.parametrize("size", [100, 40_000])
 @pytest.mark.parametrize("then", ["view", "pushpull"])
 def test_ctrl_c_between_the_opening_of_a_round_and_its_update(job: MakeJob, size: int, then: str) -> None:
-    """Whatever the worker calls next carries the update out; before, all waited to their deadlines."""
+    """The next call of the worker carries the update out; before, all waited to their deadlines."""
     assert interrupted_push(job(2), "interrupted_as_it_opens", size, then) == [[4.0, 6.0]] * 2
 
 
@@ -565,7 +565,7 @@ def test_a_worker_that_is_stopped_is_lost_and_fenced_when_it_wakes(job: MakeJob,
 def test_who_is_stopped_at_work_on_what_others_read_writes_no_more(
     job: MakeJob, where: str, loss: str
 ) -> None:
-    """It is ended: each update is made once, whatever it was at when it was stopped."""
+    """It is killed: each update is made once, at any point of the stop."""
     made = job(3)
     *others, one = made.start_all(BODIES, "stopped_at_work", where, loss)
     for worker in others:
@@ -576,7 +576,7 @@ def test_who_is_stopped_at_work_on_what_others_read_writes_no_more(
         worker.say("go")
     for worker in others:
         worker.expect("read")
-    one.signal(signal.SIGCONT)  # it is gone, or goes on
+    one.signal(signal.SIGCONT)  # it is dead, or continues
     assert one.finish(pace.deadline(20)) == -signal.SIGKILL, one.errors()
     for worker in others:
         worker.say("go")

@@ -1,4 +1,4 @@
-"""k-way sums: the bits of NumPy's sum from left to right, whatever the size, place, level and threads."""
+"""k-way sums: the bits of NumPy's sum from left to right, for any size, place, level and number of threads."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_casts_round_to_nearest_even(name: str, level: str) -> None:
     with knobs(level=level), np.errstate(all="ignore"):
         cpu.cast(every, wide)
         assert_same_bits(wide, every.astype(np.float32))
-        # Every number, the middles between neighbours, and what lies just beside the middles.
+        # Every number, the middles between neighbours, and the numbers next to the middles.
         middles = (wide[:-1].astype(np.float64) + wide[1:]) / 2
         near = middles.astype(np.float32)
         cases = np.concatenate(

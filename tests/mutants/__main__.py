@@ -1,8 +1,8 @@
-"""Apply each mutant to a copy of the tree, and see what it is caught by.
+"""Apply each mutant to a copy of the tree, and report which run catches it.
 
     python -m mutants [--only WORD] [--python] [--seconds 60] [--side-by-side 2] [--write]
 
-Run it in `tests`. It takes some seconds for each: what is in C is built alone, without optimization. Ends
+Run it in `tests`. It takes some seconds for each: a C module is built alone, without optimization. Ends
 with 1 if one survives.
 """
 

@@ -39,7 +39,7 @@ def last_line(text: str) -> str:
 
 
 def without(tree: Path, former: Former) -> str:
-    """Return what is found without the mending."""
+    """Return the findings without the mending."""
     path = tree / former.file
     text = path.read_text()
     path.write_text(text.replace(former.old, former.new))

@@ -90,7 +90,7 @@ def stored(name: str, folder: Path) -> bytes:
 def unpacked(data: bytes) -> object:
     try:
         return journal.unpacked(data)
-    except ValueError as error:  # which is what it says it raises
+    except ValueError as error:  # as its docstring says
         return error
 
 

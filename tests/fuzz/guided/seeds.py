@@ -119,7 +119,7 @@ def reply(kind: int, code: int, flags: int, first: int, at: int) -> tuple[Record
 
 
 def rows() -> Iterator[bytes]:
-    """Rows of three tables, as a server tells them: ids in one frame, rows in the next."""
+    """Rows of three tables, as a server sends them: ids in one frame, rows in the next."""
     for slice_, count, size in ((0, 2, 8192), (1, 4096, 4), (2, 3, 7000)):
         ids = struct.pack(f"<{count}q", *range(count)) if count < 9 else b"\1" * 8 * count
         record = Record(Kind.VALUE, slice_, 1, rows=count)

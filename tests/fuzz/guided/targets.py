@@ -24,7 +24,7 @@ FOLDERS = (
 )
 CHECKS = "-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=all"
 FLAGS = ("-std=gnu11", "-D_GNU_SOURCE", "-w", "-O1", "-g", *CHECKS, *(f"-I{one}" for one in FOLDERS))
-#: Memory that is freed is kept for a while, to see who uses it; as little as that takes.
+#: Freed memory is kept for a while, to detect later uses; as little as that needs.
 OPTIONS = {"ASAN_OPTIONS": "quarantine_size_mb=8", "UBSAN_OPTIONS": "print_stacktrace=1"}
 MOST_BYTES = 4096  # of an input
 
@@ -54,7 +54,8 @@ def clang() -> str | None:
 
 def build(compiler: str, name: str, folder: Path, source: Path | None = None) -> Path:
     program = folder / name
-    # Codecs are compared between all levels of the kernels; the others have one, which compiles sooner.
+    # Codecs are compared between all levels of the kernels; the other targets have one, which compiles
+    # sooner.
     levels = () if name == "codecs" else ("-DKV_ONE_LEVEL",)
     command = [compiler, *FLAGS, *levels, str(source or HERE / f"{name}.c"), "-o", str(program)]
     command += ["-pthread", "-lm"]

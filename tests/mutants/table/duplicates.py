@@ -1,4 +1,4 @@
-"""What comes twice, and out of order."""
+"""Repeated messages, and messages out of order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses, those who come back, and what has come of the dead."""
+"""Losses, rejoined workers, and the pushes of the dead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When rounds begin and end, and who is answered."""
+"""Begins and ends of rounds, and the workers that are answered."""
 
 from __future__ import annotations
 

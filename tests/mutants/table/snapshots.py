@@ -1,4 +1,4 @@
-"""A server that comes back."""
+"""A restarted server."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ QUICK = "procs_hierarchy_quick"
 
 Served = Callable[..., ServedJob]
 SMALL = {tested_store.NAME: "dist_sync", "KVSTORE_SLICE_BYTES": "131072"}
-#: Hosts of each rank whose order of sums is that of the ranks, so that the bits are those of `local`.
+#: Hosts of each rank, with the order of sums of the ranks, so that the bits are those of `local`.
 IN_ORDER = [[0, 0], [0, 0, 1]]
 TWO_BY_TWO = [0, 0, 1, 1]
 QUICK_HOSTS = [[0, 0], TWO_BY_TWO]
@@ -231,7 +231,7 @@ def test_a_wait_is_not_held_up_by_operations_of_other_keys(served: Served) -> No
     run(served, [0, 0], ROUNDS, "waits_out_of_order")
 
 
-# ------------------------------------------------------------------------------------------- what it is for
+# -------------------------------------------------------------------------------------------- its purpose
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_who_is_interrupted_within_a_push_is_out(served: Served, hosts: list[int
         worker.expect("ready")
     for worker in job.workers:
         worker.say("go")
-    for other in others:  # which are not told because the first one ends
+    for other in others:  # these get no error, because the first worker ends
         assert other.finish(pace.deadline(20)) == 0, other.errors()
         kind, text = other.result()
         assert kind == "PeerLostError", text

@@ -62,7 +62,7 @@ def pulled(store: Store, key: Any, like: Any = None) -> float:
 
 
 def case(differs: str = "") -> Callable[[Any], Any]:
-    """Note what we do where MXNet does what is recorded under this name, and why, if it is something else."""
+    """Note how we differ from MXNet's record of this name, and why."""
 
     def add(body: Any) -> Any:
         MISUSE[f"t_{body.__name__}_w1"] = body, differs

@@ -28,7 +28,7 @@ except kv.KVStoreError as error:
 """
 NO_PROC = 'mount -t tmpfs none /proc && exec "$@"'
 UNSHARE = shutil.which("unshare") or ""
-#: How one worker is started beside the other, and words of the error.
+#: The command that starts the second worker, and words of the error.
 WAYS = {
     "network": ([UNSHARE, "--net"], "in another network namespace than this process"),
     "process": (

@@ -1,4 +1,4 @@
-"""What workers of the shared store count, and the times they take: for whom they wait, and what they do."""
+"""The counts and times of workers of the shared store: their waits by worker, and their work."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def recorded(found: dict[str, Any], *kinds: int) -> list[Event]:
 
 
 def page(pid: int) -> dict[str, Any]:
-    """Counters of the one store of a process."""
+    """Counters of the only store of a process."""
     with open(page_of(pid), "rb") as file:
         (found,) = native.read_page(file.fileno())
     return found
@@ -116,7 +116,7 @@ def test_calls_are_counted_and_recorded(job: MakeJob) -> None:
     made = job(2)
     made.start_all(BODIES, "traffic")
     for found in made.results():
-        verbs = [one for one in recorded(found, CALL) if one.slice < len(CALLS)]  # others are waits
+        verbs = [one for one in recorded(found, CALL) if one.slice < len(CALLS)]  # the other calls are waits
         calls = [CALLS[one.slice] for one in verbs]
         numbers = found["numbers"]
         assert {name: calls.count(name) for name in CALLS} == dict(zip(CALLS, numbers["calls"], strict=True))

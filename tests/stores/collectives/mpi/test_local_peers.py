@@ -1,4 +1,4 @@
-"""Who of this machine has ended, as soon as the kernel knows."""
+"""The processes of this machine that have ended, as soon as the kernel knows."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_who_was_killed_is_lost_before_and_after_it_is_waited_for(child: subproc
 
 
 def test_a_process_of_another_namespace_is_not_watched(child: subprocess.Popen[bytes]) -> None:
-    """Its number names nobody here, or somebody else."""
+    """Its number is that of no process here, or of another process."""
     before = len(os.listdir("/proc/self/fd"))
     peers = LocalPeers([Identity(3, child.pid, started(child.pid) + 1), Identity(4, 2**22 + 1, 1)])
     assert len(os.listdir("/proc/self/fd")) == before

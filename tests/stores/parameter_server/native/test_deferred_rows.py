@@ -1,4 +1,4 @@
-"""Rows of a table that a server sends while it goes on: an answer has them as they were when it was made."""
+"""Rows of a table that a server sends while it continues: a reply has them as they were when it was made."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Job:
         return self.last[rank]
 
     def push(self, rank: int, round_: int) -> None:
-        """Rank 0 brings all of it: what the others add is nothing."""
+        """Rank 0 pushes all of it: the other workers add zeros."""
         rows = np.full((len(IDS), WIDTH), -float(round_) if rank == 0 else 0.0, np.float32)
         size = IDS.nbytes + rows.nbytes
         more = {"clock": round_, "version": 1, "rows": len(IDS), "place": P.FRAME, "nbytes": size}
@@ -56,7 +56,7 @@ class Job:
         return self.send(rank, K.PULL_ROWS, round_, [IDS], rows=len(IDS), place=P.FRAME, nbytes=IDS.nbytes)
 
     def serve(self, *ranks: int) -> None:
-        """Serve once; these workers read what has come."""
+        """Serve once; these workers read the replies."""
         self.server.loop._serve_once()
         for rank in ranks:
             self.server._collect(self.server.workers[rank])

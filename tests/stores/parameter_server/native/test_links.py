@@ -79,7 +79,7 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 
 class Program:
-    """Drives a server by a seed. What it does next never depends on what is answered."""
+    """Drives a server by a seed. Its next action never depends on the replies."""
 
     def __init__(self, server: Server, seed: int) -> None:
         self.server, self.chance = server, random.Random(seed)
@@ -88,11 +88,11 @@ class Program:
         self.slices = sorted(self.chance.sample(range(len(SHAPES)), self.chance.randint(1, 5)))
         self.threshold = 0.5
         self.crowded = self.chance.random() < 0.2
-        #: Whether most of what is pushed is packed, and summed without an optimizer.
+        #: Whether most pushed values are packed, and summed without an optimizer.
         self.packs = self.chance.random() < 0.3
         server.mode = "sync" if self.packs or self.chance.random() < 0.6 else "async"
-        #: Whether payloads lie in shared memory; else workers leave. What one that is gone had there can be
-        #: read by a link, which has mapped it, and by nobody else.
+        #: Whether payloads lie in shared memory; else workers leave. The memory of a worker that left can be
+        #: read by a link, which has mapped it, and by no other process.
         self.shares = self.chance.random() < (0.3 if self.packs else 0.6)
         self.pushed = {(rank, i): 0 for rank in range(workers) for i in self.slices}
         self.sequence = dict.fromkeys(range(workers), 0)
@@ -127,7 +127,7 @@ class Program:
     def request(self, rank: int, kind: int, slice_: int, round_: int = 0, **more: Any) -> tuple[Record, Any]:
         self.sequence[rank] += 1
         version, self.clock = self.version, self.clock + (self.chance.random() < 0.3)
-        if self.chance.random() < 0.1:  # what it did not know yet, or the server does not know
+        if self.chance.random() < 0.1:  # a round new to the worker, or unknown to the server
             version = max(0, version + self.chance.choice([-2, -1, -1, 1]))
         time = max(0, self.clock - self.chance.choice([0, 0, 0, 1, 5]))
         epoch = max(0, self.epoch - self.drawn.choice([0, 0, 0, 0, 1]))  # perhaps of older counts
@@ -225,9 +225,9 @@ class Program:
 
     def batch(self) -> None:
         chance, rank = self.chance, self.chance.choice(self.ranks)
-        if chance.random() < 0.5:  # whoever is behind goes on
+        if chance.random() < 0.5:  # the worker that is behind continues
             rank = min(self.ranks, key=lambda one: sum(self.pushed[one, i] for i in self.slices))
-        # A worker makes its next request of a slice when the one before is answered; what it is told of
+        # A worker makes its next request of a slice when the previous request is answered; its replies for
         # several in one message depends on which of them the sums come between.
         slices = chance.sample(self.slices, chance.randint(1, len(self.slices)))
         if self.crowded:
@@ -293,7 +293,7 @@ class Program:
             )
         else:
             self.described(kind)
-            # Those of a version that was told of, or of one between others, may be replaced.
+            # The settings of an announced version, or of a version between two, may be replaced.
             version = max(1, self.version - (self.drawn.random() < 0.1))
             self.server.install(self.text, version, self.ordinal, self.epoch)
 
@@ -315,7 +315,7 @@ class Program:
         for _ in range(steps):
             if self.chance.random() < 0.12:
                 self.special()
-                self.server.pump()  # whether it or another worker's message comes first would decide else
+                self.server.pump()  # else the order of this and another worker's message would decide
             else:
                 self.batch()
         server = self.server
@@ -626,10 +626,10 @@ def test_large_sums_are_those_of_their_rounds_whichever_thread_sends_them(large:
 
 
 def test_a_large_sum_goes_out_though_nobody_serves(large: Server) -> None:
-    """Who waits until all is sent, as before the end, does not serve meanwhile."""
+    """A thread that waits until all is sent, as before the end, does not serve during the wait."""
     for round_ in range(1, 12):
         bring(large, round_, [np.ones(NUMBERS, np.float32)] * 4)
-    for rank in (1, 2, 3, 0):  # the last one is of a worker whom the first thread serves
+    for rank in (1, 2, 3, 0):  # the last is a worker of the first thread
         large.send(rank, [of_large(12 + (rank == 0), 12)], [np.ones(NUMBERS, np.float32)])
         if rank:
             large.pump()
@@ -647,7 +647,7 @@ def test_a_large_sum_goes_out_though_nobody_serves(large: Server) -> None:
             large._collect(worker)
 
 
-# ------------------------------------------------------------------------------------ what comes between
+# ------------------------------------------------------------------------------------ requests between
 
 
 @pytest.fixture(params=[True, False], ids=["links", "no links"])
@@ -753,7 +753,7 @@ def begun_by_hosts(server: Server, host: str = "") -> None:
 
 
 def put(server: Server, rank: int, sequence: int, round_: int, value: float) -> Record:
-    """Put a part into memory of a worker, and ask for what comes of it."""
+    """Put a part into memory of a worker, and request the result."""
     block = server.workers[rank].pool.take(32)
     assert block is not None
     block.array[:] = ones(value).view(np.uint8)
@@ -822,7 +822,7 @@ SUM = np.array([1, 0, -0.5, 0.5] * 2, np.float32)
 
 
 def push_packed(server: Server, sequences: tuple[int, int], round_: int) -> None:
-    """Have both workers push what they have packed."""
+    """Have both workers push the values that they have packed."""
     for rank, sequence in enumerate(sequences):
         record = push(sequence, round_)._replace(coding=TWO_BIT, threshold=0.5, nbytes=4)
         server.send(rank, [record], [bytes([PARTS[rank]] * 2 + [0, 0])])
@@ -880,7 +880,7 @@ def test_an_optimizer_updates_a_packed_sum(server: Server) -> None:
 # ------------------------------------------------------------------------------------------------ updates
 
 
-LARGE = 9000  # elements of a slice, whose value is not sent with others
+LARGE = 9000  # elements of a slice, whose value is sent alone
 
 
 def number_of_applies(server: Server, patch: pytest.MonkeyPatch) -> list[int]:
@@ -1230,7 +1230,7 @@ def test_a_payload_that_is_none_for_its_request_fails_that_alone(server: Server,
 
 
 def hostile(seed: int, links: bool, count: int) -> dict[int, list[Answer]]:
-    """Send mutated batches as worker 2, which rests, and rounds as the others; return what these are told."""
+    """Send mutated batches as worker 2, which rests, and rounds as the others; return the others' replies."""
     chance = random.Random(seed)
     with pytest.MonkeyPatch.context() as patch:
         server = Server(patch, links)

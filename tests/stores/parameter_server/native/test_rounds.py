@@ -1,4 +1,4 @@
-"""Slices in C: parts in rank order, who waits, and which requests are left to Python."""
+"""Slices in C: parts in rank order, waiting workers, and the requests that are left to Python."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ROUND = SliceActivity.ROUND
 
 
 class Server:
-    """One slice, its workers, and what their requests come to."""
+    """One slice, its workers, and the results of their requests."""
 
     def __init__(self, workers: int = 2) -> None:
         self.slice = SliceState(0, 5)
@@ -44,7 +44,7 @@ class Server:
         self.members.set(range(workers), True)
 
     def ask(self, rank: int, kind: Kind, round_: int = 0, **more: Any) -> list[Record]:
-        """Send one request; what is left to Python."""
+        """Send one request; return the requests that are left to Python."""
         place = PayloadLocation.FRAME if kind in (K.PUSH, K.PUSHPULL) else PayloadLocation.NONE
         record = Record(kind, **{"slice": 5, "sequence": self.sessions[rank].low + 1, **more})
         record = record._replace(round=round_, place=place, nbytes=4 * (place == PayloadLocation.FRAME))

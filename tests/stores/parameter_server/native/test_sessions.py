@@ -144,7 +144,7 @@ def test_what_is_not_a_record_changes_nothing(record: Record) -> None:
 
 
 def number_of(name: str) -> int:
-    """Value of a name in an enum of the headers; C counts on from the one before."""
+    """Value of a name in an enum of the headers; C continues from the previous value."""
     listed = next(
         one for one in re.findall(r"enum[^{]*\{([^}]*)\}", SOURCES) if re.search(rf"\b{name}\b", one)
     )

@@ -1,4 +1,4 @@
-"""What is said of processes that are lost."""
+"""The texts about processes that are lost."""
 
 from __future__ import annotations
 

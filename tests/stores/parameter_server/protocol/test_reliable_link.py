@@ -1,4 +1,4 @@
-"""Letters come once and in order, whatever the network does to them."""
+"""Letters arrive once and in order, whatever the network does to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scheduler's journal: whole records or none, whoever is killed when; damage and strangers are told."""
+"""The scheduler's journal: whole records or none, after a kill at any time; damage is reported."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_damage_before_a_good_record_is_an_error(texts: list[bytes], data: st.Da
 
 
 def test_each_bit_that_flips_is_found_in_the_last_record_too(tmp_path: Path) -> None:
-    """A record of which a bit was flipped was taken for half written, and what it said was forgotten."""
+    """A record of which a bit was flipped was taken for half written, and its content was lost."""
     journal = Journal(str(tmp_path), "job")
     for text in (b"one", b"two", b"three"):
         journal.append(text)
@@ -135,7 +135,7 @@ def test_where_locks_do_not_reach_the_older_one_notices(
     def make(records: list[bytes]) -> bytes:
         seen.append(list(records))
         if len(seen) == 1:
-            old.append(b"late")  # before the file is replaced: others may have heard of it
+            old.append(b"late")  # before the file is replaced: other processes may know of it
         return b"all of " + b" ".join(records)
 
     new.take_over(make)

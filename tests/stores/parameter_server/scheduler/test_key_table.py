@@ -1,4 +1,4 @@
-"""The table of keys: who waits for which, and how much work that is."""
+"""The table of keys: which workers wait for which keys, and the cost of this."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_all_keys_are_of_one_kind() -> None:
 
 
 class Entries(dict[Any, Any]):
-    """Counts what is looked at."""
+    """Counts the entries that are looked at."""
 
     looks = 0
 

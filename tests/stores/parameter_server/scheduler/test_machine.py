@@ -1,4 +1,4 @@
-"""The scheduler as a whole: whom it knows, and what it does with those it does not."""
+"""The scheduler as a whole: the processes that it knows, and its answers to unknown ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one step writes, and to whom."""
+"""The messages of one step, and their receivers."""
 
 from __future__ import annotations
 

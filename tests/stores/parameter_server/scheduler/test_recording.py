@@ -1,4 +1,4 @@
-"""What a scheduler writes down is what it was: after a restart it answers as if it had lived on."""
+"""The records of a scheduler hold its whole state: after a restart it answers as without one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of a store: changes of late workers, servers that refuse, and what is forgotten of very many."""
+"""Settings of a store: changes of late workers, servers that refuse, and the bound on the number kept."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Asked:
     def make(
         self, rank: int, kind: str, text: str = "", place: int = 0, ordinal: int = 1
     ) -> tuple[m.Settings, list[m.Install]]:
-        """Let a worker ask; return what it has asked, and what the servers must be told."""
+        """Let a worker ask; return its question, and the messages due to the servers."""
         asked = m.Settings(next(self.requests), 0, kind, ordinal, text, place)
         change, installs = self.table.ask(rank, asked, set(SERVERS), self.unpaced)
         assert change is not None
@@ -413,7 +413,7 @@ def test_many_commands_are_forgotten_once_all_servers_have_them() -> None:
     assert not table.pending
 
 
-# ------------------------------------------------------------------------------------- nobody notices it
+# ------------------------------------------------------------------------------------- it is not noticed
 
 
 @examples(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -502,7 +502,7 @@ def test_a_worker_that_comes_back_changes_nothing_by_what_was_forgotten(few_kept
         job.ask(0, "configure", rate(number), number)
     job.table.forget(1)
     before = [job.holds(place) for place in range(last)]
-    # Its program begins anew, and so do its places: it may leave out what it had pushed.
+    # Its program begins anew, and so do its places: it may leave out its earlier pushes.
     assert job.ask(1, "optimizer", described())[1] == 0
     answers = [job.ask(1, "configure", rate(number), number // 2) for number in range(1 + skipped, last)]
     assert not any(told for _, told in answers)
@@ -555,7 +555,7 @@ def test_requests_of_a_worker_that_is_lost_are_answered_to_no_other() -> None:
 
 
 def say(job: Job, peer: str, number: int, kind: str, text: str, place: int) -> m.Answer | None:
-    """Let a worker make a change; return its answer, once the server has what it was told."""
+    """Let a worker make a change; return its answer, once the server has its message."""
     told = len(installs(job, "s0.1"))
     job.say(peer, m.Settings(number, 0, kind, 1, text, place))
     for install in installs(job, "s0.1")[told:]:

@@ -1,4 +1,4 @@
-"""Stores: their start, and those who come back and begin again."""
+"""Stores: their start, and workers that rejoin and begin again."""
 
 from __future__ import annotations
 

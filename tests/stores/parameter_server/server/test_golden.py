@@ -44,7 +44,7 @@ def dist(golden: Golden) -> Any:
 
 # ------------------------------------------------------------------------------------------ compression
 
-# What was set, and what MXNet's servers made of it: it goes there as text with six decimals.
+# The values set, and those of MXNet's servers: MXNet sends them as text with six decimals.
 THRESHOLDS = {"t0p5": (0.5, 0.5), "t1div3": (1 / 3, 0.333333), "t1em7": (1e-7, 0.0)}
 COMPRESSED = [
     *(("t0p5", layout) for layout in LAYOUTS),

@@ -68,7 +68,7 @@ class Machine:
         self.step(e.Applied(0, [(0, failure)]))
 
     def answers(self) -> dict[Any, list[tuple[m.Kind, int]]]:
-        """Kind and sequence of what each worker is told."""
+        """Kind and sequence of each worker's replies."""
         found: dict[Any, list[tuple[m.Kind, int]]] = {}
         for action in self.actions:
             if isinstance(action, e.Reply) and action.answers:
@@ -76,7 +76,7 @@ class Machine:
         return found
 
     def failures(self) -> dict[Any, list[str]]:
-        """What has failed, as each worker is told."""
+        """The failures that each worker is notified of."""
         found: dict[Any, list[str]] = {}
         for action in self.actions:
             for kind, _, _, detail in action.answers if isinstance(action, e.Reply) else ():
@@ -88,7 +88,7 @@ class Machine:
         return self.machine._stores[0].requests.slices[0]
 
     def jobs(self) -> list[tuple[int, list[str]]]:
-        """Round and payloads of what is to be summed."""
+        """Round and payloads of the sums to compute."""
         jobs = [job for action in self.actions if isinstance(action, e.Apply) for job in action.jobs]
         return [(job.round, [frames[0] for _, _, frames in job.parts]) for job in jobs]
 
@@ -346,7 +346,7 @@ def test_an_async_pushpull_that_comes_again_while_another_is_applied_is_not_done
 
 
 def test_an_async_push_waits_for_one_that_it_has_overtaken() -> None:
-    """Else the older one would be the value, or a pull would lack what was pushed before it."""
+    """Else the older one would be the value, or a pull would lack an earlier push."""
     server = Machine(mode="async")
     server.start()
     for sequence in (3, 2):
@@ -514,7 +514,7 @@ def test_rounds_go_on_until_all_others_are_where_somebody_begins() -> None:
     server.start()
     server.members[2] = 202
     server.view(2, late=(2,), begin=0)
-    server.ask(0, K.PUSH, 1, epoch=2)  # it has reached the slice, and waits for nobody who has not
+    server.ask(0, K.PUSH, 1, epoch=2)  # it has reached the slice, and waits for no worker that has not
     server.ask(1, K.PUSH, 1)
     assert server.jobs() == [(1, ["0:1", "1:1"])]
     server.applied()
@@ -572,7 +572,7 @@ def test_an_init_waits_until_it_is_in_a_snapshot() -> None:
     assert server.answers() == {}
     assert any(isinstance(one, e.Save) for one in server.step(e.Tick()))
     server.step(e.Saved())
-    assert server.answers() == {}  # that one was begun before the value was there
+    assert server.answers() == {}  # the update was begun before the value was there
     assert server.machine.snapshot()["stores"][0]["rounds"] == [[0, 0]]
     server.step(e.Saved())
     assert server.answers() == {0: [(K.DONE, 1)]}
@@ -603,7 +603,7 @@ def test_a_server_goes_on_from_its_snapshot_where_the_workers_are() -> None:
     server.applied()
     server.ask(1, K.PUSHPULL, 2)
     assert (server.answers(), server.jobs()) == ({1: [(K.VALUE, 1)]}, [])
-    server.ask(1, K.PUSHPULL, 3)  # what worker 0 had pushed is lost; nobody waits for it
+    server.ask(1, K.PUSHPULL, 3)  # worker 0's push is lost; no worker waits for it
     assert server.jobs() == [(3, ["1:3"])]
 
 
@@ -696,7 +696,7 @@ def test_what_was_pushed_in_a_newer_epoch_waits_for_its_view() -> None:
     server.members[1] = 101
     server.view(2)
     assert server.answers() == {0: [(K.DONE, 2)]}
-    assert server.jobs() == []  # it waits for the one who came
+    assert server.jobs() == []  # it waits for the new worker
 
 
 def test_a_resting_worker_reads_after_what_it_pushed_was_lost_with_the_server() -> None:
@@ -797,7 +797,7 @@ def test_who_leaves_without_having_joined_is_told_of_with_the_first_round_that_l
     machine = Machine(workers=3)
     machine.start()
     assert one_round(machine, 1, 0, 1, 2) == []
-    machine.ask(1, K.PUSH, 2)  # ahead of the others
+    machine.ask(1, K.PUSH, 2)  # ahead of the other workers
     del machine.members[1]
     machine.view(2)
     assert one_round(machine, 2, 0, 2) == []

@@ -1,4 +1,4 @@
-"""Rounds of one slice that wait: whom for, and how much work it is to find out."""
+"""Rounds of one slice that wait: for which workers, and the cost of this check."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvstore.stores.parameter_server.server.slice_rounds import SliceRounds
 
 
 class Ranks(frozenset[int]):
-    """Ranks that rounds wait for; counts how often somebody goes through them."""
+    """Ranks that rounds wait for; counts the iterations over them."""
 
     looked = 0
 

@@ -1,4 +1,4 @@
-"""A key whose rule needs whole tensors, in two slices of one server: updated together, whoever dies."""
+"""A key whose rule needs whole tensors, in two slices of one server: updated together, also after deaths."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def updated(*gradients: Array) -> Array:
 
 
 class Job:
-    """A server with what it holds, its workers, and their answers."""
+    """A server with its data, its workers, and their replies."""
 
     def __init__(self, mode: str, workers: int = 1, completed: int | None = None) -> None:
         """`completed`: it was started again from a snapshot after this round."""
@@ -110,7 +110,7 @@ class Job:
         self.step(e.Received("scheduler", m.ReliableMessage(self.messages, 0, body)))
 
     def view(self, lost: int | None = None) -> None:
-        """Say who is there; somebody may be lost."""
+        """Send the view of the members; a worker may be lost."""
         self.epoch += 1
         losses = () if lost is None else (m.Loss("worker", lost, 5.0),)
         if lost is not None:
@@ -160,7 +160,7 @@ class Job:
 
 
 def restarted(*accepted: int, workers: int = 1) -> Job:
-    """Return a job whose server had round 5 in its snapshot; by slice the last push that was answered."""
+    """Return a job whose server had round 5 in its snapshot; by slice the last acknowledged push."""
     job = Job("sync", workers, completed=5)
     for rank in job.members:
         job.attach(rank, accepted=tuple(enumerate(accepted)), met=True)
@@ -235,7 +235,7 @@ def test_what_waits_of_a_lost_worker_is_given_up() -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 def test_nobody_waits_for_the_other_slice_of_a_lost_worker_that_was_updated(late: bool) -> None:
-    """The first slice has had one part more than the other one; `late`: its last one comes after the loss."""
+    """The first slice has had one part more than the other; `late`: its last part arrives after the loss."""
     job, lost, whole, then = Job("async", workers=2).start(), gradient(9), gradient(1), gradient(2)
     job.push(0, 0, 1, lost)
     job.push(1, 1, 1, whole)

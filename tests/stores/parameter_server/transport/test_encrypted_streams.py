@@ -1,4 +1,4 @@
-"""Streams of jobs with keys: who does not know the secret opens none, and who is between reads nothing."""
+"""Streams of jobs with keys: without the secret none is opened, and an attacker between reads nothing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Alter = Callable[[bool, int, bytes], bytes]
 
 
 class Job:
-    """A server's end, a worker's, and whoever is between."""
+    """A server's end, a worker's, and an attacker between."""
 
     def __init__(self) -> None:
         self.poller, self.sender = Poller(), Sender()
@@ -63,7 +63,7 @@ class Job:
         return made
 
     def through(self, alter: Alter = lambda up, at, data: data) -> tuple[StreamClient, Between]:
-        """Make a client whose connections go through somebody else."""
+        """Make a client whose connections pass through an attacker."""
         between = Between(self.server._listener.address, alter)
         self.between.append(between)
         offer = self.offer
@@ -106,7 +106,7 @@ class Between:
         self._listening.setblocking(False)
         self.address = f"tcp://127.0.0.1:{self._listening.getsockname()[1]}"
         self._pairs: list[dict[bool, socket.socket]] = []
-        #: What each connection's worker (True) and server have sent.
+        #: The bytes that each connection's worker (True) and server have sent.
         self.sent: list[dict[bool, bytes]] = []
 
     def turn(self) -> None:
@@ -380,7 +380,7 @@ def test_only_so_many_may_owe_a_proof_and_not_for_long(job: Job, monkeypatch: py
 
 
 def test_a_handshake_that_was_slow_is_begun_again(job: Job) -> None:
-    """The server may have closed the connection by then, and what is sent would be lost."""
+    """The server may have closed the connection by then, and sent data would be lost."""
     client, between = job.through()
     job.until(lambda: between.sent and len(between.sent[0][False]) == ANSWER_BYTES)
     client._attempted -= streams.HANDSHAKE
@@ -391,7 +391,7 @@ def test_a_handshake_that_was_slow_is_begun_again(job: Job) -> None:
 
 
 def test_offers_are_of_the_right_kind(job: Job) -> None:
-    """Where there are keys nothing goes over a stream that is not encrypted, whatever a server offers."""
+    """Where there are keys no data is sent over an unencrypted stream, whatever a server offers."""
     offer = job.offer
     assert len(offer.secret) == 32 and offer.ciphers == ciphers.available()
     assert "secret" not in repr(offer) and offer.token.hex() not in repr(offer)

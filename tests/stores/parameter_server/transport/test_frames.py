@@ -1,4 +1,4 @@
-"""Messages as frames: what is written is read, and nothing else is."""
+"""Messages as frames: each written message is read, and nothing else is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signs of life: they come from a process that runs, whatever its Python does, and from no other."""
+"""Heartbeats: they are sent by a running process, whatever its Python does, and by no other process."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_it_comes_before_the_scheduler_and_after(context: Contexts) -> None:
 def test_who_asks_notices_soon_that_another_has_taken_its_place(
     context: Contexts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As somebody does who says again what has been recorded; ZeroMQ does not tell whose place it was."""
+    """An attacker replays recorded data; ZeroMQ does not report whose place it was."""
     monkeypatch.setattr(options, "_HEARTBEAT", 0)  # the usual way to notice takes 15 s
     echo = Echo(context(), "tcp://127.0.0.1:0")
     one = Dealer(context(), echo.address, b"worker 0", insists=True, watched=True)

@@ -1,4 +1,4 @@
-"""Limits of processes that leave too little for a part of a job: said at the start, by whom they stop."""
+"""Process limits that leave too little for a part of a job: the start fails, and names the process."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 
 def failure(job: Job, files: int, held: int = 0) -> str:
-    """Run a job of two workers and two servers that may open so many files; return what it says."""
+    """Run a job of two workers and two servers that may open so many files; return its output."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))

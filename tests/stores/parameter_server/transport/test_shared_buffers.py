@@ -1,4 +1,4 @@
-"""Memory that one process fills and others read: what arrives, who is let in, and what is left."""
+"""Memory that one process fills and others read: arrival of data, access, and the remaining files."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_what_is_closed() -> None:
     assert outbox.take(1) is None
     assert outbox.handle() == ""
     outbox.give(block)
-    assert (view == 3).all()  # what is in use stays
+    assert (view == 3).all()  # memory in use stays
     inbox.close()
     with pytest.raises(kv.ProtocolError, match="closed"):
         inbox.view(0, 0, 1)

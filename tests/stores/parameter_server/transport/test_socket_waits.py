@@ -72,7 +72,7 @@ def test_who_is_late_leads_nobody_until_it_comes_back(clock: Clock) -> None:
 
 
 def test_of_those_that_wait_on_one_takes_the_place_of_who_is_late(clock: Clock) -> None:
-    """Else they would wake each other until it comes back, and that may be never."""
+    """Else they would wake each other until the peer returns, and that may be never."""
     waits = SocketWaits()
     waits.begin()
     second, third = begin_elsewhere(waits), begin_elsewhere(waits, 2)

@@ -89,7 +89,7 @@ def test_a_stranger_that_took_the_port_of_the_echo_meanwhile_is_not_the_schedule
 
 
 def first_peer(sockets: ServerSockets | SchedulerSockets) -> Hashable:
-    """Wait for a message; return who has sent it."""
+    """Wait for a message; return its sender."""
     end = time.monotonic() + pace.seconds(20)
     while time.monotonic() < end:
         for peer, _ in sockets.receive(0.05):
@@ -145,7 +145,7 @@ def test_a_server_that_is_replaced_while_a_message_of_the_old_one_is_there() -> 
 
 
 def test_counters_are_set_while_another_store_opens_a_stream() -> None:
-    """Whoever waits drives the sockets of all stores of a process."""
+    """The waiting thread drives the sockets of all stores of a process."""
     scheduler = SchedulerSockets(roles("scheduler", "tcp://127.0.0.1:0"))
     worker = WorkerSockets(roles("worker", scheduler.address), Hello("worker", 0, 1, "worker/0", JOB, 1))
     seen: list[int] = []

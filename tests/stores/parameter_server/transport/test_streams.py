@@ -1,4 +1,4 @@
-"""Streams of workers and servers: who may open one, and what becomes of one that breaks."""
+"""Streams of workers and servers: which processes may open one, and the effects of a broken one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PEER = b"worker 0"
 
 
 class End:
-    """One process's end: a poller, and what has come."""
+    """One process's end: a poller, and the received messages."""
 
     def __init__(self) -> None:
         self.poller, self.sender = Poller(), Sender()
@@ -156,7 +156,7 @@ def test_a_stream_that_breaks_is_opened_again(
 def test_a_server_without_descriptors_refuses_streams_and_takes_them_later(
     server: End, worker: End, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Nobody may wait at a door that stays shut: data goes over ZeroMQ meanwhile.
+    # No worker may wait for a stream that cannot be opened: data is sent over ZeroMQ.
     monkeypatch.setattr(stream_listener, "_refusals", Refusals())
     stream = opened(worker, server.streams.offer(PEER))
 

@@ -1,4 +1,4 @@
-"""A worker: its operations, its questions, and what it makes of losses and silence."""
+"""A worker: its operations, its requests, and its reactions to losses and silence."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def test_it_says_where_it_is_when_it_reaches_the_slice_that_somebody_begins_with
     assert [one.epoch for one in store.sent(1)] == [2]
     store.submit("d", (1, K.PUSHPULL, 5))
     assert told(store) == []
-    store.view(3, begin=5)  # once more: somebody else is lost
+    store.view(3, begin=5)  # once more: another worker is lost
     store.submit("e", (1, K.PUSHPULL, 5))
     assert told(store) == [m.JoinPointReached(3, 3, ((0, 2), (5, 3)))]
 
@@ -277,12 +277,12 @@ def test_its_pushes_wait_until_the_others_are_where_it_begins() -> None:
     store.submit("c", (1, K.PULL, 5))
     store.submit("d", (0, K.PUSH, 7))
     assert store.actions == []
-    store.submit("e", (1, K.ASSIGN, 6))  # others may wait for it
+    store.submit("e", (1, K.ASSIGN, 6))  # other workers may wait for it
     assert [one.slice for one in store.sent(1)[0].records] == [6]
     store.view(5, late=(0,), begin=7)
     store.view(6, begun=0, bases=((7, 3), (5, 2)))
     assert [(one.epoch, one.late, one.met) for one in store.sent(0)] == [(6, False, False)]
-    store.step(e.Received(0, m.Attached(1, epoch=4)))  # to what it said before
+    store.step(e.Received(0, m.Attached(1, epoch=4)))  # to its earlier message
     assert store.sent(0) == []
     store.step(e.Received(0, m.Attached(1, epoch=6, bases=((7, 3),))))
     assert [(one.slice, one.round) for one in store.sent(0)[0].records] == [(7, 4), (7, 5)]

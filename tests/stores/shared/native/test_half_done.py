@@ -1,4 +1,4 @@
-"""In C: who dies between any two writes has changed keys and settings, or has not."""
+"""In C: a worker that dies between any two writes has changed keys and settings wholly, or not at all."""
 
 from __future__ import annotations
 

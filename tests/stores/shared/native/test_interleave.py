@@ -172,11 +172,11 @@ MUTANTS = {
     ),
     "who comes back pushes again": ("region.h", "kv_put(&part[me->rank].arrived, latest);", ""),
 }
-#: First seed, and how many, of what is rare; else the first 20,000.
+#: First seed and number of seeds of the rare cases; else the first 20,000.
 SEEDS = {
     "a reader waits for who can carry out what a dead one has left": (230_000, 5_000),
 }
-#: At least one of each header; the others at night.
+#: At least one of each header; the other seeds at night.
 EVERY_TIME = {
     "a chunk without a log",
     "a torn block is not restored",
@@ -214,7 +214,7 @@ def interleave(program: Path, first: int, count: int) -> subprocess.CompletedPro
 
 
 def counted(program: Path, first: int, count: int) -> dict[str, int]:
-    """Run so many seeds, none of which may show a violation; how often what came up."""
+    """Run so many seeds, none of which may show a violation; return the number of each case."""
     ended = interleave(program, first, count)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return dict(json.loads(ended.stdout))

@@ -1,4 +1,4 @@
-"""What a worker sees of others, in C: with the most workers, and after it stood still itself."""
+"""The state of other workers as a worker sees it, in C: with the most workers, and after its own stop."""
 
 from __future__ import annotations
 

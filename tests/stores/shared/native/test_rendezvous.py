@@ -32,7 +32,7 @@ def rendezvous() -> Iterator[Any]:
 def test_a_region_is_found_by_way_of_any_worker(rendezvous: Any) -> None:
     founder, second, third = (rendezvous(rank=rank) for rank in range(3))
     region = founder.create()
-    assert second.look(range(3)) is None  # nobody listens yet
+    assert second.look(range(3)) is None  # no worker listens yet
     founder.listen()
     found = second.look(range(3))
     assert os.fstat(found).st_ino == os.fstat(region).st_ino

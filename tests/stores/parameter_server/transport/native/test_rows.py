@@ -66,7 +66,7 @@ def gathered(table: Array, rows: Array) -> GatheredRows:
     return GatheredRows(memoryview(table.reshape(-1).view(np.uint8)), 4 * WIDTH, rows)
 
 
-# ---------------------------------------------------------------------------------------------- what is sent
+# ----------------------------------------------------------------------------------------------- sent data
 
 
 @given(st.lists(st.integers(-1, 49), max_size=60))
@@ -119,7 +119,7 @@ def test_a_table_has_whole_rows() -> None:
             GatheredRows(bytearray(nbytes), row_bytes, np.zeros(1, np.int64))
 
 
-# ------------------------------------------------------------------------------------------------- what comes
+# --------------------------------------------------------------------------------------------------- received
 
 
 def reply(slice_: int, ids: Array, data: Array, **changes: Any) -> list[Any]:
@@ -235,7 +235,7 @@ def test_of_equal_rows_only_the_first_are_expected(ends: tuple[Stream, Stream]) 
 
 
 def test_nothing_is_written_once_it_is_expected_no_more() -> None:
-    """What has come of a frame moves to memory of its own, and the message comes whole."""
+    """The received part of a frame moves to memory of its own, and the message arrives whole."""
     sender, (left, right) = Sender(), socket.socketpair()
     right.setblocking(False)
     theirs = Stream(sender, right.detach(), LIMIT)

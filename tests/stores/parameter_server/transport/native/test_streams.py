@@ -1,4 +1,4 @@
-"""Streams over real sockets: messages come whole and in order, and what is none ends the stream."""
+"""Streams over real sockets: messages arrive whole and in order, and an invalid one ends the stream."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_memory_stays_until_it_is_sent_and_is_let_go_then(sender: Sender) -> Non
     end = pace.deadline(20)
     while sys.getrefcount(array) != before:  # the sender may not have come back from its last call
         assert time.monotonic() < end
-        one.receive()  # whoever holds the interpreter's lock lets go
+        one.receive()  # the thread that holds the interpreter's lock releases it
         gc.collect()
     assert one.send([array.data]) and one.send([array.data])
     one.close()
@@ -408,7 +408,7 @@ def test_serving_ends_with_its_time_though_there_is_always_more(
     together, pairs = served
     ours, theirs = pairs[0]
     together.add(theirs)
-    for one in (ours, theirs):  # each answers whatever the other one answers
+    for one in (ours, theirs):  # each answers every answer
         one.hand_to(link_to(Session(0, 1, 9), report=0))
     reads, writes = os.pipe()
     together.watch(reads)
@@ -472,7 +472,7 @@ class Answered:
         assert got == n
 
     def is_received_by_second(self, seconds: float = 20) -> bool:
-        """Whether what the peer sends now is received though nobody serves; then have it answered."""
+        """Whether the peer's next message is received though no thread serves; then have it answered."""
         self.send()
         end = time.monotonic() + seconds
         while is_readable(self.ours, 0) and time.monotonic() < end:
