@@ -358,7 +358,7 @@ def test_a_process_stands_still(faults: Faults, seed: int) -> None:
 
 
 def test_a_stopped_worker_costs_a_server_little(faults: Faults) -> None:
-    """It has asked for 100 MB, and reads nothing: its credit is kept for it, and the other workers are served."""
+    """It has asked for 100 MB, and reads nothing: its credit is kept for it, and the others are served."""
     far = {"KVSTORE_SAME_HOST_SHM": "0", "KVSTORE_CREDIT_BYTES": str(8 << 20), "KVSTORE_RESEND": "60"}
     with faults.job(2, 1, KVSTORE_DEAD_AFTER="60", KVSTORE_TIMEOUT="100", **far) as made:
         workers = made.start_all(BODIES, "beside_one_that_reads_nothing", 100)
@@ -409,7 +409,7 @@ def test_a_worker_killed_before_its_memory_is_found(faults: Faults) -> None:
     with faults.job(2, 1, KVSTORE_SAME_HOST_SHM="1", KVSTORE_DEAD_AFTER=silence(4)) as made:
         first, second = made.start_all(BODIES, "on_command", "raise", 20_000)
         ready(first, second)
-        say(second, "pull")  # when this is answered, the server reads the worker's memory, where pushed arrays are
+        say(second, "pull")  # when answered, the server reads the worker's memory with its pushes
         assert second.expect_some("pull: ") == "pull: 0"
         made.servers[0].signal(signal.SIGSTOP)
         say(second, "push")
