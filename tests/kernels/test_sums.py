@@ -1,4 +1,4 @@
-"""k-way sums: the bits of NumPy's sum from left to right, for any size, place, level and number of threads."""
+"""k-way sums: the bits of NumPy's sum from left to right, for any size, place, level and thread count."""
 
 from __future__ import annotations
 
