@@ -1,4 +1,4 @@
-"""The cause of a job's end, with real workers, servers and schedulers: the process with an error of its own."""
+"""The cause of a job's end, with real workers, servers and schedulers: the process with its own error."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ def test_output_says_where_it_comes_from(servers: Servers) -> None:
     code, out, _ = finish(servers.run(service, 'wait_for_all(); print("hello")'))
     marks = (b"scheduler", b"server 0", b"server 1", b"0", b"1")
     assert (code, sorted(out.splitlines())) == (0, sorted(b"[%s] hello" % mark for mark in marks))
-    for old in servers.folder.glob("ready-*"):  # else the workers of the second job would wait for a dead server
+    for old in servers.folder.glob("ready-*"):  # else workers of the second job wait for a dead server
         old.unlink()
     code, out, _ = finish(servers.run(service, 'wait_for_all(); print("hello")', prefix=False))
     assert (code, out) == (0, b"hello\n" * 5)
