@@ -1,4 +1,4 @@
-"""What a store must be for a front door, and what is said where it is not; the doors' tests have more."""
+"""The demands of a front door on a store, and the errors without them; the doors' tests have more."""
 
 from __future__ import annotations
 

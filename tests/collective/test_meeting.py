@@ -1,4 +1,4 @@
-"""Meetings of a worker whose others are played by the test."""
+"""Meetings of a worker; the test plays the other workers."""
 
 from __future__ import annotations
 

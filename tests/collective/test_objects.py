@@ -1,4 +1,4 @@
-"""Objects between workers: what comes back is what was sent, and what cannot be sent is named."""
+"""Objects between workers: the received objects equal the sent ones, and errors name unsendable ones."""
 
 from __future__ import annotations
 

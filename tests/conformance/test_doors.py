@@ -1,4 +1,4 @@
-"""Each front door plays programs of users in all ways; `outcomes` says what each must do.
+"""Each front door plays programs of users in all ways; `outcomes` has the expected results.
 
 The weights of one process are the reference. Needs torch and jax: here, or in the environments of
 $KVSTORE_TEST_TORCH and $KVSTORE_TEST_JAX.
@@ -44,7 +44,7 @@ def python(door: str) -> str:
 
 
 class Crews:
-    """The crews of all ways: that of one process stays, and of the others that of the present way."""
+    """The crews of all ways: the crew of one process stays, and of the others only the present one."""
 
     def __init__(self, folders: pytest.TempPathFactory) -> None:
         self._folders = folders

@@ -1016,7 +1016,7 @@ def test_views_may_be_pushed(store: kv.KVStore) -> None:
     assert store.view("t").data.tolist() == [[10, 10]] * 2
     store.push(["a", "b"], [store.view("b"), store.view("a")])
     swapped = (store.view("a")[0, 0], store.view("b")[0, 0])
-    # In one process key by key, a first; between processes a push takes what is there when it is called.
+    # In one process key by key, a first; between processes a push reads the values at its call.
     assert swapped == ((2, 4) if store.type == "shared" else (2, 2))
 
 

@@ -501,7 +501,7 @@ def pushpull_into_a_read_only_value(store: kv.KVStore) -> Case:
 
 # ------------------------------------------------------------------------------------------------------ tests
 
-# On the type `local` compression is refused whatever the parameters: nothing moves that could be compressed.
+# On the type `local` compression is refused with all parameters: no data is sent that could be compressed.
 NO_COMPRESSION = Row(lambda store: (yield), kv.CapabilityError, ("'local'", "does not compress"))
 
 
@@ -598,7 +598,7 @@ def check(name: str, row: Row, error: Exception | None, result: Any, unchanged: 
     assert isinstance(error, kv.KVStoreError)
     for fragment in row.says:
         assert fragment in str(error)
-    assert unchanged or name == "dist_sync:broadcast_into_wrong_shape"  # others may have it
+    assert unchanged or name == "dist_sync:broadcast_into_wrong_shape"  # other stores may have it
 
 
 @pytest.mark.parametrize("name", NATIVE)

@@ -34,7 +34,7 @@ def code(cell: str) -> list[str]:
 
 
 def states(page: Path, heading: str) -> dict[str, str]:
-    """Say for each store in a table what it says of it."""
+    """Return for each store in a table its row."""
     return {name: row[-1] for row in rows(page, heading) for name in code(row[0])}
 
 

@@ -1,4 +1,4 @@
-"""A process of a job dies, never calls, or fails: the others get an error in time, and nothing stays."""
+"""A process of a job dies, never calls, or fails: the others get an error in time, and no process stays."""
 
 from __future__ import annotations
 

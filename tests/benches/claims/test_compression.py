@@ -40,7 +40,7 @@ CASES = [
 
 
 def sent(case: CompressionCase, gradient: Array, residual: Array) -> tuple[Array, Array]:
-    """What is sent, and what is left."""
+    """The values sent, and the residual."""
     x = residual + gradient
     if case.codec == "1bit":
         out = np.where(x > case.threshold, np.float32(1), np.float32(-1))

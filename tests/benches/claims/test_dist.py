@@ -56,7 +56,7 @@ JOBS = [(name, 2, 1) for name in PLAIN] + [
 
 
 def gradients(case: DistCase) -> list[list[Array]]:
-    """What each worker pushes in the call that is compared: for each key one array."""
+    """The arrays that each worker pushes in the compared call: for each key one array."""
     return [
         [gradient.astype(np.float64) for gradient in Inputs(case, rank).gradients(1)]
         for rank in range(case.workers)

@@ -1,4 +1,4 @@
-"""The program runs real jobs, and sees what is wrong in them."""
+"""The program runs real jobs, and detects their faults."""
 
 from __future__ import annotations
 

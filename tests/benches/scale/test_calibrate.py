@@ -1,4 +1,4 @@
-"""Costs that explain what was measured."""
+"""Costs that explain the measurements."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_a_step_takes_at_least_what_its_links_need_and_not_much_more() -> None:
     job = job_of(workers=4, servers=2, per_host=1, keys=keys, link=slow, jitter=0.0)
     assert job.run()
     took = max(job.marks["end 1"]) - min(job.marks["begin 1"])
-    wire = 4 * 16 * MB / 2 / 1e7  # of four workers, half to each server; what comes back overlaps
+    wire = 4 * 16 * MB / 2 / 1e7  # of four workers, half to each server; replies overlap
     assert wire < took < 1.4 * wire
 
 

@@ -1,4 +1,4 @@
-"""The limit of row-sparse cases: whatever the way of its server and the number of parts, its table is the sum's."""
+"""The limit of row-sparse cases: for each way of its server and number of parts, its table is the sum's."""
 
 from __future__ import annotations
 
