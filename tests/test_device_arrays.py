@@ -1,4 +1,4 @@
-"""Arrays of GPUs, seen by address: protocols, streams, and what is refused."""
+"""Arrays of GPUs, seen by address: protocols, streams, and refusals."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_what_lies_on_the_host_never_asks_the_driver(obj: Any) -> None:
 
 def test_an_interface_tells_its_device_by_its_address(fake: LazyDriver) -> None:
     assert arrays.device_of(GpuArray(fake, np.zeros(3), device=1)) == 1
-    assert arrays.device_of(GpuArray(fake, np.zeros(0), device=1)) == 0  # nothing to tell by
+    assert arrays.device_of(GpuArray(fake, np.zeros(0), device=1)) == 0  # no address to check
 
 
 class Lender:

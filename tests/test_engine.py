@@ -195,7 +195,7 @@ def test_a_finished_operation_lets_its_arrays_go(engine: Engine) -> None:
     assert gone() is None
 
 
-# ------------------------------------------------------------------------- operations that wait for others
+# ---------------------------------------------------------------------- operations that wait for other ones
 
 
 @pytest.fixture
@@ -207,7 +207,7 @@ def held() -> Iterator[tuple[Engine, Gate]]:
     yield engine, gate
     gate.open()
     engine.close()
-    work.wait()  # raises if nobody opened the gate in time
+    work.wait()  # raises if the gate was not opened in time
 
 
 Wait = Callable[[Engine, Work], None]
@@ -475,7 +475,7 @@ class Interrupt:
 
 
 def in_own_thread(test: Callable[..., None]) -> Callable[..., None]:
-    """Have a test in a thread that ends: it keeps an exception in whose handler a trace has raised."""
+    """Have a test in a thread that ends: it keeps an exception if a trace has raised in its handler."""
 
     @wraps(test)
     def run(*arguments: Any, **named: Any) -> None:
@@ -881,7 +881,7 @@ def test_stores_of_many_threads_do_not_disturb_each_other() -> None:
 @pytest.mark.parametrize("outer", [False, True])
 @pytest.mark.parametrize("inner", [False, True])
 def test_an_updater_may_call_its_own_store(outer: bool, inner: bool) -> None:
-    """Also where operations of the other key wait: nobody waits for the other until the deadline."""
+    """Also where operations of the other key wait: no operation waits for another until the deadline."""
     with kv.create(timeout=PATIENCE) as store:
         store.init(["a", "b", "c"], [np.zeros(3) for _ in range(3)])
         seen = []

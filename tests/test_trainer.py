@@ -39,7 +39,7 @@ def no_variable_of_mxnet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Recorder(kv.KVStoreBase):
-    """A store that sums and keeps nothing, and writes down what it is asked."""
+    """A store that sums and keeps nothing, and records its calls."""
 
     capable = False
     name = "recorder"
@@ -146,7 +146,7 @@ def test_the_calls_that_save_and_load(recorder: type[Recorder]) -> None:
 
 
 class Spied:
-    """A store of the library's whose verbs are written down."""
+    """A store of the library that records the calls of its verbs."""
 
     def __init__(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -977,7 +977,7 @@ def test_a_factor_that_is_no_number_is_named(store_name: str, updates: bool) -> 
 
 
 class Refusing(kv.optimizer.SGD):
-    """A rule of the user's own, which says only late what it does not take."""
+    """A rule of the user's own, which refuses an unsupported array only late."""
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         if index == 1:

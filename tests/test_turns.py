@@ -1,4 +1,4 @@
-"""Turns of keys: who comes first goes first, and nobody waits for a key that nobody is busy with."""
+"""Turns of keys: first come, first served, and no thread waits for a key that is free."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def threads() -> Iterator[Threads]:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads stand back as long as they must: on a busy machine others may not run for a while."""
+    """Threads stand back as long as they must: on a busy machine other threads may not run for a while."""
     monkeypatch.setattr(module, "_STAND_BACK", LONG)
 
 
@@ -144,7 +144,7 @@ def test_a_free_key_of_who_waits_for_another_is_had_before_long(threads: Threads
 def test_who_works_on_a_free_key_stands_back_now_and_then(
     threads: Threads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For a thread that waits long for another key, and this one, others do not wait in each operation."""
+    """While a thread waits long for another key and this one, other threads do not wait in each operation."""
     free = threads.turns._free
     waits: list[float] = []
     with threads.turn(["a"]):
@@ -194,7 +194,7 @@ def test_what_ctrl_c_has_left_does_not_keep_its_thread_out(threads: Threads) -> 
 
 
 def test_an_end_that_nobody_was_told_of_is_seen(threads: Threads) -> None:
-    """Ctrl-C can come between the two; who calls meanwhile stands back, and is none the later for it."""
+    """Ctrl-C can arrive between the two; a call during this waits its turn, and is not delayed."""
     with threads.turn(["a"]):
         others = [threads.start_waiting(["a"]) for _ in range(3)]
         del threads.turns.taken["a"]
@@ -205,7 +205,7 @@ def test_an_end_that_nobody_was_told_of_is_seen(threads: Threads) -> None:
 
 
 def test_nobody_stands_back_for_longer_than_the_timeout(threads: Threads) -> None:
-    """For one that never goes, say."""
+    """Here the call that waits for `a` never ends."""
     threads.turns.waiting[Waiter(frozenset(["a"]))] = None
     with threads.turn(["a"], 0.05):
         pass

@@ -1,4 +1,4 @@
-"""The clock of a wait, and that whoever waits asks once more before it says that it has waited too long."""
+"""The clock of a wait; a waiting thread checks once more before it reports a timeout."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_what_holds_a_process_up_in_a_test_comes_after_the_reading(
 
 
 class StoppedDriver(MachineDriver):
-    """A worker that is stopped in its turn at the sockets, until long after what it waits for has come."""
+    """A worker that is stopped in its turn at the sockets, until long after the awaited event has arrived."""
 
     def __init__(self, clock: Clock) -> None:
         self.timeout = 20.0

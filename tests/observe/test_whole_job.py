@@ -1,4 +1,4 @@
-"""A job with a slow worker, and one that is killed and comes back: log, metrics, top and timeline."""
+"""A job with a slow worker, and one that is killed and rejoins: log, metrics, top and timeline."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from observation.trace_rules import broken, loaded
 from kvstore.launch.cli import main
 
 SLOW, KILLED = 1, 3
-#: Worker 3 is killed in its 11th step; when it is back, it takes part in some steps of the others.
+#: Worker 3 is killed in its 11th step; when it has rejoined, it takes part in some steps of the others.
 TRAIN = """
 import json
 import numpy as np
@@ -56,7 +56,7 @@ store.close()
 """
 
 
-#: Expressions for Prometheus, and what is known of a worker by each.
+#: Expressions for Prometheus, and the value that each gives for a worker.
 EXPRESSIONS = {
     "calls": 'kvstore_calls_total{role="worker",verb="pushpull"}',
     "waiting": 'kvstore_phase_seconds_total{role="worker",phase="waiting"}',
@@ -95,7 +95,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
 
 @contextlib.contextmanager
 def scraped(job: Job) -> Iterator[Callable[[], dict[str, dict[str, float]]]]:
-    """Scrape; what is given returns what Prometheus has found at the end, by expression and rank."""
+    """Scrape; the returned function gives Prometheus's results at the end, by expression and rank."""
     if not all(PROGRAMS.values()):
         yield dict
         return

@@ -19,8 +19,8 @@ def formula(function):
     return function
 
 
-# w: weight, g: gradient after rescaling and clipping (h.raw is the one before), s: a dict that starts empty,
-# h: hyper-parameters, t: number of this update. Each returns the new weight.
+# w: weight, g: gradient after rescaling and clipping (h.raw is the gradient before), s: a dict that starts
+# empty, h: hyper-parameters, t: number of this update. Each returns the new weight.
 
 
 @formula

@@ -355,7 +355,7 @@ class OldUpdater:
             state[name][rows] = array
 
 
-# Of the recording in units in the last place of the largest weight; all others bit by bit.
+# Of the recording in units in the last place of the largest weight; all other rules bit by bit.
 NOT_EXACT = {"ftml": 2, "rmsprop": 1, "rmsprop_centered": 1, "rmsprop_clipw": 1}
 
 

@@ -16,7 +16,7 @@ import pytest
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib  # comes with pytest there
+    import tomli as tomllib  # pytest requires it there
 
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")

@@ -1,4 +1,4 @@
-"""What is packed: the packages are the tree, all that a build needs travels, and no `kernels` on top."""
+"""The packed files: the packages are the tree, all that a build needs is packed, and no `kernels` on top."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib  # comes with pytest there
+    import tomli as tomllib  # pytest requires it there
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())

@@ -37,7 +37,7 @@ SCHEDULER = {**OURS, "KVSTORE_ROLE": "scheduler"}
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 OWN = {f"KVSTORE_{name}": number for name, number in [("RANK", "1"), ("SIZE", "2")]}
 OWN |= {f"KVSTORE_LOCAL_{name}": number for name, number in [("RANK", "1"), ("SIZE", "2")]}
-FAR = "tcp://192.0.2.77:4711"  # a network for documentation: nobody is there
+FAR = "tcp://192.0.2.77:4711"  # a network for documentation: no host has it
 _PUBLIC = tuple(letter * 40 for letter in (b"a", b"b", b"c", b"d"))
 KEYS = Keys(_PUBLIC[0], b"s" * 40, _PUBLIC[1], _PUBLIC[2:], _PUBLIC)  # of a worker
 
@@ -49,7 +49,7 @@ def found(*parts: dict[str, str], **more: str) -> Roles:
 
 
 def outward() -> str:
-    """An address of this machine that others could reach."""
+    """An address of this machine that other machines could reach."""
     for number in addresses.interfaces().values():
         if not addresses.is_loopback(number):
             return number
@@ -233,7 +233,7 @@ def test_a_worker_waits_for_a_name_that_nobody_knows_yet() -> None:
         ({"DMLC_ROLE": "server", "PORT": "5000"}, 5000),
         ({"DMLC_ROLE": "server", "PORT": "5000", "KVSTORE_PORT": "0"}, 0),
         ({"DMLC_ROLE": "server", "KVSTORE_PORT": "6000"}, 6000),
-        ({"KVSTORE_ROLE": "server", "PORT": "5000"}, 0),  # somebody else's
+        ({"KVSTORE_ROLE": "server", "PORT": "5000"}, 0),  # of another program
         ({"DMLC_ROLE": "worker", "PORT": "5000"}, 0),  # it binds to nothing
         ({"DMLC_ROLE": "scheduler", "PORT": "5000"}, 9091),
     ],
@@ -242,7 +242,7 @@ def test_ports(variables: dict[str, str], port: int) -> None:
     assert found(DMLC, variables).port == port
 
 
-# ---------------------------------------------------------------------------------- what is refused, and how
+# ----------------------------------------------------------------------------------- refusals
 
 
 def without(environment: dict[str, str], *names: str) -> dict[str, str]:

@@ -90,7 +90,7 @@ def test_a_killed_job_goes_on_with_the_same_bits(
 
 @pytest.fixture
 def under_mpi(tmp_path: Path) -> Callable[..., list[Any]]:
-    """Run a function of procs_torch.py under mpiexec, where there is an MPI beside torch."""
+    """Run a function of procs_torch.py under mpiexec, where there is an MPI with torch."""
     python = os.environ.get("KVSTORE_TEST_OPENMPI", "")
     if not python or subprocess.run([python, "-c", "import torch"], capture_output=True).returncode:
         pytest.skip("KVSTORE_TEST_OPENMPI names no python with mpi4py, Open MPI and torch")

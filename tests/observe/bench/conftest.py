@@ -63,7 +63,7 @@ class Command:
 
     @property
     def error(self) -> str:
-        """What it has said last on its terminal, if that is an error."""
+        """Return the last line on its terminal, if that is an error."""
         found = re.findall(r"^Error: .*$", self.shown.replace("\r", ""), re.MULTILINE)
         return found[-1] if found else ""
 

@@ -1,4 +1,4 @@
-"""The report says where the time goes, and for whom the others wait."""
+"""The report shows the shares of the time, and the workers that the others wait for."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WAIT = len(CALLS)
 
 
 def steps(count: int, waiting: float, whom: int, **about: object) -> list[Row]:
-    """Steps of 10 ms: 2 in the store beside the wait, the rest outside."""
+    """Steps of 10 ms: 2 in the store besides the wait, the rest outside."""
     rows = []
     for at in range(count):
         begin, end = 10.0 * at + 8 - waiting, 10.0 * at + 10
@@ -135,7 +135,7 @@ def test_servers_see_who_comes_last_and_by_how_much() -> None:
 
 
 def test_workers_of_a_shared_store_say_themselves_when_they_arrive() -> None:
-    """One of them has another store beside it, and numbers its stores differently."""
+    """One of them has another store besides it, and numbers its stores differently."""
     files = []
     for rank in range(3):
         nth = int(rank == 1)
