@@ -117,7 +117,7 @@ def test_capsules_go_there_and_back(name: str, shape: tuple[int, ...], version: 
     assert not dlpack._lent
 
 
-def test_a_capsule_that_nobody_takes_is_forgotten() -> None:
+def test_an_unconsumed_capsule_is_forgotten() -> None:
     array = np.ones(3)
     for version in (None, (1, 0)):
         dlpack.export(array, array.ctypes.data, (3,), array.dtype, (2, 0), False, version)
@@ -143,7 +143,7 @@ def test_we_read_numpy_s_capsules() -> None:
         assert (got.dtype, got.device_kind) == (np.int32, 1)
 
 
-def test_read_only_memory_is_lent_to_those_who_can_be_told() -> None:
+def test_read_only_memory_is_lent_to_consumers_that_can_be_told() -> None:
     array = np.ones(3)
     with pytest.raises(BufferError, match="read-only"):
         dlpack.export(array, array.ctypes.data, (3,), array.dtype, (2, 0), True, None)
@@ -471,7 +471,7 @@ class Interface_of:  # noqa: N801 - a function in all but name
         return self._mine.__cuda_array_interface__
 
 
-def test_who_takes_our_array_waits_for_our_work(fake: LazyDriver) -> None:
+def test_a_consumer_of_our_array_waits_for_our_work(fake: LazyDriver) -> None:
     for seed in range(20):
         fake._random.seed(seed)
         mine, copy = own(fake, np.ones(4)), GpuArray(fake, np.zeros(4), stream=new_stream())

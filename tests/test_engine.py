@@ -154,7 +154,7 @@ def test_a_failure_does_not_stop_what_follows(engine: Engine) -> None:
     assert isinstance(work.exception(), ValueError)
 
 
-def test_a_failure_that_nobody_waits_for_is_logged_at_once(
+def test_a_failure_without_a_waiter_is_logged_at_once(
     engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     gc.disable()  # the message must not depend on a collection of cycles
@@ -170,7 +170,7 @@ def test_a_failure_that_nobody_waits_for_is_logged_at_once(
 
 
 @pytest.mark.parametrize("look", [Work.exception, Work.wait])
-def test_a_failure_that_somebody_has_seen_is_not(
+def test_a_failure_that_a_caller_has_seen_is_not(
     engine: Engine, caplog: pytest.LogCaptureFixture, look: Callable[[Work], Any]
 ) -> None:
     work = engine.submit(["a"], failing(ValueError("no")), 0, "fail")
@@ -218,7 +218,7 @@ WAITS: list[Wait] = [
 
 
 @pytest.mark.parametrize("wait", WAITS)
-def test_other_keys_do_not_hold_up_what_somebody_waits_for(held: tuple[Engine, Gate], wait: Wait) -> None:
+def test_other_keys_do_not_hold_up_awaited_work(held: tuple[Engine, Gate], wait: Wait) -> None:
     engine, log = held[0], []
     unwanted = submit(engine, log, "d", ["d"], 9)
     submit(engine, log, "a", ["a"], -9)
@@ -363,7 +363,7 @@ def test_where_no_thread_can_be_started_it_waits_its_turn(
 # ------------------------------------------------------------------------------- by the thread that waits
 
 
-def test_what_is_postponed_is_done_by_who_waits(engine: Engine) -> None:
+def test_postponed_work_is_done_by_the_waiting_thread(engine: Engine) -> None:
     log: list[int] = []
     work = engine.postpone(lambda: log.append(threading.get_ident()), "rest")
     assert not work.done()
@@ -401,7 +401,7 @@ def test_after_ctrl_c_the_next_wait_goes_on(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("end", [Engine.wait_all, Engine.close])
-def test_what_nobody_waits_for_is_done_at_the_end(engine: Engine, end: Callable[[Engine], None]) -> None:
+def test_work_without_a_waiter_is_done_at_the_end(engine: Engine, end: Callable[[Engine], None]) -> None:
     log: list[int] = []
     for number in range(3):
         engine.postpone(partial(log.append, number), "rest")
@@ -658,7 +658,7 @@ def test_no_thread_before_the_first_operation_nor_after_close() -> None:
     assert threading.enumerate() == before
 
 
-def test_an_engine_that_nobody_closes_is_given_back() -> None:
+def test_an_engine_that_is_never_closed_is_given_back() -> None:
     engine = Engine(timeout=PATIENCE)
     engine.submit(["a"], lambda: None, 0, "a").wait()
     [thread] = [t for t in threading.enumerate() if t.name == "kvstore-engine"]

@@ -260,7 +260,7 @@ def test_a_variable_that_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
         type_of("local", 2)
 
 
-def test_who_wants_the_store_to_update_gets_one() -> None:
+def test_a_trainer_that_wants_the_store_to_update_gets_one() -> None:
     assert type_of("local", 1, update_on_kvstore=True) == ("local", True)
 
 
@@ -760,7 +760,7 @@ def test_a_store_of_the_callers_stays_open() -> None:
         assert store.keys() == [0]
 
 
-def test_without_rounds_nobody_waits_for_a_stale_gradient(
+def test_without_rounds_no_worker_waits_for_a_stale_gradient(
     one_server: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for variable, value in one_server.items():

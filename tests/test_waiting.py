@@ -97,7 +97,7 @@ class StoppedDriver(MachineDriver):
         self.ready = True
 
 
-def test_what_comes_in_the_turn_in_which_the_deadline_passes_is_not_late(
+def test_an_event_in_the_turn_in_which_the_deadline_passes_is_not_late(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     driver = StoppedDriver(clock)

@@ -34,7 +34,7 @@ class Others:
         return rank in self.expected
 
 
-def test_who_takes_no_part_any_more_is_asked_for_once() -> None:
+def test_a_worker_that_takes_no_part_any_more_is_asked_for_once() -> None:
     others = Others(4)
     said, content = Said(ALL_REDUCE, b"x", 8), [np.ones(1)]
     assert others.meetings.meet(said, content).said == [said] * 4
@@ -47,7 +47,7 @@ def test_who_takes_no_part_any_more_is_asked_for_once() -> None:
     assert others.asked == [1, 3]
 
 
-def test_who_is_missing_and_expected_is_an_error() -> None:
+def test_a_missing_and_expected_worker_is_an_error() -> None:
     others = Others(3)
     others.absent = others.expected = {2}
     for _ in range(2):

@@ -61,5 +61,5 @@ def test_pieces_cover_an_array_in_place(monkeypatch: pytest.MonkeyPatch) -> None
         (list(range(99)), "and workers 0, 1, 2, 3, 4, 5, 6, 7 and 91 more have not, or are stopped"),
     ],
 )
-def test_who_is_absent_is_named_for_people(ranks: list[int], text: str) -> None:
+def test_an_absent_worker_is_named_for_users(ranks: list[int], text: str) -> None:
     assert absent(ranks) == text

@@ -38,7 +38,7 @@ class HeldUpJob(ServedJob):
         [("scheduler", "Hello"), ("scheduler", "CreateKeys"), ("server", "Attach"), ("server", "Batch")],
     ),
 )
-def test_who_is_busy_is_not_lost(nursery: jobs.Nursery, tmp_path: Path, role: str, at: str) -> None:
+def test_a_busy_process_is_not_lost(nursery: jobs.Nursery, tmp_path: Path, role: str, at: str) -> None:
     job = HeldUpJob(
         nursery, tmp_path, 2, 1, role=role, at=at, hold=2.5, KVSTORE_DEAD_AFTER="1", KVSTORE_TIMEOUT="100"
     )
@@ -69,14 +69,16 @@ def through_stalls(nursery: jobs.Nursery, folder: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", nightly_unless(lambda seed: seed == 0, range(3)))
-def test_nobody_is_late_who_comes_in_the_last_turn(nursery: jobs.Nursery, tmp_path: Path, seed: int) -> None:
+def test_an_event_in_the_last_turn_is_not_late(nursery: jobs.Nursery, tmp_path: Path, seed: int) -> None:
     through_stalls(nursery, tmp_path, seed)
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(2000)
 @pytest.mark.parametrize("seed", range(3, 203))
-def test_nobody_is_late_in_two_hundred_jobs(nursery: jobs.Nursery, tmp_path: Path, seed: int) -> None:
+def test_no_event_in_the_last_turn_is_late_in_two_hundred_jobs(
+    nursery: jobs.Nursery, tmp_path: Path, seed: int
+) -> None:
     through_stalls(nursery, tmp_path, seed)
 
 

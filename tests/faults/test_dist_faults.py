@@ -287,7 +287,7 @@ def come_back_into_a_pass(faults: Faults, draw: random.Random, verb: str, meets:
 
 
 @pytest.mark.parametrize("seed", nightly_unless(lambda seed: seed == 0, [0, 1]))
-def test_who_comes_back_into_a_pass(faults: Faults, seed: int) -> None:
+def test_a_worker_rejoins_in_a_pass(faults: Faults, seed: int) -> None:
     cases = [(verb, meets) for verb in ("pushpull", "push") for meets in (False, True)]
     faults.run(come_back_into_a_pass, cases, seed)
 
@@ -647,7 +647,7 @@ def test_a_round_of_a_loss_stays_open_when_a_survivor_leaves(faults: Faults, opt
         assert finish(reader) == [[0, 0]]
 
 
-def test_who_has_joined_reads_the_rounds_of_others_after_a_loss(faults: Faults) -> None:
+def test_a_joined_worker_reads_the_rounds_of_others_after_a_loss(faults: Faults) -> None:
     with faults.job(2, 2) as made:
         reader, victim = made.start_all("procs_losses", "rests_when_another_is_lost")
         ready(reader, victim, line="joined")
@@ -703,7 +703,7 @@ def test_ctrl_c_in_the_wait_for_a_sum(faults: Faults, size: int) -> None:
         finish(waiting, late)
 
 
-def test_who_leaves_says_why_also_if_pushes_had_no_answer(faults: Faults) -> None:
+def test_a_worker_that_leaves_says_why_also_if_pushes_had_no_answer(faults: Faults) -> None:
     with faults.job(1, 1, KVSTORE_DEAD_AFTER="60") as made:
         (worker,) = made.start_all(BODIES, "leaves_with_open_pushes")
         ready(worker)

@@ -61,7 +61,7 @@ def intrude(faults: Faults, draw: random.Random, who: str) -> None:
         assert made.ended(10) == [0, 0]
 
 
-def test_who_has_no_place_in_the_job(faults: Faults) -> None:
+def test_a_process_without_a_place_in_the_job(faults: Faults) -> None:
     faults.run(intrude, [("rank of another",), ("number of workers",), ("job",), ("version",)], 0)
 
 

@@ -123,7 +123,7 @@ def come_back_into_a_pass(faults: Faults, draw: random.Random, verb: str, meets:
 
 
 @pytest.mark.parametrize("seed", [0])
-def test_who_comes_back_into_a_pass(faults: Faults, seed: int) -> None:
+def test_a_worker_rejoins_in_a_pass(faults: Faults, seed: int) -> None:
     faults.run(come_back_into_a_pass, PASSES, seed)
 
 
@@ -287,7 +287,7 @@ def answer(worker: jobs.Worker, word: str, begun: bool = False) -> str:
     return worker.expect_some(f"{word}: ", UNTIL_TOLD).removeprefix(f"{word}: ")
 
 
-def test_who_is_fenced_leaves_what_it_carries_to_its_host(faults: Faults) -> None:
+def test_a_fenced_worker_leaves_what_it_carries_to_its_host(faults: Faults) -> None:
     """The scheduler missed it, and the workers of its host did not: they are more patient."""
     with faults.job(3, 1) as made:
         first, second, other = on_command(made, "continue", KVSTORE_DEAD_AFTER="60")

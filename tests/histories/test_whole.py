@@ -183,7 +183,7 @@ def test_a_process_that_came_back_into_a_round_that_failed() -> None:
     assert violations(story.history()) == []
 
 
-def test_a_process_that_came_back_and_met_nobody() -> None:
+def test_a_process_that_rejoined_and_met_no_other() -> None:
     """It begins in each slice after the last round of the process before it."""
     story = Story(2, on_peer_loss="continue", bases={(3, "w", 0): 2, (3, "w", 1): 1})
     story.everybody()
@@ -244,7 +244,7 @@ def test_reads_may_be_a_step_apart_until_all_know_of_a_loss() -> None:
 
 
 @pytest.mark.parametrize("verb", ["push", "step"])
-def test_keys_may_be_a_round_apart_for_who_has_joined(verb: str) -> None:
+def test_keys_may_be_a_round_apart_for_a_joined_worker(verb: str) -> None:
     """It does not know which keys the others have pushed together since."""
     story = Story(2)
     story.everybody("a", "b", verb=verb)

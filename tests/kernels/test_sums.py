@@ -251,7 +251,7 @@ def test_zero_threads_are_all_cores() -> None:
         assert cpu.threads() >= 1
 
 
-def test_more_threads_than_anybody_has() -> None:
+def test_more_threads_than_any_machine_has() -> None:
     values = [draw("float32", 300_000, i) for i in range(2)]
     dst = np.empty_like(values[0])
     with knobs(threads=64):

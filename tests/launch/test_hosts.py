@@ -188,7 +188,7 @@ def test_what_is_no_message_is_refused(data: bytes) -> None:
         list(m.Reader(m.From).feed(data))
 
 
-def test_whoever_talks_without_end_is_no_far_side() -> None:
+def test_a_process_that_sends_without_end_is_no_far_side() -> None:
     with pytest.raises(ProtocolError, match="far side"):
         list(m.Reader(m.From, greeting=True).feed(b"x" * 100_000))
 

@@ -229,7 +229,7 @@ def test_output_says_where_it_comes_from(servers: Servers) -> None:
     assert (code, out) == (0, b"hello\n" * 5)
 
 
-def test_nobody_starts_before_the_scheduler_says_where_it_is(servers: Servers) -> None:
+def test_no_process_starts_before_the_scheduler_says_where_it_is(servers: Servers) -> None:
     service = """
 say("started")
 if ROLE == "scheduler":
@@ -563,7 +563,7 @@ say("held", json.dumps([name for name in held if "kvstore-keys" in name]))
         assert len(json.loads(servers.text("held", name))) == 1
 
 
-def test_keys_cannot_be_changed_by_whoever_reads_them(servers: Servers) -> None:
+def test_keys_cannot_be_changed_by_their_readers(servers: Servers) -> None:
     change = """
 try:
     os.pwrite(int(os.environ["KVSTORE_KEYS_FD"]), b"x", 0)

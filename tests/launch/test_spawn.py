@@ -141,7 +141,7 @@ def test_a_process_that_ignores_sigterm_is_killed(job: Job) -> None:
     assert (status, out.splitlines()[0]) == (0, "1 2")
 
 
-def test_nobody_is_left_when_the_call_returns(job: Job) -> None:
+def test_no_process_is_left_when_the_call_returns(job: Job) -> None:
     call = CATCH + "\nimport multiprocessing\nassert multiprocessing.active_children() == []"
     status, _, err = finish(script(job, FAILURE.format(how="sys.exit(2)", rest="forever()"), call))
     assert (status, err) == (0, "")

@@ -227,7 +227,7 @@ with kv.create(os.environ["STORE"]) as store:
 
 
 @pytest.mark.parametrize("kind", ["shared", "dist_sync"])
-def test_who_came_last_to_a_slow_round(job: Job, kind: str) -> None:
+def test_the_last_worker_of_a_slow_round(job: Job, kind: str) -> None:
     job.environment |= {"KVSTORE_LOG": "info", "STORE": kind}
     servers = ["-s", "1"] if kind == "dist_sync" else []
     code, err = finish(job.run("-n", "2", *servers, text=SLOW))
@@ -277,7 +277,7 @@ def test_a_server_tells_of_the_worker_that_comes_last_in_most_rounds(job: Job) -
         assert float(match["median"]) / (1 if match["unit"] == "s" else 1000) > seconds / 2
 
 
-def test_a_server_tells_of_nobody_where_all_come_at_the_same_time(job: Job) -> None:
+def test_a_server_reports_no_straggler_where_all_arrive_at_the_same_time(job: Job) -> None:
     job.environment["KVSTORE_LOG"] = "info"
     assert b" came last by " not in straggling(job, 0.0, 40)
 

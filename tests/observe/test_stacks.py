@@ -74,7 +74,7 @@ def go_on(job: Job, launcher: subprocess.Popen[bytes], workers: int) -> None:
         ),
     ],
 )
-def test_a_worker_that_waits_names_method_key_round_and_who_is_missing(
+def test_a_worker_that_waits_names_method_key_round_and_the_missing(
     job: Job, kind: str, servers: list[str], wait: bytes
 ) -> None:
     job.environment["STORE"] = kind

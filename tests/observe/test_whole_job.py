@@ -137,7 +137,7 @@ def test_all_processes_are_there_but_the_one_that_was_killed(base: sqlite3.Conne
 
 
 @pytest.mark.parametrize("kind", ["lost", "back"])
-def test_a_loss_is_an_instant_of_all_who_hear_of_it(base: sqlite3.Connection, kind: str) -> None:
+def test_a_loss_is_an_instant_of_all_notified_processes(base: sqlite3.Connection, kind: str) -> None:
     query = "SELECT DISTINCT process.name FROM event JOIN process USING (pid) WHERE cat = ? AND whom = ?"
     told = {name for (name,) in base.execute(query, (kind, f"worker {KILLED}"))}
     assert {"worker 0", "worker 1", "worker 2", "scheduler"} <= told
@@ -219,7 +219,7 @@ def test_top_tells_for_whom_servers_wait(job: Job) -> None:
 
 
 @with_prometheus
-def test_prometheus_tells_who_waits(job: Job) -> None:
+def test_prometheus_shows_the_waiting_workers(job: Job) -> None:
     found = json.loads((job.folder / "metrics.json").read_text())
     waiting = {rank: found["waiting"][str(rank)] for rank in range(3)}
     assert min(waiting, key=lambda rank: waiting[rank]) == SLOW

@@ -97,7 +97,7 @@ def test_pytest_knows_its_settings_in_every_extra_that_has_it(extra: str) -> Non
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_whoever_runs_the_benches_has_pytest() -> None:
+def test_the_extra_of_the_benches_has_pytest() -> None:
     assert {"bench", "test"} == {extra for extra, names in PACKAGES.items() if "pytest" in names}
 
 

@@ -44,7 +44,7 @@ def dependencies() -> dict[str, list[str]]:
     return found
 
 
-def test_the_page_has_every_direct_dependency_and_who_needs_it() -> None:
+def test_the_page_has_every_direct_dependency_and_its_dependents() -> None:
     assert {name: used.split(", ") for name, used, _ in ROWS} == dependencies()
     assert [name for name, _, _ in ROWS] == sorted((name for name, _, _ in ROWS), key=str.lower)
 

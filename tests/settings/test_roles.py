@@ -56,7 +56,7 @@ def outward() -> str:
     pytest.skip("this machine has no network interface but the loopback")
 
 
-def test_nobody_spoke_of_servers() -> None:
+def test_no_variable_names_servers() -> None:
     assert find({}) is None
     assert find({**OWN, "KVSTORE_JOB": "x", "PORT": "80", "DMLC_INTERFACE": "eth"}) is None
 
@@ -207,7 +207,7 @@ def test_of_two_hosts_ours_counts() -> None:
     )
 
 
-def test_whoever_talks_to_another_machine_is_reached_where_the_way_to_it_begins() -> None:
+def test_the_address_is_that_of_the_route_to_another_machine() -> None:
     here = outward()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((here, 9))
@@ -222,7 +222,7 @@ def test_a_scheduler_in_kubernetes_binds_to_everything_and_keeps_its_name() -> N
     assert (answer.host, answer.scheduler) == ("0.0.0.0", "tcp://scheduler.invalid:9091")
 
 
-def test_a_worker_waits_for_a_name_that_nobody_knows_yet() -> None:
+def test_a_worker_waits_for_a_name_that_is_not_known_yet() -> None:
     names = {**DMLC, "DMLC_PS_ROOT_URI": "scheduler.invalid"}
     assert found(names, DMLC_ROLE="worker", KVSTORE_INSECURE="1").scheduler == "tcp://scheduler.invalid:9091"
 
@@ -374,7 +374,7 @@ def test_keys_of_another_role_are_refused(keys: Keys, part: dict[str, str], tmp_
         found(part, KVSTORE_KEYS_FILE=written(tmp_path / "keys", keys))
 
 
-def test_without_keys_only_those_may_be_reached_who_the_user_trusts() -> None:
+def test_without_keys_only_trusted_hosts_may_be_reached() -> None:
     assert found(OURS, KVSTORE_SCHEDULER=FAR, KVSTORE_INSECURE="1").insecure
 
 

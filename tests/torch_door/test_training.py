@@ -156,7 +156,7 @@ def test_steps_and_buckets_are_in_a_timeline(
 
 
 @pytest.mark.parametrize("name", ["shared", SERVED])
-def test_a_parameter_that_nobody_uses_stays_as_it_is(name: str, same: Callable[..., Any]) -> None:
+def test_an_unused_parameter_stays_as_it_is(name: str, same: Callable[..., Any]) -> None:
     """Weight decay would move it, if it had a gradient of zeros."""
     check_parts(same("parts_of_a_model", name))
 

@@ -86,7 +86,7 @@ def test_a_host_that_sums_first_sends_less() -> None:
     assert used[0] == pytest.approx(4 * used[1], rel=0.01)
 
 
-def test_a_straggler_holds_up_rounds_and_nobody_else() -> None:
+def test_a_straggler_holds_up_rounds_and_nothing_else() -> None:
     took = {}
     for mode in ("sync", "async"):
         job = job_of(mode=mode, jitter=0.0, steps=1, per_host=1)

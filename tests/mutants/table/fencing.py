@@ -53,7 +53,7 @@ FENCING = [
         "            rounds.lose({rank}, last)",
         "            pass",
         "what the one before pushed stays",
-        "tests/stores/parameter_server/server/test_machine.py::test_what_one_that_has_left_pushed_is_in_no_round_of_who_has_its_rank_now",
+        "tests/stores/parameter_server/server/test_machine.py::test_a_push_of_a_worker_that_has_left_is_in_no_round_of_its_successor",
     ),
     Mutant(
         "fencing",

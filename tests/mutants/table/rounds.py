@@ -127,7 +127,7 @@ ROUNDS = [
         "    w->n = left;\n",
         "",
         "who waited waits on",
-        "tests/stores/parameter_server/native/test_rounds.py::test_who_has_been_answered_waits_no_more",
+        "tests/stores/parameter_server/native/test_rounds.py::test_a_worker_that_has_been_answered_waits_no_more",
     ),
     Mutant(
         "rounds",

@@ -140,7 +140,7 @@ def test_hosts_that_cannot_connect(find: Find) -> None:
     assert found[f"{OTHER} to {ONE}"].level == "ok"
 
 
-def test_who_does_not_know_the_token_is_not_served(find: Find) -> None:
+def test_a_client_without_the_token_is_not_served(find: Find) -> None:
     before = (
         "from kvstore.observe.doctor import far_host\n"
         "connect = far_host.connect\n"

@@ -107,7 +107,7 @@ def test_names_that_are_too_long_are_cut(counters: native.Counters) -> None:
     assert counters.read()["store"] == "s" * 63
 
 
-def test_times_are_taken_while_somebody_asks(counters: native.Counters) -> None:
+def test_times_are_measured_on_request(counters: native.Counters) -> None:
     assert not counters.timed
     assert counters.begin() == 0
     counters.end(MOVING, 0)

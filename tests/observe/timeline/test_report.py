@@ -118,7 +118,7 @@ def test_shares_add_up_whatever_the_events_are(
     list(text.lines(made))
 
 
-def test_servers_see_who_comes_last_and_by_how_much() -> None:
+def test_servers_see_the_last_worker_and_its_delay() -> None:
     rows = []
     for round in range(10):
         late, lead = (1, 3) if round < 8 else (0, 2)

@@ -205,7 +205,7 @@ def test_ranks_without_a_file_and_lost_events_are_said(tmp_path: Path) -> None:
     ]
 
 
-def test_of_who_was_lost_and_is_back_a_file_is_missing() -> None:
+def test_of_a_worker_that_was_lost_and_is_back_a_file_is_missing() -> None:
     """Each of the other processes has an event of it."""
     rows = [row(LOST, 1, 1, slice=NO_SLICE, whom=1), row(BACK, 2, 2, slice=NO_SLICE, whom=1)]
     files = [file(rows), file(rows, role="server"), file([], rank=1)]

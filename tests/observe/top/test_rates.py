@@ -74,7 +74,7 @@ def test_a_wait_says_for_whom_and_how_long() -> None:
     assert row(None, look(12)).waiting is None
 
 
-def test_a_process_that_stands_still_waits_for_nobody() -> None:
+def test_a_process_that_stands_still_waits_for_none() -> None:
     with subprocess.Popen(["sleep", "600"]) as process:
         process.send_signal(signal.SIGSTOP)
         os.waitpid(process.pid, os.WUNTRACED)

@@ -158,7 +158,7 @@ def test_times_of_a_worker_have_all_that_it_does(observed: Served) -> None:
 
 
 @pytest.mark.parametrize(("case", "servers"), each_once(CASES[:4], [1, 2]))
-def test_who_waits_for_a_slow_worker_and_for_how_long(
+def test_waits_for_a_slow_worker_and_their_length(
     observed: Served, case: tuple[int, dict[str, str], str], servers: int
 ) -> None:
     size, variables, _ = case

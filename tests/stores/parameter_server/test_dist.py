@@ -264,7 +264,7 @@ def test_a_pull_gives_the_value_of_the_round_that_was_pushed_into(served: Served
     made.results()
 
 
-def test_who_has_not_pushed_reads_at_once(served: Served) -> None:
+def test_a_worker_that_has_not_pushed_reads_at_once(served: Served) -> None:
     made = served(2, 2, **SMALL)
     pushing, reading = made.start_all(ROUNDS, "reads_without_a_push")
     pushing.expect("pushed")
@@ -287,7 +287,7 @@ def test_workers_with_fewer_batches_join(served: Served, workers: int, servers: 
     made.results()
 
 
-def test_nobody_passes_a_barrier_before_all_have_come(served: Served) -> None:
+def test_no_worker_passes_a_barrier_before_all_have_arrived(served: Served) -> None:
     for times in zip(*run(served(4, 1, **SYNC), ROUNDS, "barriers", 20), strict=True):
         assert max(came for came, _ in times) <= min(went for _, went in times)
 

@@ -83,7 +83,7 @@ def test_the_cause_and_the_cure_are_told_early(name: str, apart: int, tmp_path: 
 
 
 @pytest.mark.parametrize("apart", [0, 1])
-def test_who_waits_for_a_worker_without_proc_is_told_why(apart: int, tmp_path: Path) -> None:
+def test_a_wait_for_a_worker_without_proc_names_the_cause(apart: int, tmp_path: Path) -> None:
     """Before, the other waited to its deadline, and named containers as the cause."""
     way, words = WAYS["no /proc"]
     if not can(way):

@@ -55,7 +55,7 @@ def shown_to_wait(worker: Worker) -> dict[str, Any]:
 
 @pytest.mark.parametrize("key", ["small", "edge", "large"])
 @pytest.mark.parametrize("size", [2, 3])
-def test_who_waits_for_a_slow_worker(job: MakeJob, key: str, size: int) -> None:
+def test_waits_for_a_slow_worker(job: MakeJob, key: str, size: int) -> None:
     made = job(size)
     workers = made.start_all(BODIES, "waits", key)
     seen = shown_to_wait(workers[0])
@@ -187,7 +187,7 @@ def test_a_loss_is_counted_once(job: MakeJob, on_peer_loss: str) -> None:
     assert found["numbers"]["waiting_since"] == 0
 
 
-def test_who_is_back_is_recorded(job: MakeJob) -> None:
+def test_a_rejoined_worker_is_recorded(job: MakeJob) -> None:
     made = job(2)
     staying, ending = made.start_all(BODIES, "comes_back")
     staying.expect("alone")

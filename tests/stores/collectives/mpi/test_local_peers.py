@@ -43,7 +43,7 @@ def test_the_living_are_there_also_if_they_stand_still(child: subprocess.Popen[b
     peers.close()
 
 
-def test_who_was_killed_is_lost_before_and_after_it_is_waited_for(child: subprocess.Popen[bytes]) -> None:
+def test_a_killed_process_is_lost_before_and_after_it_is_waited_for(child: subprocess.Popen[bytes]) -> None:
     peers = LocalPeers([identity(5), Identity(3, child.pid, started(child.pid))])
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
@@ -67,7 +67,9 @@ def test_a_process_of_another_namespace_is_not_watched(child: subprocess.Popen[b
     ("state", "flags", "ended"),
     [("R", 0x400000, False), ("S", 0, False), ("R", 0x400004, True), ("D", 0x4, True), ("Z", 0, True)],
 )
-def test_who_is_about_to_end_is_known_by_a_flag(tmp_path: Path, state: str, flags: int, ended: bool) -> None:
+def test_a_process_about_to_end_is_known_by_a_flag(
+    tmp_path: Path, state: str, flags: int, ended: bool
+) -> None:
     path = tmp_path / "stat"
     path.write_text(STAT.format(state=state, flags=flags))
     with path.open() as file:

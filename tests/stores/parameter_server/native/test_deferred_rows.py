@@ -149,7 +149,7 @@ def test_rows_are_sent_though_their_table_is_forgotten(job: Job) -> None:
     assert job.answered(1, sequence) == after(9)
 
 
-def test_who_is_sent_rows_and_goes_costs_the_others_nothing(job: Job) -> None:
+def test_a_worker_that_leaves_while_rows_are_sent_costs_the_others_nothing(job: Job) -> None:
     sequence = asked(job, 1)
     asked(job, 2)
     job.server.workers[2].close_stream()

@@ -625,7 +625,7 @@ def test_large_sums_are_those_of_their_rounds_whichever_thread_sends_them(large:
         assert time.monotonic() < end
 
 
-def test_a_large_sum_goes_out_though_nobody_serves(large: Server) -> None:
+def test_a_large_sum_is_sent_though_no_thread_serves(large: Server) -> None:
     """A thread that waits until all is sent, as before the end, does not serve during the wait."""
     for round_ in range(1, 12):
         bring(large, round_, [np.ones(NUMBERS, np.float32)] * 4)
@@ -764,7 +764,7 @@ def put(server: Server, rank: int, sequence: int, round_: int, value: float) -> 
 
 @pytest.mark.parametrize("dies", [False, True])
 @pytest.mark.parametrize("packed", [False, True])  # a sum of both kinds of parts is Python's
-def test_a_part_of_a_host_lies_in_memory_of_who_has_sent_it(server: Server, packed: bool, dies: bool) -> None:
+def test_a_part_of_a_host_lies_in_memory_of_its_sender(server: Server, packed: bool, dies: bool) -> None:
     begun_by_hosts(server)
     put(server, 0, 0, 0, 100)  # at the same place of another worker's memory
     for round_ in (1, 2):
@@ -797,7 +797,7 @@ def test_a_part_whose_worker_died_before_it_was_found_has_not_come(server: Serve
     assert server.workers[2].answers[1] == [Answer(K.VALUE, 1, ones(6).tobytes())]
 
 
-def test_only_a_server_of_the_host_shares_memory_with_who_pushes_for_it(server: Server) -> None:
+def test_only_a_server_of_the_host_shares_memory_with_its_pushers(server: Server) -> None:
     here = host_identity()
     begun_by_hosts(server, here)
     assert all(worker.memory is not None for worker in server.workers.values())
@@ -1099,7 +1099,7 @@ def test_a_slice_of_any_number_can_be_named(server: Server, number: int) -> None
     ]
 
 
-def test_a_stream_that_breaks_with_answers_on_their_way_costs_nobody_else(server: Server) -> None:
+def test_a_stream_that_breaks_with_answers_in_flight_costs_no_other_worker(server: Server) -> None:
     begun(server)
     server.send(1, [push(2, 2, kind=K.PUSHPULL)], [ones(4)])
     server.pump()
@@ -1137,7 +1137,7 @@ def test_a_worker_that_is_replaced_is_answered_no_more(server: Server) -> None:
     old.close()
 
 
-def test_a_slice_is_forgotten_with_parts_and_who_waits(server: Server) -> None:
+def test_a_slice_is_forgotten_with_parts_and_waiting_requests(server: Server) -> None:
     begun(server)
     server.send(1, [push(2, 2, kind=K.PUSHPULL)], [ones(4)])
     server.pump()
@@ -1266,13 +1266,13 @@ def check_hostile(seed: int, count: int) -> None:
         assert {answers[0].kind for answers in found.values()} <= {K.DONE, K.VALUE, K.FAILED}, told
 
 
-def test_hostile_messages_disturb_nobody_else() -> None:
+def test_hostile_messages_disturb_no_other_worker() -> None:
     check_hostile(first_seed(), 1000)
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
-def test_a_hundred_thousand_hostile_messages_disturb_nobody_else() -> None:
+def test_a_hundred_thousand_hostile_messages_disturb_no_other_worker() -> None:
     first = first_seed()
     for seed in range(first, first + 50):
         check_hostile(seed, 2000)

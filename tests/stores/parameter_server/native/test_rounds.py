@@ -95,7 +95,7 @@ def test_a_pull_waits_for_its_round() -> None:
     assert server.sessions[0].waits(2)
 
 
-def test_who_has_been_answered_waits_no_more() -> None:
+def test_a_worker_that_has_been_answered_waits_no_more() -> None:
     server = Server()
     assert server.ask(0, K.PULL, 1) == []
     for round_ in (1, 2):
@@ -158,7 +158,7 @@ def test_all_behind_a_request_that_is_left_to_python_are_left_too() -> None:
     assert server.told() == [(0, K.VALUE, 0)]
 
 
-def test_who_leaves_waits_no_more() -> None:
+def test_a_worker_that_leaves_waits_no_more() -> None:
     server = Server()
     for rank in range(2):
         server.slice.wait_for_value(server.sessions[rank], Record(K.PULL, 5, 1, 4), ())
@@ -215,7 +215,7 @@ def test_parts_of_some_ranks_are_dropped(put: list[tuple[int, int]], ranks: set[
 LATE = 0.015  # seconds; from 10 ms on a round is late
 
 
-def test_who_came_last_to_a_round_and_by_how_much() -> None:
+def test_the_last_worker_of_a_round_and_its_delay() -> None:
     server = Server(3)
     server.effects.watch_arrivals()
     for round_ in (1, 2):  # in the first one all begin
@@ -269,7 +269,7 @@ def test_late_rounds_without_end_take_no_more_memory() -> None:
     assert len(late) == 1024
 
 
-def test_nothing_is_noted_that_nobody_asks_for() -> None:
+def test_nothing_is_noted_without_a_request() -> None:
     server = Server()
     for round_ in (1, 2):
         for rank in range(2):

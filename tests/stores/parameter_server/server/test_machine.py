@@ -232,7 +232,7 @@ def test_a_failed_round_fails_its_requests_and_counts() -> None:
 BAD, WORSE = m.Failure("UpdaterError", "bad"), m.Failure("UpdaterError", "worse")
 
 
-def test_every_failed_round_is_told_once_to_each_who_pushed_into_it() -> None:
+def test_every_failed_round_is_reported_once_to_each_of_its_workers() -> None:
     server = Machine()
     server.start()
     for round_, failure in ((1, BAD), (2, WORSE), (3, None)):
@@ -269,7 +269,7 @@ def test_a_pull_is_not_told_of_later_rounds_nor_of_rounds_of_others() -> None:
     assert server.failures() == {0: ["worse"]}
 
 
-def test_failed_rounds_are_forgotten_with_those_who_leave_and_are_never_too_many() -> None:
+def test_failed_rounds_are_forgotten_with_leaving_workers_and_are_never_too_many() -> None:
     server = Machine()
     server.start()
     for round_ in range(1, 101):
@@ -287,7 +287,7 @@ def test_failed_rounds_are_forgotten_with_those_who_leave_and_are_never_too_many
     assert server.rounds().failures == {}
 
 
-def test_a_failed_round_is_told_to_who_has_the_rank_and_not_to_who_had_it() -> None:
+def test_a_failed_round_is_reported_to_the_present_owner_of_the_rank_only() -> None:
     server = Machine()
     server.start()
     server.ask(1, K.PULL, 1)  # waits, and its worker is lost
@@ -374,7 +374,7 @@ def test_the_sum_of_the_living() -> None:
     assert server.jobs() == [(1, ["0:1", "1:1"])]
 
 
-def test_whoever_has_left_or_rests_counts_but_is_not_waited_for() -> None:
+def test_a_worker_that_has_left_or_rests_counts_but_is_not_waited_for() -> None:
     server = Machine(3)
     server.start()
     server.ask(1, K.PUSH, 1)
@@ -450,7 +450,7 @@ def test_a_request_too_far_ahead_is_not_taken() -> None:
     assert server.jobs() == [(1, ["0:1", "1:1"])]
 
 
-def test_what_one_that_has_left_pushed_is_in_no_round_of_who_has_its_rank_now() -> None:
+def test_a_push_of_a_worker_that_has_left_is_in_no_round_of_its_successor() -> None:
     server = Machine()
     server.start()
     for round_ in (1, 2):
@@ -482,7 +482,7 @@ def test_an_old_process_is_fenced() -> None:
     assert isinstance(server.attach(1, 2), m.Fenced)
 
 
-def test_whoever_comes_back_reads_at_once_and_is_waited_for_from_its_join_point_on() -> None:
+def test_a_rejoined_worker_reads_at_once_and_is_waited_for_from_its_join_point_on() -> None:
     server = Machine()
     server.start()
     server.ask(0, K.PUSH, 1)
@@ -509,7 +509,7 @@ def test_whoever_comes_back_reads_at_once_and_is_waited_for_from_its_join_point_
     assert server.jobs() == [(3, ["0:3", "1:3"])]
 
 
-def test_rounds_go_on_until_all_others_are_where_somebody_begins() -> None:
+def test_rounds_continue_until_all_others_are_at_the_join_point() -> None:
     server = Machine(3)
     server.start()
     server.members[2] = 202
@@ -528,7 +528,7 @@ def test_rounds_go_on_until_all_others_are_where_somebody_begins() -> None:
     assert server.jobs() == [(2, ["0:2", "1:2", "2:2"])]
 
 
-def test_whoever_begins_with_nobody_to_meet_follows_the_rounds_of_the_server() -> None:
+def test_a_worker_that_begins_alone_follows_the_rounds_of_the_server() -> None:
     server = Machine(1)
     server.start()
     server.ask(0, K.PUSH, 1)
@@ -644,7 +644,7 @@ def test_a_server_that_was_restarted_takes_requests_for_ever(mode: str) -> None:
     assert (session.low, session.above) == (m.SPAN + 8, [2 * m.SPAN + 8])
 
 
-def test_who_is_missing() -> None:
+def test_the_missing_workers() -> None:
     server = Machine(3)
     server.start()
     server.ask(1, K.PUSH, 1)
@@ -675,7 +675,7 @@ def test_rules_are_kept() -> None:
     assert server.answers() == {0: [(K.FAILED, 5)]}
 
 
-def test_forgotten_slices_fail_whoever_waits() -> None:
+def test_forgotten_slices_fail_waiting_requests() -> None:
     server = Machine()
     server.start()
     server.ask(0, K.PUSHPULL, 1)
@@ -793,7 +793,7 @@ def one_round(machine: Machine, number: int, *ranks: int) -> list[m.LeftOut]:
     return found
 
 
-def test_who_leaves_without_having_joined_is_told_of_with_the_first_round_that_lacks_it() -> None:
+def test_a_worker_that_leaves_without_join_is_reported_with_the_first_round_without_it() -> None:
     machine = Machine(workers=3)
     machine.start()
     assert one_round(machine, 1, 0, 1, 2) == []
@@ -805,7 +805,7 @@ def test_who_leaves_without_having_joined_is_told_of_with_the_first_round_that_l
     assert one_round(machine, 4, 0, 2) == []
 
 
-def test_who_leaves_was_in_the_round_that_a_restart_of_the_server_has_lost() -> None:
+def test_a_leaving_worker_was_in_the_round_that_a_restart_of_the_server_has_lost() -> None:
     first = Machine(workers=3)
     first.start()
     one_round(first, 1, 0, 1, 2)
@@ -818,7 +818,7 @@ def test_who_leaves_was_in_the_round_that_a_restart_of_the_server_has_lost() -> 
     assert one_round(machine, 3, 0, 2) == [m.LeftOut(0, 0, 1, 2)] * 2
 
 
-def test_nobody_is_told_of_who_has_joined_is_lost_or_never_pushed() -> None:
+def test_a_worker_that_has_joined_is_lost_or_never_pushed_is_not_reported() -> None:
     for how in ("joined", "lost", "never pushed"):
         machine = Machine(workers=3)
         machine.start()

@@ -47,7 +47,7 @@ def test_parts_of_others_complete_no_round() -> None:
     assert [rank for rank, _, _ in job.parts] == [1, 5, 6, 7]
 
 
-def test_nobody_is_waited_for() -> None:
+def test_no_worker_is_waited_for() -> None:
     rounds = SliceRounds(0, 0)
     assert rounds.due(frozenset()) is None
     push(rounds, 3)

@@ -581,7 +581,7 @@ def test_values_that_count_divided() -> None:
         assert shards.pull("w").tobytes() == wanted.tobytes()
 
 
-def test_signalling_nans_that_count_divided_warn_nobody() -> None:
+def test_signalling_nans_that_count_divided_give_no_warning() -> None:
     shards = StoreShards(1)
     shards.init("w", np.zeros(2, np.float32))
     signalling = np.array([0x7F800001, 0x3F800000], np.uint32).tobytes()

@@ -167,7 +167,7 @@ def restarted(*accepted: int, workers: int = 1) -> Job:
     return job
 
 
-def test_a_round_of_which_one_slice_lost_its_parts_is_done_with_what_comes_again() -> None:
+def test_a_round_of_which_one_slice_lost_its_parts_is_done_with_repeated_pushes() -> None:
     job, again, then = restarted(6, 5), gradient(1), gradient(2)
     job.pull(0, 0, 6)
     assert job.told() == []  # it is not read before the other slice's part is in it
@@ -203,7 +203,7 @@ def test_what_all_slices_were_before_such_a_round_is_kept() -> None:
         np.testing.assert_array_equal(job.storage.shard(0).past(slice_, 5), half(START, slice_))
 
 
-def test_what_comes_again_may_be_of_an_older_version() -> None:
+def test_a_repeated_push_may_be_of_an_older_version() -> None:
     job, again = restarted(6, 5), gradient(1)
     job.push(0, 1, 6, again, version=0)  # before there was an optimizer
     job.pull(0, 0, 6)
@@ -234,7 +234,7 @@ def test_what_waits_of_a_lost_worker_is_given_up() -> None:
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_nobody_waits_for_the_other_slice_of_a_lost_worker_that_was_updated(late: bool) -> None:
+def test_no_worker_waits_for_the_other_slice_of_a_lost_worker_that_was_updated(late: bool) -> None:
     """The first slice has had one part more than the other; `late`: its last part arrives after the loss."""
     job, lost, whole, then = Job("async", workers=2).start(), gradient(9), gradient(1), gradient(2)
     job.push(0, 0, 1, lost)

@@ -150,7 +150,7 @@ def test_refused_clients_do_not_disturb_the_others(
     assert len(strangers) == 10
 
 
-def test_the_list_counts_not_who_knows_the_servers_key(job_keys: dict[str, Keys]) -> None:
+def test_the_list_of_keys_counts_not_knowledge_of_the_servers_key(job_keys: dict[str, Keys]) -> None:
     assert job_keys["stranger"].scheduler == job_keys["scheduler"].public
     assert job_keys["stranger"].public not in job_keys["scheduler"].allowed
 

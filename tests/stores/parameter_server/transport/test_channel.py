@@ -103,7 +103,7 @@ def test_large_buffers_are_lent_and_small_ones_copied(context: Contexts, address
 # ------------------------------------------------------------------------------------------- no peer
 
 
-def test_a_router_says_that_nobody_is_there(context: Contexts, address: str) -> None:
+def test_a_router_reports_an_absent_peer(context: Contexts, address: str) -> None:
     router, dealer = pair(context, address)
     with pytest.raises(NotSentError, match=r"b'worker 9'.*not connected"):
         router.send(b"worker 9", [b"x"])
@@ -196,7 +196,7 @@ def meets_itself(dealer: Dealer) -> None:
 
 @pytest.mark.parametrize("meets", [meets_deaths, meets_itself])
 @pytest.mark.parametrize("secure", [False, True])
-def test_who_is_there_before_its_router_refuses_nobody(
+def test_a_dealer_that_is_there_before_its_router_refuses_none(
     context: Contexts, job_keys: dict[str, Keys], secure: bool, meets: Callable[[Dealer], None]
 ) -> None:
     keys = {name: job_keys[name] if secure else None for name in ("worker", "scheduler")}

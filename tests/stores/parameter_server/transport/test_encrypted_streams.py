@@ -172,7 +172,7 @@ def never(job: Job, client: StreamClient, tries: int = 150) -> None:
     assert not job.came and not job.server.has(PEER)
 
 
-def test_who_is_between_reads_nothing(job: Job) -> None:
+def test_an_attacker_between_reads_nothing(job: Job) -> None:
     client, between = job.through()
     job.until(lambda: client.send([b"a secret of the worker"]))
     job.until(lambda: job.came)
@@ -191,13 +191,15 @@ def test_who_is_between_reads_nothing(job: Job) -> None:
     ("up", "last"), [(True, ENCRYPTED_HELLO_BYTES - 1), (False, ANSWER_BYTES - 1)], ids=["hello", "answer"]
 )
 @pytest.mark.parametrize("part", [0.0, 0.1, 0.3, 0.41, 0.45, 0.7, 1.0])
-def test_who_alters_the_handshake_prevents_a_stream(job: Job, up: bool, last: int, part: float) -> None:
+def test_an_attacker_that_alters_the_handshake_prevents_a_stream(
+    job: Job, up: bool, last: int, part: float
+) -> None:
     client, between = job.through(flip(up, round(part * last)))
     job.until(lambda: between.sent and between.sent[0][True])
     never(job, client)
 
 
-def test_who_asks_for_another_cipher_prevents_a_stream(job: Job) -> None:
+def test_an_attacker_that_asks_for_another_cipher_prevents_a_stream(job: Job) -> None:
     if len(job.offer.ciphers) < 2:
         pytest.skip("this process has one cipher only")
     best, *_, other = job.offer.ciphers
@@ -215,7 +217,7 @@ def test_who_asks_for_another_cipher_prevents_a_stream(job: Job) -> None:
 
 
 @pytest.mark.parametrize("at", [0, PROOF_BYTES - 1])
-def test_who_alters_the_proof_prevents_a_stream(job: Job, at: int) -> None:
+def test_an_attacker_that_alters_the_proof_prevents_a_stream(job: Job, at: int) -> None:
     client, _ = job.through(flip(True, ENCRYPTED_HELLO_BYTES + at))
     job.until(lambda: client.send([b"lost"]))  # the worker cannot know yet
     job.until(lambda: client.receive() or client._stream is None)
@@ -247,7 +249,7 @@ def test_what_was_altered_is_noticed_and_no_stream_is_tried_for_some_time(
     job.until(lambda: b"again" in job.came)
 
 
-def test_whoever_is_altered_again_and_again_is_tried_ever_more_seldom(
+def test_a_stream_that_is_altered_repeatedly_is_tried_ever_more_seldom(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "_refusals", streams.Refusals())
@@ -344,7 +346,7 @@ def test_each_connection_has_other_keys(job: Job, monkeypatch: pytest.MonkeyPatc
     assert len(hellos) == 1
 
 
-def test_who_has_another_secret_gets_no_stream(job: Job) -> None:
+def test_a_worker_with_another_secret_gets_no_stream(job: Job) -> None:
     offer = job.offer
     wrong = Offer(offer.address, offer.token, bytes(32), offer.ciphers)
     never(job, job.client(wrong.text()))

@@ -31,7 +31,7 @@ def test_answers_with_the_same_entries_keep_the_rest_apart() -> None:
     assert [codec.decode(codec.encode(letter)) for letter in letters] == letters
 
 
-def test_what_comes_between_is_not_confused_with_it() -> None:
+def test_a_message_in_between_is_not_confused_with_it() -> None:
     codec, other = Codec("a job"), m.View(0, 4, (), (), (), ())
     bodies = [VIEW, VIEW, other, VIEW, m.Answer(1), VIEW, m.Ping(0), SLICES, VIEW]
     letters = [m.ReliableMessage(n, 0, body) for n, body in enumerate(bodies)]

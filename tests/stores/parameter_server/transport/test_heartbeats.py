@@ -83,7 +83,7 @@ def test_each_is_heard_once(pulses: HeartbeatMonitor) -> None:
         pulse.close()
 
 
-def test_nobody_is_heard_who_was_not_asked(pulses: HeartbeatMonitor) -> None:
+def test_a_process_that_was_not_asked_is_not_heard(pulses: HeartbeatMonitor) -> None:
     pulse = HeartbeatResponder(pulses.address, "worker 0")
     wait_for(pulses, "worker 0")
     time.sleep(2 * BEAT)
@@ -211,7 +211,7 @@ def test_it_comes_before_the_scheduler_and_after(context: Contexts) -> None:
     pulse.close()
 
 
-def test_who_asks_notices_soon_that_another_has_taken_its_place(
+def test_the_asking_process_notices_soon_that_another_has_taken_its_place(
     context: Contexts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An attacker replays recorded data; ZeroMQ does not report whose place it was."""

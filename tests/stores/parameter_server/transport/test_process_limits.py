@@ -129,7 +129,7 @@ def test_a_worker_counts_what_it_has_open(job: Job) -> None:
     assert "more, for 2 servers" in told
 
 
-def test_who_can_start_no_threads_says_so() -> None:
+def test_a_process_that_can_start_no_threads_says_so() -> None:
     done = subprocess.run(
         [sys.executable, "-c", THREADS],
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},

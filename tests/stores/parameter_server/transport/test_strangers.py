@@ -127,7 +127,7 @@ def connected(router: Router) -> socket.socket:
 
 
 @pytest.mark.parametrize("job", ["a job", "another job"])
-def test_who_does_not_know_the_job_gets_no_message_in(
+def test_a_stranger_to_the_job_gets_no_message_in(
     context: Contexts, monkeypatch: pytest.MonkeyPatch, job: str
 ) -> None:
     """And the messages of other processes reach the codec, and no further."""
@@ -239,7 +239,7 @@ def test_connections_that_say_nothing_are_closed(context: Contexts, monkeypatch:
     assert router.receive(PATIENCE)
 
 
-def test_a_slow_connection_stops_nobody(context: Contexts) -> None:
+def test_a_slow_connection_stops_no_other(context: Contexts) -> None:
     router = Router(context(), "tcp://127.0.0.1:0")
     port = int(router.address.rpartition(":")[2])
     slow = socket.create_connection(("127.0.0.1", port))

@@ -210,7 +210,7 @@ def test_a_stream_that_cannot_be_taken_in_is_taken_later(
     assert full.refused >= 2
 
 
-def test_a_listener_that_can_refuse_nobody_is_left_alone_for_a_while(server: End, worker: End) -> None:
+def test_a_listener_that_can_refuse_no_connection_is_left_alone_for_a_while(server: End, worker: End) -> None:
     stream = opened(worker, server.streams.offer(PEER))
     listener = server.streams._listener
     os.close(listener._spare)
@@ -318,7 +318,7 @@ def test_a_worker_that_is_gone_when_its_hello_is_read_is_no_stranger(
     assert not server.came and caplog.text == ""
 
 
-def test_who_says_nothing_is_closed_in_time(server: End, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_connection_is_closed_in_time(server: End, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_listener, "HANDSHAKE", 0.05)
     with connected(server) as slow:
         slow.send(b"KV")

@@ -98,7 +98,7 @@ def test_an_interrupt_leaves_the_sockets_free(create: Callable[..., kv.KVStore])
     assert interrupted >= 2
 
 
-def test_who_serves_does_not_sleep_while_another_thread_wants_the_sockets(
+def test_the_serving_thread_does_not_sleep_while_another_wants_the_sockets(
     create: Callable[..., kv.KVStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver: Any = create()._backend._client.driver  # type: ignore[attr-defined]
@@ -111,7 +111,7 @@ def test_who_serves_does_not_sleep_while_another_thread_wants_the_sockets(
     assert slept[0] > 0 and slept[1:] == [0.0]
 
 
-def test_who_rests_leaves_the_sockets_to_callers(
+def test_a_resting_thread_leaves_the_sockets_to_callers(
     create: Callable[..., kv.KVStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = create()
@@ -137,7 +137,7 @@ def test_who_rests_leaves_the_sockets_to_callers(
     assert len(adopted) < 100  # some, at looks at the clock
 
 
-def test_who_rests_hears_that_the_store_is_closed(create: Callable[..., kv.KVStore]) -> None:
+def test_a_resting_thread_is_notified_of_the_close(create: Callable[..., kv.KVStore]) -> None:
     store = create()
     driver: Any = store._backend._client.driver  # type: ignore[attr-defined]
     store.close()
@@ -196,7 +196,7 @@ def test_what_a_thread_hears_ends_the_wait_of_another(create: Callable[..., kv.K
     waits.end(0)
 
 
-def test_a_wait_whose_end_was_interrupted_leads_nobody(create: Callable[..., kv.KVStore]) -> None:
+def test_a_wait_whose_end_was_interrupted_leads_no_thread(create: Callable[..., kv.KVStore]) -> None:
     store = create()
     driver: Any = store._backend._client.driver  # type: ignore[attr-defined]
     store.init("a", np.zeros(4, F))
@@ -286,7 +286,7 @@ def test_an_interrupt_while_a_quick_call_becomes_a_usual_one_ends_this_worker(
 
 
 @pytest.mark.parametrize("way", ["quick", "usual"])
-def test_who_is_interrupted_while_it_sends_gets_nothing_later(
+def test_a_caller_interrupted_while_it_sends_gets_nothing_later(
     quick: Quick, create: Callable[..., kv.KVStore], monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     store = create()
@@ -315,7 +315,7 @@ def test_who_is_interrupted_while_it_sends_gets_nothing_later(
     ("verb", "size"),
     [("pull", 1000), ("pushpull", 1000), ("pull", 2_000_000), ("pushpull", 2_000_000), ("push", 2_000_000)],
 )
-def test_who_is_interrupted_before_it_waits_gives_the_call_up(
+def test_a_caller_interrupted_before_it_waits_gives_the_call_up(
     quick: Quick, create: Callable[..., kv.KVStore], monkeypatch: pytest.MonkeyPatch, verb: str, size: int
 ) -> None:
     store = create()

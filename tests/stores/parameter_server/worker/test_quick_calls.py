@@ -378,7 +378,7 @@ def test_a_push_of_a_list_then_a_pull(quick: Quick, create: Callable[..., kv.KVS
         (300_000, True, True),
     ],
 )
-def test_who_waits_for_a_push(create: Callable[..., kv.KVStore], size: int, shm: bool, let_go: bool) -> None:
+def test_the_wait_for_a_push(create: Callable[..., kv.KVStore], size: int, shm: bool, let_go: bool) -> None:
     """The caller, of an array that is too large to copy, or that servers read where it is."""
     store = create(same_host_shm=shm)
     store.init("a", np.zeros(size, F))

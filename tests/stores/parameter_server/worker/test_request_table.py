@@ -436,7 +436,7 @@ def test_a_late_answer_takes_no_push_back() -> None:
     assert requests.accepted == {7: 3}
 
 
-def test_whoever_came_back_counts_from_his_base() -> None:
+def test_a_rejoined_worker_counts_from_its_base() -> None:
     requests = table()
     requests.first_rounds[0] = 7
     requests.pushes[0] = 1

@@ -86,7 +86,7 @@ def test_a_wait_for_a_founder_that_never_comes_ends(rendezvous: Any) -> None:
         rendezvous(rank=2).wait(0.05)
 
 
-def test_nobody_can_pull_the_memory_away(rendezvous: Any) -> None:
+def test_no_process_can_shrink_the_memory(rendezvous: Any) -> None:
     region = rendezvous().create()
     os.ftruncate(region, 8192)
     with pytest.raises(PermissionError):

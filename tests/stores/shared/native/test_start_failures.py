@@ -61,7 +61,7 @@ def test_a_text_may_be_long_or_strange(worker: Make) -> None:
         zero.check()
 
 
-def test_nobody_has_to_be_there(worker: Make) -> None:
+def test_no_other_worker_has_to_be_there(worker: Make) -> None:
     one = worker(1)
     one.tell(ConfigError("no memory"))
     one.close()

@@ -252,7 +252,7 @@ def test_a_peer_that_is_gone_costs_nothing(sender: Sender) -> None:
     one.close()
 
 
-def test_a_fork_disturbs_nobody(sender: Sender) -> None:
+def test_a_fork_disturbs_no_process(sender: Sender) -> None:
     one, other = pair(sender)
     one.send([bytes(LIMIT)])
     one.send([bytes(LIMIT)])
@@ -570,7 +570,7 @@ def test_a_stream_of_a_second_thread_is_removed_while_it_receives(four: list[Ans
     four[0].await_answer()
 
 
-def test_who_waits_is_woken_when_enough_of_a_large_frame_has_come() -> None:
+def test_a_receiver_is_woken_when_enough_of_a_large_frame_has_arrived() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         made = socket.create_connection(listener.getsockname())
         accepted, _ = listener.accept()
