@@ -1035,7 +1035,7 @@ def test_workers_of_mpi(tmp_path: Path) -> None:
     pytest.importorskip("mpi4py", reason="there is no mpi4py")
     starter = Path(sys.executable).parent / "mpiexec"
     if not starter.exists():
-        pytest.skip("there is no mpiexec beside this Python")
+        pytest.skip("there is no mpiexec next to this Python")
     code = "import sys; sys.path[:0] = sys.argv[1].split(':'); import procs_trainer; "
     code += "print(procs_trainer.train('mpi', False, 3))"
     ended = subprocess.run(

@@ -352,7 +352,7 @@ compression("gc_1bit", {"type": "1bit"}, None, differs="1.9.1 does not have it, 
 compression("gc_no_type", {"threshold": 0.5}, kv.ConfigError, "type", "2bit")
 compression(
     "gc_extra", {"type": "2bit", "foo": 1}, kv.ConfigError, "'2bit'", "foo",
-    differs="a parameter that nobody reads is a typing mistake",
+    differs="a parameter that is never read is a typing mistake",
 )  # fmt: skip
 
 # ------------------------------------------------------------------------------- mistakes not recorded there

@@ -134,7 +134,7 @@ def test_an_error_that_leaves_the_store_is_the_loss_of_a_peer(
     ended = job(engine, tmp_path, "leaves_by_an_error", deadline=50)
     assert ended.code != 0
     assert "an error of the training loop" in ended.output
-    assert ended.seconds < pace.seconds(40), "nobody waits for the deadline"
+    assert ended.seconds < pace.seconds(40), "no worker waits for the deadline"
     if engine.name == "byteps" and not ended.told:
         return  # `kvstore run` has ended the other worker before it could tell
     if not engine.ends_jobs:

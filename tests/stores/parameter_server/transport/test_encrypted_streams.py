@@ -294,7 +294,7 @@ def test_what_is_said_again_opens_no_stream_and_cuts_none(job: Job) -> None:
 
     job.until(ended)
     replay.close()
-    assert len(answer) == ANSWER_BYTES, "who is not known to be a stranger gets an answer"
+    assert len(answer) == ANSWER_BYTES, "a client not known to be a stranger gets an answer"
     assert answer != between.sent[0][False][:ANSWER_BYTES] and hello and proof
     assert job.came == [b"one"]
     assert client.send([b"two"])

@@ -62,7 +62,7 @@ def test_a_pulse_is_heard_until_it_is_closed(pulses: HeartbeatMonitor) -> None:
     time.sleep(BEAT)
     pulses.heard()
     assert beats(pulses, "worker 0", 6 * BEAT) == 0
-    assert not pulses._known, "nobody is asked who has gone"
+    assert not pulses._known, "a process that has left is not asked"
 
 
 def test_each_is_heard_once(pulses: HeartbeatMonitor) -> None:

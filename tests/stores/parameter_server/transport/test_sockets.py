@@ -94,7 +94,7 @@ def first_peer(sockets: ServerSockets | SchedulerSockets) -> Hashable:
     while time.monotonic() < end:
         for peer, _ in sockets.receive(0.05):
             return peer
-    raise AssertionError("nobody has sent anything")
+    raise AssertionError("no peer has sent anything")
 
 
 @pytest.mark.parametrize(

@@ -254,7 +254,7 @@ def test_a_slow_connection_stops_no_other(context: Contexts) -> None:
 
 def test_a_unix_socket_admits_its_user_only(context: Contexts) -> None:
     if os.getuid() != 0:
-        pytest.skip("only root can become somebody else")
+        pytest.skip("only root can become another user")
     name = f"ipc://@kvstore/test/{os.getpid()}/mine"
     router = Router(context(), name)
     child = os.fork()

@@ -847,7 +847,7 @@ def test_an_interrupted_wait(
     out[:] = -1
     found = np.zeros(1000, F)
     store.pull("a", out=found)
-    assert found[0] >= 1 and (found == found[0]).all(), "what was sent counts"
+    assert found[0] >= 1 and (found == found[0]).all(), "the sent bytes count"
     assert (out == -1).all(), "and nothing is delivered later"
     store.pushpull("a", np.ones(1000, F), out=out)
     assert (out == found + 1).all()

@@ -55,7 +55,7 @@ MUTANTS = {
         "kv_put(&log->changing, end);",
         "kv_put(&log->changing, 0);",
     ),
-    "rounds wait for who came back later": ("arrivals.h", "&& kv_get(&part[w].first) <= round", ""),
+    "rounds wait for a worker that rejoined later": ("arrivals.h", "&& kv_get(&part[w].first) <= round", ""),
     "a source of the other round": (
         "arrivals.h",
         "part->source[round & 1] = source;",
@@ -82,13 +82,13 @@ MUTANTS = {
         "if (!kv_still_there(me, e, call->round, a.in))",
         "if (0)",
     ),
-    "who dies within a chunk has its result where its part was": (
+    "a worker that dies within a chunk has its result where its part was": (
         "arrivals.h",
         "if (call->outs[j] < end && from < call->outs[j] + call->entry->nbytes)",
         "if (0)",
     ),
     "a sum in place is made twice": ("chunks.h", "!kv_over_sources(me, e, round)", "1"),
-    "who is stopped within a chunk has its result where others read its part": (
+    "a worker stopped within a chunk has its result where others read its part": (
         "chunks.h",
         "(kv_state(me, w) == KV_LOST && kv_kind_of(&part[w], parity) == KV_PRIVATE)",
         "0",
@@ -115,78 +115,78 @@ MUTANTS = {
         "    kv_put(&part->pushed[round & 1], round);\n",
         "    kv_put(&part->pushed[round & 1], round - 1);\n",
     ),
-    "who arrives last wakes nobody": (
+    "the last worker to arrive wakes no other": (
         "arrivals.h",
         "if (asleep && round && kv_everyone(me, e, round, &in))",
         "if (0)",
     ),
-    "who is stopped at work may go on": ("wait.h", "if (kv_is_at_work(seen))", "if (0)"),
+    "a worker stopped at work may continue": ("wait.h", "if (kv_is_at_work(seen))", "if (0)"),
     "the lost begin to work": (
         "wait.h",
         "            return 0;\n    } while (!kv_swap(&me->worker->state, now, now + KV_ONE_WORK));",
         "            break;\n    } while (!kv_swap(&me->worker->state, now, now + KV_ONE_WORK));",
     ),
-    "who opens a round is not at work": (
+    "the opener of a round is not at work": (
         "round.h",
         "    if (!kv_begin_work(me))\n        return 0;\n    if (!kv_swap(&e->phase, phase, opening)) {",
         "    if (!kv_swap(&e->phase, phase, opening)) {",
     ),
-    "who holds the lock is not at work": (
+    "the owner of the lock is not at work": (
         "wait.h",
         "    if (!kv_begin_work(me))\n        return 0;\n    if (kv_swap(&me->head->lock",
         "    if (kv_swap(&me->head->lock",
     ),
-    "who arrives is not at work": (
+    "an arriving worker is not at work": (
         "arrivals.h",
         "    if (!kv_begin_work(me))\n        return 0;\n    kv_put(&part",
         "    kv_put(&part",
     ),
-    "who works on chunks is not at work": (
+    "a worker on chunks is not at work": (
         "round.h",
         "    if (!kv_begin_work(me))\n        return KV_FENCED;\n    kv_work",
         "    kv_work",
     ),
     "the dead stay members": ("wait.h", "    kv_write_off(me);\n", ""),
     "the lock of the dead stays": ("wait.h", "if (holder && kv_state(me, w) != KV_LOST &&", "if (holder &&"),
-    "the lock of who has left stays": ("wait.h", "        kv_release_lock_of(me, w, now);\n", ""),
-    "a round whose opener was interrupted is carried out by nobody": (
+    "the lock of a worker that has left stays": ("wait.h", "        kv_release_lock_of(me, w, now);\n", ""),
+    "a round with an interrupted opener is carried out by no worker": (
         "round.h",
         "        else if (kv_is_planned(me, e, phase))\n            outcome = KV_PLAN;\n",
         "",
     ),
-    "a reader waits for who can carry out what a dead one has left": (
+    "a reader waits for a worker that can carry out a dead one's round": (
         "reading.h",
         "reading->tries >= KV_READ_TRIES || kv_is_left(me, e, phase)",
         "reading->tries >= KV_READ_TRIES",
     ),
-    "who leaves after a loss is not waited for": ("wait.h", "if (*lost && !me->go_on)", "if (0)"),
-    "who comes back leaves its chunks": (
+    "a worker that leaves after a loss is not waited for": ("wait.h", "if (*lost && !me->go_on)", "if (0)"),
+    "a rejoined worker leaves its chunks": (
         "region.h",
         "        kv_clean_up(me, kv_entry_at(me, i));\n",
         "        ;\n",
     ),
-    "who comes back counts as lost": (
+    "a rejoined worker counts as lost": (
         "region.h",
         "kv_put(&w->state, kv_life(me, KV_COMING));",
         "kv_put(&w->state, kv_life(me, KV_LOST));",
     ),
-    "who comes back pushes again": ("region.h", "kv_put(&part[me->rank].arrived, latest);", ""),
+    "a rejoined worker pushes again": ("region.h", "kv_put(&part[me->rank].arrived, latest);", ""),
 }
 #: First seed and number of seeds of the rare cases; else the first 20,000.
 SEEDS = {
-    "a reader waits for who can carry out what a dead one has left": (230_000, 5_000),
+    "a reader waits for a worker that can carry out a dead one's round": (230_000, 5_000),
 }
 #: At least one of each header; the other seeds at night.
 EVERY_TIME = {
     "a chunk without a log",
     "a torn block is not restored",
-    "who dies within a chunk has its result where its part was",
+    "a worker that dies within a chunk has its result where its part was",
     "a reader is content with anything",
     "a reader takes no notice of an update in place",
-    "who is stopped at work may go on",
+    "a worker stopped at work may continue",
     "the dead stay members",
     "the lock of the dead stays",
-    "who comes back pushes again",
+    "a rejoined worker pushes again",
 }
 
 

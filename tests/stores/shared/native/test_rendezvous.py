@@ -96,7 +96,7 @@ def test_no_process_can_shrink_the_memory(rendezvous: Any) -> None:
     os.close(region)
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_another_user_cannot_open_the_memory(rendezvous: Any) -> None:
     """By no name in /proc: not the descriptor, not the list of descriptors, not the process's memory."""
     one = rendezvous()

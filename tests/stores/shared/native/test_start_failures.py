@@ -69,7 +69,7 @@ def test_no_other_worker_has_to_be_there(worker: Make) -> None:
     one.check()
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_another_user_is_not_heard(worker: Make) -> None:
     zero = worker(0)
     child = os.fork()

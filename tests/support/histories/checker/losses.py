@@ -58,7 +58,7 @@ def _unnamed(facts: Facts) -> Iterator[Violation]:
         ):
             what = f"process {one.slot} could not read {one.keys} at {one.called:.4f}"
             yield Violation(
-                "unnamed rounds", f"{what}, and was not told of which rounds they are: {one.text}"
+                "unnamed rounds", f"{what}, and the error does not name their rounds: {one.text}"
             )
 
 

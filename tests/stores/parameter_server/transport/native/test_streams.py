@@ -142,7 +142,7 @@ def test_what_is_no_message_ends_the_stream(sender: Sender, text: bytes) -> None
     ours, theirs = sockets()
     stream = Stream(sender, theirs.detach(), LIMIT)
     ours.send(raw(b"good") + text)
-    assert received(stream, 1) == [[b"good"]], "what came before it counts"
+    assert received(stream, 1) == [[b"good"]], "earlier messages count"
     with pytest.raises(ConnectionError, match="invalid header, or is too large"):
         stream.receive()
         stream.receive()
