@@ -59,7 +59,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Spare it also what a file of tests has left: a collection took a second after the compiler's."""
+    """Spare it also the objects of a file of tests: a collection took a second after the compiler's."""
     if nextitem is not None and nextitem.path != item.path:
         gc.collect()
         gc.freeze()

@@ -428,7 +428,7 @@ def _raise(error: BaseException) -> None:
 
 
 class HandlerError(Exception):
-    """What the handler of a signal raises."""
+    """The exception of a signal handler."""
 
 
 class Interrupt:

@@ -1,4 +1,4 @@
-"""`kvstore.trainer`: what Gluon's Trainer does, on every store, with the weights of a loop by hand."""
+"""`kvstore.trainer`: the behaviour of Gluon's Trainer, on every store, with the weights of a loop by hand."""
 
 from __future__ import annotations
 
@@ -702,7 +702,7 @@ def test_of_some_replicas_the_fresh_ones_count(updates: bool) -> None:
     assert param.fresh == [False, False]
 
 
-# ----------------------------------------------------------------------------------- data that come late
+# ---------------------------------------------------------------------------------- data that arrive late
 
 
 def test_parameters_that_get_their_data_later() -> None:
@@ -1031,7 +1031,7 @@ def test_asynchronous_workers(served: Callable[..., ServedJob]) -> None:
 
 
 def test_workers_of_mpi(tmp_path: Path) -> None:
-    """Sums come from the engine, and each worker updates."""
+    """Sums are made by the engine, and each worker updates."""
     pytest.importorskip("mpi4py", reason="there is no mpi4py")
     starter = Path(sys.executable).parent / "mpiexec"
     if not starter.exists():

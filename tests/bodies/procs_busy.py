@@ -96,7 +96,7 @@ def through_stalls(name: str, seed: int, rounds: int) -> list[float]:
 
 
 def _ends_at_the_deadline(store: Any, draw: random.Random) -> float:
-    """Rank 0 waits about as long as its deadline allows; whether it is told so, the round is right."""
+    """Rank 0 waits about as long as its deadline allows; with an error or without, the round is right."""
     out, seconds = np.empty(4, np.float32), 0.3
     if store.rank:
         time.sleep(seconds + (draw.random() - 0.5) * 0.2)

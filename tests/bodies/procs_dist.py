@@ -1,4 +1,4 @@
-"""What the workers of a job with servers do in the tests; `servers.ServedJob` runs these."""
+"""The workers of jobs with servers in the tests; `servers.ServedJob` runs these."""
 
 from __future__ import annotations
 
@@ -337,7 +337,7 @@ def many_on_the_way(count: int) -> None:
 
 
 def keys_that_cannot_travel() -> None:
-    """They are refused at the door, and nothing of them is left behind."""
+    """They are refused at the call, and no part of them remains."""
     with create() as store:
         for key in ("x" * 1025, "ä" * 513, "\ud800"):
             for call in (
@@ -422,7 +422,7 @@ def placed(servers: int) -> dict[str, list[int]]:
 
 
 def out_of_reach() -> None:
-    """What needs the weights in this process, or code of this process on servers."""
+    """Operations that need the weights in this process, or code of this process on servers."""
     with opened() as store:
         with pytest.raises(NotImplementedError, match="pull"):
             store.view("small")
@@ -452,7 +452,7 @@ def own_rule() -> None:
 
 
 def failing_rule() -> list[str]:
-    """What a rule raises reaches every worker that waits; the value stays, and the next round works."""
+    """An error of a rule reaches every worker that waits; the value stays, and the next round works."""
     errors = []
     with opened() as store:
         store.set_optimizer(own_rules.Halving(fail_on="edge"))
@@ -668,7 +668,7 @@ def a_table_larger_than_a_message(path: str) -> None:
 
 
 def large_rows() -> None:
-    """Rows that come as large frames, to outs that lie apart, together, twice, or are of another type."""
+    """Rows that arrive as large frames, to outs that lie apart, together, twice, or are of another type."""
     shape, names = (3000, 64), ["a", "b"]
     with create() as store, kv.create("local", processes=1) as local:
         for made in (store, local):
@@ -1039,7 +1039,7 @@ def packed(settings: dict[str, Any], hosts: list[int], rounds: int) -> None:
 
 
 def codecs_differ() -> str:
-    """Workers of one host that set different codecs: the second is told."""
+    """Workers of one host that set different codecs: the second gets an error."""
     with create() as store:
         store.init("w", np.zeros(5, F))
         found = "set"

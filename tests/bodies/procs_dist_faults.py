@@ -1,4 +1,4 @@
-"""What the processes of a job with servers do while one of them is killed, stopped or cut off."""
+"""The processes of jobs with servers while one of them is killed, stopped or cut off."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ def afterwards(load: Load, role: str, folder: str, one: bool) -> Any:
 
 
 def whole_after_loss(seed: int, victim: int, killed: bool) -> dict[str, Any]:
-    """Train until `victim` is lost; then what can be read and saved is of one round for all keys of a call.
+    """Train until `victim` is lost; then reads and saves are of one round for all keys of a call.
 
     The victim is killed by the test, or dies after some message, between the slices of a key.
     """
@@ -365,7 +365,7 @@ def one_round(store: Any, shapes: dict[str, Any], kind: str, verb: str, t: int, 
 
 
 def parts_of(store: Any, shapes: dict[str, Any], kind: str, t: int) -> list[Any]:
-    """Return what this worker pushes in round t."""
+    """Return the value that this worker pushes in round t."""
     size = (store.rank + 1) * (t if kind == "sums" else 1)
     parts = [np.full(shape, size, F) for shape in shapes.values()]
     if kind != "rows":
@@ -573,7 +573,7 @@ def trained(rounds: int, pause: float = 0.0, halts: bool = False, **options: Any
 
 
 def expected_weight(rounds: int, workers: int) -> float:
-    """What the optimizer makes of those pushes."""
+    """The result of the optimizer on those pushes."""
     with kv.create("local", processes=1) as local:
         local.init("w", np.zeros(1, F))
         local.set_optimizer(kv.optimizer.SGD(learning_rate=RATE, momentum=MOMENTUM))
@@ -812,7 +812,7 @@ def leaves_in_the_middle(name: str, how: str, leaver: int, seed: int) -> dict[st
 
 
 class Warnings(logging.Handler):
-    """What the store says to the user."""
+    """The warnings and errors of the store."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -880,7 +880,7 @@ def forks() -> None:
 
 
 def interrupted(where: str, goes_on: bool) -> float:
-    """Ctrl-C during a wait for a worker that does not come yet."""
+    """Ctrl-C during a wait for a worker that has not arrived yet."""
     if where == "create":
         return interrupted_at_the_start()
     load = Load()
@@ -1029,7 +1029,7 @@ def of_another_version() -> str:
 
 
 def many_stores(times: int) -> dict[str, Any]:
-    """Create and close stores; what the process holds afterwards."""
+    """Create and close stores; return the resources of the process."""
     marks = []
     for i in range(times):
         with kv.create("dist_sync", group="many") as store:
@@ -1056,7 +1056,7 @@ def held() -> list[int]:
 
 
 def starved_worker() -> str:
-    """There is no memory for what a worker wants to push; the store can be used afterwards."""
+    """There is no memory for the value that a worker pushes; the store can be used afterwards."""
     load = Load()
     if load.rank == 0:
         used = int(Path("/proc/self/statm").read_text().split()[0]) * 4096

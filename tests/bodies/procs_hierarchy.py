@@ -39,7 +39,7 @@ def pushed_and_pulled(store: kv.KVStore, rounds: int, call: Callable[[int, Any],
 
 
 def counted(rounds: int) -> dict[str, Any]:
-    """Push and pull; return what this worker has counted of it."""
+    """Push and pull; return the counts of this worker."""
     with create() as store:
 
         def call(t: int, out: Any) -> None:

@@ -123,7 +123,7 @@ def who_carries(rounds: int) -> dict[str, int]:
 
 
 def interrupted(rounds: int) -> int:
-    """Have Ctrl-C come wherever a caller carries a sum, in turn; return how often it did."""
+    """Have Ctrl-C arrive wherever a caller carries a sum, in turn; return how often it did."""
     points = ("begin", "end", "close_held", "sum_opened")
     hits: Counter[str] = Counter()
     store = begun(create())
@@ -193,7 +193,7 @@ def two_threads(rounds: int) -> None:
 
 
 def counted(rounds: int) -> dict[str, int]:
-    """Return what a worker has counted of small calls."""
+    """Return the counts of a worker for small calls."""
     with create() as store:
         before = begun(store).statistics()
         one_by_one(store, rounds)
@@ -272,7 +272,7 @@ def ahead(bursts: int) -> None:
 
 
 def other_types_with_a_codec() -> None:
-    """Push what a codec does not take, once small calls are usual."""
+    """Push a value that a codec does not accept, once small calls are usual."""
     with create() as store:
         store.init("d", np.zeros(5))
         for _ in range(4):

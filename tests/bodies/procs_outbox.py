@@ -21,7 +21,7 @@ MIB = 1024 * 1024
 
 
 def fills(sizes: list[int]) -> None:
-    """Fill blocks, tell where they are, and stay."""
+    """Fill blocks, announce their places, and stay."""
     outbox = SharedBufferPool()
     blocks = [outbox.take(size) for size in sizes]
     places = []
@@ -116,7 +116,7 @@ def copies_on(handle: str, place: list[int], seconds: float, most: float) -> dic
 
 
 def seqlock_of(inbox: PeerBuffers, place: list[int]) -> int:
-    """The seqlock as a reply would tell it."""
+    """The seqlock as a reply would contain it."""
     segment = inbox.view(place[0], 0, 8 * (place[1] // 4096 + 1))
     return int(segment.view(np.uint64)[place[1] // 4096])
 

@@ -1,4 +1,4 @@
-"""What the processes of a job of the shared store do in the tests; `jobs.py` runs these.
+"""The processes of jobs of the shared store in the tests; `jobs.py` runs these.
 
 Every process knows the values of all of them, computes the expected result with a store of its own, and
 returns a digest of the actual one, which the test compares between processes.
@@ -665,7 +665,7 @@ def rows_that_fail() -> str:
 
 
 def huge_files(folder: str) -> str:
-    """Values of a huge table are saved and loaded; what needs all rows is refused, and changes nothing."""
+    """Values of a huge table are saved and loaded; operations that need all rows are refused."""
     digest, shape = Digest(), (10**13, 4)
     for loads in (False, True):
         with create() as store, kv.create("local", processes=1) as local:
@@ -677,7 +677,7 @@ def huge_files(folder: str) -> str:
             push_huge(store, local, shape, 7 + loads)
             with pytest.raises(kv.KVStoreError, match="states of table 'rows' with all its"):
                 store.save_optimizer_states(f"{folder}/states-{store.rank}")
-            store.barrier()  # what one worker sets holds for all
+            store.barrier()  # the setting of one worker holds for all
             store.set_optimizer(kv.optimizer.LAMB())
             with pytest.raises(
                 kv.UpdaterError, match=r"holds \d+ of 10000000000000 rows.* needs all of them"

@@ -1,4 +1,4 @@
-"""What the processes of a job do in the tests of compression between workers."""
+"""The processes of jobs in the tests of compression between workers."""
 
 from __future__ import annotations
 

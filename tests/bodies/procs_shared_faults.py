@@ -1,4 +1,4 @@
-"""What the processes of a job do while one of them is killed, stopped, starved or interrupted."""
+"""The processes of a job while one of them is killed, stopped, starved or interrupted."""
 
 from __future__ import annotations
 
@@ -793,7 +793,7 @@ def interrupted(where: str) -> float:
 
 
 def _once(owner: Any, name: str, before: bool) -> None:
-    """Have Ctrl-C come once as a method is called, or as it returns: as a signal does, between two steps."""
+    """Have Ctrl-C arrive once as a method is called, or returns: as a signal does, between two steps."""
     real = getattr(owner, name)
 
     def interrupted(*arguments: Any) -> Any:
@@ -806,7 +806,7 @@ def _once(owner: Any, name: str, before: bool) -> None:
 
 
 def _interrupted_push(store: Any, value: Array, owner: Any, name: str) -> None:
-    """Push on both workers, with Ctrl-C as worker 0, which has come last, calls that method of `owner`."""
+    """Push on both workers, with Ctrl-C as worker 0, which has arrived last, calls that method of `owner`."""
     if store.rank == 1:
         store.push("w", value)
         tell("has pushed")
@@ -820,7 +820,7 @@ def _interrupted_push(store: Any, value: Array, owner: Any, name: str) -> None:
 
 
 def interrupted_as_it_opens(size: int, then: str) -> list[float]:
-    """Ctrl-C between the opening of a round and its update, on the worker that has come last."""
+    """Ctrl-C between the opening of a round and its update, on the worker that has arrived last."""
     store = kv.create("shared")
     store.init("w", np.zeros(size, F))
     store.set_optimizer(kv.optimizer.SGD(learning_rate=-1.0))
@@ -836,7 +836,7 @@ def interrupted_as_it_opens(size: int, then: str) -> list[float]:
 
 
 def interrupted_as_it_fails(size: int) -> list[float]:
-    """Ctrl-C while the error of an updater is handled, on the worker that has come last."""
+    """Ctrl-C while the error of an updater is handled, on the worker that has arrived last."""
     store = kv.create("shared")
     store.init("w", np.zeros(size, F))
     calls = []
@@ -882,7 +882,7 @@ def interrupted_and_idle(kind: str, owner: str, name: str) -> bool:
 
 
 def closes_in_its_updater() -> float:
-    """The updater of worker 0, which has come last, closes its store; the other makes the update."""
+    """The updater of worker 0, which has arrived last, closes its store; the other makes the update."""
     store = kv.create("shared", timeout=20)
     store.init("w", np.zeros(10, F))
     calls = []
@@ -1044,7 +1044,7 @@ def stands_still(rounds: int) -> float:
 
 
 def soak(seconds: float) -> dict[str, list[int]]:
-    """Mixed traffic; what the process and the job hold after a warm-up and at the end."""
+    """Mixed traffic; return the resources of the process and the job after a warm-up and at the end."""
     traffic = Traffic(1)
     flags = kv.create("shared", group="flags")
     flags.init("go on", np.zeros(1, F))
@@ -1198,7 +1198,7 @@ def keys_of_two_rounds(folder: str, optimizer: bool) -> None:
 
 
 def reads_wait_for_who_works() -> float:
-    """Worker 2 dies while worker 1 does the update; worker 0 is told so, and reads the update."""
+    """Worker 2 dies while worker 1 does the update; worker 0 gets an error, and reads the update."""
     store = kv.create("shared")
     store.init("w", np.zeros(50, F))
     store.barrier()
@@ -1265,7 +1265,7 @@ def calls_until_lost(seed: int, folder: str) -> dict[str, Any]:
 
 
 class Warnings(logging.Handler):
-    """What the store has warned of."""
+    """The warnings of the store."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

@@ -1,4 +1,4 @@
-"""What the processes of a job do in the tests of the shared store with arrays on GPUs.
+"""The processes of jobs in the tests of the shared store with arrays on GPUs.
 
 The driver is a fake one in each process, which runs work on a stream only when a thread waits for it, unless
 the test asks for the real one. The result of a call is compared with a local store that gets the values of
@@ -340,7 +340,7 @@ def optimizers(rule: str, real: bool = False) -> str:
 
 
 def updater() -> str:
-    """A callable sees arrays of the host, wherever the gradients come from."""
+    """A callable gets arrays of the host, wherever the gradients are."""
     seen = []
 
     def rule(key: Any, merged: Array, stored: Array) -> None:
@@ -519,7 +519,7 @@ def bounded() -> None:
             store.push(list(SIZES), grads)
             store.pull(list(SIZES), out=outs)
         live = made.fake.live()
-        assert live.registered - before.registered <= 1 + 3  # what the small keys share, and large buffers
+        assert live.registered - before.registered <= 1 + 3  # the block of small keys, and large buffers
         assert live.events - before.events <= 3 * len(SIZES) * made.count
         for out in outs:
             assert (out.get() == store.num_workers).all()

@@ -1,4 +1,4 @@
-"""What the processes of a job do in the tests of sums between GPUs by CUDA IPC.
+"""The processes of jobs in the tests of sums between GPUs by CUDA IPC.
 
 The driver is a fake one in each process, whose exported memory the other processes really open, unless the
 test asks for the real one. Kernels are interpreted: arrays are small.
@@ -265,7 +265,7 @@ def bounded() -> None:
         before, copies = made.fake.live(), made.fake.calls("cuMemcpyAsync")
         rounds(20)
         assert made.fake.live() == before
-        assert made.fake.calls("cuMemcpyAsync") == copies + len(outs)  # what the test itself looks at
+        assert made.fake.calls("cuMemcpyAsync") == copies + len(outs)  # the copies of the test itself
         store.barrier()
         store.close()
 

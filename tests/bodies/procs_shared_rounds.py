@@ -1,4 +1,4 @@
-"""What the processes of a job do in the tests of the meaning of a round."""
+"""The processes of jobs in the tests of the meaning of a round."""
 
 from __future__ import annotations
 
@@ -291,7 +291,7 @@ def set_differently() -> None:
 
 
 def failing_updater() -> list[str]:
-    """What the updater raises in round 2 of a key reaches every worker; the next round works."""
+    """An error of the updater in round 2 of a key reaches every worker; the next round works."""
     errors = []
     with opened() as store:
         calls: dict[Any, int] = {}
@@ -373,7 +373,7 @@ def several_stores() -> None:
 
 
 def first_values() -> None:
-    """The value of worker 0 counts, and is there when init returns; what does not fit it is refused."""
+    """The value of worker 0 counts, and is there when init returns; other shapes and types are refused."""
     store = create()
     for n in (3, 20_000, 300_000):
         store.init(n, np.full(n, store.rank + 5, F))

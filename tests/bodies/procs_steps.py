@@ -42,7 +42,7 @@ def rule_of(name: str) -> Any:
 
 
 class Steps:
-    """Steps of all workers of a job, and what a store of one process makes of the same gradients."""
+    """Steps of all workers of a job, and the result of a store of one process for the same gradients."""
 
     def __init__(self, store: Any, rule: str, style: str, folder: str) -> None:
         self.store, self.style = store, style
@@ -60,7 +60,7 @@ class Steps:
         self._note()
 
     def gradient(self, key: str, rank: int) -> Array:
-        """What a worker pushes in this step; sums of it are exact."""
+        """The gradients that a worker pushes in this step; sums of them are exact."""
         return np.full(SHAPES[key], (self.t * 3 + rank * 7 + len(key)) % 64, self.dtype)
 
     def step(self) -> None:
@@ -153,7 +153,7 @@ def until_lost(name: str, rule: str, style: str, seed: int, victim: int, how: st
 def goes_ahead(dies: str) -> dict[str, float]:
     """Worker 0 makes steps ahead of worker 1, which dies between two, or with an array that was to be read.
 
-    Returns what worker 0 reads then, each key by itself.
+    Returns the values that worker 0 reads then, each key by itself.
     """
     store = kv.create("shared")
     outs = {key: np.empty(20_001 if key == "b" else 5, F) for key in "abc"}

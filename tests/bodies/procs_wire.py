@@ -95,7 +95,7 @@ def held_at_once(address: str, name: str) -> None:
 
 
 def forked_pulse(address: str, name: str) -> None:
-    """Fork, and end first: the child must not be taken for its parent."""
+    """Fork, and end first: the child must not be mistaken for its parent."""
     kept = HeartbeatResponder(address, name)
     time.sleep(0.5)
     child = os.fork()

@@ -301,7 +301,7 @@ def test_a_full_disk_is_told_at_the_next_call(tmp_path: Path) -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert isinstance(caught.value, OSError)
         assert os.listdir(tmp_path) == ["step-00000001.safetensors"]
-        manager.wait()  # told once
+        manager.wait()  # raised once
         manager.save(store, 2)
         manager.close()
     assert manager.latest == 2

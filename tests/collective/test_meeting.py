@@ -15,7 +15,7 @@ Array = Any
 
 
 class Others:
-    """Workers that say what worker 0 says, but for those that are `absent`, of which some are `expected`."""
+    """Workers that answer as worker 0 does, but for those that are `absent`, of which some are `expected`."""
 
     def __init__(self, size: int) -> None:
         self.size, self.absent, self.expected = size, set[int](), set[int]()

@@ -33,7 +33,7 @@ OF_THREE = [
 
 @cache
 def python(door: str) -> str:
-    """Return an interpreter that has what a door needs, or skip."""
+    """Return an interpreter that has the packages of a door, or skip."""
     variable = "KVSTORE_TEST_JAX" if door == "jax" else "KVSTORE_TEST_TORCH"
     named = os.environ.get(variable, "")
     if not named and not all(map(importlib.util.find_spec, NEEDS[door])):
@@ -163,7 +163,7 @@ def is_close(mine: Any, theirs: Any, tolerance: float) -> bool:
 
 @pytest.mark.parametrize("door", DOORS)
 def test_the_table_has_all_programs_and_no_others(door: str) -> None:
-    """The names are read from the text, for the programs need what the door needs."""
+    """The names are read from the text, because the programs need the packages of the door."""
     table: Door = DOORS[door]
     assert set(table.exceptions) <= set(table.programs())
     for program, by_way in table.exceptions.items():

@@ -32,14 +32,14 @@ def table(*rows: int) -> kv.RowSparseArray:
 
 
 def stored(store: kv.KVStore, key: Any) -> Any:
-    """A copy of what a key holds, dense or row-sparse, wherever it is held."""
+    """A copy of the content of a key, dense or row-sparse, wherever it is held."""
     value = store._backend.fetch(key)  # type: ignore[attr-defined]
     return value.copy()
 
 
 @dataclass(frozen=True)
 class Row:
-    """What a case raises (None: nothing), what its message must say, and why we differ from MXNet, if so."""
+    """The error of a case (None: none), the text in its message, and why we differ from MXNet, if so."""
 
     body: Callable[[kv.KVStore], Case]
     raises: type[Exception] | None

@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
 SRUN = ROOT / "tests" / "launch" / "stand_in_for_srun.py"
 SCHEMA = ROOT / "tests" / "data" / "kubernetes" / "jobset.schema.json"
-# Where two unbuffered workers share a pipe, as under torchrun, the lines of both may come before their ends.
+# Where two unbuffered workers share a pipe, as under torchrun, the lines of both may precede their ends.
 TRAINED = re.compile(r"worker (\d+) of (\d+): loss ([\d.]+) -> ([\d.]+), weights ([\da-f.]+)")
 PATIENCE = 300  # seconds of an idle machine: frameworks take long to import
 pytestmark = pytest.mark.timeout(1500)
@@ -439,7 +439,7 @@ def test_each_program_is_short_and_says_how_it_is_run(name: str) -> None:
 
 
 def commands() -> list[str]:
-    """What the programs and the table say is typed for kvstore."""
+    """The statements of the programs and the table are typed for kvstore."""
     heads = [path.read_text().split('"""')[1] for path in sorted(EXAMPLES.glob("*.py"))]
     lines = [line.strip() for head in heads for line in head.splitlines()] + list(table().values())
     return sorted({line.partition(" #")[0] for line in lines if line.startswith("kvstore ")})

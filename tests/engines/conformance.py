@@ -1,4 +1,4 @@
-"""What a store over an engine of collective operations must do, in calls that all processes of a job make.
+"""The required behaviour of a store over an engine of collectives, in calls that all processes make.
 
     LAUNCHER python tests/engines/conformance.py ENGINE FOLDER
 

@@ -45,7 +45,7 @@ class Witness:
         part.rename(part.with_suffix(".json"))
 
     def meet(self, call: Callable[[], Any]) -> dict[str, Any]:
-        """Call what cannot end well; the error and the seconds until it came."""
+        """Make a call that cannot end well; return the error and the seconds until it was raised."""
         start = time.monotonic()
         try:
             call()

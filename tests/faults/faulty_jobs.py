@@ -24,7 +24,7 @@ BODIES = "procs_dist_faults"
 AT_ONCE = 4
 IN_TIME = 6  # times the silence that counts as a loss, until all processes know: the machine may be busy
 LONGEST = 5  # times what an idle machine needs, if the machine is busy when a job starts
-UNTIL_TOLD = 30  # seconds: a lost scheduler is told after some 3.4 * LONGEST * 1.5, perhaps of idleness
+UNTIL_TOLD = 30  # seconds: a lost scheduler is reported after some 3.4 * LONGEST * 1.5, perhaps of idleness
 
 
 def silence(idle: float) -> str:
@@ -204,7 +204,7 @@ def check_lost(made: FaultyJob, found: list[dict[str, Any]], killed: float, role
 
 
 def stood_still(text: str) -> bool:
-    """Whether a process was told that it had not run itself, which is true on a busy machine only."""
+    """Whether a process got the error that it had not run itself, which is true on a busy machine only."""
     return "stood still" in text and pace.slowness() > 1
 
 

@@ -205,7 +205,7 @@ class Memory:
 
 
 def begin(one: socket.socket, first: bytes) -> None:
-    """Say what a kind begins with."""
+    """Return the first data of a kind."""
     if first == _WRONG:
         for piece in (greeting(b"PLAIN"), first):
             one.sendall(piece)

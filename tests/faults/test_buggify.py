@@ -1,7 +1,8 @@
 """Jobs of real processes in which the C library fails and delays by a seed; see `buggify/interposer.c`.
 
-What the kernel may do at any time (short transfers, EINTR, delays, waits that end early) changes nothing: the
-histories are whole, and without another fault all ends well. Errors of memory and disks are told, or met.
+Events that the kernel may cause at any time (short transfers, EINTR, early ends of waits) change nothing: the
+histories are whole, and without another fault all ends well. Errors of memory and disks are reported, or
+handled.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def kill_a_server(faults: Faults, draw: random.Random, phase: str) -> None:
 
 
 def kill_one_server(made: FaultyJob, workers: list[jobs.Worker], draw: random.Random) -> None:
-    """Kill one of two servers while the workers work: all are told, and the job ends."""
+    """Kill one of two servers while the workers work: all get an error, and the job ends."""
     ready(*workers)
     rank = draw.randrange(2)
     time.sleep(draw.random() * 0.1)

@@ -172,7 +172,7 @@ def test_a_host_is_lost_where_that_is_an_error(faults: Faults, seed: int) -> Non
 
 
 def start_to_be_refused(made: FaultyJob, rank: int) -> jobs.Worker:
-    """Start a worker of the second host that is to be told that it cannot come back."""
+    """Start a worker of the second host that must get the error that it cannot rejoin."""
     options = {"on_peer_loss": "continue", "slice_bytes": 1 << 16}
     return start_on(made, 1, rank, BODIES, "refused_with", "PeerLostError", options)
 

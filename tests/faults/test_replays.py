@@ -108,7 +108,7 @@ class Recorded:
         self.workers[1].expect("working", 30)
 
     def hear(self, said: list[list[list[bytes]]]) -> None:
-        """Be told again what the processes of a job have said, at the same addresses."""
+        """Replay the recorded data of a job's processes, at the same addresses."""
         told = [
             (pieces, proxy.target)
             for proxy, texts in zip(self.behind.proxies, said, strict=True)

@@ -1,4 +1,4 @@
-"""Values tell exactly which pushes are in them."""
+"""Values show exactly which pushes are in them."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def test_what_came_after_the_snapshot_of_a_server_may_be_lost() -> None:
 
 
 def test_what_is_read_after_a_loss_was_told_promises_nothing() -> None:
-    """It is of the last whole round, which need not have what this process has pushed."""
+    """It is of the last whole round, which need not have this process's push."""
     story = Story(3, forgotten=((-1.0, 3.0),))
     story.fault("killed", 2)
     story.fault("killed", 0, role="server")
@@ -230,7 +230,7 @@ def test_steps(keeps: str, seed: int) -> None:
 
 
 def test_reads_may_be_a_step_apart_until_all_know_of_a_loss() -> None:
-    """What one of them has begun can still end, also when another has read without it."""
+    """A step that one of them has begun can still end, also when another has read without it."""
     story = Story(3)
     story.everybody("a", "b", verb="step")
     story.push(2, "a", "b", verb="step")

@@ -8,7 +8,7 @@ from kvstore.launch.child_process import ChildProcess, ProcessRole
 
 
 class Deaf:
-    """Takes what a process says, and forgets it."""
+    """Accepts the output of a process, and drops it."""
 
     def write(self, data: bytes) -> None:
         pass

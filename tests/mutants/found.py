@@ -34,7 +34,7 @@ def told(tree: Path, former: Former) -> str:
 
 
 def last_line(text: str) -> str:
-    """Return what a program has written last."""
+    """Return the last line of a program."""
     return text.rpartition("\n")[2][:110]
 
 

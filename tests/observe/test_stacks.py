@@ -56,7 +56,7 @@ def started(job: Job, *arguments: str, text: str) -> tuple[subprocess.Popen[byte
 
 
 def go_on(job: Job, launcher: subprocess.Popen[bytes], workers: int) -> None:
-    """Let the slow worker come, and see the job end as if nothing had been asked."""
+    """Let the slow worker arrive, and check that the job ends as usual."""
     (job.folder / "go-9").touch()
     out, _ = launcher.communicate(timeout=pace.seconds(100))
     assert launcher.returncode == 0

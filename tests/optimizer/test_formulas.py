@@ -289,7 +289,7 @@ def test_defaults_are_those_of_mxnets_master(name):
     assert {key: config[key] for key in wanted} == wanted
 
 
-# ------------------------------------------------------------------------------- what the formulas leave out
+# -------------------------------------------------------------------------------- omissions of the formulas
 
 
 def test_sgld_is_half_a_step_and_noise():

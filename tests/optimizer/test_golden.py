@@ -162,7 +162,7 @@ def our_sparse(name):
     updater = opt.get_updater(optimizer)
 
     def by_rows(index, grad, weight):
-        """Do what a store does for a row-sparse key."""
+        """Do the steps of a store for a row-sparse key."""
         rule, params, master, states = updater.plan(index, weight)
         maps = [np.arange(len(grad.indices))]
         cpu.update_rows(rule, params, [grad.data], maps, grad.indices, weight, master, states)

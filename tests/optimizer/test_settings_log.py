@@ -193,7 +193,7 @@ def test_an_optimizer_that_is_set_late_is_not_set_again() -> None:
     log.add(0, 2, "optimizer", 2, optimizer(learning_rate=0.25))
     _, told = log.add(1, 4, "optimizer", 2, optimizer(learning_rate=0.125))
     assert config(log.newest)["learning_rate"] == 0.25
-    assert [change.settings for change in told] == [log.settings_at(2)]  # told once, with what holds
+    assert [change.settings for change in told] == [log.settings_at(2)]  # once, with valid settings
 
 
 def test_sums_have_no_settings_to_change() -> None:

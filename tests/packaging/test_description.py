@@ -20,7 +20,7 @@ else:
 
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-#: What the runner that builds a release sets.
+#: The variables set by the runner that builds a release.
 RELEASE = {
     "GITHUB_SERVER_URL": "https://forge.example",
     "GITHUB_REPOSITORY": "owner/kvstore",

@@ -17,7 +17,7 @@ _FLOORS = (
     "kernels",
     "errors source_tree files tensor_file waiting turns engine arrays settings devices observe",
     "optimizer compression",
-    "stores",  # what all stores have in common
+    "stores",  # the common parts of all stores
     "stores.local",
     "stores.device",
     "stores.parameter_server.protocol stores.shared.native",
@@ -94,7 +94,7 @@ def test_imports_point_down_only() -> None:
     assert up == [], "\n".join(up)
 
 
-# What the command alone imports; the bench shares what the doctor knows of the machine.
+# The imports of the command alone; the bench shares what the doctor knows of the machine.
 TOOLS = {"observe.doctor", "observe.bench", "observe.top", "observe.timeline.job"}
 
 
@@ -166,7 +166,7 @@ def reached(path: Path) -> set[Path]:
 
 
 def impure(machine: str) -> Iterator[str]:
-    """What a machine reaches and must not."""
+    """The imports that a machine reaches and must not."""
     rooms = {_SERVERS / machine.partition("/")[0], _SERVERS / "protocol"}
     for path in reached(_SERVERS / machine):
         if path not in _PARTS and not rooms & set(path.parents):

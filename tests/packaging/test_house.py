@@ -1,4 +1,4 @@
-"""The house as a stranger finds it: each class name says one thing, and no module needs one that needs it."""
+"""The house as a reader finds it: each class name says one thing, and no module needs one that needs it."""
 
 from __future__ import annotations
 

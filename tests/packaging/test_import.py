@@ -89,7 +89,7 @@ print(*set(sys.modules) - before)
 
 
 def added_modules(tmp_path: Path) -> set[str]:
-    # -S: what this environment imports at its start would hide what kvstore imports.
+    # -S: the imports of this environment at its start would hide those of kvstore.
     paths = [str(unpacked(tmp_path / "site")), str(Path(numpy.__file__).parents[1])]
     text = python("-S", "-c", f"import sys; sys.path[:0] = {paths}\n{ADDED}", cwd=tmp_path).stdout
     return set(text.split())

@@ -1,4 +1,4 @@
-"""What the hosted workflows say is so: they cannot run here, but they name scripts, Pythons and steps."""
+"""The statements of the hosted workflows hold: they cannot run here, but name scripts, Pythons and steps."""
 
 from __future__ import annotations
 

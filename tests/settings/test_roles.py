@@ -1,4 +1,4 @@
-"""A process finds its part in a parameter server, and is told which variable is missing or wrong."""
+"""A process finds its part in a parameter server, or its error names the missing or wrong variable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs of several processes for the tests: started quickly, with a deadline, and nothing of them stays.
+"""Jobs of several processes for the tests: started quickly, with a deadline, and without remains.
 
 One process imports everything once and forks the workers of all jobs (`Nursery`), each of which runs one
 function of a module of tests/bodies as if it were a program of its own. Its result goes to stdout as the last
@@ -150,7 +150,7 @@ def end_quickly() -> None:
 
 
 def _holdings(names: set[str]) -> list[tuple[types.ModuleType, str]]:
-    """What the library's and the tests' modules of these names hold, but for functions and the like."""
+    """The data of the library's and the tests' modules of these names, but for functions and the like."""
     rooms = {"kvstore", *(path.stem for path in paths.TESTS.glob("*/*.py"))} - {__name__}
     ours = [sys.modules[name] for name in names if name.partition(".")[0] in rooms]
     return [
@@ -256,14 +256,14 @@ class Worker:
         return self.code
 
     def result(self) -> Any:
-        """What the worker's function returned."""
+        """The result of the worker's function."""
         assert self.code == 0, f"exit code {self.code}\n{self.errors()}"
         assert self.lines
         assert self.lines[-1].startswith(_RESULT), self.lines
         return json.loads(self.lines[-1][len(_RESULT) :])
 
     def errors(self) -> str:
-        """What the worker has written to stderr."""
+        """The text that the worker has written to stderr."""
         return os.pread(self._errors.fileno(), 1_000_000, 0).decode(errors="replace")
 
     def _read(self, end: float) -> bool:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 _USUAL = 4.0  # processes a core: the tests' own, which the deadlines for an idle machine allow for
-_SHARED = 2.0  # the processes of a job share what one process would have
+_SHARED = 2.0  # the processes of a job share the processors that one process would have
 
 
 def running() -> int:

@@ -1,4 +1,4 @@
-"""Every optimizer rule once more, in NumPy: what the compiled ones are tested against.
+"""Every optimizer rule once more, in NumPy: the reference for tests of the compiled ones.
 
 A rule takes the weight, the gradient, the tuple of states and the tuple of parameters, as rules.h lists them,
 and changes weight and states in place. Arrays are all float32 or all float64; every operation is rounded to

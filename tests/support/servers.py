@@ -20,7 +20,7 @@ from kvstore.launch.certificates import Certificates
 
 
 def patience() -> dict[str, str]:
-    """Signs of life come often, so that tests of deaths are quick; for these the time is set lower still."""
+    """Heartbeats are frequent, so that tests of deaths are quick; for these the time is set lower still."""
     return {
         "KVSTORE_HEARTBEAT": "0.2",
         "KVSTORE_DEAD_AFTER": pace.variable(4),

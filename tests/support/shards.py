@@ -39,7 +39,7 @@ def entry_of(
 
 
 def payload_of(value: Value, piece: Slice, sparse: bool) -> Payload:
-    """What a worker sends of a value for a slice; of every other slice at an odd address."""
+    """The part of a value that a worker sends for a slice; for every other slice at an odd address."""
     odd = at_odd_address if piece.id % 2 else memoryview
     if isinstance(value, kv.RowSparseArray):
         low, high = np.searchsorted(value.indices, [piece.start, piece.stop])

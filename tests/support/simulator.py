@@ -2,7 +2,7 @@
 
 `simulate(seed)` draws a job (workers, servers, stores, programs) and what happens to it (messages that are
 late, lost, doubled or out of order, cut links, processes that stop, die and come back), runs it on a clock of
-its own, and checks it. What a push carries names its worker, slice and number, and the value of a slice is
+its own, and checks it. The payload of a push names its worker, slice and number, and the value of a slice is
 the list of rounds that made it, so that every check is exact:
 
 * a push is applied at most once, in the round that its number says, with the parts of all that are needed;
@@ -10,12 +10,12 @@ the list of rounds that made it, so that every check is exact:
   server loses with its memory;
 * a pull has the round promised, with every push of this worker before it;
 * all workers that read a round of a slice see the same value;
-* every failed round is told once to each worker that pushed into it, before it reads a later value;
+* every failed round is reported once to each worker that pushed into it, before it reads a later value;
 * a rejoined worker begins at the same pass in all slices, at any progress of the other workers;
 * a barrier opens when all members that are there have arrived; epochs only grow;
 * a key is read as of one round, also by a resting worker during rounds and after a loss, or its rounds are
   named in the error;
-* what all workers have read is explained by a model of the store, which knows nothing of the machines: see
+* the reads of all workers are explained by a model of the store, which knows nothing of the machines: see
   `histories.checker`;
 * every call ends, within bounded time after the last fault, and only with errors that the faults explain.
 """
@@ -59,7 +59,7 @@ class Broken(AssertionError):
 
 
 class Payload(NamedTuple):
-    """What a push carries."""
+    """The payload of a push."""
 
     rank: int
     incarnation: int
@@ -212,7 +212,7 @@ class Host:
         self.resumes = 0.0
         self.engaged = 0.0  # until then it takes no step
         self.ahead = job.points.seconds(name, "clock", 1.0, 1e5)  # its clock is, of the job's
-        self.jumped, self.unheard = False, 0  # once; signs of life that did not come
+        self.jumped, self.unheard = False, 0  # once; heartbeats that did not arrive
         job.hosts[name] = self
 
     @property
@@ -541,7 +541,7 @@ class ServerHost(Host):
         return Value(value, value.round, (frames[record.frame]._replace(number=HALF),))
 
     def _past(self, value: Value, round_: int) -> Value:
-        """Return what a slice was after a round: it is kept for one round longer."""
+        """Return the value of a slice after a round: it is kept for one round longer."""
         if value.round <= round_:  # the later rounds have failed
             return value
         self.job.past += 1
@@ -550,7 +550,7 @@ class ServerHost(Host):
         return value.before
 
     def _note_told(self, batch: m.Batch, request: m.Record, failure: m.Failure) -> None:
-        """Note that a failed round is told, by one request, however often that is answered."""
+        """Note that a failed round is reported, by one request, however often that is answered."""
         if failure.error != "UpdaterError" or self.job.plan.mode != "sync":
             return
         at = (batch.incarnation, batch.store, request.slice)
@@ -593,7 +593,7 @@ class Store:
         self.epoch = 0
         self.pushed = PushCalls()
         self.shrunk: set[int] = set()  # workers that rounds no longer wait for, as this worker knows
-        self.rounds: dict[Hashable, dict[int, int]] = {}  # of values that came, by operation and part
+        self.rounds: dict[Hashable, dict[int, int]] = {}  # of received values, by operation and part
         self.recorded: dict[Hashable, tuple[Hashable, bool]] = {}  # call of an operation; whether it ends it
         self.known: set[Hashable] = set()  # operations that were started when a loss was known
         self.connections: dict[int, int] = {}
@@ -1303,9 +1303,9 @@ class Job:
     # ------------------------------------------------------------------------------------------ network
 
     def send(self, source: str, target: str, where: Any, message: Any) -> None:
-        """Send a message, which may come late, twice or never."""
+        """Send a message, which may arrive late, twice or never."""
         rng, faults = self.rng, self.plan.faults
-        # Signs of life are sent so often that some get through; here one has to.
+        # Heartbeats are sent so often that some get through; here one has to.
         sign = type(message) is m.ReliableMessage and type(message.body) in (m.Ping, m.Pong)
         for _ in range(1 + (rng.random() < faults.double)):
             if rng.random() < faults.drop and not sign:
@@ -1415,16 +1415,16 @@ class Job:
         asked = known[old.name].rank
         others = [known[one.name].rank for one in self.workers if one.alive and one.name in known]
         if not self.plan.given_ranks and asked in others:
-            asked = -1  # it was lost before the job had come together, and another got its rank
+            asked = -1  # it was lost before the job was complete, and another got its rank
         new = self.workers[at] = WorkerHost(self, asked, old.incarnation + 100, name, cut=True)
         new.start()
 
     def kill_server(self, at: int) -> None:
-        """Let a server die, and come back if it may."""
+        """Let a server die, and restart if it may."""
         server = self.servers[at]
         if not server.alive:
             return
-        # One that is lost before all servers have come is waited for: another may be started in its place.
+        # A server lost before all servers have started is waited for: another may be started in its place.
         if not self.scheduler.machine._assignment.servers.welcomed or server.machine.rank < 0:
             self.at(self.now + 0.1, self.kill_server, at)
             return
@@ -1445,7 +1445,7 @@ class Job:
         self.servers[at] = ServerHost(self, at, rank, old.incarnation + 1, self.snapshots.get(rank))
 
     def kill_scheduler(self) -> None:
-        """Let the scheduler die, and come back if it may."""
+        """Let the scheduler die, and restart if it may."""
         if not self.scheduler.alive:
             return
         self.scheduler.die()

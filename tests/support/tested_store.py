@@ -47,5 +47,5 @@ def by_hosts(parts: list[Any], places: list[int] | None = None) -> list[Any]:
 
 
 def held(store: Any, key: Any) -> Any:
-    """What a key is, after what this worker has pushed: live where it is in reach, else pulled."""
+    """Return the value of a key after this worker's pushes: live where it is in reach, else pulled."""
     return store.view(key) if store.type in ("local", "shared") else store._backend.fetch(key)

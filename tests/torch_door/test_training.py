@@ -265,7 +265,7 @@ def test_sparse_gradients_by_hook(same: Callable[..., Any], tmp_path: Path) -> N
 
 @pytest.mark.parametrize("kind", ["types", "rows"])
 def test_static_graphs(kind: str, same: Callable[..., Any], tmp_path: Path) -> None:
-    """In their first pass all buckets come at the end, none of them as the last."""
+    """In their first pass all buckets arrive at the end, none of them as the last."""
     expected = same("static_graph", "shared", str(tmp_path), kind, False)
     found = same("static_graph", "shared", str(tmp_path), kind, True)
     np.testing.assert_allclose(found, expected, rtol=1e-6)

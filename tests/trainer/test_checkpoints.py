@@ -69,7 +69,7 @@ def test_without_a_store(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("updates", [True, False])
 def test_the_schedule_and_the_factors(updates: bool, tmp_path: Path) -> None:
-    """Settings come from the file, factors stay the parameter's."""
+    """Settings are read from the file, factors stay the parameter's."""
 
     def trainer_of(param: Parameter, rate: float) -> Trainer:
         schedule = FactorScheduler(step=1, factor=0.5, base_lr=rate)

@@ -202,7 +202,7 @@ def worker_resumes(folder: str, kind: str) -> None:
 
 
 def refused(kind: str) -> None:
-    """What a job cannot run says so, and what to do."""
+    """An operation that a job cannot run raises, with advice."""
     with kv_mxnet.create(kind) as store:
         for name in ALONE if kind == "shared" else {**OWN, **ALONE}:
             optimizer = mx.optimizer.create(ALL[name][0], **ALL[name][1])
@@ -268,7 +268,7 @@ def batch_sizes() -> None:
                     assert (net.weight.data().asnumpy() < before).all()
 
 
-#: What a program assigns; other numbers are halved, and 0 and None become an eighth.
+#: The values that a program assigns; other numbers are halved, and 0 and None become an eighth.
 NEW: dict[str, Callable[[], Any]] = {
     "lr": lambda: 0.75,
     "lr_mult": lambda: {0: 0.5, "third": 0.25},
@@ -743,7 +743,7 @@ def raised(call: Callable[..., Any], *arguments: Any) -> Exception:
 
 
 def errors() -> None:
-    """What a store made here raises is ours, and MXNet's."""
+    """An error raised by a store made here is ours, and MXNet's."""
     with kv_mxnet.create("local") as store:
         dense, table = nd.ones(3), nd.ones((3, 1)).tostype("row_sparse")
         store.init("w", dense)

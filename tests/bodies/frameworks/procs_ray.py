@@ -220,7 +220,7 @@ def waits(folder: str) -> Any:
 
 
 def refused(folder: str) -> Any:
-    """What a job says of arguments that it cannot have."""
+    """The errors of a job about arguments that it cannot have."""
     from kvstore.ray import Job
 
     wrong: list[dict[str, Any]] = [

@@ -284,7 +284,7 @@ def transforms() -> dict[str, str]:
     return found
 
 
-# ---------------------------------------------------------------------------------- what must still work
+# --------------------------------------------------------------------------------- required behaviour
 
 
 def usable(store_name: str) -> None:

@@ -771,7 +771,7 @@ def other_models(store_name: str) -> str:
 
 
 def a_loss(store_name: str, how: str, folder: str) -> str:
-    """A worker dies in the backward pass of another; the other is told from step, or from backward."""
+    """A worker dies in the backward pass of another; the other gets the error from step, or from backward."""
     place()
     with gloo(folder) if how == "hook" else contextlib.nullcontext():
         return _a_loss(store_name, how)

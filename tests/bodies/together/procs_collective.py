@@ -1,4 +1,4 @@
-"""What the processes of a job do together without a key in the tests; `jobs.py` runs these."""
+"""The processes of jobs in the tests of operations without a key; `jobs.py` runs these."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def training(kind: str, together: bool) -> dict[str, Any]:
 
 
 def look(store: Any, step: int) -> None:
-    """Reduce what must be exact."""
+    """Reduce values whose sums must be exact."""
     n = store.num_workers
     for count in (3, 2000 + 1000 * step):
         exact = np.full(count, 1 + 2.0**-20, F)
@@ -164,7 +164,7 @@ def written(store: Any, outs: list[Array]) -> dict[str, Any]:
 
 
 def content(path: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Return what a file holds; safetensors writes its metadata in an order of chance."""
+    """Return the content of a file; safetensors writes its metadata in an order of chance."""
     metadata, tensors = raw(path)
     return metadata, {name: array.tobytes().hex() for name, array in tensors.items()}
 
@@ -184,7 +184,7 @@ def kinds_of_keys() -> None:
 
 
 def differences() -> list[str]:
-    """Workers that do not call alike are all told, with no array changed; the next call is right."""
+    """Workers that do not call alike all get an error, with no array changed; the next call is right."""
     with create() as store:
         odd = store.rank == store.num_workers - 1
         calls: list[tuple[Array, Array]] = [

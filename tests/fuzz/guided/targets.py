@@ -31,7 +31,7 @@ MOST_BYTES = 4096  # of an input
 
 @dataclass(frozen=True)
 class Figures:
-    """What a run came to."""
+    """The result of a run."""
 
     cases: int
     a_second: int
@@ -66,7 +66,7 @@ def build(compiler: str, name: str, folder: Path, source: Path | None = None) ->
 
 
 def check(compiler: str, name: str) -> str:
-    """Return what a compiler has against a target."""
+    """Return the objections of a compiler to a target."""
     command = [compiler, *FLAGS, "-fsyntax-only", str(HERE / f"{name}.c")]
     return subprocess.run(command, capture_output=True, text=True, check=False).stderr
 

@@ -81,7 +81,7 @@ class Command:
         return found
 
     def close(self) -> None:
-        """Kill what a failed test has left of the command; its processes end with it."""
+        """Kill the processes that a failed test has left; those of the command end with it."""
         self.process.kill()
         self.process.communicate()
         os.close(self._terminal)

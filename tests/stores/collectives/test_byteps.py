@@ -1,4 +1,4 @@
-"""What the store asks of BytePS; it has never run on a live one.
+"""The store's calls to BytePS; it has never run on a live one.
 
 BytePS is played here, by its signatures as they were recorded from its source. tests/engines runs the store
 in two processes on a stand-in that sums over `dist_sync`.

@@ -69,13 +69,13 @@ def test_the_cause_and_the_cure_are_told_early(name: str, apart: int, tmp_path: 
         while all(worker.poll() is None for worker in workers):
             assert time.monotonic() < begun + TIMEOUT / 2, "no worker has told anything"
             time.sleep(0.05)
-        time.sleep(0.5)  # for the other, if it is told
+        time.sleep(0.5)  # for the other, if it is notified
         told = sorted(last_line(worker) for worker in workers if worker.poll() is not None)
     finally:
         for worker in workers:
             with worker:
                 worker.kill()
-    assert told[0].startswith("ConfigError: ")  # of which the other may have been told
+    assert told[0].startswith("ConfigError: ")  # the other may have been notified of it
     for text in told:
         assert words in text
         assert "create 'dist_sync'" in text

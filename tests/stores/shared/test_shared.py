@@ -442,7 +442,7 @@ def test_any_number_of_outs(size: int, count: int) -> None:
 
 
 def test_memory_is_given_back_while_this_thread_has_the_lock() -> None:
-    """A collection of garbage may come at any place, also where the lock of the region is held."""
+    """A collection of garbage may run at any place, also where the lock of the region is held."""
     with kv.create("shared", group="garbage", timeout=30) as store:
         store.init("w", np.zeros(1 << 20, np.float32))
         job = store._backend._job

@@ -1,4 +1,4 @@
-"""The Python half of the fake driver: it is compiled and loaded here, and launches come back here."""
+"""The Python half of the fake driver: it is compiled and loaded here, and launches are passed back here."""
 
 from __future__ import annotations
 

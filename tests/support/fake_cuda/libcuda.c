@@ -2,7 +2,7 @@
  *
  * Built as libcuda.so.1 and found through LD_LIBRARY_PATH, so that the real cuda.core and cuda.bindings run on it.
  * It has several devices, contexts and their stack, streams, events, memory of all kinds with its bounds, pools, peer
- * access, and libraries with kernels. What a caller gets wrong is an error, or shows in the counts.
+ * access, and libraries with kernels. A mistake of a caller is an error, or shows in the counts.
  *
  * Streams run work at once or, with FAKE_CUDA_LAZY=1, only when the caller waits for it: then work that a
  * caller forgot to wait for has not happened when it looks.

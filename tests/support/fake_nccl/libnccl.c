@@ -46,7 +46,7 @@ typedef struct {
     size_t count;
 } shape;
 
-/* What the processes of a communicator share. */
+/* The shared data of the processes of a communicator. */
 typedef struct {
     int joined, arrived, turn, left;
     int pids[MOST_RANKS];

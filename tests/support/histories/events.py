@@ -1,4 +1,4 @@
-"""What a history consists of: calls with their times and outcomes, and what happened to processes."""
+"""The parts of a history: calls with their times and outcomes, and the faults of processes."""
 
 from __future__ import annotations
 

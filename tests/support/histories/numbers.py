@@ -42,7 +42,7 @@ class Numbers(NamedTuple):
 
     @property
     def pushes(self) -> int:
-        """How many pushes of one process can be told apart."""
+        """How many pushes of one process can be distinguished."""
         return self.words * _DIGITS[self.dtype] if self.keeps == "all" else 1 << 20
 
     def start(self) -> Array:
@@ -60,7 +60,7 @@ class Numbers(NamedTuple):
         return self._repeat({first + word: 4**digit})
 
     def empty(self) -> Array:
-        """Return room to pull into, filled with what no value has."""
+        """Return an array to pull into, filled with a number that no value has."""
         return np.full(self.cells * self.cell, np.nan, self.dtype)
 
     def _repeat(self, elements: dict[int, int]) -> Array:

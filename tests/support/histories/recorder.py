@@ -1,4 +1,4 @@
-"""Records what a process calls and reads: a line before each call, and one after it.
+"""Records the calls and reads of a process: a line before each call, and one after it.
 
 A line is one write to a file that is appended to, so that a process that is killed leaves all that it has
 called. Times are those of CLOCK_MONOTONIC, which all processes of a host share. A step has a line more, as it
@@ -217,7 +217,7 @@ class RecordedStore:
 
 
 def events_in(path: Path) -> list[Event]:
-    """Read what a process has recorded."""
+    """Read the record of a process."""
     found: dict[int, Event] = {}
     for line in path.read_text().splitlines():
         name, *rest = json.loads(line)

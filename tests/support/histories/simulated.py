@@ -9,7 +9,7 @@ from typing import Any
 
 from .events import ABANDONED, Contents, Event, Fault, History, Key, Push, Read
 
-NOTICED = 5.0  # seconds: heartbeats that come no more, and a view that is sent again
+NOTICED = 5.0  # seconds: heartbeats that stop, and a view that is sent again
 
 
 class SimulatedCalls:
@@ -35,7 +35,7 @@ class SimulatedCalls:
             self._values[store, name].setdefault(key, {})[part] = value
 
     def unread(self, store: Any, name: Hashable) -> None:
-        """Forget what a call reads: the real store does not read so after a loss."""
+        """Forget the reads of a call: the real store does not read so after a loss."""
         self._values[store, name] = {}
 
     def returned(self, store: Any, name: Hashable, failure: Any, now: float) -> None:

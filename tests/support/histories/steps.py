@@ -1,4 +1,4 @@
-"""What the processes of a job do that push in whole steps, until one of them is lost in the middle of one."""
+"""The processes of a job that pushes in whole steps, until one of them is lost in the middle of one."""
 
 from __future__ import annotations
 

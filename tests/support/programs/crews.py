@@ -123,7 +123,7 @@ class _Crew:
     def close(self) -> None:
         """End the job."""
         if self._job is not None:
-            with contextlib.suppress(AssertionError):  # what a broken job leaves is the next test's to see
+            with contextlib.suppress(AssertionError):  # the next test checks the remains of a broken job
                 self._job.close()
             self._job = None
 

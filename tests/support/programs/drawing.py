@@ -60,7 +60,8 @@ EXCHANGES = {
     "later(store.pull, KEYS, out=out(KEYS))": 1,
 }
 KINDS = ("all", "one", "different")
-#: Before a file is read or written, all must have come there; after it is written, none may be ahead.
+#: Before a file is read or written, all workers must have reached this place; after it is written, none may
+#: be ahead.
 TOGETHER = Call("store.wait(); store.barrier()", kept=True)
 
 

@@ -66,7 +66,7 @@ class Names:
         return own | {"store": self.store, "rank": self.rank, "kv": kv, "adding": adding, "time": time}
 
     def values_of(self, rank: int, key: int | str, number: int, values: int = 1, rows: str = "") -> list[Any]:
-        """Return what a worker pushes into a key: with rows "some", all but worker 0 push rows."""
+        """Return the value that a worker pushes into a key: with rows "some", all but worker 0 push rows."""
         made = []
         whole = rank == 0 and rows == "some"
         for at in range(values):
@@ -161,7 +161,7 @@ class Names:
                 raise
 
     def _failed(self, line: int, error: BaseException) -> None:
-        # What the call was to write is as it was, or half written.
+        # The outs of the call are unchanged, or half written.
         self.seen_so_far = [one for one in self.seen_so_far if one.line != line]
         self.seen_so_far.append(Seen(line, "error", [Failure(type(error).__name__, str(error))]))
 

@@ -1,4 +1,4 @@
-"""What workers have seen, and whether it is what one process has seen."""
+"""The results of workers, compared with those of one process."""
 
 from __future__ import annotations
 

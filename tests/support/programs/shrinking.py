@@ -9,7 +9,7 @@ from .program import Program, Stage
 
 #: How often a smaller program is played before it counts as one that shows nothing.
 _TRIES = 3
-#: What a call may do without.
+#: The parts that a call may do without.
 _DETAILS = (", values=2", ", values=3", ', rows="all"', ', rows="some"', ", dump_optimizer=True")
 
 

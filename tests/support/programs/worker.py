@@ -1,4 +1,4 @@
-"""What a worker does that plays one program after another, each in a store of its own."""
+"""A worker that plays one program after another, each in a store of its own."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Sockets:
         self.known: dict[Hashable, Link] = {}
         self.inbox: list[tuple[Hashable, Any]] = []
         self.told: list[tuple[Hashable, Any]] = []
-        self.seen = 0  # records that came to Python
+        self.seen = 0  # records that reached Python
 
     def observe(self, counters: Counters, waits: Any) -> None:
         self.all.observe(counters, waits)

@@ -62,7 +62,7 @@ class Job:
             self.server._collect(self.server.workers[rank])
 
     def serve_until(self, round_: int, *ranks: int) -> None:
-        """Until a round is done; so its requests came before."""
+        """Until a round is done; so its requests arrived before."""
         end = pace.deadline(60)
         while self.server.loop._machine._stores[0].requests.slices[0].round != round_:
             assert time.monotonic() < end
@@ -76,7 +76,7 @@ class Job:
         return self.server.workers[rank].answers.pop(sequence)
 
     def stuck(self, rank: int) -> bool:
-        """Whether some of what the worker is sent has not gone."""
+        """Whether a part of the data for the worker is not sent yet."""
         return not self.server.sockets.streams[self.server.workers[rank].peer].sent
 
     def round(self, number: int, *readers: int) -> None:

@@ -1,4 +1,4 @@
-"""What a server answers over streams, with the requests handled in C and without: it must be the same.
+"""The replies of a server over streams, with the requests handled in C and without: they must be the same.
 
 `KVSTORE_LINKS_SEED` takes up the seed that a failure prints.
 """
@@ -59,7 +59,7 @@ def schedule(step: int) -> dict[str, Any]:
     return {"name": "FactorScheduler", "config": {"step": step, "factor": 0.5, "base_lr": 0.3}}
 
 
-#: Optimizers, of which some have the same parameters in all updates, and what may change of each.
+#: Optimizers, some with the same parameters in all updates, and the parameters that may change.
 RULES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("sgd", {"learning_rate": 0.5}, {"wd": 0.01}),
     ("sgd", {"momentum": 0.9, "lr_mult": [["0", 0.5], ["6", 0.1]]}, {"momentum": 0.5, "clip_gradient": 1.0}),
@@ -283,11 +283,11 @@ class Program:
             self.change_settings("configure")
 
     def change_settings(self, kind: str) -> None:
-        """Tell the server of an optimizer, other settings of it, other counts, or a command."""
+        """Send the server an optimizer, other settings of it, other counts, or a command."""
         self.version += 1
         if kind == "command":
             self.server.install("any", kind=kind)
-        elif kind == "configure" and self.chance.random() < 0.1:  # what can be no optimizer
+        elif kind == "configure" and self.chance.random() < 0.1:  # an invalid optimizer
             self.server.install(
                 json.dumps({"name": "adm", "config": {}}), self.version, self.ordinal, self.epoch
             )

@@ -170,7 +170,7 @@ def test_a_worker_that_leaves_waits_no_more() -> None:
 
 
 class Frame:
-    """What a message carries; it can be watched."""
+    """The payload of a message; it can be watched."""
 
 
 def test_frames_are_released_with_the_round() -> None:

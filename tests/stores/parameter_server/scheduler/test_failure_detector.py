@@ -1,4 +1,4 @@
-"""Losses: of workers, of servers for good, and of servers that come back."""
+"""Losses: of workers, of servers for good, and of restarted servers."""
 
 from __future__ import annotations
 

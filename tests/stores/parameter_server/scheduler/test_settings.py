@@ -48,7 +48,7 @@ class Asked:
     def __init__(self, unpaced: Any = ()) -> None:
         self.table, self.unpaced = SettingsTable(0), unpaced
         self.requests = itertools.count()
-        #: All that servers were told, and what a server has that has heard it.
+        #: All messages to servers, and the settings of a server that has received them.
         self.told: list[m.Install] = []
         self.server = OptimizerVersions()
 
@@ -83,7 +83,7 @@ class Asked:
     def ask(
         self, rank: int, kind: str, text: str = "", place: int = 0, ordinal: int = 1
     ) -> tuple[m.Answer, int]:
-        """Return the answer, and how often servers had to be told."""
+        """Return the answer, and the number of messages to servers."""
         asked, installs = self.make(rank, kind, text, place, ordinal)
         answers = self.table.answers()
         for install in installs:
@@ -104,13 +104,13 @@ def put(server: OptimizerVersions, install: m.Install) -> None:
 
 
 def at(server: OptimizerVersions, place: int) -> SettingsAt:
-    """Return what a server uses for pushes after the changes of a place."""
+    """Return the settings that a server uses for pushes after the changes of a place."""
     found = server.at(place + 1)
     return SettingsAt(found.generation, found.text, found.epoch, found.keeps_states)
 
 
 def newest(installs: Iterable[m.Install]) -> OptimizerVersions:
-    """Return what a server has that has heard this."""
+    """Return the settings of a server that has received these messages."""
     server = OptimizerVersions()
     for install in installs:
         put(server, install)
@@ -168,7 +168,7 @@ def test_servers_have_the_settings_of_one_process_at_each_place(
 def test_servers_have_what_the_log_says_whatever_workers_do(
     drawn: list[tuple[str, int, int]], order: list[int]
 ) -> None:
-    """Changes come from any worker, in any order of places; each has an optimizer of its own number."""
+    """Changes are made by any worker, in any order of places; each has an optimizer of its own number."""
     job, ranks = Asked(), itertools.chain(order, itertools.cycle([0, 1, 2]))
     job.ask(0, "optimizer", described())
     for kind, number, place in drawn:
@@ -565,7 +565,7 @@ def say(job: Job, peer: str, number: int, kind: str, text: str, place: int) -> m
 
 
 def installs(job: Job, server: str) -> list[m.Install]:
-    """Return what a server was told, each once."""
+    """Return the messages to a server, each once."""
     told = (body for body in job.sent.get(server, []) if type(body) is m.Install)
     return list({install.version: install for install in told}.values())
 

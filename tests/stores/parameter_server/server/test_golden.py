@@ -109,7 +109,7 @@ def test_optimizers(dist: Any, name: str, layout: str) -> None:
         large = [lcg(200, 400 + 10 * t + r).reshape(20, 10) for r in range(workers)]
         assert shards.push(("w", small), ("big", large)) == [None] * len(list(shards.pieces()))
         for key in ("w", "big"):
-            # MXNet's two servers took the norms of their halves; ours give what one server gives.
+            # MXNet's two servers took the norms of their halves; ours give the result of one server.
             recorded = "w2s1" if name == "lamb" else layout
             wanted = dist[f"optim_{name}_{recorded}__{key}"][t]
             assert distance(shards.pull(key), wanted) <= LIMIT

@@ -303,7 +303,7 @@ def test_a_table_whose_state_begins_after_the_snapshot(tmp_path: Path) -> None:
 
 
 def nothing_of(pair: Beside) -> bytes:
-    """Return what the first table's state is before its first update."""
+    """Return the initial state of the first table."""
     shard = pair.shards.shards[0]
     return shard.fetch_state(next(iter(shard.placement())))
 

@@ -1,4 +1,4 @@
-"""What a server holds has the bits of a local store that gets the same values, however keys are cut."""
+"""The data of a server has the bits of a local store that gets the same values, however keys are cut."""
 
 from __future__ import annotations
 

@@ -35,14 +35,14 @@ def half(value: Array, slice_: int) -> Array:
 
 
 def only(slice_: int, value: Array) -> Array:
-    """Half of a gradient, of which the other one has not come."""
+    """Half of a gradient, whose other half has not arrived."""
     found = np.zeros_like(value)
     half(found, slice_)[:] = half(value, slice_)
     return found
 
 
 def updated(*gradients: Array) -> Array:
-    """What the key is after these updates."""
+    """Return the value of the key after these updates."""
     value, updater = START.copy(), Updater(create("lamb", wd=0.1))
     for one in gradients:
         updater("w", one, value)

@@ -1,4 +1,4 @@
-"""What a process's sockets have in common: all of them end with it."""
+"""The shared context of a process's sockets: all of them end with it."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def hello(job: str) -> bytes:
 
 
 def noise(number: int) -> list[bytes]:
-    """What the `number`-th stranger says, in pieces."""
+    """The data of the `number`-th stranger, in pieces."""
     return [
         [os.urandom(200)],
         [b"GET / HTTP/1.1\r\nHost: parameters\r\n\r\n"],

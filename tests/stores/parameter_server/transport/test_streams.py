@@ -275,7 +275,7 @@ def test_strangers_are_closed(server: End, text: bytes) -> None:
 
 
 def hello(server: End) -> bytes:
-    """Say what a worker says first."""
+    """Send the first data of a worker."""
     encrypted = server.streams._listener._encrypted
     offer = streams.Offer.read(server.streams.offer(PEER), encrypted)
     assert offer is not None

@@ -1,4 +1,4 @@
-"""What a worker may not ask: it must not come back again and again."""
+"""An invalid request of a worker must not be repeated again and again."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ LOCK: Any = type(threading.RLock())
 
 
 class Alarm(Exception):
-    """What the handler of a signal raises in a program."""
+    """The exception of a program's signal handler."""
 
 
 class Interrupting(LOCK):  # type: ignore[misc]

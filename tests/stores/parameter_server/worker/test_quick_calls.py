@@ -216,7 +216,7 @@ def test_lists_that_are_not_usual(quick: Quick, create: Callable[..., kv.KVStore
 
 @pytest.mark.parametrize("shm", [False, True])
 def test_arrays_of_empty(quick: Quick, create: Callable[..., kv.KVStore], shm: bool) -> None:
-    """What lies in memory that servers read is not copied; the sum may be written there."""
+    """An array in memory that servers read is not copied; the sum may be written there."""
     store = create(slice_bytes=40_000, same_host_shm=shm)
     store.init(["a", "b"], [np.zeros(50_000, F), np.zeros(3, F)])
     home, small = store.empty("a"), store.empty("b")

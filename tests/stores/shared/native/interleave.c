@@ -158,7 +158,7 @@ typedef struct {
     int overwriter;
 } key;
 
-/* What a seed decides. */
+/* The draws of a seed. */
 static struct {
     int workers, keys, steps, go_on, updates, by_hand, overwrites, joiner, join_after, deaths, returns, pace, calls, stops;
     int in_place, reads; /* by hand in place; reads besides those of calls */
@@ -528,8 +528,8 @@ static int is_version(const key *k, const uint64_t *got, int from, uint64_t begi
     return 0;
 }
 
-/* What a worker has received must be one whole version. Where others overwrite the key at the same time, the chunks
- * that arrived while it worked on them may be of the round, and the rest of the version that overwrote it. */
+/* A value that a worker has received must be one whole version. Where others overwrite the key at the same time, the
+ * chunks that arrived while it worked on them may be of the round, and the rest of the version that overwrote it. */
 static void check_received(key *k, const uint64_t *got, int from, const char *how)
 {
     uint64_t chunk = KV_SHARE_BYTES / 8, at = 0;
@@ -543,7 +543,7 @@ static void check_received(key *k, const uint64_t *got, int from, const char *ho
               how);
 }
 
-/* What a worker has received as the result of a round, which may not be stored yet. */
+/* The value that a worker has received as the result of a round, which may not be stored yet. */
 static void check_result(key *k, const uint64_t *got, uint64_t round, const char *how)
 {
     quiet = 1;
@@ -1016,7 +1016,7 @@ static int take_part(worker *w)
     return KV_READY;
 }
 
-/* As RoundWaiter._rest: what can be finished without the dead is. */
+/* As RoundWaiter._rest: rounds that can be finished without the dead are. */
 static int rest(worker *w, key *k)
 {
     for (;;) {

@@ -17,7 +17,7 @@ ROOT = HERE.parents[3]
 HEADERS = ROOT / "kvstore" / "stores" / "shared" / "native"
 OBSERVE = ROOT / "kvstore" / "observe" / "native"
 
-# What every worker's kind of work must have come up in, in the ordinary run.
+# The cases in which every worker's kind of work must occur, in the ordinary run.
 KINDS = (
     *(
         "rounds",

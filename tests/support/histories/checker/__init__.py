@@ -32,7 +32,7 @@ from . import calls, contents, forgotten, losses, orders, rounds, steps
 
 
 def violations(history: History) -> list[Violation]:
-    """Return what a history breaks; nothing: it keeps all promises."""
+    """Return the promises that a history breaks; an empty list: it keeps all."""
     found = [*calls.check(history), *contents.check(history)]
     if found:
         return found  # nothing further can be said of such values

@@ -57,9 +57,7 @@ def _unnamed(facts: Facts) -> Iterator[Violation]:
             and "round" not in one.text
         ):
             what = f"process {one.slot} could not read {one.keys} at {one.called:.4f}"
-            yield Violation(
-                "unnamed rounds", f"{what}, and the error does not name their rounds: {one.text}"
-            )
+            yield Violation("unnamed rounds", f"{what}, and the error does not name their rounds: {one.text}")
 
 
 def _too_old_or_new(facts: Facts, cell: CellRounds) -> Iterator[Violation]:

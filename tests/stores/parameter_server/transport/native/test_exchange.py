@@ -112,7 +112,7 @@ class Pair:
             assert self.wait() == []
 
     def answer_all(self, wanted: Sequence[bytes]) -> None:
-        """Answer in one message, once all parts have come; the values must be there."""
+        """Answer in one message, once all parts have arrived; the values must be there."""
         reader = threading.Thread(target=read, args=(self.server, sum(map(len, wanted))))
         writer = threading.Thread(target=self.server.sendall, args=(self.reply(range(len(wanted)), wanted),))
         for thread in (reader, writer):

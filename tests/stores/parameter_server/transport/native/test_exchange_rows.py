@@ -200,7 +200,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("counts", [[5000], [5000, 60], [60, 5000]])
 @pytest.mark.parametrize("name", [*CHANGES, "an id", "the last id", "one byte less"])
 def test_a_reply_that_is_not_as_expected(sender: Sender, name: str, counts: list[int]) -> None:
-    """It is left as it came; rows that are as they should be may be written, and nothing else."""
+    """It stays unchanged; rows that are valid may be written, and nothing else."""
     pair = Pair(sender, counts, 200, Kind.PULL_ROWS)
     pair.begin()
     if name in CHANGES:

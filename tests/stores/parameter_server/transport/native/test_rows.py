@@ -161,7 +161,7 @@ def test_expected_rows_are_received_where_they_belong(ends: tuple[Stream, Stream
     frames = next_message(theirs)
     assert place.holds(rows)
     assert bytes(memoryview(frames[-1])) == rows.tobytes()
-    assert ours.send(reply(4, ids, rows + 1))  # it has come: another answer is not theirs
+    assert ours.send(reply(4, ids, rows + 1))  # it has arrived: another answer is not theirs
     assert bytes(memoryview(next_message(theirs)[-1])) == (rows + 1).tobytes()
     assert place.holds(rows)
     theirs.expect_no_more(expected)
@@ -212,7 +212,7 @@ def test_what_is_no_batch_is_written_nowhere(ends: tuple[Stream, Stream]) -> Non
 
 
 def test_of_equal_rows_only_the_first_are_expected(ends: tuple[Stream, Stream]) -> None:
-    """All answers come before one is looked at: none may be where those of another request belong."""
+    """All answers arrive before one is read: none may be placed where those of another request belong."""
     ours, theirs = ends
     ids, rows, places = np.arange(60), table_of(60), [Place(60) for _ in range(4)]
     asked = [(4, ids), (4, ids), (4, ids + 1), (5, ids)]

@@ -187,7 +187,7 @@ def test_memory_stays_until_it_is_sent_and_is_let_go_then(sender: Sender) -> Non
     assert sys.getrefcount(array) > before
     received(other, 2)
     end = pace.deadline(20)
-    while sys.getrefcount(array) != before:  # the sender may not have come back from its last call
+    while sys.getrefcount(array) != before:  # the sender may not have returned from its last call
         assert time.monotonic() < end
         one.receive()  # the thread that holds the interpreter's lock releases it
         gc.collect()
@@ -547,7 +547,7 @@ def test_what_is_for_python_comes_in_order_from_a_second_thread(four: list[Answe
         assert together.serve(20) == [one.ours]
         left = [bytes(memoryview(frames[0])) for _, frames in one.ours.left()]
         assert left[0] == text
-        if len(left) == 1:  # the last one came when Python had taken that: it is answered
+        if len(left) == 1:  # the last arrived when Python had received that: it is answered
             one.await_answers(2)
         else:
             assert left[1:] == [batch(one.session)]
