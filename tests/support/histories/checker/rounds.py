@@ -115,7 +115,7 @@ class CellRounds:
         return bases
 
     def _inferred(self, slot: int, bases: Mapping[int, int]) -> int:
-        """Return the base that follows from the values with a push of this process, first of all the first."""
+        """Return the base that follows from the values with a push of this process, above all the first."""
         having = [one for one in self.seen if any(push.slot == slot for push in one.contents)]
         first = min(having, key=lambda one: _last_of(slot, one), default=None)
         if first is not None and self._after_all(slot, bases, first):
