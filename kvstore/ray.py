@@ -27,9 +27,9 @@ from .errors import (
     WorkerError,
 )
 from .launch import serve
-from .launch.certificates import Certificates, written
+from .launch.certificates import Certificates, write_to_memory
 from .launch.child_process import ProcessRole
-from .launch.process import new_job, variables
+from .launch.process import new_job, worker_variables
 from .launch.service import variables_of
 from .settings import addresses
 from .settings.addresses import loopback
@@ -580,7 +580,7 @@ class _Worker:
         rank, size, local = place
         restart = _ray.get(scheduler.started.remote("worker", rank))
         with _keys(keys) as descriptor:
-            own = variables(common["KVSTORE_JOB"], rank, size, restart, local)
+            own = worker_variables(common["KVSTORE_JOB"], rank, size, restart, local)
             set_variables({**common, **own, **descriptor})
             return function(*args)
 
@@ -596,7 +596,7 @@ def _keys(data: bytes) -> Any:
     if not data:
         yield {}
         return
-    descriptor = written(Keys.from_json(data))
+    descriptor = write_to_memory(Keys.from_json(data))
     try:
         yield {"KVSTORE_KEYS_FD": str(descriptor)}
     finally:

@@ -1,9 +1,9 @@
-"""Who is to be held responsible for the end of a job: not whoever only noticed that another one had failed.
+"""The process that has caused the end of a job, and not one that has only noticed that another had failed.
 
-A process that fails tells the others before it ends, and its end may take seconds (`atexit`, a framework that
-tears its threads down). Those that it leaves behind may be quicker: a server that has no workers any more, a
-worker that raises `PeerLostError`. What they say last on stderr names whom they miss, and while that one is
-still about to end nobody is held responsible.
+A process that fails notifies the others before it ends, and its end may need seconds (`atexit`, a framework
+that ends its threads). Other processes may end sooner: a server without workers, a worker that raises
+`PeerLostError`. The last lines of their stderr name the process that they miss. While that process is about
+to end, no failure is reported.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from kvstore.settings.definitions import DEFAULTS
 from kvstore.settings.variables import text_of
 
-from .child_process import ProcessRole
+from .child_process import ProcessRole, SupervisedProcess
 
 _MISSED = re.compile(
     rb"(?:PeerLost|KVStore)Error: (worker|server) ([0-9]+) "
@@ -26,30 +26,11 @@ _MISSED = re.compile(
 _ALL_MISSED = b"Error: all workers are lost"
 
 
-class Ending(Protocol):
-    """A process, as far as its end goes."""
-
-    @property
-    def part(self) -> ProcessRole:
-        """Say what it is in its job."""
-
-    @property
-    def code(self) -> int | None:
-        """Exit code once its end was seen; negative for a signal."""
-
-    @property
-    def tail(self) -> Sequence[bytes]:
-        """Its last words, once it has ended."""
-
-    def stopped(self) -> bool:
-        """Whether it is known to stand still, as after SIGSTOP."""
-
-
-E = TypeVar("E", bound=Ending)
+P = TypeVar("P", bound=SupervisedProcess)
 
 
 def misses(part: ProcessRole, tail: Sequence[bytes], other: ProcessRole) -> bool:
-    """Whether the last words of a failed process say that it failed because `other` had."""
+    """Return whether a process with these last lines has failed because `other` had failed."""
     if part.role != "worker":
         return other.role == "worker" and any(_ALL_MISSED in line for line in tail)
     named = [match.groups() for line in tail if (match := _MISSED.search(line))]
@@ -57,7 +38,7 @@ def misses(part: ProcessRole, tail: Sequence[bytes], other: ProcessRole) -> bool
 
 
 def patience() -> float:
-    """Seconds that a process which is about to end is waited for: as long as a store waits for anything."""
+    """Return the seconds for which a process that is about to end is waited for: the timeout of a store."""
     try:
         return float(text_of("timeout"))
     except ValueError:
@@ -65,51 +46,47 @@ def patience() -> float:
 
 
 @dataclass
-class _Failure(Generic[E]):
-    """A process that has failed, and those that it misses."""
+class _Failure(Generic[P]):
+    """A process that has failed, and the processes that it misses."""
 
-    process: E
-    missed: list[E]
+    process: P
+    missed: list[P]
     until: float
 
     @property
-    def place(self) -> tuple[bool, bool, bool]:
-        """Order it among those that failed at the same time.
-
-        One that a signal killed did not end because of the others, and a server not because of a worker.
-        """
+    def order(self) -> tuple[bool, bool, bool]:
+        """Its place among failures at the same time: ends by a signal first, and servers before workers."""
         return bool(self.missed), (self.process.code or 0) >= 0, self.process.part.role == "worker"
 
     def waits(self, now: float) -> bool:
-        """Whether one that it misses is still about to end; what is stopped is not."""
-        # Not `ended`, which looks: one whose end is seen only now has not been added yet.
-        about = any(one.code is None and not one.stopped() for one in self.missed)
-        return about and now < self.until
+        """Return whether a missed process is still about to end; a stopped process is not."""
+        # Not `ended`, which polls: the failure of a process that ends only now is not added yet.
+        about_to_end = any(process.code is None and not process.is_stopped() for process in self.missed)
+        return about_to_end and now < self.until
 
 
-class Causes(Generic[E]):
-    """Failed processes for which nobody was held responsible yet."""
+class Causes(Generic[P]):
+    """Failures whose cause is not yet known."""
 
     def __init__(self) -> None:
-        self._held: list[_Failure[E]] = []
-        #: Whether servers have left because there was no worker any more: a worker that is started again
-        #: would find nobody.
+        self._failures: list[_Failure[P]] = []
+        #: Whether servers have ended because no worker was left: a restarted worker would find no server.
         self.deserted = False
 
     @property
     def waiting(self) -> bool:
-        """Whether a failure has still nobody held responsible."""
-        return bool(self._held)
+        """Whether there is such a failure."""
+        return bool(self._failures)
 
-    def add(self, process: E, others: Iterable[E]) -> None:
-        """Take in a failure; `others` are those on whom it can be laid."""
-        missed = [one for one in others if misses(process.part, process.tail, one.part)]
+    def add(self, process: P, others: Iterable[P]) -> None:
+        """Add a failure; one of `others` can be its cause."""
+        missed = [other for other in others if misses(process.part, process.tail, other.part)]
         self.deserted = self.deserted or bool(missed and process.part.role != "worker")
-        self._held.append(_Failure(process, missed, time.monotonic() + patience()))
+        self._failures.append(_Failure(process, missed, time.monotonic() + patience()))
 
-    def take(self) -> list[E]:
-        """Hand over those that need not wait for another one's end, the one responsible first."""
+    def pop_causes(self) -> list[P]:
+        """Return the failures that miss no process that is about to end, the cause first, and remove them."""
         now = time.monotonic()
-        ready = sorted((one for one in self._held if not one.waits(now)), key=lambda one: one.place)
-        self._held = [one for one in self._held if one not in ready]
+        ready = sorted((one for one in self._failures if not one.waits(now)), key=lambda one: one.order)
+        self._failures = [one for one in self._failures if one not in ready]
         return [one.process for one in ready]

@@ -1,4 +1,4 @@
-"""Keys of a job: made by whoever starts it, handed to each process, and gone with the job."""
+"""The keys of a job: its launcher generates them, and each process gets only its own."""
 
 from __future__ import annotations
 
@@ -15,53 +15,53 @@ _F_ADD_SEALS = 1033
 
 
 class Certificates:
-    """A CURVE key pair for each process of a job, made at random."""
+    """A random CURVE key pair for each process of a job."""
 
     def __init__(self, workers: int, servers: int) -> None:
+        import zmq
+
         parts = [("scheduler", 0)]
         parts += [("server", rank) for rank in range(servers)]
         parts += [("worker", rank) for rank in range(workers)]
-        self._pairs = {part: _pair() for part in parts}
+        self._pairs: dict[tuple[str, int], tuple[bytes, bytes]] = {
+            part: zmq.curve_keypair() for part in parts
+        }
         publics = {part: pair[0] for part, pair in self._pairs.items()}
         self._servers = tuple(publics["server", rank] for rank in range(servers))
         self._allowed = tuple(publics.values())
 
     def of(self, role: str, rank: int) -> Keys:
-        """Keys of one process: its own secret, and what is public of the others."""
+        """Return the keys of one process: its own pair, and the public keys of the others."""
         public, secret = self._pairs[role, rank]
         return Keys(public, secret, self._pairs["scheduler", 0][0], self._servers, self._allowed)
 
     def save(self, folder: Path) -> list[Path]:
-        """Write a file for each process, which only its owner can read; for jobs of several machines.
+        """Write one file for each process, readable only by its owner; return the paths.
 
-        Raises
-        ------
-        ConfigError
-            A file is there already, or cannot be written.
+        ConfigError is raised if a file already exists, or cannot be written.
         """
-        written = []
+        paths = []
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for role, rank in self._pairs:
-                path = folder / file_of(role, rank)
-                _write(path, self.of(role, rank))
-                written.append(path)
+                paths.append(folder / file_of(role, rank))
+                _write(paths[-1], self.of(role, rank))
         except FileExistsError as error:
             raise ConfigError(
                 f"{error.filename} already exists, and keys are not overwritten: remove it first"
             ) from error
         except OSError as error:
             raise ConfigError(f"keys cannot be written to {error.filename}: {error.strerror}") from error
-        return written
+        return paths
 
 
 def file_of(role: str, rank: int) -> str:
-    """Name of the file with the keys of a process."""
+    """Return the name of the file with the keys of a process."""
     return "scheduler.json" if role == "scheduler" else f"{role}-{rank}.json"
 
 
-def written(keys: Keys) -> int:
-    """Put keys into memory without a name; returns a descriptor for one process to inherit."""
+def write_to_memory(keys: Keys) -> int:
+    """Write keys to memory without a name; return a descriptor that one process inherits."""
     descriptor = new_memory("kvstore-keys")
     os.write(descriptor, keys.to_json())
     fcntl.fcntl(descriptor, _F_ADD_SEALS, _SEALS)
@@ -72,10 +72,3 @@ def _write(path: Path, keys: Keys) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with open(descriptor, "wb") as file:
         file.write(keys.to_json())
-
-
-def _pair() -> tuple[bytes, bytes]:
-    import zmq
-
-    public, secret = zmq.curve_keypair()
-    return public, secret

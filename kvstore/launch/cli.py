@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import errno
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
@@ -18,14 +19,16 @@ from kvstore.stores.parameter_server.transport.process_limits import shortage
 
 from .foreign_options import HintingCommand
 
-#: What the system says where output cannot be written.
+#: Errors of the system for output that cannot be written.
 _UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class _Commands(click.Group):
-    """A group whose commands report an error of kvstore in one line and exit with 1, without a traceback.
+    """A group whose commands report an error in one line, without a traceback, and exit with 1.
 
-    So they do if what they print cannot be written.
+    This includes output that cannot be written.
     """
 
     command_class = HintingCommand
@@ -54,59 +57,68 @@ class _Number(click.FloatRange):
         return found if math.isfinite(found) else self.fail(f"{found} is not finite.", param, ctx)
 
 
-_imports = click.option(
-    "--import",
-    "imports",
+def _option(names: str, text: str, **settings: Any) -> Callable[[_F], _F]:
+    """Return an option of these names; `text` is its help."""
+    return click.option(*names.split(), help=text, **settings)
+
+
+def _count(
+    names: str, text: str, least: int = 1, most: int | None = None, **settings: Any
+) -> Callable[[_F], _F]:
+    """Return an option that is a whole number from `least` to `most`."""
+    return _option(names, text, type=click.IntRange(least, most), **settings)
+
+
+def _flag(names: str, text: str) -> Callable[[_F], _F]:
+    return _option(names, text, is_flag=True)
+
+
+def _folder(names: str, text: str) -> Callable[[_F], _F]:
+    return _option(names, text, metavar="DIR")
+
+
+_imports = _option(
+    "--import imports",
+    "Module that servers import; it registers optimizers and codecs. Can be given several times.",
     metavar="MODULE",
     multiple=True,
-    help="Module that servers import; it registers optimizers and codecs. Can be given several times.",
 )
-_interval = click.option(
+_interval = _option(
     "--snapshot-interval",
+    f"Seconds between two snapshots.  [default: {DEFAULTS['snapshot_interval']:g}]",
     type=_Number(min=0, min_open=True),
     metavar="S",
-    help=f"Seconds between two snapshots.  [default: {DEFAULTS['snapshot_interval']:g}]",
 )
-_keys = click.option("--keys", metavar="FILE", help="Keys of this process, written by `kvstore keys`.")
-_insecure = click.option(
-    "--insecure", is_flag=True, help="Run without keys, even if other machines can connect."
+_keys = _option("--keys", "Keys of this process, written by `kvstore keys`.", metavar="FILE")
+_insecure = _flag("--insecure", "Run without keys, even if other machines can connect.")
+_module = _flag("-m --module", "PROGRAM is the name of a Python module.")
+_port = _count("--port", "Port; 0 means a free port.  [default: 0]", least=0, most=65535)
+_hostfile = _option(
+    "--hostfile", "File with one host per line, optionally followed by `slots=4`.", metavar="FILE"
 )
-
-_hostfile = click.option(
-    "--hostfile", metavar="FILE", help="File with one host per line, optionally followed by `slots=4`."
-)
-_ssh_command = click.option(
+_ssh_command = _option(
     "--ssh-command",
+    "Command to use instead of ssh; host and remote command are appended.  [KVSTORE_SSH]",
     metavar="COMMAND",
-    help="Command to use instead of ssh; host and remote command are appended.  [KVSTORE_SSH]",
 )
-_python = click.option(
-    "--python", metavar="PATH", help="Path of Python on the hosts.  [default: that of this Python]"
-)
+_python = _option("--python", "Path of Python on the hosts.  [default: that of this Python]", metavar="PATH")
 
-#: Options of scheduler and server, and the variables that have the same meaning.
+#: Variables of options of scheduler and server whose names differ from those of the options.
 _VARIABLES = {
     "workers": "KVSTORE_NUM_WORKERS",
     "servers": "KVSTORE_NUM_SERVERS",
-    "scheduler": "KVSTORE_SCHEDULER",
-    "journal": "KVSTORE_JOURNAL",
     "rank": "KVSTORE_SERVER_RANK",
-    "host": "KVSTORE_HOST",
-    "port": "KVSTORE_PORT",
     "keys": "KVSTORE_KEYS_FILE",
-    "insecure": "KVSTORE_INSECURE",
-    "snapshot": "KVSTORE_SNAPSHOT",
-    "snapshot_interval": "KVSTORE_SNAPSHOT_INTERVAL",
 }
 
 
 def _environment(role: str, options: dict[str, Any]) -> dict[str, str]:
-    """Variables of this process, with its role and the options that are given."""
+    """Return the variables of this process, with its role and the given options."""
     from kvstore.launch.serve import environment_with
     from kvstore.settings.variables import process_variables
 
     options["insecure"] = 1 if options["insecure"] else None
-    given = {_VARIABLES[name]: value for name, value in options.items()}
+    given = {_VARIABLES.get(name, f"KVSTORE_{name.upper()}"): value for name, value in options.items()}
     return environment_with({"KVSTORE_ROLE": role, **given}, process_variables())
 
 
@@ -116,42 +128,38 @@ Completion, in ~/.bashrc (for zsh: zsh_source; for fish: fish_source):
 """
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_COMPLETION)
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+    epilog=_COMPLETION,
+)
 @click.version_option(package_name="kvstore-train", prog_name="kvstore", message="%(prog)s %(version)s")
 def main() -> None:
     """Synchronize parameters in data-parallel training."""
 
 
 @main.command()
-@click.option("--store", default="local", show_default=True, help="Name for kvstore.create.")
-@click.option("--optimizer", default="sgd", show_default=True, help="Name of the optimizer.")
-@click.option(
-    "-n",
-    "--workers",
-    type=click.IntRange(1, 64),
+@_option("--store", "Name for kvstore.create.", default="local")
+@_option("--optimizer", "Name of the optimizer.", default="sgd")
+@_count(
+    "-n --workers",
+    "Number of processes. With more than one the default store is `shared`.",
+    most=64,
     default=1,
-    show_default=True,
-    help="Number of processes. With more than one the default store is `shared`.",
 )
-@click.option(
+@_count(
     "--replicas",
-    type=click.IntRange(1, 64),
-    help="Number of copies of the network in each process; each gets a part of every batch.  "
-    "[default: 4 in one process, else 1]",
+    "Number of copies of the network in each process; each gets a part of every batch.  [default: "
+    "4 in one process, else 1]",
+    most=64,
 )
-@click.option("--epochs", type=click.IntRange(min=1), default=30, show_default=True, help="Number of epochs.")
-@click.option(
-    "--seed",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Seed of the random numbers; equal seeds give identical bits.",
-)
-@click.option("--lr", type=_Number(min=0, min_open=True), help="Peak learning rate.")
-@click.option(
+@_count("--epochs", "Number of epochs.", default=30)
+@_count("--seed", "Seed of the random numbers; equal seeds give identical bits.", least=0, default=0)
+@_option("--lr", "Peak learning rate.", type=_Number(min=0, min_open=True))
+@_count(
     "--servers",
-    type=click.IntRange(1, 64),
-    help="Number of servers to start, for a `dist` store.  [default: 1, unless servers are already running]",
+    "Number of servers to start, for a `dist` store.  [default: 1, unless servers are already running]",
+    most=64,
 )
 def demo(workers: int, servers: int | None, replicas: int | None, **options: Any) -> None:
     """Train a small network on handwritten digits with a store.
@@ -169,66 +177,57 @@ def demo(workers: int, servers: int | None, replicas: int | None, **options: Any
 
 
 @main.command(context_settings={"allow_interspersed_args": False})
-@click.option("-n", "--workers", type=click.IntRange(1, 1024), required=True, help="Number of processes.")
-@click.option(
-    "-s",
-    "--servers",
-    type=click.IntRange(0, 1024),
+@_count("-n --workers", "Number of processes.", most=1024, required=True)
+@_count(
+    "-s --servers",
+    "Number of parameter servers, for `dist` stores. With servers, a scheduler is started too.",
+    least=0,
+    most=1024,
     default=0,
-    show_default=True,
-    help="Number of parameter servers, for `dist` stores. With servers, a scheduler is started too.",
 )
-@click.option(
+@_count(
     "--restarts",
-    type=click.IntRange(min=0),
+    "Number of failed workers that are started again before a failure ends the job.",
+    least=0,
     default=0,
-    show_default=True,
-    help="Number of failed workers that are started again before a failure ends the job.",
 )
-@click.option("-m", "--module", is_flag=True, help="PROGRAM is the name of a Python module.")
-@click.option("--no-prefix", is_flag=True, help="Print lines of output without the name of their process.")
-@click.option(
+@_module
+@_flag("--no-prefix", "Print lines of output without the name of their process.")
+@_option(
     "--transport",
+    "Connections of workers and servers: tcp, or unix sockets without files.  [default: tcp]",
     type=click.Choice(["tcp", "ipc"]),
-    help="Connections of workers and servers: tcp, or unix sockets without files.  [default: tcp]",
 )
-@click.option("--host", help="Address at which scheduler and servers listen.  [default: 127.0.0.1]")
-@click.option(
-    "--secure",
-    is_flag=True,
-    help="Encrypt connections on this machine too; with another --host they always are.",
-)
-@click.option("--insecure", is_flag=True, help="Do not encrypt, even if other machines can connect.")
+@_option("--host", "Address at which scheduler and servers listen.  [default: 127.0.0.1]")
+@_flag("--secure", "Encrypt connections on this machine too; with another --host they always are.")
+@_flag("--insecure", "Do not encrypt, even if other machines can connect.")
 @_imports
-@click.option("--snapshot", metavar="DIR", help="Folder in which servers save their data at intervals.")
+@_folder("--snapshot", "Folder in which servers save their data at intervals.")
 @_interval
-@click.option(
+@_count(
     "--server-restarts",
-    type=click.IntRange(min=0),
-    help="Number of failed servers that are started again from their snapshot.  [default: 0]",
+    "Number of failed servers that are started again from their snapshot.  [default: 0]",
+    least=0,
 )
-@click.option(
+@_count(
     "--scheduler-restarts",
-    type=click.IntRange(min=0),
-    help="Number of times that a failed scheduler is started again from its journal.  [default: 0]",
+    "Number of times that a failed scheduler is started again from its journal.  [default: 0]",
+    least=0,
 )
-@click.option(
+@_folder(
     "--journal",
-    metavar="DIR",
-    help="Folder for the scheduler's journal.  [default: with --scheduler-restarts a temporary folder]",
+    "Folder for the scheduler's journal.  [default: with --scheduler-restarts a temporary folder]",
 )
-@click.option("--hosts", metavar="A:4,B:4", help="Hosts to use over ssh, with the number of workers on each.")
+@_option("--hosts", "Hosts to use over ssh, with the number of workers on each.", metavar="A:4,B:4")
 @_hostfile
 @_ssh_command
 @_python
-@click.option(
-    "--export",
-    "exports",
+@_option(
+    "--export exports",
+    "Environment variable for the hosts, in addition to KVSTORE_*, DMLC_*, PS_* and others. Can "
+    "be given several times.",
     metavar="NAME[=VALUE]",
     multiple=True,
-    help="Environment variable for the hosts, in addition to KVSTORE_*, DMLC_*, PS_* and others. Can be "
-    "given "
-    "several times.",
 )
 @click.argument("program")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -238,11 +237,6 @@ def run(
     restarts: int,
     module: bool,
     no_prefix: bool,
-    hosts: str | None,
-    hostfile: str | None,
-    ssh_command: str | None,
-    python: str | None,
-    exports: tuple[str, ...],
     program: str,
     arguments: tuple[str, ...],
     **options: Any,
@@ -260,22 +254,18 @@ def run(
     from kvstore.launch.run import command_of
     from kvstore.launch.run import run as start
 
-    there = remote_hosts.wanted(workers, servers, hosts, hostfile, ssh_command, python, exports)
-    command = command_of(program, arguments, module, there.python if there else None)
-    parts = service.wanted(servers, program, options, there)
-    raise SystemExit(start(command, workers, restarts, not no_prefix, parts, there))
+    hosts = remote_hosts.hosts_of_options(workers, servers, options)
+    command = command_of(program, arguments, module, hosts.python if hosts else None)
+    parts = service.service_of_options(servers, program, options, hosts)
+    raise SystemExit(start(command, workers, restarts, not no_prefix, parts, hosts))
 
 
 @main.command(context_settings={"allow_interspersed_args": False})
-@click.option("-s", "--servers", type=click.IntRange(1, 1024), required=True, help="Number of servers.")
-@click.option("-m", "--module", is_flag=True, help="PROGRAM is the name of a Python module.")
-@click.option(
-    "--meet", metavar="DIR", help="Folder that all hosts can read; the ranks exchange address and keys there."
-)
-@click.option(
-    "--scheduler", metavar="ADDRESS", help="Address of the scheduler: tcp://HOST:PORT on the host of rank 0."
-)
-@click.option("--keys", metavar="DIR", help="Folder with the keys that `kvstore keys` has written.")
+@_count("-s --servers", "Number of servers.", most=1024, required=True)
+@_module
+@_folder("--meet", "Folder that all hosts can read; the ranks exchange address and keys there.")
+@_option("--scheduler", "Address of the scheduler: tcp://HOST:PORT on the host of rank 0.", metavar="ADDRESS")
+@_folder("--keys", "Folder with the keys that `kvstore keys` has written.")
 @_insecure
 @_imports
 @click.argument("program")
@@ -283,13 +273,11 @@ def run(
 def role(
     servers: int,
     module: bool,
-    meet: str | None,
-    scheduler: str | None,
-    keys: str | None,
     insecure: bool,
     imports: tuple[str, ...],
     program: str,
     arguments: tuple[str, ...],
+    **options: str | None,
 ) -> None:
     """Run PROGRAM as a worker, in a rank that mpirun, srun or torchrun has started.
 
@@ -298,31 +286,28 @@ def role(
     Slurm the ranks use the first host of the step.
     """
     from kvstore.launch.rendezvous import meeting
-    from kvstore.launch.role import Company, placed
+    from kvstore.launch.role import RankProcesses, placed
     from kvstore.launch.role import run as start
     from kvstore.launch.run import command_of
     from kvstore.settings.variables import process_variables, text_of
 
-    place = placed()
-    insecure = insecure or text_of("insecure") == "1"
-    where = meeting(place, process_variables(), scheduler, meet, keys, insecure)
+    place, insecure = placed(), insecure or text_of("insecure") == "1"
+    where = meeting(
+        place, process_variables(), options["scheduler"], options["meet"], options["keys"], insecure
+    )
     command = command_of(program, arguments, module)
-    raise SystemExit(start(Company(place, servers, where, imports), command))
+    raise SystemExit(start(RankProcesses(place, servers, where, imports), command))
 
 
 @main.command()
-@click.option("--port", type=click.IntRange(0, 65535), help="Port; 0 means a free port.  [default: 0]")
-@click.option("-n", "--workers", type=click.IntRange(1, 65536), help="Number of workers in the job.")
-@click.option("-s", "--servers", type=click.IntRange(1, 65536), help="Number of servers in the job.")
-@click.option("--host", help="Address at which the scheduler listens.  [default: 127.0.0.1]")
+@_port
+@_count("-n --workers", "Number of workers in the job.", most=65536)
+@_count("-s --servers", "Number of servers in the job.", most=65536)
+@_option("--host", "Address at which the scheduler listens.  [default: 127.0.0.1]")
 @_keys
 @_insecure
-@click.option("--journal", metavar="DIR", help="Folder for its journal, with which it can be started again.")
-@click.option(
-    "--report-fd",
-    type=click.IntRange(min=0),
-    help="File descriptor to write the address to, instead of stdout.",
-)
+@_folder("--journal", "Folder for its journal, with which it can be started again.")
+@_count("--report-fd", "File descriptor to write the address to, instead of stdout.", least=0)
 def scheduler(port: int | None, host: str | None, report_fd: int | None, **options: Any) -> None:
     """Run the scheduler of a job, and print its address when other processes can connect.
 
@@ -339,18 +324,14 @@ def scheduler(port: int | None, host: str | None, report_fd: int | None, **optio
 
 
 @main.command()
-@click.option("--scheduler", help="Address of the scheduler, as the scheduler prints it.")
-@click.option(
-    "--rank",
-    type=click.IntRange(0, 65535),
-    help="Rank of this server.  [default: the scheduler assigns one]",
-)
-@click.option("--host", help="Address at which this server listens.")
-@click.option("--port", type=click.IntRange(0, 65535), help="Port; 0 means a free port.  [default: 0]")
+@_option("--scheduler", "Address of the scheduler, as the scheduler prints it.")
+@_count("--rank", "Rank of this server.  [default: the scheduler assigns one]", least=0, most=65535)
+@_option("--host", "Address at which this server listens.")
+@_port
 @_keys
 @_insecure
 @_imports
-@click.option("--snapshot", metavar="DIR", help="Folder in which the server saves its data at intervals.")
+@_folder("--snapshot", "Folder in which the server saves its data at intervals.")
 @_interval
 def server(imports: tuple[str, ...], **options: Any) -> None:
     """Run one server of a job until the job is over.
@@ -363,8 +344,8 @@ def server(imports: tuple[str, ...], **options: Any) -> None:
 
 
 @main.command()
-@click.option("-n", "--workers", type=click.IntRange(1, 65536), required=True, help="Number of workers.")
-@click.option("-s", "--servers", type=click.IntRange(1, 65536), required=True, help="Number of servers.")
+@_count("-n --workers", "Number of workers.", most=65536, required=True)
+@_count("-s --servers", "Number of servers.", most=65536, required=True)
 @click.argument("folder", type=click.Path(file_okay=False))
 def keys(workers: int, servers: int, folder: str) -> None:
     """Create the keys of a job on several machines.
@@ -381,7 +362,7 @@ def keys(workers: int, servers: int, folder: str) -> None:
 
 
 @main.command()
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@_flag("--json as_json", "Print one JSON object.")
 def env(as_json: bool) -> None:
     """Print the rank and job that kvstore reads from the variables of the launcher, and why.
 
@@ -398,22 +379,14 @@ def env(as_json: bool) -> None:
 
 
 @main.command()
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON list, with an object for each line.")
-@click.option("--no-tests", is_flag=True, help="Omit the self-tests, which start processes.")
-@click.option("--speed", is_flag=True, help="Also measure speeds: memory, `local`, `dist_sync`.")
-@click.option("--hosts", metavar="A,B", help="Also check these hosts, reached by ssh, and their links.")
+@_flag("--json as_json", "Print one JSON list, with an object for each line.")
+@_flag("--no-tests", "Omit the self-tests, which start processes.")
+@_flag("--speed", "Also measure speeds: memory, `local`, `dist_sync`.")
+@_option("--hosts", "Also check these hosts, reached by ssh, and their links.", metavar="A,B")
 @_hostfile
 @_ssh_command
 @_python
-def doctor(
-    as_json: bool,
-    no_tests: bool,
-    speed: bool,
-    hosts: str | None,
-    hostfile: str | None,
-    ssh_command: str | None,
-    python: str | None,
-) -> None:
+def doctor(as_json: bool, no_tests: bool, speed: bool, **options: Any) -> None:
     """Check all that decides whether and how fast kvstore runs on this machine.
 
     Each line has a level (ok, warning, error), what was found, and what to do about it. The self-tests sum
@@ -432,10 +405,10 @@ def doctor(
     from kvstore.observe.doctor import hosts as far_hosts
     from kvstore.observe.doctor import report
 
-    there = remote_hosts.wanted(None, 0, hosts, hostfile, ssh_command, python, ())
+    hosts = remote_hosts.hosts_of_options(None, 0, options)
     colours = {"ok": "green", "warning": "yellow", "error": "red"}
     found = []
-    far = () if there is None else map(report.redacted, far_hosts.findings(there))
+    far = () if hosts is None else map(report.redacted, far_hosts.findings(hosts))
     for one in itertools.chain(report.findings(not no_tests, speed), far):
         found.append(one)
         if not as_json:
@@ -447,16 +420,9 @@ def doctor(
 
 @main.command()
 @click.argument("job", required=False)
-@click.option(
-    "--interval",
-    type=_Number(0.05, 86400),
-    default=2.0,
-    show_default=True,
-    metavar="S",
-    help="Seconds between two looks.",
-)
-@click.option("--once", is_flag=True, help="Look twice, print what happened in between, and exit.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each look, in one line.")
+@_option("--interval", "Seconds between two looks.", type=_Number(0.05, 86400), default=2.0, metavar="S")
+@_flag("--once", "Look twice, print what happened in between, and exit.")
+@_flag("--json as_json", "Print one JSON object for each look, in one line.")
 def top(job: str | None, interval: float, once: bool, as_json: bool) -> None:
     """Show what the jobs of this user do on this machine, and for whom their processes wait.
 
@@ -478,56 +444,35 @@ def top(job: str | None, interval: float, once: bool, as_json: bool) -> None:
 
 
 @main.command()
-@click.option("--store", default="shared", show_default=True, help="Name for kvstore.create.")
-@click.option(
-    "-n",
-    "--workers",
-    type=click.IntRange(1, 64),
-    help="Number of processes.  [default: 2, or 1 for a store of one process]",
-)
-@click.option(
-    "-s",
-    "--servers",
-    type=click.IntRange(1, 64),
-    help="Number of parameter servers, for `dist` stores.  [default: 1]",
-)
-@click.option(
+@_option("--store", "Name for kvstore.create.", default="shared")
+@_count("-n --workers", "Number of processes.  [default: 2, or 1 for a store of one process]", most=64)
+@_count("-s --servers", "Number of parameter servers, for `dist` stores.  [default: 1]", most=64)
+@_option(
     "--keys",
+    "resnet50, llama-1b-shapes, or a file: safetensors, of which only names, shapes and types are "
+    'read; JSON, {"name": [64, 3, 7, 7]}; or lines, `name 64,3,7,7 float32`.',
     metavar="NAME|FILE",
     default="resnet50",
-    show_default=True,
-    help="resnet50, llama-1b-shapes, or a file: safetensors, of which only names, shapes and types are read; "
-    'JSON, {"name": [64, 3, 7, 7]}; or lines, `name 64,3,7,7 float32`.',
 )
-@click.option("--dtype", help="Element type of all keys.  [default: that of the file, or float32]")
-@click.option("--compression", metavar="TYPE[=THRESHOLD]", help="Gradient compression, such as 2bit=0.5.")
-@click.option("--optimizer", help="Name of an optimizer, which the store runs.  [default: none]")
-@click.option(
+@_option("--dtype", "Element type of all keys.  [default: that of the file, or float32]")
+@_option("--compression", "Gradient compression, such as 2bit=0.5.", metavar="TYPE[=THRESHOLD]")
+@_option("--optimizer", "Name of an optimizer, which the store runs.  [default: none]")
+@_option(
     "--method",
+    "One call, or a push and then a pull.",
     type=click.Choice(["pushpull", "push-pull"]),
     default="pushpull",
-    show_default=True,
-    help="One call, or a push and then a pull.",
 )
-@click.option(
-    "--rounds",
-    type=click.IntRange(1, 10_000),
-    default=10,
-    show_default=True,
-    help="Rounds; in each, every peer has one turn.",
-)
-@click.option(
+@_count("--rounds", "Rounds; in each, every peer has one turn.", most=10_000, default=10)
+@_option(
     "--peers",
+    "What is measured beside: gloo (needs torch), mpi (needs mpi4py), both as gloo,mpi. auto: "
+    "what is installed.",
     metavar="auto|none|NAMES",
     default="auto",
-    show_default=True,
-    help="What is measured beside: gloo (needs torch), mpi (needs mpi4py), both as gloo,mpi. auto: what is "
-    "installed.",
 )
-@click.option("--json", "json_file", metavar="FILE", help="Write the result as JSON; - prints it instead.")
-@click.option(
-    "--plot", "picture", metavar="FILE", help="Draw the times, such as bench.png; needs matplotlib."
-)
+@_option("--json json_file", "Write the result as JSON; - prints it instead.", metavar="FILE")
+@_option("--plot picture", "Draw the times, such as bench.png; needs matplotlib.", metavar="FILE")
 def bench(
     keys: str, dtype: str | None, peers: str, json_file: str | None, picture: str | None, **options: Any
 ) -> None:
@@ -544,18 +489,19 @@ def bench(
 
 @main.command()
 @click.argument("folder", type=click.Path(file_okay=False))
-@click.option("-o", "--output", metavar="FILE", help="Write a trace that Perfetto opens.")
-@click.option("--report", is_flag=True, help="Print the report, also with -o.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
+@_option("-o --output", "Write a trace that Perfetto opens.", metavar="FILE")
+@_flag("--report", "Print the report, also with -o.")
+@_flag("--json as_json", "Print the report as one JSON object.")
 def timeline(folder: str, output: str | None, report: bool, as_json: bool) -> None:
     """Put the timelines of a job's processes together.
 
     FOLDER is what KVSTORE_TIMELINE was set to in the job. Without -o, the command prints a report: for each
-    worker the time of a step, and where it goes; for whom the others wait; which keys cost most.
+    worker the time of a step, and its parts; which worker the others wait for; which keys cost most.
 
     The trace (-o) can be opened at https://ui.perfetto.dev.
     """
     import json
+    from dataclasses import asdict
     from pathlib import Path
 
     from kvstore.observe.timeline.job import chrome, model, text
@@ -569,4 +515,4 @@ def timeline(folder: str, output: str | None, report: bool, as_json: bool) -> No
         click.echo(f"{count} events of {len(job.processes)} processes are in {output}", err=True)
     if report or as_json or output is None:
         found = report_of(job)
-        click.echo(json.dumps(found.as_object(), indent=2) if as_json else "\n".join(text.lines(found)))
+        click.echo(json.dumps(asdict(found), indent=2) if as_json else "\n".join(text.lines(found)))

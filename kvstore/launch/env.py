@@ -1,49 +1,42 @@
-"""``kvstore env``: what `settings.launchers` and `settings.roles` make of our variables, and why."""
+"""``kvstore env``: the place and the role that kvstore reads from the variables of this process."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from kvstore.errors import ConfigError
+from kvstore.observe.wrong_settings import wrong_settings
 from kvstore.settings import launchers, roles
 from kvstore.settings.unknown import unknown_variables
-
-from .wrong_settings import wrong_settings
 
 _SECTIONS = ("parameter_server", "wrong_settings", "unknown_variables", "others")
 
 
-def findings(environment: Mapping[str, str] | None = None) -> dict[str, object]:
-    """Collect the placement, or the error in its place, and the launchers that were not chosen.
-
-    Parameters
-    ----------
-    environment : mapping, optional
-        The variables; those of this process where None.
+def findings(environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return the placement, or the error of its variables, and the launchers that were not chosen.
 
     Returns
     -------
     dict
         Ready for JSON: the fields of `settings.launchers.Placement`, or ``error``; ``parameter_server``, the
-        fields of `settings.roles.Roles` without keys, or ``error``, or None; ``wrong_settings``, what is
-        wrong with a variable, by its name; ``unknown_variables``, a hint for each variable that looks like
-        one of kvstore and has no effect; and ``others``, a list of ``launcher`` and ``verdict``.
+        fields of `settings.roles.Roles` without keys, or ``error``, or None; ``wrong_settings``, the error of
+        each wrong variable; ``unknown_variables``, a hint for each variable without effect whose name is like
+        one of kvstore; and ``others``, a list of ``launcher`` and ``verdict``.
     """
-    others = [{"launcher": name, "verdict": text} for name, text in launchers.alternatives(environment)]
-    found: dict[str, object]
+    found: dict[str, Any]
     try:
         found = dataclasses.asdict(launchers.detect(environment))
     except ConfigError as error:
         found = {"error": str(error)}
-    part, wrong = _part(environment), wrong_settings(environment)
-    unknown = unknown_variables(environment)
-    sections = {"parameter_server": part, "wrong_settings": wrong, "unknown_variables": unknown}
-    return {**found, **sections, "others": others}
+    others = [{"launcher": name, "verdict": text} for name, text in launchers.alternatives(environment)]
+    sections = (_role(environment), wrong_settings(environment), unknown_variables(environment), others)
+    return found | dict(zip(_SECTIONS, sections, strict=True))
 
 
-def _part(environment: Mapping[str, str] | None) -> dict[str, object] | None:
-    """Collect the part of this process in a parameter server, without its keys."""
+def _role(environment: Mapping[str, str] | None) -> dict[str, object] | None:
+    """Return the role of this process in a job with servers, without its keys."""
     why = ", ".join(roles.signs(environment))
     try:
         found = roles.find(environment)
@@ -55,25 +48,16 @@ def _part(environment: Mapping[str, str] | None) -> dict[str, object] | None:
     return {**part, "encrypted": found.keys is not None, "why": f"{why} set"}
 
 
-def sound(found: Mapping[str, object]) -> bool:
-    """Whether nothing in `findings` is an error."""
-    part = found["parameter_server"]
-    return (
-        "error" not in found
-        and not found["wrong_settings"]
-        and not (isinstance(part, dict) and "error" in part)
-    )
+def sound(found: Mapping[str, Any]) -> bool:
+    """Return whether `findings` has no error."""
+    return not ("error" in found or found["wrong_settings"] or "error" in (found["parameter_server"] or {}))
 
 
-def lines(found: Mapping[str, object]) -> list[str]:
-    """Lay `findings` out for people."""
-    others = found["others"]
-    assert isinstance(others, list)
-    part, wrong, unknown = found["parameter_server"], found["wrong_settings"], found["unknown_variables"]
-    assert isinstance(wrong, dict)
-    assert isinstance(unknown, dict)
+def lines(found: Mapping[str, Any]) -> list[str]:
+    """Return `findings` as lines of text."""
+    part, wrong, unknown, others = (found[section] for section in _SECTIONS)
     first = [f"{name:<11} {value}" for name, value in found.items() if name not in _SECTIONS]
-    server = [f"  {name:<11} {value}" for name, value in part.items()] if isinstance(part, dict) else []
+    server = [f"  {name:<11} {value}" for name, value in (part or {}).items()]
     losers = [f"  {other['launcher']:<9} {other['verdict']}" for other in others]
     settings = ["", "wrong settings", *(f"  {text}" for text in wrong.values())] if wrong else []
     names = [f"  {name}  {hint}".rstrip() for name, hint in unknown.items()]

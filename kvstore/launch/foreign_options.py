@@ -1,4 +1,4 @@
-"""Options of other launchers, and what stands in their place here: errors of the command name it."""
+"""Options of other launchers: the error of the command names the equivalent option of kvstore."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import click
 
-#: By option of `kvstore`, options with the same meaning of mpirun, srun, torchrun, horovodrun, deepspeed and
-#: accelerate, without dashes.
+#: For each option of `kvstore`, the options of mpirun, srun, torchrun, horovodrun, deepspeed and accelerate
+#: with the same meaning, without dashes.
 _SAME = {
     "--workers": "n np n-p nproc nprocs num-proc num-procs num-processes num-workers nproc-per-node "
     "nproc-per-host ntasks n-tasks ppn num-gpus gpus processes procs slots",
@@ -21,7 +21,7 @@ _SAME = {
     "--ssh-command": "ssh ssh-port launcher launch-agent",
     "--import": "imports import-module",
 }
-#: What nothing here stands for.
+#: Options without an equivalent.
 _NEEDLESS = {
     "rdzv-endpoint rdzv-backend rdzv-id rdzv-conf master-addr master-port node-rank machine-rank standalone "
     "main-process-ip main-process-port": "kvstore run makes the rendezvous itself: name other machines with "
@@ -36,11 +36,11 @@ _HINTS = {name: hint for names, hint in _NEEDLESS.items() for name in names.spli
 
 
 class HintingCommand(click.Command):
-    """A command that answers an option of another launcher with its own."""
+    """A command whose error for an option of another launcher names its own option."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the words of the command line; UsageError: an option of another launcher is among them."""
-        given = list(args)  # the parser takes words away
+        """Parse the command line; raise UsageError for an option of another launcher."""
+        given = list(args)  # the parser removes words
         try:
             return super().parse_args(ctx, args)
         except (click.NoSuchOption, click.BadParameter) as error:
@@ -49,7 +49,7 @@ class HintingCommand(click.Command):
             raise
 
     def _hint(self, error: click.NoSuchOption | click.BadParameter, given: Sequence[str]) -> str | None:
-        """Return what to write, if an option of another launcher is the cause."""
+        """Return the text of the error, if its cause is an option of another launcher."""
         option = _written(error, given)
         name = option.lstrip("-").replace("_", "-")
         if any(option in one.opts for one in self.params):

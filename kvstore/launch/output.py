@@ -1,4 +1,4 @@
-"""The workers' output on its way through the launcher: whole lines, and no waiting for whoever reads them."""
+"""Output of processes: streams that are cut into lines, and sinks that are written without blocking."""
 
 from __future__ import annotations
 
@@ -8,31 +8,28 @@ import math
 import os
 import select
 import time
-from typing import IO, Protocol
+from collections.abc import Callable
+from typing import IO
 
-_CHUNK = 1 << 16
+CHUNK = 1 << 16  # bytes of a read
 _PIPE = 1 << 20  # bytes that a pipe can hold at most
-_PIPE_BUF = 4096  # what a pipe that is ready takes without blocking
-_FULL = 1 << 20  # bytes that may wait for the reader before the workers have to
-_LONGEST = 1 << 23  # bytes of a line; what is longer is passed on in pieces
-_KEPT = 4096  # bytes of a line that the tail remembers
+_PIPE_BUF = 4096  # bytes that a writable pipe accepts without blocking
+_FULL = 1 << 20  # bytes that may wait for the reader before the processes have to
+_LONGEST = 1 << 23  # bytes of a line; a longer one is cut
+_KEPT = 4096  # bytes of a line in the tail
 
-
-class Writes(Protocol):
-    """Where the lines of a stream go."""
-
-    def write(self, data: bytes) -> None:
-        """Take a line, with what marks it and its newline."""
+#: A function that gets one line, with its prefix and its newline.
+Write = Callable[[bytes], None]
 
 
 class Sink:
-    """One of our own streams, written only as far as it takes without blocking."""
+    """A stream of this process that is written as far as it accepts data without blocking."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        #: The reader is gone, or nothing more can be written.
+        #: Whether the reader is gone, or nothing more can be written.
         self.broken = False
-        #: Why, unless the reader is gone: the disk is full.
+        #: The reason, such as a full disk; empty if the reader is gone.
         self.reason = ""
         self._pending = bytearray()
         self._patience, self._taken_at = math.inf, 0.0
@@ -43,11 +40,11 @@ class Sink:
             self._pending += data
 
     def lose_after(self, patience: float) -> None:
-        """Drop what waits, from now on, when the reader has taken nothing for so many seconds."""
+        """From now on drop pending data when the reader has read nothing for `patience` seconds."""
         self._patience, self._taken_at = patience, time.monotonic()
 
     def flush(self) -> None:
-        """Write what the stream takes now."""
+        """Write what the stream accepts now."""
         try:
             while self._pending and select.select([], [self.fd], [], 0)[1]:
                 del self._pending[: os.write(self.fd, self._pending[:_PIPE_BUF])]
@@ -63,35 +60,39 @@ class Sink:
 
     @property
     def empty(self) -> bool:
-        """Whether all is written."""
+        """Whether all data is written."""
         return not self._pending
 
     @property
     def full(self) -> bool:
-        """Whether so much waits that nothing more should be read."""
+        """Whether so much data is pending that the launcher should not read more."""
         return len(self._pending) > _FULL
 
 
 class Lines:
-    """One stream of a worker, cut into lines; each goes to the sink with a prefix."""
+    """A stream of a process, cut into lines; `write` gets each line with the prefix.
 
-    def __init__(self, stream: IO[bytes] | None, sink: Writes, prefix: bytes, keep: int = 0) -> None:
+    `tail` keeps the last `keep` lines, without the prefix. `longest` is the length at which a line is cut.
+    """
+
+    def __init__(
+        self, stream: IO[bytes] | None, write: Write, prefix: bytes, keep: int = 0, longest: int = _LONGEST
+    ) -> None:
         assert stream is not None
         os.set_blocking(stream.fileno(), False)
         self.stream = stream
-        #: The other side has closed it.
+        #: Whether the process has closed it.
         self.ended = False
-        #: The last lines, without the prefix.
         self.tail: collections.deque[bytes] = collections.deque(maxlen=keep)
-        self._sink = sink
-        self._prefix = prefix
+        self.longest = longest
+        self._write, self._prefix = write, prefix
         self._parts: list[bytes] = []
         self._length = 0
 
     def read(self) -> bool:
-        """Take what is there and return whether there was anything."""
+        """Read what is available, and return whether there was anything."""
         try:
-            data = os.read(self.stream.fileno(), _CHUNK)
+            data = os.read(self.stream.fileno(), CHUNK)
         except BlockingIOError:
             return False
         self.ended = not data
@@ -99,15 +100,13 @@ class Lines:
         return bool(data)
 
     def catch_up(self) -> None:
-        """Take what is there, unless all was taken and it is closed."""
-        if self.stream.closed:
-            return
-        for _ in range(_PIPE // _CHUNK):  # no more than a pipe holds: somebody may write for ever
-            if not self.read():
+        """Read as much as a pipe holds; a process that never stops writing is not followed further."""
+        for _ in range(_PIPE // CHUNK):
+            if self.stream.closed or not self.read():
                 break
 
     def close(self) -> None:
-        """Take what is left and close the stream. A last line without a newline gets one."""
+        """Read the rest and close the stream. A last line without a newline gets one."""
         self.catch_up()
         if self._parts:
             self._line(b"")
@@ -120,12 +119,12 @@ class Lines:
         if rest:
             self._parts.append(rest)
             self._length += len(rest)
-        if self._length > _LONGEST:
+        if self._length > self.longest:
             self._line(b"")
 
     def _line(self, end: bytes) -> None:
         line = b"".join([*self._parts, end])
         self._parts.clear()
         self._length = 0
-        self._sink.write(self._prefix + line + b"\n")
+        self._write(self._prefix + line + b"\n")
         self.tail.append(line[:_KEPT])

@@ -1,4 +1,4 @@
-"""The one place where the launcher waits: for output of processes, for readers of its own, for signals."""
+"""The event loop of a launcher: it waits for output of processes, readers of its own output, and signals."""
 
 from __future__ import annotations
 
@@ -12,21 +12,15 @@ from collections.abc import Callable, Iterable, Iterator
 
 from .output import Lines, Sink
 
-#: Seconds that the readers of our output have after a signal.
+#: Seconds that the readers of the launcher's output have after a signal.
 LAST_WORDS = 0.5
 
 
 class OutputRelay:
-    """Passes lines on to our stdout and stderr, and calls back on signals.
+    """Writes lines of processes to stdout and stderr of the launcher, and reports signals.
 
-    Parameters
-    ----------
-    numbers : tuple of signals
-        Signals to wait for, apart from those that this process was started to ignore.
-    on_signal : callable
-        Called with the number of each.
-    out : Sink, optional
-        In the place of our stdout.
+    `on_signal` is called with each of the signals `numbers`, except those that this process was started to
+    ignore. `out` replaces stdout.
     """
 
     def __init__(
@@ -44,39 +38,39 @@ class OutputRelay:
             self._stack = stack.pop_all()
 
     def add(self, lines: Lines) -> None:
-        """Pass on what `lines` reads, from now on."""
+        """Read a stream from now on, unless a sink is full."""
         self._streams.add(lines)
         self._choose()
 
     def drop(self, lines: Lines) -> None:
-        """Pass on what is left in `lines`, and close it."""
+        """Write what is left in a stream, and close it."""
         if lines in self._streams:
             self._streams.remove(lines)
-            self._set(lines.stream.fileno(), 0, lines.read)
+            self.forget(lines.stream.fileno())
             lines.close()
 
     def watch(self, descriptor: int, call: Callable[[], object]) -> None:
-        """Call back while there is something to read."""
+        """Call `call` while there is something to read."""
         self._set(descriptor, selectors.EVENT_READ, call)
 
     def forget(self, descriptor: int) -> None:
-        """Stop watching; to be called before the descriptor is closed."""
+        """Stop watching; the caller does this before it closes the descriptor."""
         self._set(descriptor, 0, lambda: None)
 
-    def feed(self, sink: Sink) -> None:
+    def add_sink(self, sink: Sink) -> None:
         """Write what `sink` holds whenever it can be written."""
         self._sinks.append(sink)
 
-    def starve(self, sink: Sink) -> None:
-        """Stop that; to be called before the descriptor is closed."""
+    def drop_sink(self, sink: Sink) -> None:
+        """Stop writing; the caller does this before it closes the descriptor."""
         self._sinks.remove(sink)
-        self._set(sink.fd, 0, sink.flush)
+        self.forget(sink.fd)
 
     def turn(self, timeout: float | None, first: Callable[[], None]) -> None:
-        """Wait until something can be done or `timeout` is over; call `first`, then do it.
+        """Wait for events for at most `timeout` seconds, call `first`, then handle the events.
 
-        Signals are read before `first` looks at processes: the SIGCHLD of one that ends after that look ends
-        the next wait.
+        Signals are read before `first` polls the processes: the SIGCHLD of a process that ends after that
+        poll ends the next wait.
         """
         ready = self._selector.select(timeout)
         numbers = os.read(self._signals, 4096) if any(key.fd == self._signals for key, _ in ready) else b""
@@ -90,54 +84,45 @@ class OutputRelay:
             self.drop(lines)
         self._choose()
 
-    def write_out(self, turn: Callable[[], None], patience: float, hurries: Callable[[], object]) -> None:
-        """Take turns until all is written, when nothing is left to be read.
+    def write_out(
+        self, turn: Callable[[], None], patience: float, is_interrupted: Callable[[], object]
+    ) -> None:
+        """Repeat `turn`, of a second at most, until all output is written; no process is left.
 
-        Parameters
-        ----------
-        turn : callable
-            Takes one, of a second at most.
-        patience : float
-            Seconds without a byte taken after which a reader loses the rest.
-        hurries : callable
-            Whether a signal has come: then readers have a moment only.
+        A reader that reads nothing for `patience` seconds loses the rest; after a signal (`is_interrupted`)
+        the readers have `LAST_WORDS` seconds.
         """
         until = math.inf
         for sink in (self.out, self.err):
             sink.lose_after(patience)
-        while not self.empty and time.monotonic() < until:
+        while not (self.out.empty and self.err.empty) and time.monotonic() < until:
             turn()
-            if hurries():
+            if is_interrupted():
                 until = min(until, time.monotonic() + LAST_WORDS)
 
     @property
-    def empty(self) -> bool:
-        """Whether all that was read is written."""
-        return self.out.empty and self.err.empty
-
-    @property
     def full(self) -> bool:
-        """Whether so much waits for our readers that no more should be read."""
+        """Whether so much output is pending that no more should be read."""
         return self.out.full or self.err.full
 
     @property
     def broken(self) -> bool:
-        """Whether one of our own readers is gone, or nothing more can be written to it."""
+        """Whether the reader of stdout or stderr is gone, or nothing more can be written to it."""
         return self.out.broken or self.err.broken
 
     @property
     def reason(self) -> str:
-        """Why nothing more can be written; empty: the reader is gone."""
+        """Why nothing more can be written; empty if the reader is gone."""
         return self.out.reason or self.err.reason
 
     def close(self) -> None:
-        """Give the signals back and close what is open."""
+        """Restore the signal handlers and close what is open."""
         for lines in list(self._streams):
             self.drop(lines)
         self._stack.close()
 
     def _choose(self) -> None:
-        """Write what can be written, and read on unless too much waits already."""
+        """Write what can be written, and read on unless too much is pending."""
         for sink in self._sinks:
             sink.flush()
             self._set(sink.fd, 0 if sink.empty else selectors.EVENT_WRITE, sink.flush)
@@ -155,19 +140,19 @@ class OutputRelay:
 
 @contextlib.contextmanager
 def _caught(numbers: Iterable[signal.Signals]) -> Iterator[int]:
-    """Turn signals into bytes that can be read from the descriptor it gives."""
+    """Write the signals as bytes to a pipe; yields its reading end."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    taken = {number: signal.getsignal(number) for number in numbers}
+    handlers = {number: signal.getsignal(number) for number in numbers}
     try:
-        for number, handler in taken.items():
-            # What is ignored, as under nohup, stays so; but without SIGCHLD nobody would learn of an end.
+        for number, handler in handlers.items():
+            # An ignored signal, as under nohup, remains ignored; but ends of processes need SIGCHLD.
             if handler is not signal.SIG_IGN or number == signal.SIGCHLD:
                 signal.signal(number, lambda *_: None)
         yield reader
     finally:
-        for number, handler in taken.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(before)
         os.close(reader)

@@ -1,45 +1,38 @@
-"""What both ways to start workers share: their variables, how they die with us, how an end is told."""
+"""Functions for each way to start processes: their variables, their end with the launcher, texts of ends."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import signal
+import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kvstore.errors import ConfigError
 from kvstore.settings.variables import text_of
 
-#: Seconds between asking a process to end and killing it, so that all are gone within two.
+#: Seconds between the request to a process to end and SIGKILL, so that all processes are gone within two.
 GRACE = 1.5
 _GRACE_OF_TIMELINES = 10.0
-#: Exit code of a scheduler that a launcher has asked to end, and to which no worker ever came.
+#: Exit code of a scheduler that a launcher has ended, and to which no worker has connected.
 DESERTED = 69
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
-@dataclass(frozen=True)
-class HostLoss:
-    """What ended the way to processes: a sentence, and the last words on stderr of what led there."""
-
-    text: str
-    tail: Sequence[bytes]
-
-
 def new_job() -> str:
-    """Name a job: 128 random bits."""
+    """Return a name for a job: 128 random bits."""
     return secrets.token_hex(16)
 
 
-def variables(
+def worker_variables(
     job: str, rank: int, size: int, restart: int = 0, local: tuple[int, int] | None = None
 ) -> dict[str, str]:
-    """Make the variables by which `kvstore.settings.launchers.detect` knows a worker.
+    """Return the variables from which `kvstore.settings.launchers.detect` reads the place of a worker.
 
-    `local` is its rank and their number on its machine, where there are several machines.
+    `local` is its rank and the number of workers on its host; None: all workers are on one host.
     """
     local_rank, local_size = local or (rank, size)
     return {
@@ -52,28 +45,20 @@ def variables(
     }
 
 
-def told(code: int) -> str:
-    """Say how a process ended; negative codes are signals, as in `subprocess`."""
+def describe_end(code: int) -> str:
+    """Describe how a process has ended; negative codes are signals, as in `subprocess`."""
     if code == 0:
         return "ended too early"
     return f"failed with exit code {code}" if code > 0 else f"was ended by {signal_name(-code)}"
 
 
 def exit_code(code: int) -> int:
-    """Exit code that tells how a failed process ended, as shells have it for signals."""
+    """Return the exit code of a launcher for that of a failed process: 128 + n for signal n, as in shells."""
     return code if code > 0 else 128 - code
 
 
-def unstartable(command: Sequence[str], error: OSError) -> ConfigError:
-    """Make the error for a program that cannot be started."""
-    return ConfigError(
-        f"cannot start {command[0]!r}: {error.strerror}; give an executable program, or a Python script "
-        "whose name ends with .py"
-    )
-
-
 def signal_name(number: int) -> str:
-    """Give the name of a signal, or its number where it has none."""
+    """Return the name of a signal, or its number if it has no name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -81,23 +66,42 @@ def signal_name(number: int) -> str:
 
 
 def grace() -> float:
-    """Return the seconds between asking a process to end and killing it; more, if it writes a timeline."""
+    """Return the seconds between the request to end and SIGKILL; more for processes that write timelines."""
     return _GRACE_OF_TIMELINES if text_of("timeline").strip() else GRACE
 
 
-def stopped(process: int) -> bool:
-    """Whether a process of this machine stands still, as after SIGSTOP."""
+def is_stopped(process: int) -> bool:
+    """Return whether a process of this host is stopped, as after SIGSTOP."""
     try:
         return b") T " in Path(f"/proc/{process}/stat").read_bytes()
     except OSError:
         return False
 
 
-def tied_to(parent: int) -> Callable[[], None]:
-    """Make a function that has the kernel kill the calling process when its parent ends.
+def started(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a program in a session of its own that the kernel kills when this process ends.
 
-    It is bound to the thread that started the process, so that thread must outlive it. A parent that ended
-    before the call is noticed too.
+    ConfigError is raised if the program cannot be started.
+    """
+    try:
+        return subprocess.Popen(command, start_new_session=True, preexec_fn=tied_to(os.getpid()), **options)
+    except OSError as error:
+        raise unstartable(command, error) from error
+
+
+def unstartable(command: Sequence[str], error: OSError) -> ConfigError:
+    """Return the error for a program that cannot be started."""
+    return ConfigError(
+        f"cannot start {command[0]!r}: {error.strerror}; give an executable program, or a Python script "
+        "whose name ends with .py"
+    )
+
+
+def tied_to(parent: int) -> Callable[[], None]:
+    """Return a function with which the kernel kills the calling process when its parent ends.
+
+    The kernel observes the thread that has started the process, so that thread must outlive the process. A
+    parent that has ended before the call is detected too.
     """
     prctl = _prctl()  # found now: between fork and exec there should be little to do
 
@@ -110,7 +114,7 @@ def tied_to(parent: int) -> Callable[[], None]:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of what workers leave running, to reap it also where no init does."""
+    """Make this process the parent of orphans of its children, to reap them also where there is no init."""
     _prctl()(_PR_SET_CHILD_SUBREAPER, 1)
 
 

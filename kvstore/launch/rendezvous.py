@@ -1,6 +1,6 @@
-"""Where the ranks of another launcher find the scheduler: at a name, an address, or in a folder all can see.
+"""Where the ranks of another launcher find the scheduler: a socket name, an address, or a shared folder.
 
-Nothing is sent: a launcher tells its ranks who they are, and seldom where the others are.
+The ranks exchange no messages for it: a launcher gives them their ranks, and often no address of the others.
 """
 
 from __future__ import annotations
@@ -27,27 +27,17 @@ from .child_process import ProcessRole
 
 #: Ports below those that Linux gives to connections.
 _FIRST_PORT, _PORTS = 20_000, 10_000
-_PATIENCE = 120.0  # seconds until the folder must hold the address: network file systems take their time
+_PATIENCE = 120.0  # seconds until the folder must have the address: network file systems are slow
 _LOOK = 0.05
 _ADDRESS = "address"
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """What the ranks of a job agree on.
+    """What all ranks of a job know before they start.
 
-    Attributes
-    ----------
-    job : str
-        Name of the job.
-    scheduler : str
-        Its address; its port is 0 where `folder` will tell it.
-    keys : Path or None
-        Folder with a file of keys for each process.
-    folder : Path or None
-        Where the first rank leaves the keys and the address.
-    insecure : bool
-        There are no keys, and that is wanted.
+    `scheduler` is an address; its port is 0 if the first rank writes the address, and the keys, to `folder`.
+    `keys` is a folder with one file of keys for each process. `insecure`: the user wants no encryption.
     """
 
     job: str
@@ -57,7 +47,7 @@ class Rendezvous:
     insecure: bool = False
 
     def variables(self, part: ProcessRole) -> dict[str, str]:
-        """Make the variables that lead a process to the others."""
+        """Return the variables with which a process finds the others."""
         found = {"KVSTORE_JOB": self.job, "KVSTORE_SCHEDULER": self.scheduler}
         if self.keys is not None:
             found["KVSTORE_KEYS_FILE"] = str(self.keys / file_of(part.role, part.rank))
@@ -66,41 +56,32 @@ class Rendezvous:
         return found
 
     def prepare(self, workers: int, servers: int) -> Callable[[], None]:
-        """Make the folder and the keys, as the first rank; what is returned removes all that was made.
+        """Create the folder and the keys, on the first rank; return a function that removes them.
 
-        Raises
-        ------
-        ConfigError
-            The folder of a job of this name is there already, or cannot be made.
+        ConfigError is raised if the folder of a job of this name already exists, or cannot be created.
         """
-        with contextlib.ExitStack() as made:
+        with contextlib.ExitStack() as created:
             if self.folder is not None:
                 if _created(self.folder.parent):
-                    made.callback(_remove_empty, self.folder.parent)
+                    created.callback(_remove_empty, self.folder.parent)
                 if not _created(self.folder):
                     raise ConfigError(
                         f"{self.folder} already exists: a job of this name is running, or was killed; remove "
                         "the folder, or set KVSTORE_JOB to a new text in all ranks"
                     )
-                made.callback(shutil.rmtree, self.folder, ignore_errors=True)
+                created.callback(shutil.rmtree, self.folder, ignore_errors=True)
                 Certificates(workers, servers).save(self.folder)
-            return made.pop_all().close
+            return created.pop_all().close
 
-    def tell(self, address: str) -> None:
+    def write_address(self, address: str) -> None:
         """Write the address for the other ranks."""
         if self.folder is not None:
             part = self.folder / f"{_ADDRESS}.part"
             part.write_text(address)
             part.rename(self.folder / _ADDRESS)
 
-    def told(self) -> str:
-        """Wait for the address, as any other rank.
-
-        Raises
-        ------
-        TimeoutError
-            The first rank has not written it.
-        """
+    def wait_for_address(self) -> str:
+        """Wait for the address that the first rank writes; raise TimeoutError if it does not."""
         if self.folder is None:
             return self.scheduler
         clock = WaitClock(_PATIENCE)
@@ -123,16 +104,15 @@ def meeting(
     keys: str | None = None,
     insecure: bool = False,
 ) -> Rendezvous:
-    """Find where the ranks of a job meet.
+    """Return where the ranks of a job find the scheduler.
 
-    On one machine at a unix socket that has the name of the job, and no file. On several at the address that
-    the user gives; in the folder, whose first rank makes keys too; or under Slurm on its first host, at a
-    port that follows from the job.
+    On one host it is a unix socket without a file. On several hosts it is the given address; or the folder;
+    or, under Slurm, the first host, at a port that is computed from the name of the job.
 
     Raises
     ------
     ConfigError
-        There are several machines and none of these, nothing is said of keys, or the folder can be no folder.
+        None of these is given on several hosts, or there are no keys, or the folder cannot be one.
     """
     if scheduler is not None and folder is not None:
         raise ConfigError("--scheduler and --meet contradict each other: give one of them")
@@ -141,35 +121,28 @@ def meeting(
             raise ConfigError(
                 "--keys and --meet contradict each other: with --meet, rank 0 creates the keys in the folder"
             )
-        _check_above(Path(folder).absolute())
-        own = Path(folder).absolute() / f"kvstore-{_hashed(place.job)[:16]}"
+        above = Path(folder).absolute()
+        _check_folder(above)
+        own = above / f"kvstore-{_hashed(place.job)[:16]}"
         return Rendezvous(place.job, addresses.tcp(_host(environment), 0), own, own)
     if scheduler is None and place.local_size == place.size:
         return Rendezvous(place.job, f"ipc://@kvstore/{_hashed(place.job)[:32]}/scheduler")
-    address = scheduler or _of_slurm(place, environment)
+    address = scheduler or _slurm_address(place, environment)
     addresses.check("--scheduler", address)
     if not addresses.split(address)[1]:
         raise ConfigError(f"--scheduler {address} has no port: add one, so that all ranks know it")
-    folder_of_keys = Path(keys).absolute() if keys is not None else None
-    found = Rendezvous(place.job, address, folder_of_keys, insecure=insecure)
-    if not (folder_of_keys or insecure or _only_here(address)):
+    if not (keys is not None or insecure or _is_local(address)):
         raise ConfigError(
             f"ranks would connect to {address} without encryption, and any machine could connect: give "
-            f"--meet "
-            "with a folder that all hosts can read, or --keys with a folder of `kvstore keys`; or use "
+            "--meet with a folder that all hosts can read, or --keys with a folder of `kvstore keys`; or use "
             "--insecure if you trust all machines in the network"
         )
-    return found
+    folder_of_keys = Path(keys).absolute() if keys is not None else None
+    return Rendezvous(place.job, address, folder_of_keys, insecure=insecure)
 
 
 def first_node(text: str) -> str:
-    """Name the first host of a list such as ``n[07-12,20],m3``, as Slurm writes it.
-
-    Raises
-    ------
-    ConfigError
-        It is no such list.
-    """
+    """Return the first host of a list of Slurm, as ``n[07-12,20],m3``; ConfigError: it is no such list."""
     match = re.match(r"(?:[^\s,\[\]]|\[[0-9][0-9,-]*\])+", text)
     if match is None or not re.fullmatch(r",.*|", text[match.end() :]):
         raise ConfigError(
@@ -178,20 +151,19 @@ def first_node(text: str) -> str:
     return re.sub(r"\[([0-9]+)[0-9,-]*\]", r"\1", match[0])
 
 
-def _check_above(folder: Path) -> None:
-    """Refuse what is no folder and what looks misspelt: the first rank makes a folder, but none above it."""
+def _check_folder(folder: Path) -> None:
+    """Refuse a path that is probably misspelt: rank 0 creates the folder, but not the one above it."""
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--meet {folder} is not a folder")
     if not folder.parent.is_dir():
         raise ConfigError(
             f"--meet {folder}: there is no folder {folder.parent}; name a folder that all hosts can read, or "
-            f"a "
-            "new folder in it"
+            "a new folder in it"
         )
 
 
 def _created(folder: Path) -> bool:
-    """Make a folder that only its owner can read; False if it is there."""
+    """Create a folder that only its owner can read; return False if it exists."""
     try:
         folder.mkdir(mode=0o700)
     except FileExistsError:
@@ -202,12 +174,12 @@ def _created(folder: Path) -> bool:
 
 
 def _remove_empty(folder: Path) -> None:
-    """Remove a folder, unless another job meets in it."""
+    """Remove a folder, unless another job uses it."""
     with contextlib.suppress(OSError):
         folder.rmdir()
 
 
-def _of_slurm(place: Placement, environment: Mapping[str, str]) -> str:
+def _slurm_address(place: Placement, environment: Mapping[str, str]) -> str:
     if place.launcher != "slurm":
         raise ConfigError(
             f"{place.launcher} has started ranks on several hosts and does not name the first host: give "
@@ -220,17 +192,17 @@ def _of_slurm(place: Placement, environment: Mapping[str, str]) -> str:
 
 
 def _host(environment: Mapping[str, str]) -> str:
-    """Address at which other hosts find a scheduler of this machine."""
-    if told := first_set(environment, SETTINGS["host"].names()):
-        return environment[told]
+    """Return the address at which other hosts find a scheduler of this host."""
+    if variable := first_set(environment, SETTINGS["host"].names()):
+        return environment[variable]
     prefix = environment.get("DMLC_INTERFACE", "")
-    found = {name: one for name, one in addresses.interfaces().items() if name.startswith(prefix)}
-    outward = [one for one in found.values() if prefix or not addresses.is_loopback(one)]
+    found = [one for name, one in addresses.interfaces().items() if name.startswith(prefix)]
+    outward = [one for one in found if prefix or not addresses.is_loopback(one)]
     return outward[0] if outward else addresses.loopback()
 
 
-def _only_here(address: str) -> bool:
-    """Whether no other machine reaches an address."""
+def _is_local(address: str) -> bool:
+    """Return whether only processes of this host can connect to an address."""
     if address.startswith("ipc://"):
         return True
     number = addresses.resolved(addresses.split(address)[0].strip("[]"))
@@ -238,5 +210,5 @@ def _only_here(address: str) -> bool:
 
 
 def _hashed(job: str) -> str:
-    """Make of the name of a job a short one, which no other user's job has."""
+    """Return a text for the name of a job that differs between users."""
     return hashlib.sha256(f"{os.getuid()}:{job}".encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""``kvstore scheduler`` and ``kvstore server``: one of them in this process, until its job is over."""
+"""``kvstore scheduler`` and ``kvstore server``: a scheduler or a server runs in this process."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from kvstore.settings.parameter_server import ps_config
 from .process import DESERTED
 from .signals import write_timeline
 
-_ALL = ("0.0.0.0", "::")  # noqa: S104 - compared with, not listened at
-#: Variables in the place of which an option stands.
-_BEATEN = {
+_ALL = ("0.0.0.0", "::")  # noqa: S104 - only compared with
+#: Variables that an option replaces, by the variable of that option.
+_REPLACED = {
     "KVSTORE_SCHEDULER": ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_LOCAL"),
     "KVSTORE_NUM_WORKERS": ("DMLC_NUM_WORKER",),
     "KVSTORE_NUM_SERVERS": ("DMLC_NUM_SERVER",),
@@ -28,19 +28,19 @@ _BEATEN = {
 
 
 def environment_with(options: Mapping[str, object], environment: Mapping[str, str]) -> dict[str, str]:
-    """Put options of the command line into the variables that they stand for; None leaves one as it is."""
+    """Return the variables, with those of the options of the command; None leaves a variable as it is."""
     given = {name: str(value) for name, value in options.items() if value is not None}
-    beaten = {alias for name in given for alias in _BEATEN.get(name, ())}
-    return {name: value for name, value in environment.items() if name not in beaten} | given
+    replaced = {alias for name in given for alias in _REPLACED.get(name, ())}
+    return {name: value for name, value in environment.items() if name not in replaced} | given
 
 
 def address_option(host: str | None, port: int | None, environment: Mapping[str, str]) -> str | None:
-    """Address that --host and --port make; None where neither is given and a variable says it.
+    """Return the address of --host and --port; None if neither is given and a variable has the address.
 
-    For a host that stands for all addresses the first that others can reach is told.
+    A host that means all addresses is replaced by the first address that other hosts can reach.
     """
-    told = any(environment.get(name) for name in ("KVSTORE_SCHEDULER", "DMLC_PS_ROOT_URI"))
-    if host is None and port is None and told:
+    has_variable = any(environment.get(name) for name in ("KVSTORE_SCHEDULER", "DMLC_PS_ROOT_URI"))
+    if host is None and port is None and has_variable:
         return None
     host = host or addresses.loopback()
     if addresses.resolved(host) in _ALL:
@@ -50,21 +50,21 @@ def address_option(host: str | None, port: int | None, environment: Mapping[str,
 
 
 def scheduler(environment: Mapping[str, str], report: Callable[[str], None], launched: bool = False) -> None:
-    """Run the scheduler; `report` is called with its address as soon as others can connect.
+    """Run the scheduler; `report` is called with its address when other processes can connect.
 
-    Where a launcher asks it to end and no worker has ever come, its exit code says so.
+    With `launched`, a scheduler to which no worker has connected ends on SIGTERM with the code `DESERTED`.
     """
-    found = _part(environment, "kvstore scheduler")
+    found = _roles(environment, "kvstore scheduler")
     from kvstore.stores.parameter_server import role_process
 
     def bound(address: str) -> None:
-        """Tell the address that others use, which need not be the one that the socket has."""
+        """Report the address for other processes, which can differ from that of the socket."""
         report(found.bound(addresses.split(address)[1]).scheduler)
 
-    role_process.scheduler(found, ps_config(environment), bound, _tell_if_deserted if launched else None)
+    role_process.scheduler(found, ps_config(environment), bound, _report_if_deserted if launched else None)
 
 
-def _tell_if_deserted(deserted: Callable[[], bool]) -> None:
+def _report_if_deserted(deserted: Callable[[], bool]) -> None:
     def end(number: int, frame: object) -> NoReturn:
         write_timeline()
         os._exit(DESERTED if deserted() else 128 + number)
@@ -73,58 +73,13 @@ def _tell_if_deserted(deserted: Callable[[], bool]) -> None:
 
 
 def server(environment: Mapping[str, str], imports: Sequence[str]) -> None:
-    """Run a server, after the modules that register what it needs.
-
-    Raises
-    ------
-    ConfigError
-        A module cannot be imported.
-    """
-    found = _part(environment, "kvstore server")
+    """Run a server, after the import of the modules that register its optimizers and codecs."""
+    found = _roles(environment, "kvstore server")
     for name in imports:
         _import(name)
     from kvstore.stores.parameter_server import role_process
 
     role_process.server(found, ps_config(environment))
-
-
-def reporter(descriptor: int | None, show: Callable[[str], None]) -> Callable[[str], None]:
-    """Make what tells the address: to the descriptor of a launcher, or where there is none to people.
-
-    Raises
-    ------
-    ConfigError
-        Nothing can be written to the descriptor.
-    """
-    if descriptor is None:
-        return show
-    _check_writable(descriptor)
-
-    def report(address: str) -> None:
-        try:
-            os.write(descriptor, address.encode() + b"\n")
-            os.close(descriptor)
-        except OSError as error:
-            raise KVStoreError(
-                f"cannot write the address to --report-fd {descriptor}: {error.strerror}; the launcher may "
-                f"have "
-                "ended"
-            ) from error
-
-    return report
-
-
-def _check_writable(descriptor: int) -> None:
-    try:
-        mode = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
-    except (OSError, OverflowError) as error:
-        raise ConfigError(
-            f"--report-fd {descriptor} is not an open file of this process: the option is for launchers, "
-            f"which "
-            "open it first; omit it to print the address"
-        ) from error
-    if mode == os.O_RDONLY:
-        raise ConfigError(f"--report-fd {descriptor} is open for reading only: name one to write to")
 
 
 def _import(name: str) -> None:
@@ -137,8 +92,39 @@ def _import(name: str) -> None:
         ) from error
 
 
-def _part(environment: Mapping[str, str], command: str) -> roles.Roles:
-    """Return the part, which the command has put among the variables."""
+def reporter(descriptor: int | None, show: Callable[[str], None]) -> Callable[[str], None]:
+    """Return a function that writes the address to the descriptor of a launcher; `show` without one."""
+    if descriptor is None:
+        return show
+    _check_writable(descriptor)
+
+    def report(address: str) -> None:
+        try:
+            os.write(descriptor, address.encode() + b"\n")
+            os.close(descriptor)
+        except OSError as error:
+            raise KVStoreError(
+                f"cannot write the address to --report-fd {descriptor}: {error.strerror}; the launcher may "
+                "have ended"
+            ) from error
+
+    return report
+
+
+def _check_writable(descriptor: int) -> None:
+    try:
+        mode = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"--report-fd {descriptor} is not an open file of this process: the option is for launchers, "
+            "which open it first; omit it to print the address"
+        ) from error
+    if mode == os.O_RDONLY:
+        raise ConfigError(f"--report-fd {descriptor} is open for reading only: name one to write to")
+
+
+def _roles(environment: Mapping[str, str], command: str) -> roles.Roles:
+    """Return the role of this process and its job."""
     found = roles.find(environment, command)
     if found is None:
         raise ConfigError("KVSTORE_ROLE is not set: call `kvstore scheduler` or `kvstore server`")

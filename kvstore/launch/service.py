@@ -1,4 +1,4 @@
-"""The parameter server of a job: what the user asks for, and what each process is told of its part in it."""
+"""The parameter server of a job: the options of the user, and the variables of each process."""
 
 from __future__ import annotations
 
@@ -17,56 +17,41 @@ from kvstore.settings.keys import Keys
 from kvstore.settings.parameter_server import ps_config
 from kvstore.settings.variables import process_variables, text_of
 
-from .certificates import Certificates, written
+from .certificates import Certificates, write_to_memory
 from .child_process import ProcessRole
 from .hosts.remote_hosts import Hosts
 
-#: Variables that give a process its place among the workers: a server must not take itself for one.
+#: Variables that give a process its place among the workers; a server must not have them.
 _PLACE = LAUNCHERS[0].signs
-#: glibc maps the memory of each large message anew, and gives it back, unless told otherwise: a third of the
-#: time that a worker spends on receiving.
+#: By default glibc maps and unmaps the memory of each large message: a third of the time of a receive.
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
-#: What an earlier launcher may have left behind, and what stands in its place.
+#: Variables of an earlier launcher that must not remain.
 _LEFT_BEHIND = ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "KVSTORE_KEYS_FD", "KVSTORE_KEYS_FILE")
 
 
 @dataclass(frozen=True)
 class Service:
-    """Servers and a scheduler, on this machine or on the hosts of a list.
+    """Servers and a scheduler, on this host or on those of --hosts; the options are those of `kvstore run`.
 
     Attributes
     ----------
-    servers : int
-        How many.
-    transport : str
-        ``"tcp"`` or ``"ipc"``.
     host : str
-        Address at which the scheduler and the servers are reached over tcp.
-    secure, insecure : bool
-        Encrypt with keys made for the job, also where only this machine can connect; leave that out, also
-        where others can.
-    imports : tuple of str
-        Modules that servers import, for the optimizers and codecs that they register.
+        Address of the scheduler and the servers over tcp.
     import_path : str
-        A folder where these modules are found, apart from the usual ones.
-    snapshot : str
-        Folder for snapshots of the servers; empty: none.
+        An additional folder for the modules `imports`, which servers import.
+    snapshot, journal : str
+        Folders; empty: none.
     snapshot_interval : float or None
-        Seconds between two of them; None leaves it to the environment.
-    restarts : int
-        How many failed servers are started again, in all.
-    journal : str
-        Folder for the scheduler's journal; empty: none, unless the scheduler is started again.
-    scheduler_restarts : int
-        How often a failed scheduler is started again.
+        Seconds; None: the default.
+    restarts, scheduler_restarts : int
+        How many failed servers are started again; how often a failed scheduler is.
     program : tuple of str
-        What takes ``scheduler`` or ``server`` and their options as arguments.
+        The command whose subcommands are ``scheduler`` and ``server``.
 
     Raises
     ------
     ConfigError
-        The options contradict each other, the host is none of this machine, or it is reached by others and
-        nothing is said of keys.
+        The options contradict each other.
     """
 
     servers: int
@@ -97,32 +82,18 @@ class Service:
 
     @property
     def encrypted(self) -> bool:
-        """Whether the job gets keys: where asked for, and where other machines can connect."""
+        """Whether the job gets keys: on request, and if other hosts can connect."""
         if self.insecure or self.transport == "ipc":
             return self.secure
         number = addresses.resolved(self.host)
         return self.secure or number is None or not addresses.is_loopback(number)
 
 
-class Cast:
-    """Tells each process of a job its part.
+class ServiceProcesses:
+    """Command lines, variables and keys of the processes of a job with servers.
 
-    Parameters
-    ----------
-    service : Service
-        What the user wants.
-    workers : int
-        Number of workers.
-    job : str
-        Name of the job.
-    address_of : callable, optional
-        Address of the host on which a process runs, where there are several; the scheduler's is that of the
-        service.
-
-    Raises
-    ------
-    ConfigError
-        The scheduler could not start like this, or a variable of the environment is wrong.
+    `address_of` returns the address of the host of a process, if there are several. ConfigError is raised if
+    the scheduler could not start like this, or a variable of the environment is wrong.
     """
 
     def __init__(
@@ -130,22 +101,22 @@ class Cast:
     ) -> None:
         self.service = service
         self._workers, self._job, self._address_of = workers, job, address_of
-        #: Where the scheduler is, once it has said so.
+        #: The address that the scheduler has reported.
         self.address = ""
         self._certificates = Certificates(workers, service.servers) if service.encrypted else None
         self._check()
 
     def command(self, part: ProcessRole) -> list[str]:
-        """Command line of the scheduler or of a server."""
+        """Return the command line of the scheduler or of a server."""
         if part.role == "scheduler":
             return [*self.service.program, "scheduler"]
         imports = [word for name in self.service.imports for word in ("--import", name)]
         return [*self.service.program, "server", *imports]
 
     def environment(self, part: ProcessRole, base: Mapping[str, str]) -> dict[str, str]:
-        """Variables of a process: those of `base`, and its part."""
+        """Return the variables of a process: those of `base`, and its role."""
         service, address = self.service, self.address
-        if not address:  # any free port, or a name that only this job has
+        if not address:  # a free port, or a name that only this job uses
             ipc = service.transport == "ipc"
             address = f"ipc://@kvstore/{self._job}/scheduler" if ipc else addresses.tcp(service.host, 0)
         return {
@@ -159,25 +130,24 @@ class Cast:
         }
 
     def keys(self, part: ProcessRole) -> Keys | None:
-        """Keys of a process; None without keys."""
+        """Return the keys of a process; None without encryption."""
         return self._certificates.of(part.role, part.rank) if self._certificates else None
 
     def _check(self) -> None:
-        """Find what is wrong before anything is started, with the eyes of the scheduler."""
+        """Raise the errors of the scheduler before any process is started."""
         part = ProcessRole("scheduler", 0)
         environment = self.environment(part, process_variables())
         ps_config(environment)
-        if self._address_of is not None:  # the scheduler runs elsewhere, and looks for itself
+        if self._address_of is not None:  # the scheduler runs on another host, and checks itself
             return
         if addresses.resolved(self.service.host) in ("0.0.0.0", "::"):  # noqa: S104 - refused
             raise ConfigError(
                 f"--host {self.service.host} is not an address at which other processes can reach the "
-                f"servers; "
-                f"the interfaces are {addresses.told(addresses.interfaces())}"
+                f"servers; the interfaces are {addresses.told(addresses.interfaces())}"
             )
         with contextlib.ExitStack() as stack:
             if (keys := self.keys(part)) is not None:
-                descriptor = written(keys)
+                descriptor = write_to_memory(keys)
                 stack.callback(os.close, descriptor)
                 environment["KVSTORE_KEYS_FD"] = str(descriptor)
             roles.find(environment)
@@ -199,10 +169,7 @@ class Cast:
 def variables_of(
     part: ProcessRole, base: Mapping[str, str], workers: int, servers: int, address: str
 ) -> dict[str, str]:
-    """Make the variables of a process from those of `base`: its part, for us and for MXNet's scripts.
-
-    Where it finds the others, and its keys, is not among them.
-    """
+    """Return the variables of a process, with its role for kvstore and for MXNet's scripts; no keys."""
     left = _LEFT_BEHIND if part.role == "worker" else (*_LEFT_BEHIND, *_PLACE)
     kept = {name: value for name, value in base.items() if name not in left}
     ours = {"KVSTORE_ROLE": part.role, "DMLC_ROLE": part.role}
@@ -217,15 +184,12 @@ def variables_of(
     return {**_MALLOC, **kept, **ours}
 
 
-def wanted(
+def service_of_options(
     servers: int, program: str, options: Mapping[str, Any], hosts: Hosts | None = None
 ) -> Service | None:
-    """Make the service that options of `kvstore run` describe; None where they want no servers.
+    """Return the service that options of `kvstore run` describe; None without servers.
 
-    Raises
-    ------
-    ConfigError
-        An option is about servers, and there are none; or it says where they run, as the hosts do.
+    ConfigError is raised if an option is for servers and there are none, or contradicts --hosts.
     """
     given = {name: value for name, value in options.items() if value not in (None, False, ())}
     if servers == 0:

@@ -1,7 +1,7 @@
-"""How the `kvstore` command ends on a signal: with the usual exit code, 128 and the number, and no traceback.
+"""Signals of the `kvstore` command: it exits with 128 and the number, without a traceback.
 
-From its first line on: `kvstore` imports this before NumPy and all else. What starts processes
-(`output_relay`) takes the signals over, without a gap.
+`kvstore` imports this module before NumPy, so that the handlers are set early. The commands that start
+processes replace the handlers (`output_relay.py`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from itertools import pairwise
 from typing import NoReturn
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-#: What asks a launcher for the stacks of all processes, or for their timelines, and which signal asks each
-#: process; the terminal sends SIGQUIT on Ctrl-\.
+#: Signals that ask a launcher for the stacks or the timelines of all processes, and the signal that each
+#: process gets. The terminal sends SIGQUIT on Ctrl-\.
 ASKING = {
     signal.SIGUSR2: signal.SIGUSR2,
     signal.SIGQUIT: signal.SIGUSR2,
@@ -27,9 +27,9 @@ _SHOW_CURSOR = b"\x1b[?25h"
 
 
 def is_command(argv: Sequence[str], original: Sequence[str]) -> bool:
-    """Whether these are the arguments of the `kvstore` command, or of a child that `multiprocessing` made.
+    """Return whether these are the arguments of the `kvstore` command, or of a child of `multiprocessing`.
 
-    `original` is what the interpreter got: ``python -m`` has put nothing of it into `argv` yet.
+    `original` has the arguments of the interpreter: ``python -m`` has not yet put its module into `argv`.
     """
     if argv[:1] == ["-m"]:
         named = (word for before, word in pairwise(original) if before[:1] == "-" and before[-1] == "m")
@@ -39,39 +39,39 @@ def is_command(argv: Sequence[str], original: Sequence[str]) -> bool:
 
 
 def for_command() -> None:
-    """End at once on a signal, from now on, where this is the command.
+    """Set handlers that end this process at once, if it is the command.
 
-    Not by an exception, which whatever runs just then might swallow: an import, a destructor, a callback. And
-    there is nothing to put in order: the kernel ends workers with us, and their memory has no names.
+    An exception would not do: an import, a destructor or a callback could catch it. Nothing needs cleaning
+    up: the kernel ends the workers with this process, and their memory has no names.
     """
     if not is_command(sys.argv, sys.orig_argv) or threading.current_thread() is not threading.main_thread():
         return
     for number in ENDING:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as it is under nohup
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, _exit)
 
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """Inside, a signal is only noted; what its handler does, which may be to raise, comes at the end."""
+    """Defer signals inside the block; their handlers, which can raise, are called at its end."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    noted: list[int] = []
+    pending: list[int] = []
     before = {number: old for number in ENDING if callable(old := signal.getsignal(number))}
     for number in before:
-        signal.signal(number, lambda number, frame: noted.append(number))
+        signal.signal(number, lambda number, frame: pending.append(number))
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for came in noted:
-            signal.raise_signal(came)
+        for received in pending:
+            signal.raise_signal(received)
 
 
 def write_timeline() -> None:
-    """Before the end of a process that is not orderly: write what it has recorded, if anything."""
+    """Write the timeline of this process, if it records one; for ends without `atexit`."""
     recording = sys.modules.get("kvstore.observe.timeline.recording")
     if recording is not None:
         recording.write()
@@ -80,5 +80,5 @@ def write_timeline() -> None:
 def _exit(number: int, frame: object) -> NoReturn:
     write_timeline()
     if os.isatty(2):
-        os.write(2, _SHOW_CURSOR)  # which progress bars hide
+        os.write(2, _SHOW_CURSOR)  # progress bars hide it
     os._exit(128 + number)

@@ -1,4 +1,4 @@
-"""Workers from within Python: `kvstore.spawn`."""
+"""`kvstore.spawn`: workers that call a function of this process."""
 
 from __future__ import annotations
 
@@ -24,80 +24,67 @@ from kvstore.settings.torch_variables import MasterPort, left_behind, torch_vari
 from kvstore.settings.variables import changed_variables, process_variables
 
 from .causes import Causes
-from .child_process import ProcessRole
-from .process import grace, new_job, stopped, tied_to, told, variables
+from .child_process import ProcessRole, SupervisedProcess
+from .process import describe_end, grace, is_stopped, new_job, tied_to, worker_variables
 from .signals import deferred
 
-_LONGEST = 32_000  # bytes of a traceback: less than a pipe holds, so that a worker never waits to tell
-_LOOK = 0.05  # seconds between two looks at a process that is about to end
+_LONGEST = 32_000  # bytes of a traceback: less than a pipe holds, so that a worker never blocks on it
+_LOOK = 0.05  # seconds between two polls of a process that is about to end
 _UNGUARDED = 79  # exit code of a worker whose script calls `spawn` while the worker imports it
 
 
-class _Worker:
-    """A process and the pipe on which it tells how `fn` failed."""
+class _Worker(SupervisedProcess):
+    """A process that calls `fn`, and the pipe on which it reports how `fn` has failed."""
 
     def __init__(
         self, rank: int, job: Mapping[str, str | None], fn: Callable[..., object], args: Sequence[Any]
     ) -> None:
+        super().__init__(ProcessRole("worker", rank))
         context = multiprocessing.get_context("spawn")
-        self.rank = rank
-        #: Exit code once its end was seen; negative for a signal.
-        self.code: int | None = None
-        self._told, telling = context.Pipe(duplex=False)
+        self._report, report = context.Pipe(duplex=False)
         self._process: SpawnProcess = context.Process(
-            target=_body, args=(fn, tuple(args), telling, os.getpid()), name=f"kvstore-worker-{rank}"
+            target=_body, args=(fn, tuple(args), report, os.getpid()), name=f"kvstore-worker-{rank}"
         )
-        # It has the variables before it imports anything. Ctrl-C reaches it when `_body` can tell what to
-        # make of it, and not in the middle of an import.
-        resource_tracker.ensure_running()  # where `start` began it, that would let Ctrl-C in again
-        with telling, changed_variables(job), _without_ctrl_c():
+        # It has the variables before it imports anything. SIGINT is blocked until `_body` handles it, so
+        # that it does not interrupt an import.
+        resource_tracker.ensure_running()  # if `start` began it, that would unblock SIGINT
+        with report, changed_variables(job), _without_sigint():
             self._process.start()
 
     @functools.cached_property
     def sentinel(self) -> int:
-        """What `multiprocessing.connection.wait` takes; ready when the process has ended.
+        """A descriptor for `multiprocessing.connection.wait` that is ready when the process has ended.
 
-        Its own sentinel is a pipe, which is open as long as anything lives that it has forked.
+        The sentinel of `multiprocessing` is a pipe, which remains open while a fork of the process lives.
         """
         try:
             return os.pidfd_open(self._process.pid or 0)
         except OSError:  # before Linux 5.3
             return self._process.sentinel
 
-    @property
-    def part(self) -> ProcessRole:
-        """Say what it is in its job."""
-        return ProcessRole("worker", self.rank)
-
-    @functools.cached_property
-    def tail(self) -> list[bytes]:
-        """What the ended process told, in lines."""
-        try:
-            return self._told.recv_bytes().split(b"\n") if self._told.poll() else []
-        except (EOFError, OSError):
-            return []
-
-    def end(self) -> int:
-        """Take note of the end of the process; return its exit code."""
+    def reap(self) -> int:
+        """Wait for the end of the process, and return its exit code."""
         self._process.join()
         self.code = self._process.exitcode or 0
+        with contextlib.suppress(EOFError, OSError):
+            self.tail = self._report.recv_bytes().split(b"\n") if self._report.poll() else ()
         return self.code
 
-    def stopped(self) -> bool:
-        """Whether it stands still, as after SIGSTOP."""
-        return stopped(self._process.pid or 0)
+    def is_stopped(self) -> bool:
+        """Return whether the process is stopped, as after SIGSTOP."""
+        return is_stopped(self._process.pid or 0)
 
     def error(self) -> WorkerError | ConfigError:
-        """Put what the ended process told into an error."""
+        """Return the error of the ended process."""
         if self.code == _UNGUARDED and not self.tail:
             return ConfigError(
                 "the script calls kvstore.spawn at its top level, and each new process "
                 'runs the script again: put the call under `if __name__ == "__main__":`'
             )
-        words = b"\n".join(self.tail).decode(errors="ignore")  # a cut can go through a character
+        words = b"\n".join(self.tail).decode(errors="ignore")  # a cut can be within a character
         text = f":\n{words}" if words else "; it told nothing, its stderr may say more"
-        code = self.code or 0
-        return WorkerError(f"rank {self.rank} {told(code)}{text}", rank=self.rank, code=code)
+        code, rank = self.code or 0, self.part.rank
+        return WorkerError(f"rank {rank} {describe_end(code)}{text}", rank=rank, code=code)
 
     def signal(self, number: int) -> None:
         """Send a signal, unless the process has ended."""
@@ -110,12 +97,14 @@ class _Worker:
         if self.sentinel != self._process.sentinel:
             os.close(self.sentinel)
         self._process.close()
-        self._told.close()
+        self._report.close()
 
 
 def spawn(fn: Callable[..., object], n: int, args: Sequence[Any] = (), timeout: float | None = None) -> None:
-    """Do what `kvstore.spawn` says, which is this function."""
-    if getattr(multiprocessing.current_process(), "_inheriting", False):  # it imports the script; see `error`
+    """Call `fn` in `n` workers; see `kvstore.spawn`."""
+    if getattr(
+        multiprocessing.current_process(), "_inheriting", False
+    ):  # the script is being imported; see `error`
         sys.exit(_UNGUARDED)
     n = _checked(fn, n, timeout)
     occupy_standard()
@@ -124,7 +113,7 @@ def spawn(fn: Callable[..., object], n: int, args: Sequence[Any] = (), timeout: 
     workers: list[_Worker] = []
     try:
         for rank in range(n):
-            with deferred():  # one that nobody knows of would not be ended
+            with deferred():  # a worker outside the list would not be ended
                 workers.append(_started(rank, _variables(job, rank, n, master.number), fn, args))
         _wait(workers, deadline, timeout)
     finally:
@@ -133,9 +122,9 @@ def spawn(fn: Callable[..., object], n: int, args: Sequence[Any] = (), timeout: 
 
 
 def _variables(job: str, rank: int, size: int, port: int) -> dict[str, str | None]:
-    """Make the variables that a worker has and this process has not; None: the worker does not have it."""
-    place = variables(job, rank, size) | torch_variables(rank, size, (rank, size), 0, (loopback(), port))
-    return {**dict.fromkeys(left_behind(process_variables())), **place}
+    """Return the variables in which a worker differs from this process; None removes one."""
+    torch = torch_variables(rank, size, (rank, size), 0, (loopback(), port))
+    return {**dict.fromkeys(left_behind(process_variables())), **worker_variables(job, rank, size), **torch}
 
 
 def _checked(fn: Callable[..., object], n: int, timeout: float | None) -> int:
@@ -172,43 +161,43 @@ def _started(
     try:
         return _Worker(rank, job, fn, args)
     except (OSError, RuntimeError):
-        raise  # about processes, and well told by Python
+        raise  # the error of Python about processes is clear
     except Exception as error:
         raise ArgumentError(f"fn and args cannot be sent to another process: {error}") from error
 
 
 def _wait(workers: list[_Worker], deadline: float, timeout: float | None) -> None:
-    """Wait for all workers; raise for the first that fails."""
+    """Wait for all workers; raise the error of the first that fails."""
     waiting = {worker.sentinel: worker for worker in workers}
     causes: Causes[_Worker] = Causes()
     while waiting:
         left = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
         ready = connection.wait(list(waiting), _LOOK if causes.waiting else left)
         if not ready and time.monotonic() >= deadline:
-            ranks = ", ".join(str(worker.rank) for worker in waiting.values())
+            ranks = ", ".join(str(worker.part.rank) for worker in waiting.values())
             raise TimeoutError(
                 f"not finished after {timeout:g} s: rank {ranks}; allow more time, or find out what they "
                 f"wait for"
             )
         for worker in [waiting.pop(sentinel) for sentinel in ready if isinstance(sentinel, int)]:
-            if worker.end():
+            if worker.reap():
                 causes.add(worker, workers)
-        for worker in causes.take():
+        for worker in causes.pop_causes():
             raise worker.error()
 
 
 def _end(workers: list[_Worker]) -> None:
-    """End those that still run, and reap all."""
+    """End the workers that still run, and reap all."""
     try:
         _signal(workers, signal.SIGTERM)
-    finally:  # also where a second Ctrl-C cuts the patience short
+    finally:  # also after a second Ctrl-C
         _signal(workers, signal.SIGKILL)
         for worker in workers:
             worker.close()
 
 
 def _signal(workers: list[_Worker], number: int) -> None:
-    """Send a signal to those that run, and wait a little for their end."""
+    """Send a signal to the workers that run, and wait for their end for a short time."""
     for worker in workers:
         worker.signal(number)
     until = time.monotonic() + grace()
@@ -219,8 +208,8 @@ def _signal(workers: list[_Worker], number: int) -> None:
 
 
 @contextlib.contextmanager
-def _without_ctrl_c() -> Iterator[None]:
-    """Block SIGINT in this thread, and in a process that it starts meanwhile."""
+def _without_sigint() -> Iterator[None]:
+    """Block SIGINT in this thread, and in a process that it starts inside."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -229,15 +218,15 @@ def _without_ctrl_c() -> Iterator[None]:
 
 
 def _body(
-    fn: Callable[..., object], args: tuple[Any, ...], telling: connection.Connection, parent: int
+    fn: Callable[..., object], args: tuple[Any, ...], report: connection.Connection, parent: int
 ) -> None:
-    """Call `fn` in a worker, and tell how it failed."""
+    """Call `fn` in a worker, and report how it has failed."""
     tied_to(parent)()
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         fn(*args)
     except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)  # Ctrl-C reaches all; the caller tells of it once
+        sys.exit(128 + signal.SIGINT)  # Ctrl-C reaches all processes; only the caller reports it
     except Exception:
-        telling.send_bytes(traceback.format_exc().encode(errors="replace")[-_LONGEST:])
+        report.send_bytes(traceback.format_exc().encode(errors="replace")[-_LONGEST:])
         sys.exit(1)

@@ -22,7 +22,7 @@ class Seconds(NamedTuple):
     Attributes
     ----------
     waiting : float
-        For other processes, or for memory of a round that others still read.
+        For other processes, or for memory of a round that other workers still read.
     moving : float
         In copies of values, and in calls that send and receive them.
     summing : float
@@ -41,7 +41,7 @@ class Seconds(NamedTuple):
 
 
 class Transferred(NamedTuple):
-    """Bytes of values by the way they went or came.
+    """Bytes of values by the way on which they were sent or received.
 
     Attributes
     ----------
@@ -79,12 +79,12 @@ class Waits(NamedTuple):
 
 
 def seconds_of(numbers: dict[str, Any]) -> Seconds:
-    """Return the times of what `Counters.read` or `read_page` returned."""
+    """Return the times in the numbers that `Counters.read` or `read_page` returned."""
     return Seconds(*(one * 1e-9 for one in numbers["ns"]))
 
 
 def waits_of(numbers: dict[str, Any]) -> Waits:
-    """Return the waits of what `Counters.read` or `read_page` returned."""
+    """Return the waits in the numbers that `Counters.read` or `read_page` returned."""
     counts = numbers["waits"]
     return Waits(sum(counts), *(quantile(counts, part) for part in (0.5, 0.9, 0.99)))
 

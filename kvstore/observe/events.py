@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from .counters import PHASES
+from .native._observe import KINDS as KINDS
 from .native._observe import NO_SLICE as NO_SLICE
 from .native._observe import NOBODY as NOBODY
 from .native._observe import packed_events
 
-#: In the order of the enumeration of native/events.h; the phases come first.
-KINDS = (*PHASES, "call", "arrived", "lost", "back", "step", "bucket")
 CALL, ARRIVED, LOST, BACK, STEP, BUCKET = range(len(PHASES), len(KINDS))
 
-#: An event in memory: `kv_event` of native/events.h, whose last field is no part of `Event`.
+#: An event in memory: `kv_event` of native/events.h. Its last field is no part of `Event`.
 PACKED = struct.Struct("<5QIi2HI")
 
 
@@ -46,9 +44,4 @@ class Event(NamedTuple):
 
 def recorded() -> list[Event]:
     """Return the events in the ring, the oldest first; none if no timeline is recorded."""
-    return list(unpacked(packed_events()))
-
-
-def unpacked(packed: bytes) -> Iterator[Event]:
-    """Yield the events that `packed_events` has returned."""
-    return (Event(*fields[:-1]) for fields in PACKED.iter_unpack(packed))
+    return [Event(*fields[:-1]) for fields in PACKED.iter_unpack(packed_events())]

@@ -10,58 +10,35 @@ import contextlib
 import logging
 import os
 import threading
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ..errors import ConfigError, nearest
 from ..settings.launchers import detect
 from ..settings.variables import text_of
 
-#: All loggers of the library, each with those below it.
-LOGGERS = (
-    "kvstore",
-    "kvstore.byteps",
-    "kvstore.config",
-    "kvstore.device",
-    "kvstore.dist",
-    "kvstore.engine",
-    "kvstore.horovod",
-    "kvstore.launch",
-    "kvstore.local",
-    "kvstore.metrics",
-    "kvstore.mpi",
-    "kvstore.mxnet",
-    "kvstore.nccl",
-    "kvstore.ps",
-    "kvstore.ps.config",
-    "kvstore.roles",
-    "kvstore.server",
-    "kvstore.shared",
-    "kvstore.wire",
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
+
+_BELOW = (
+    *("byteps", "config", "device", "dist", "engine", "horovod", "launch", "local", "metrics", "mpi"),
+    *("mxnet", "nccl", "ps", "ps.config", "roles", "server", "shared", "wire"),
 )
+#: All loggers of the library, each with those below it.
+LOGGERS = ("kvstore", *(f"kvstore.{name}" for name in _BELOW))
 #: Seconds of a wait for other processes that is logged as slow when it has ended.
 SLOW = 1.0
 
 _LEVELS = {"info": logging.INFO, "debug": logging.DEBUG}
 _started = threading.Event()
 _process = ""  # its name
-_FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s %(who)s: %(message)s"
-
-
-class LogStream(Protocol):
-    """A stream that receives lines."""
-
-    def write(self, text: str, /) -> object:
-        """Write a line."""
-
-    def flush(self) -> object:
-        """Write buffered lines."""
+_FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s %(processName)s: %(message)s"
 
 
 class _Formatter(logging.Formatter):
     """Adds the name of the process."""
 
     def format(self, record: logging.LogRecord) -> str:
-        record.who = _process
+        record.processName = _process
         return super().format(record)
 
 
@@ -70,22 +47,22 @@ def _is_ours(record: logging.LogRecord) -> bool:
     logger: logging.Logger | None = logging.getLogger(record.name)
     while logger is not None:
         for handler in logger.handlers:
-            others = not isinstance(handler.formatter, _Formatter) and _writes(handler)
-            if others and record.levelno >= handler.level:
+            is_foreign = not isinstance(handler.formatter, _Formatter) and _writes(handler)
+            if is_foreign and record.levelno >= handler.level:
                 return False
         logger = logger.parent if logger.propagate else None
     return True
 
 
-def start(who: str = "", stream: LogStream | None = None) -> None:
+def start(name: str = "", stream: SupportsWrite[str] | None = None) -> None:
     """Configure the loggers at the first call of a process, if the variable is set.
 
     Parameters
     ----------
-    who : str
-        Name of this process, as `introduce` takes it.
-    stream : LogStream, optional
-        The stream that receives the lines; None for stderr.
+    name : str
+        Name of this process, as for `introduce`.
+    stream : optional
+        The stream to which lines are written; None for stderr.
 
     Raises
     ------
@@ -95,11 +72,11 @@ def start(who: str = "", stream: LogStream | None = None) -> None:
     if not _started.is_set():
         _configure(stream)
         _started.set()
-    if who or not _process:
-        introduce(who or _launched_as())
+    if name or not _process:
+        introduce(name or _name_by_launcher())
 
 
-def _configure(stream: LogStream | None) -> None:
+def _configure(stream: SupportsWrite[str] | None) -> None:
     text = text_of("log").strip()
     if not text:
         return
@@ -114,10 +91,10 @@ def _configure(stream: LogStream | None) -> None:
         ours.addHandler(handler)
 
 
-def introduce(who: str) -> None:
+def introduce(name: str) -> None:
     """Name this process in its lines from now on: ``worker 2``."""
     global _process
-    _process = who
+    _process = name
 
 
 def name_of_process() -> str:
@@ -125,7 +102,7 @@ def name_of_process() -> str:
     return _process or f"process {os.getpid()}"
 
 
-def _launched_as() -> str:
+def _name_by_launcher() -> str:
     """Name this process by its launcher, until its store knows its rank."""
     with contextlib.suppress(ConfigError):
         place = detect()

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from .events import BACK
-from .process_names import number_of
+from .processes import number_of
 
 if TYPE_CHECKING:
     from .native._observe import Counters
@@ -20,7 +20,7 @@ class MembershipLog:
     ----------
     log : logging.Logger
     loss : int
-        Level of the lines about losses; all others are of level INFO.
+        Level of the lines about losses; other lines have level INFO.
     """
 
     def __init__(self, log: logging.Logger, loss: int = logging.INFO) -> None:

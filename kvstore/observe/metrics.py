@@ -21,7 +21,7 @@ from ..files import replacing
 from ..settings.addresses import loopback
 from ..settings.variables import text_of
 from .native._observe import read_own, take_times
-from .process_names import role_of
+from .processes import role_of
 
 if TYPE_CHECKING:
     import socket
@@ -37,7 +37,8 @@ _ADDRESS = re.compile(r"(\[[^\]/]+\]|[^:/\[\]]*):([0-9]{1,5})")
 
 _lock = threading.Lock()
 _started = False
-_exporter: _HttpExporter | _FileExporter | None = None
+_listener: socket.socket | None = None  # of the thread that answers scrapes
+_file: _MetricsFile | None = None
 
 
 def start() -> None:
@@ -52,31 +53,32 @@ def start() -> None:
     MissingBackendError
         prometheus_client is not installed.
     """
-    global _started, _exporter
+    global _started
     if _started:
         return
     with _lock:
         text = text_of("metrics").strip()
         if text and not _started:
-            _exporter = _made(text)
-        if _exporter is not None:
-            take_times()
+            _export(check(text))
         _started = True
 
 
 def update() -> None:
     """Write the file, if there is one, with the present numbers."""
-    if isinstance(_exporter, _FileExporter):
-        _exporter.write()
+    if _file is not None:
+        _file.write()
 
 
 def _after_fork() -> None:
-    """Be a process without metrics until it makes a store."""
-    global _lock, _started, _exporter
-    before, _lock, _started, _exporter = _exporter, threading.Lock(), False, None
-    if before is not None:
-        before.forget()
+    """Have no metrics in a child until it makes a store: threads and file are the parent's."""
+    global _lock, _started, _listener, _file
+    if _listener is not None:
+        _listener.close()
+    if _file is not None:
+        atexit.unregister(_file.close)
+    if _listener is not None or _file is not None:
         take_times(0)
+    _lock, _started, _listener, _file = threading.Lock(), False, None, None
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -101,12 +103,17 @@ def check(text: str) -> tuple[str, int] | str:
     return where
 
 
-def _made(text: str) -> _HttpExporter | _FileExporter | None:
-    where = check(text)
+def _export(where: tuple[str, int] | str) -> None:
+    global _listener, _file
     from . import openmetrics
 
-    made = openmetrics.registry()
-    return _FileExporter(made, where) if isinstance(where, str) else _http_exporter(made, *where)
+    registry = openmetrics.registry()
+    if isinstance(where, str):
+        _file = _MetricsFile(registry, where)
+    else:
+        _listener = _listening(registry, *where)
+    if _listener is not None or _file is not None:
+        take_times()
 
 
 def _place(text: str) -> tuple[str, int] | str:
@@ -134,8 +141,8 @@ def _has_others() -> bool:
     return launchers.detect().size > 1 or bool(roles.signs())
 
 
-def _http_exporter(registry: CollectorRegistry, host: str, port: int) -> _HttpExporter | None:
-    """Listen at the first free port: each process of a job on one machine has another one."""
+def _listening(registry: CollectorRegistry, host: str, port: int) -> socket.socket | None:
+    """Answer scrapes at the first free port: each process of a job on one machine has another one."""
     from .openmetrics import start_http_server
 
     last = min(port + _PORTS, 65536) if port else 1
@@ -149,23 +156,12 @@ def _http_exporter(registry: CollectorRegistry, host: str, port: int) -> _HttpEx
             return None
         shown = f"[{host}]" if ":" in host else host
         log.info("metrics of this process are at http://%s:%d/metrics", shown, server.server_port)
-        return _HttpExporter(server.socket)
+        return server.socket
     log.error("this process has no metrics: no port of %s from %d to %d is free", host, port, last - 1)
     return None
 
 
-class _HttpExporter:
-    """The port at which a thread answers scrapes."""
-
-    def __init__(self, listener: socket.socket) -> None:
-        self._listener = listener
-
-    def forget(self) -> None:
-        """Close the port in a child, which has no thread that answers."""
-        self._listener.close()
-
-
-class _FileExporter:
+class _MetricsFile:
     """The file that a thread writes repeatedly, and that is removed at the end of the process."""
 
     def __init__(self, registry: CollectorRegistry, path: str) -> None:
@@ -174,7 +170,7 @@ class _FileExporter:
         self._file = "" if os.path.isdir(path) else self._path  # in a folder, the first store gives its name
         self._over = threading.Event()
         self._failed = False
-        atexit.register(self._close)
+        atexit.register(self.close)
         threading.Thread(target=self._run, name="kvstore-metrics", daemon=True).start()
 
     def write(self) -> None:
@@ -186,17 +182,13 @@ class _FileExporter:
             if self._over.is_set() or not self._file:
                 return
             try:
-                with replacing(self._file) as beside:
-                    beside.write_bytes(generate_latest(self._registry))
+                with replacing(self._file) as unfinished:
+                    unfinished.write_bytes(generate_latest(self._registry))
                 self._failed = False
             except StateFileError as error:
                 if not self._failed:  # once, not each time
                     log.error("metrics: %s", error)
                 self._failed = True
-
-    def forget(self) -> None:
-        """Leave the file to the parent of a child."""
-        atexit.unregister(self._close)
 
     def _run(self) -> None:
         while not self._over.wait(_EVERY):
@@ -208,7 +200,8 @@ class _FileExporter:
             return os.path.join(self._path, name)
         return ""
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Remove the file."""
         self._over.set()
         with self._lock, contextlib.suppress(OSError):
             if self._file:

@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 
 from .counters import CALLS, PHASES, WAITING, WAYS, end_of
 from .native._observe import BUCKETS, now, read_own
-from .process_names import role_of
+from .processes import role_of
 
 __all__ = ["StoreCollector", "generate_latest", "registry", "start_http_server"]
 

@@ -50,13 +50,13 @@ def report() -> str:
     frames = sys._current_frames()
     waits = {wait.thread: wait for wait in waiting.open_waits()}
     lines = [f"kvstore: {name_of_process()}, process {os.getpid()}"]
-    told: set[int] = set()
+    shown: set[int] = set()
     for source, describe in list(_sources.items()):
-        lines.append(f"  {_said(source, describe)}")
+        lines.append(f"  {_described(source, describe)}")
         for thread, method in _methods(source, frames).items():
-            told.add(thread)
+            shown.add(thread)
             lines.append(f"    in {method} of thread {_name(thread)}{_wait(waits.get(thread))}")
-    lines += [f"  thread {_name(one)}{_wait(wait)}" for one, wait in waits.items() if one not in told]
+    lines += [f"  thread {_name(one)}{_wait(wait)}" for one, wait in waits.items() if one not in shown]
     return "\n".join(lines) + "\n"
 
 
@@ -87,7 +87,7 @@ def _stacks(frames: Mapping[int, FrameType]) -> str:
     )
 
 
-def _said(source: Any, describe: Callable[[Any], str]) -> str:
+def _described(source: Any, describe: Callable[[Any], str]) -> str:
     try:
         return describe(source)
     except Exception as error:  # the signal may have interrupted any line
@@ -95,12 +95,7 @@ def _said(source: Any, describe: Callable[[Any], str]) -> str:
 
 
 def _wait(wait: WaitClock | None) -> str:
-    if wait is None:
-        return ""
-    try:
-        return f": {wait.description()}"
-    except Exception as error:  # as above
-        return f": a wait ({error!r})"
+    return "" if wait is None else f": {_described(wait, WaitClock.description)}"
 
 
 def _methods(source: Any, frames: Mapping[int, FrameType]) -> dict[int, str]:

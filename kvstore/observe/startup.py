@@ -14,7 +14,7 @@ def begin(name: str = "") -> None:
     Parameters
     ----------
     name : str
-        Name of this process in its log, as `kvstore.observe.log.introduce` takes it.
+        Name of this process in its log, as for `kvstore.observe.log.introduce`.
     """
     occupy_standard()
     log.start(name)

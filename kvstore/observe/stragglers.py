@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
+from .intervals import length, union
+
 #: Seconds that a line sums up.
 PERIOD = 10.0
-#: Part of the period for which the others must have waited for one worker.
+#: Part of the period for which the other workers must have waited for one worker.
 SHARE = 0.2
 
 
@@ -62,7 +64,7 @@ class StragglerLog:
 
 
 def straggler(late: Iterable[LatePart], seconds: float) -> int | None:
-    """Return the worker for which the others waited much of the time, and more than for the rest together."""
+    """Return the worker for which rounds waited much of the time, and longer than for all other workers."""
     by_rank = defaultdict(list)
     for one in late:
         by_rank[one.rank].append(one)
@@ -87,12 +89,8 @@ def _text(late: Sequence[LatePart], rounds: int, seconds: float, names: Mapping[
 
 
 def _covered(late: Iterable[LatePart]) -> int:
-    """Add up times that may overlap."""
-    covered = until = 0
-    for one in sorted(late, key=lambda one: one.begin):
-        covered += max(0, one.end - max(one.begin, until))
-        until = max(until, one.end)
-    return covered
+    """Return the ns of times that may overlap."""
+    return length(union((one.begin, one.end) for one in late))
 
 
 def _length(ns: float) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 
 def table(rows: Sequence[Sequence[str]], left: Collection[int] = (0,), between: str = "  ") -> Iterator[str]:
-    """Yield the lines of a table; the columns of `left` are aligned at the left, all others at the right."""
+    """Yield the lines of a table; the columns of `left` are aligned at the left, the rest at the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = (

@@ -74,6 +74,13 @@ class StoreTable(RowTable):
                 main.states[self.key] = own.states[self.key]
             self.updater = main
 
+    def drop_old_states(self, main: Updater | None) -> None:
+        """Keep the states of the store's updater only, which can be states of a file."""
+        if main is not None:
+            self.attach(main)
+        elif self.updater is not None:
+            self.updater = self._of = self._blank_of = self.blank_tree = None
+
     def has_own_state(self, main: Updater) -> bool:
         """Whether there is a state, be it None, that the store's updater does not have."""
         own = self.updater

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shlex
 import shutil
 import signal
@@ -24,6 +25,7 @@ import pytest
 from click.testing import CliRunner
 from launched import MARK, Job, until
 
+import kvstore
 from kvstore import ConfigError
 from kvstore.errors import ProtocolError
 from kvstore.launch.child_process import ProcessRole
@@ -31,6 +33,7 @@ from kvstore.launch.cli import main
 from kvstore.launch.hosts import messages as m
 from kvstore.launch.hosts import remote_hosts
 from kvstore.launch.hosts.host_list import Host, Layout, of_file, of_list, shares
+from kvstore.launch.output import Lines
 from kvstore.settings import addresses
 
 STAND_IN = Path(__file__).parent / "stand_in_for_ssh.py"
@@ -145,10 +148,14 @@ def test_ssh_never_asks_and_another_program_is_left_alone(monkeypatch: pytest.Mo
 def test_variables_that_are_carried() -> None:
     here = {"KVSTORE_TIMEOUT": "9", "DMLC_NUM_SERVER": "1", "HOME": "/root", "MINE": "1", "PYTHONPATH": "/x"}
     always = {"KVSTORE_TIMEOUT": "9", "DMLC_NUM_SERVER": "1", "PYTHONPATH": "/x"}
-    assert remote_hosts.carried(here, []) == always
-    assert remote_hosts.carried(here, ["MINE", "NEW=a=b"]) == {**always, "MINE": "1", "NEW": "a=b"}
+    assert remote_hosts.forwarded_variables(here, []) == always
+    assert remote_hosts.forwarded_variables(here, ["MINE", "NEW=a=b"]) == {
+        **always,
+        "MINE": "1",
+        "NEW": "a=b",
+    }
     with pytest.raises(ConfigError, match="--export OTHER: no such variable"):
-        remote_hosts.carried(here, ["OTHER"])
+        remote_hosts.forwarded_variables(here, ["OTHER"])
 
 
 @pytest.mark.parametrize(
@@ -174,23 +181,26 @@ def test_options_that_do_not_go_together(arguments: list[str], words: str) -> No
 
 
 def test_messages_come_out_as_they_went_in_however_they_are_cut() -> None:
-    sent = [m.AgentHello("1"), m.Output(3, 2, b"\xff" * 1000), m.Ended(3, -9, 1.5), m.KeepAlive(), m.Gone(3)]
-    data = b"Welcome to this host!\r\n" + m.MAGIC + b"".join(map(m.packed, sent))
+    sent = [m.Output(3, 2, b"\xff\n" * 1000), m.Ended(3, -9, 1.5), m.KeepAlive(), m.Gone(3)]
+    data = b"".join(map(m.encoded, sent))
     for step in (1, 7, len(data)):
-        reader = m.Reader(m.From, greeting=True)
-        pieces = [data[start : start + step] for start in range(0, len(data), step)]
-        assert [message for piece in pieces for message in reader.feed(piece)] == sent
+        reader, writer = os.pipe()
+        received: list[bytes] = []
+        lines = Lines(os.fdopen(reader, "rb", 0), received.append, b"")
+        for start in range(0, len(data), step):
+            os.write(writer, data[start : start + step])
+            lines.read()
+        os.close(writer)
+        lines.close()
+        assert [m.decoded(m.FROM_AGENT, line) for line in received] == sent
 
 
-@pytest.mark.parametrize("data", [b"\xff\xff\xff\xff", b"\0\0\0\1\x01", m.packed(m.EndProcess(1, 2, 3.0))])
-def test_what_is_no_message_is_refused(data: bytes) -> None:
+@pytest.mark.parametrize(
+    "line", [b"\xff\xff\n", b"[1]\n", b'["Gone","x"]\n', m.encoded(m.EndProcess(1, 2, 3.0))]
+)
+def test_what_is_no_message_is_refused(line: bytes) -> None:
     with pytest.raises(ProtocolError):
-        list(m.Reader(m.From).feed(data))
-
-
-def test_a_process_that_sends_without_end_is_no_far_side() -> None:
-    with pytest.raises(ProtocolError, match="far side"):
-        list(m.Reader(m.From, greeting=True).feed(b"x" * 100_000))
+        m.decoded(m.FROM_AGENT, line)
 
 
 # ------------------------------------------------------------------------------------------------- whole jobs
@@ -235,7 +245,7 @@ def test_processes_know_their_place_on_their_hosts(far: Job) -> None:
             "m",
         )
         assert "SECRET_OF_MINE" not in environment
-        assert environment["HOME"] == "/"  # the far side's
+        assert environment["HOME"] == "/"  # the agent's
         assert environment["PATH"].startswith(
             f"{Path(sys.executable).parent}:"
         )  # where `python` is kvstore's
@@ -290,7 +300,7 @@ def test_keys_are_handed_over_and_nowhere_to_be_seen(far: Job) -> None:
     assert all(len(secret) == 40 for secret in secrets)
     assert len(set(secrets)) == 3
     pids = far.alive()
-    assert len(pids) >= 1 + 2 * 2 + 5  # launcher, connections with their far sides, processes
+    assert len(pids) >= 1 + 2 * 2 + 5  # launcher, connections with their agents, processes
     for pid in pids:
         for what in ("cmdline", "environ"):
             seen = Path(f"/proc/{pid}/{what}").read_bytes()
@@ -392,7 +402,7 @@ def test_kill_9_of_a_connection(far: Job) -> None:
 
 
 @pytest.mark.nightly
-def test_kill_9_of_a_far_side(far: Job) -> None:
+def test_kill_9_of_an_agent(far: Job) -> None:
     process = far.run("-n", "4", *BOTH, text=STAY)
     until(lambda: far.said("ready", 0, 1, 2, 3))
     os.kill(pid_of(far, f"far-{OTHER}"), signal.SIGKILL)
@@ -505,7 +515,7 @@ def ssh_that(job: Job, does: str) -> None:
     job.environment["KVSTORE_SSH"] = str(path)
 
 
-OLD = "".join(rf"\{byte:03o}" for byte in m.MAGIC + m.packed(m.AgentHello("0.0.0")))
+OLD = "".join(rf"\{byte:03o}" for byte in m.greeting("0.0.0"))
 
 
 @pytest.mark.parametrize(
@@ -514,7 +524,8 @@ OLD = "".join(rf"\{byte:03o}" for byte in m.MAGIC + m.packed(m.AgentHello("0.0.0
         ("echo Permission denied >&2; exit 255", b"log in there without a password?"),
         ("echo no module named kvstore >&2; exit 1", b"is kvstore installed there"),
         (f"printf '{OLD}'; sleep 60", b"has kvstore 0.0.0 and"),
-        ("yes nonsense", b"far side"),
+        ("yes nonsense", b"not that of kvstore's agent"),
+        ("head -c 100000000 /dev/zero; sleep 60", b"not that of kvstore's agent"),
     ],
 )
 def test_a_host_that_does_not_answer_as_it_should(job: Job, does: str, words: bytes) -> None:
@@ -542,49 +553,52 @@ def test_a_program_that_is_not_there(far: Job) -> None:
     assert far.alive() == []
 
 
-class FarSide:
-    """A far side without a launcher: the test speaks to it."""
+class AgentProcess:
+    """An agent without a launcher: the test speaks to it."""
 
     def __init__(self, job: Job) -> None:
         options: dict[str, Any] = {"stdin": subprocess.PIPE, "cwd": "/", "bufsize": 0}
         self.process = job.start("-m", "kvstore.launch.hosts.remote_agent", **options)
-        self._reader = m.Reader(m.From, greeting=True)
         self._heard: list[Any] = []
+        self._lines = Lines(self.process.stdout, self._receive, b"", longest=m.LONGEST)
 
     def say(self, *messages: m.To) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(b"".join(map(m.packed, messages)))
+        self.process.stdin.write(b"".join(map(m.encoded, messages)))
+
+    def _receive(self, line: bytes) -> None:
+        if line not in (b"\n", m.greeting(kvstore.__version__)[1:]):
+            self._heard.append(m.decoded(m.FROM_AGENT, line))
 
     def hear(self, kind: type) -> Any:
-        assert self.process.stdout is not None
         while not any(isinstance(message, kind) for message in self._heard):
-            data = os.read(self.process.stdout.fileno(), 1 << 16)
-            assert data, "the far side has ended"
-            self._heard += self._reader.feed(data)
+            select.select([self._lines.stream], [], [])
+            self._lines.read()
+            assert not self._lines.ended, "the agent has ended"
         found = next(message for message in self._heard if isinstance(message, kind))
         self._heard.remove(found)
         return found
 
 
 @pytest.fixture
-def side(job: Job) -> Iterator[FarSide]:
-    made = FarSide(job)
+def side(job: Job) -> Iterator[AgentProcess]:
+    made = AgentProcess(job)
     with made.process:
         yield made
 
 
 def started(job: Job, text: str) -> m.StartProcess:
     job.script(text)
-    variables = {
-        b"KVSTORE_RANK": b"0",
-        b"KVSTORE_RESTART": b"0",
-        MARK.encode(): job.environment[MARK].encode(),
-    }
+    variables = [
+        (b"KVSTORE_RANK", b"0"),
+        (b"KVSTORE_RESTART", b"0"),
+        (MARK.encode(), job.environment[MARK].encode()),
+    ]
     command = [os.fsencode(sys.executable), os.fsencode(job.folder / "worker.py")]
     return m.StartProcess(1, "worker", 0, command, variables, b"", False)
 
 
-def test_a_far_side_that_hears_nothing_ends_all(job: Job, side: FarSide) -> None:
+def test_an_agent_that_hears_nothing_ends_all(job: Job, side: AgentProcess) -> None:
     silence = pace.seconds(1.5)
     side.say(m.JobStart(os.fsencode(job.folder), silence), started(job, STAY))
     until(lambda: side.say(m.KeepAlive()) or job.said("ready", 0))
@@ -597,12 +611,12 @@ def test_a_far_side_that_hears_nothing_ends_all(job: Job, side: FarSide) -> None
     assert side.process.wait(30) == 0
 
 
-def test_a_far_side_without_the_folder_of_the_job(job: Job, side: FarSide) -> None:
+def test_an_agent_without_the_folder_of_the_job(job: Job, side: AgentProcess) -> None:
     side.say(m.JobStart(b"/nonexistent", 60.0))
     assert "cannot change to /nonexistent" in side.hear(m.AgentRefused).text
 
 
-def test_a_far_side_sends_no_more_than_is_passed_on(job: Job, side: FarSide) -> None:
+def test_an_agent_sends_no_more_than_is_passed_on(job: Job, side: AgentProcess) -> None:
     text = 'say("ready")\nwhile True: print("y" * 1000)'
     side.say(m.JobStart(os.fsencode(job.folder), 60.0), started(job, text))
     got = 0
@@ -611,11 +625,11 @@ def test_a_far_side_sends_no_more_than_is_passed_on(job: Job, side: FarSide) -> 
         while True:
             got += len(_within(side, 1.0).line)
     assert 1 << 20 <= got < 1 << 22
-    side.say(m.Credit(got))
+    side.say(m.KeepAlive(got))
     assert _within(side, 5.0).line
 
 
-def _within(side: FarSide, seconds: float) -> Any:
+def _within(side: AgentProcess, seconds: float) -> Any:
     def late(*_: Any) -> None:
         raise TimeoutError
 

@@ -22,7 +22,7 @@ from nightly import nightly_unless
 from kvstore import ConfigError
 from kvstore.launch.child_process import ProcessRole
 from kvstore.launch.rendezvous import Rendezvous, first_node, meeting
-from kvstore.launch.role import Company, placed
+from kvstore.launch.role import RankProcesses, placed
 from kvstore.settings.launchers import Placement
 
 # ------------------------------------------------------------------------------------------- the processes
@@ -37,7 +37,9 @@ SOMEWHERE = Rendezvous("job", "ipc://@x")
 
 @pytest.mark.parametrize(("size", "servers"), [(1, 1), (1, 3), (4, 1), (4, 2), (4, 4), (3, 7), (5, 2)])
 def test_every_server_has_one_rank_and_they_are_spread(size: int, servers: int) -> None:
-    lists = [Company(place(rank=rank, size=size), servers, SOMEWHERE).mine() for rank in range(size)]
+    lists = [
+        RankProcesses(place(rank=rank, size=size), servers, SOMEWHERE).services() for rank in range(size)
+    ]
     assert lists[0][0] == ProcessRole("scheduler", 0)
     found = sorted(part.rank for parts in lists for part in parts if part.role == "server")
     assert found == list(range(servers))
@@ -117,10 +119,10 @@ def test_a_first_rank_that_does_not_come_is_not_waited_for(
     found = meeting(place(size=4, local=2), {"DMLC_INTERFACE": "lo"}, folder=str(tmp_path))
     monkeypatch.setattr("kvstore.launch.rendezvous._PATIENCE", 0.2)
     with pytest.raises(TimeoutError, match=r"address of the scheduler .* --meet"):
-        found.told()
+        found.wait_for_address()
     clear = found.prepare(4, 2)
-    found.tell("tcp://127.0.0.1:4711")
-    assert found.told() == "tcp://127.0.0.1:4711"
+    found.write_address("tcp://127.0.0.1:4711")
+    assert found.wait_for_address() == "tcp://127.0.0.1:4711"
     assert found.folder is not None
     names = {path.name for path in found.folder.iterdir()}
     assert {"scheduler.json", "server-1.json", "worker-3.json", "address"} <= names

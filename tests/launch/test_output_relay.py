@@ -13,16 +13,6 @@ from kvstore.launch.output import Lines, Sink
 from kvstore.launch.output_relay import OutputRelay
 
 
-class Lost:
-    """Accepts lines and drops them."""
-
-    def __init__(self) -> None:
-        self.lines: list[bytes] = []
-
-    def write(self, data: bytes) -> None:
-        self.lines.append(data)
-
-
 @pytest.fixture
 def relay() -> Iterator[OutputRelay]:
     made = OutputRelay((), lambda _: None)
@@ -30,27 +20,27 @@ def relay() -> Iterator[OutputRelay]:
     made.close()
 
 
-def piped(sink: Lost, text: bytes) -> Lines:
+def piped(lines: list[bytes], text: bytes) -> Lines:
     """Make a stream at its end, with a last line."""
     reader, writer = os.pipe()
     os.write(writer, text)
     os.close(writer)
-    return Lines(os.fdopen(reader, "rb", 0), sink, b"")
+    return Lines(os.fdopen(reader, "rb", 0), lines.append, b"")
 
 
 def test_a_stream_with_the_number_of_a_closed_one_is_not_taken_for_it(relay: OutputRelay) -> None:
     """Both are ready; the first one to be served closes the other, and opens one that gets its number."""
-    sink = Lost()
+    written: list[bytes] = []
     reader, writer = os.pipe()
     os.write(writer, b"go")
-    old = piped(sink, b"old\n")
+    old = piped(written, b"old\n")
     number = old.stream.fileno()
     made: list[Lines] = []
 
     def start_another() -> None:
         os.read(reader, 2)
         relay.drop(old)
-        made.append(piped(sink, b"new\n"))
+        made.append(piped(written, b"new\n"))
         assert made[0].stream.fileno() == number
         relay.add(made[0])
 
@@ -59,7 +49,7 @@ def test_a_stream_with_the_number_of_a_closed_one_is_not_taken_for_it(relay: Out
     relay.turn(1.0, lambda: None)
     assert old.stream.closed
     relay.turn(1.0, lambda: None)
-    assert sink.lines == [b"old\n", b"new\n"]
+    assert written == [b"old\n", b"new\n"]
     relay.forget(reader)
     os.close(reader)
     os.close(writer)

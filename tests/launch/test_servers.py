@@ -25,11 +25,11 @@ from kvstore.settings import addresses
 
 DRIVER = """
 import json, sys
-from kvstore.launch import run
+from kvstore.launch import run, supervisor
 from kvstore.launch.service import Service
 options = json.loads(sys.argv[1])
-run._FIRST_WORD = options.pop("first_word", run._FIRST_WORD)
-run._LEAVE = options.pop("leave", 0.05)
+supervisor.FIRST_WORD = options.pop("first_word", supervisor.FIRST_WORD)
+run._Job.leave = options.pop("leave", 0.05)
 workers, restarts, prefix = (options.pop(name) for name in ("workers", "restarts", "prefix"))
 options["imports"] = tuple(options.get("imports", ()))
 again = options.pop("server_restarts", 0)
@@ -650,7 +650,7 @@ def test_a_scheduler_is_started_again_at_its_address(servers: Servers) -> None:
 
 def test_the_variable_names_the_folder_of_a_journal(monkeypatch: pytest.MonkeyPatch) -> None:
     def journal(**options: Any) -> str:
-        made = service.wanted(1, "", options)
+        made = service.service_of_options(1, "", options)
         assert made is not None
         return made.journal
 

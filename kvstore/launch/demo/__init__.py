@@ -1,13 +1,13 @@
 """``kvstore demo``: data-parallel training of a small network on real data, through a store.
 
-`network` is a multi-layer perceptron in NumPy, `training` the loop around the store. The other two need an
-extra, so only `run` imports them: `digits` is the data, from scikit-learn, and `screen` what rich shows.
+`network` is a multi-layer perceptron in NumPy, `training` is the loop that uses the store, `digits` the data
+of scikit-learn, and `screen` the output by rich. The last two need an extra, so only `run` imports them.
 """
 
 from __future__ import annotations
 
 import sys
-from dataclasses import fields
+from dataclasses import asdict
 
 import kvstore as kv
 from kvstore.errors import CapabilityError, ConfigError, MissingBackendError, WorkerError
@@ -20,21 +20,18 @@ __all__ = ["Outcome", "TrainingSettings", "run", "start"]
 
 
 def start(settings: TrainingSettings, workers: int, servers: int | None = None) -> int:
-    """Train in `workers` processes, with servers where the store has some; return an exit code.
+    """Train in `workers` processes; return an exit code.
 
-    Parameters
-    ----------
-    servers : int, optional
-        How many are started; None: one for a store on servers, unless this process finds some.
+    With `servers` None a store on servers gets one, unless the variables of this process name some.
 
     Raises
     ------
     ConfigError
-        The store has no servers, or no part in several processes.
+        The store has no servers, or does not connect several processes.
     MissingBackendError, CapabilityError
         As from `run`.
     KVStoreError
-        A worker failed.
+        A worker has failed.
     """
     kind = STORES.get(settings.store.lower())
     on_servers = kind is not None and kind.on_servers
@@ -47,46 +44,34 @@ def start(settings: TrainingSettings, workers: int, servers: int | None = None) 
             f"store {settings.store!r} is for one process, so {workers} processes would train separately: "
             f"use --store shared or dist_sync, or one process with --replicas {workers}"
         )
-    _extras()
+    _check_extra()
     rule(settings, updates=1)
     if on_servers and (servers or not roles.signs()):
-        return _with_servers(settings, workers, servers or 1)
+        return _start_with_servers(settings, workers, servers or 1)
     if workers == 1:
         run(settings)
-    else:
-        _in_processes(settings, workers)
-    return 0
-
-
-def _with_servers(settings: TrainingSettings, workers: int, servers: int) -> int:
-    from ..run import run as launch
-    from ..service import Service
-
-    given = {field.name: getattr(settings, field.name) for field in fields(settings)}
-    options = [f"--{name}={value}" for name, value in given.items() if value is not None]
-    command = [sys.executable, "-m", "kvstore.launch", "demo", *options]
-    return launch(command, workers, prefix=False, service=Service(servers))
-
-
-def _in_processes(settings: TrainingSettings, workers: int) -> None:
+        return 0
     from ..spawn import spawn
 
     try:
         spawn(run, workers, (settings,))
-    except WorkerError as error:  # without its traceback, which is ours and not the user's
+    except WorkerError as error:  # without the traceback of kvstore
         first, *_, last = str(error).splitlines()
         raise kv.KVStoreError(first if first == last else f"{first} {last}") from error
+    return 0
 
 
-def _processes() -> int:
-    """Count the processes of the job on this machine."""
-    place, part = launchers.detect(), roles.find()
-    alone = place.size == place.local_size
-    return place.local_size + (part.num_servers + 1 if part and alone else 0)
+def _start_with_servers(settings: TrainingSettings, workers: int, servers: int) -> int:
+    from ..run import run as launch
+    from ..service import Service
+
+    options = [f"--{name}={value}" for name, value in asdict(settings).items() if value is not None]
+    command = [sys.executable, "-m", "kvstore.launch", "demo", *options]
+    return launch(command, workers, prefix=False, service=Service(servers))
 
 
 def run(settings: TrainingSettings) -> Outcome:
-    """Train as `settings` say, show the progress and the result, and return the latter.
+    """Train, print the progress and the result, and return the result.
 
     Raises
     ------
@@ -95,7 +80,7 @@ def run(settings: TrainingSettings) -> Outcome:
     CapabilityError
         The store cannot run an optimizer.
     """
-    _extras()
+    _check_extra()
     from . import digits, screen
 
     with _open(settings.store) as store:
@@ -103,11 +88,13 @@ def run(settings: TrainingSettings) -> Outcome:
         with screen.progress(settings, visible=first) as show:
             outcome = train(store, settings, digits.load(), show)
         if first:
-            screen.report(settings, outcome, store.num_workers, _processes())
+            place, part = launchers.detect(), roles.find()
+            servers = part.num_servers + 1 if part and place.size == place.local_size else 0
+            screen.report(settings, outcome, store.num_workers, place.local_size + servers)
     return outcome
 
 
-def _extras() -> None:
+def _check_extra() -> None:
     try:
         from . import digits, screen  # noqa: F401
     except ModuleNotFoundError as missing:
@@ -117,14 +104,14 @@ def _extras() -> None:
 
 
 def _open(name: str) -> kv.KVStore:
-    """Create a store that can train: one with all verbs, all workers, and an optimizer of its own."""
+    """Create a store that has all methods, connects all workers, and runs an optimizer."""
     store = kv.create(name)
     if isinstance(store, kv.KVStore):
-        whole = store.num_workers >= launchers.detect().size
-        if whole and store.is_capable("optimizer"):
+        complete = store.num_workers >= launchers.detect().size
+        if complete and store.is_capable("optimizer"):
             return store
         store.close()
-        if not whole:
+        if not complete:
             raise CapabilityError(
                 f"store {name!r} does not connect all processes of the demo; try 'shared' or 'dist_sync'"
             )

@@ -1,4 +1,4 @@
-"""The handwritten digits that come with scikit-learn: 1797 images of 8 x 8 pixels, nothing to download."""
+"""The handwritten digits of scikit-learn: 1797 images of 8 x 8 pixels."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import numpy.typing as npt
 
 from .training import Data
 
-TEST_SHARE = 5
-"""One image in five is kept for the test."""
+TEST_SHARE = 5  # one image in five is for the test
 
 _FILE = "datasets/data/digits.csv.gz"
 _sklearn = find_spec("sklearn")
@@ -22,7 +21,7 @@ _FOLDERS = [Path(folder) for folder in _sklearn.submodule_search_locations or ()
 
 
 def load() -> Data:
-    """Read the images, scaled to 0..1, and split them; the split never depends on a seed of the user."""
+    """Return the images, scaled to 0..1, in a split that does not depend on the seed of the user."""
     numbers = _numbers()
     images = np.ascontiguousarray(numbers[:, :-1] / 16, dtype=np.float32)
     labels = np.asarray(numbers[:, -1], dtype=np.int64)
@@ -32,7 +31,7 @@ def load() -> Data:
 
 
 def _numbers() -> npt.NDArray[Any]:
-    """Read pixels and label of each image from the file: scikit-learn takes a second to import."""
+    """Return pixels and label of each image, from the file: the import of scikit-learn needs a second."""
     for folder in _FOLDERS:
         if (folder / _FILE).exists():
             return np.loadtxt(folder / _FILE, delimiter=",")

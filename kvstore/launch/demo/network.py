@@ -11,12 +11,12 @@ Array = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]
 Tensors = dict[str, Array]
 
+#: Widths of the layers: an image of 8 x 8 pixels, and ten classes.
 SIZES = (64, 128, 10)
-"""Widths of the layers: an 8 x 8 image in, ten classes out."""
 
 
 def initial(seed: int) -> Tensors:
-    """He-normal weights and zero biases, in layer order: ``fc1.weight``, ``fc1.bias``, ``fc2.weight``, ..."""
+    """Return He-normal weights and zero biases: ``fc1.weight``, ``fc1.bias``, ``fc2.weight``, ..."""
     random = np.random.default_rng(seed)
     tensors: Tensors = {}
     for layer, (fan_in, fan_out) in enumerate(itertools.pairwise(SIZES), start=1):
@@ -27,7 +27,7 @@ def initial(seed: int) -> Tensors:
 
 
 def _activations(weights: Tensors, images: Array) -> list[Array]:
-    """Compute the input of each layer, and the logits at the end."""
+    """Return the input of each layer, and the logits."""
     values = [images]
     for layer in range(1, len(SIZES)):
         values.append(values[-1] @ weights[f"fc{layer}.weight"] + weights[f"fc{layer}.bias"])
@@ -37,9 +37,9 @@ def _activations(weights: Tensors, images: Array) -> list[Array]:
 
 
 def gradients(weights: Tensors, images: Array, labels: Labels) -> Tensors:
-    """Gradient of the cross-entropy *summed* over the images; the mean is the optimizer's ``rescale_grad``.
+    """Return the gradient of the sum of the cross-entropy over the images.
 
-    Summed, because only then the parts of a batch add up to the whole, however it was cut.
+    Sums of the shards of a batch add up to that of the batch. The optimizer divides (``rescale_grad``).
     """
     *inputs, logits = _activations(weights, images)
     error = _softmax(logits)
@@ -61,5 +61,5 @@ def _softmax(logits: Array) -> Array:
 
 
 def accuracy(weights: Tensors, images: Array, labels: Labels) -> float:
-    """Share of the images whose largest logit is at their label."""
+    """Return the share of the images whose largest logit is at their label."""
     return float((_activations(weights, images)[-1].argmax(axis=1) == labels).mean())

@@ -1,4 +1,4 @@
-"""What the demo shows: a progress bar on stderr while it trains, a table on stdout at the end."""
+"""Output of the demo: a progress bar on stderr during the training, a table on stdout at the end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .training import Outcome, TrainingSettings
 
 @contextlib.contextmanager
 def progress(settings: TrainingSettings, visible: bool) -> Iterator[Callable[[float], None]]:
-    """Show a bar over the epochs; the function it gives moves it on and takes the accuracy so far."""
+    """Show a bar over the epochs; yields a function that advances it and gets the accuracy."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -27,7 +27,7 @@ def progress(settings: TrainingSettings, visible: bool) -> Iterator[Callable[[fl
     task = bar.add_task("training", total=settings.epochs, accuracy=0.0)
 
     def show(accuracy: float) -> None:
-        bar.start()  # only now: an error before the first epoch is then the only line
+        bar.start()  # not before: so an error before the first epoch is the only line
         bar.update(task, advance=1, accuracy=accuracy)
 
     try:
@@ -38,7 +38,7 @@ def progress(settings: TrainingSettings, visible: bool) -> Iterator[Callable[[fl
 
 
 def report(settings: TrainingSettings, outcome: Outcome, workers: int, processes: int) -> None:
-    """Print accuracy, pace, the digest of the weights, and where the time went."""
+    """Print accuracy, speed, the digest of the weights, and the parts of the time."""
     console = Console(highlight=False)
     size = f"{settings.replicas} replicas" if workers == 1 else f"{workers} workers of {settings.replicas}"
     console.print(f"{settings.optimizer} on store {settings.store!r}, {size}")
@@ -53,7 +53,7 @@ def report(settings: TrainingSettings, outcome: Outcome, workers: int, processes
 
 
 def _times(outcome: Outcome) -> Table:
-    """Build the table of times; what no stopwatch saw is the loop's own work, such as cutting batches."""
+    """Return the table of times; the rest is the work of the loop itself, such as cutting batches."""
     rest = {"loop itself": outcome.seconds - sum(outcome.parts.values())}
     table = Table("time spent in", "seconds", "share")
     for name, seconds in {**outcome.parts, **rest, "total": outcome.seconds}.items():

@@ -1,8 +1,8 @@
-"""The training loop: replicas compute, the store sums, updates and hands the weights back.
+"""The training loop: replicas compute gradients, the store sums them and updates the weights.
 
-The loop asks the store for its rank and its number of workers, so the same code trains in one process or in
-several. Each batch is cut into ``workers * replicas`` shards in rank order, and a store sums in that order,
-so four replicas in one process and four processes of one replica see the same gradients.
+The same code trains in one process or in several. Each batch is cut into ``workers * replicas`` shards in
+rank order, and a store sums in that order: four replicas in one process and four processes with one replica
+get the same gradients.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import kvstore as kv
 from . import network
 from .network import Array, Labels, Tensors
 
+#: Images of one step, over all replicas of all workers.
 BATCH = 64
-"""Images of one step, over all replicas of all workers."""
-
+#: Settings for this network; other optimizers run with their defaults.
 TUNED: dict[str, dict[str, Any]] = {
     "sgd": {"learning_rate": 0.1, "momentum": 0.9},
     "nag": {"learning_rate": 0.1, "momentum": 0.9},
@@ -31,11 +31,10 @@ TUNED: dict[str, dict[str, Any]] = {
     "lamb": {"learning_rate": 0.01},
     "lars": {"learning_rate": 10.0},
 }
-"""Settings that suit this network; every other rule runs with its own defaults."""
 
 
 class Data(NamedTuple):
-    """Images ``(n, 64)`` in 0..1 and labels ``(n,)`` in 0..9, to train with and to test with."""
+    """Images ``(n, 64)`` in 0..1 and labels ``(n,)`` in 0..9, for training and for the test."""
 
     images: Array
     labels: Labels
@@ -45,7 +44,7 @@ class Data(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """What to train with; ``lr=None`` takes a peak learning rate that suits the optimizer."""
+    """Settings of a training run; with ``lr=None`` the peak learning rate depends on the optimizer."""
 
     store: str = "local"
     optimizer: str = "sgd"
@@ -57,7 +56,7 @@ class TrainingSettings:
 
 @dataclass
 class Stopwatch:
-    """Seconds spent under each name."""
+    """Seconds by name."""
 
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -71,7 +70,7 @@ class Stopwatch:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a run: test accuracy in 0..1, wall time in seconds, its parts, a digest of the weights."""
+    """The result of a run: test accuracy in 0..1, seconds and their parts, a digest of the weights."""
 
     accuracy: float
     seconds: float
@@ -82,15 +81,7 @@ class Outcome:
 def train(
     store: kv.KVStore, settings: TrainingSettings, data: Data, show: Callable[[float], None]
 ) -> Outcome:
-    """Train from the seed's first weights to the last epoch.
-
-    Parameters
-    ----------
-    store
-        Fresh; gets one key for each tensor, and the optimizer with its schedule.
-    show
-        Called after each epoch with the test accuracy so far.
-    """
+    """Train with a new store; `show` is called after each epoch with the test accuracy."""
     replicas = [network.initial(settings.seed) for _ in range(settings.replicas)]
     steps = len(data.labels) // BATCH
     store.init(list(replicas[0]), list(replicas[0].values()))
@@ -108,7 +99,7 @@ def train(
 
 
 def rule(settings: TrainingSettings, updates: int) -> kv.optimizer.Optimizer:
-    """Build the rule with a cosine schedule: a short warm-up, then down to a hundredth at the last update."""
+    """Return the optimizer with a cosine schedule: a warm-up, then down to a hundredth of the peak."""
     options = TUNED.get(settings.optimizer.lower(), {})
     if settings.lr is not None:
         options = {**options, "learning_rate": settings.lr}
@@ -122,9 +113,9 @@ def rule(settings: TrainingSettings, updates: int) -> kv.optimizer.Optimizer:
 
 
 def step(store: kv.KVStore, replicas: list[Tensors], data: Data, batch: Labels, watch: Stopwatch) -> None:
-    """Take one batch: each replica the gradient of its shard, then push all keys, then pull all keys.
+    """Train with one batch: each replica computes the gradient of its shard; push and pull all keys.
 
-    `pull` would wait for the slowest worker too; the barrier is there to tell that time from the pull's own.
+    `pull` would wait for the slowest worker too; the barrier separates that time from that of the pull.
     """
     names = list(replicas[0])
     first = store.rank * len(replicas)
@@ -136,7 +127,7 @@ def step(store: kv.KVStore, replicas: list[Tensors], data: Data, batch: Labels, 
         ]
     with watch("push"):
         store.push(names, [[part[name] for part in parts] for name in names])
-    if store.num_workers > 1 and "async" not in store.type:  # where a round waits for all
+    if store.num_workers > 1 and "async" not in store.type:  # only then rounds wait for all workers
         with watch("waiting for others"):
             store.barrier()
     with watch("pull"):
@@ -144,7 +135,7 @@ def step(store: kv.KVStore, replicas: list[Tensors], data: Data, batch: Labels, 
 
 
 def digest(weights: Tensors) -> str:
-    """Twelve hexadecimal digits that differ as soon as one bit of the weights does."""
+    """Return twelve hexadecimal digits that differ if one bit of the weights differs."""
     sha = hashlib.sha256()
     for name, array in sorted(weights.items()):
         sha.update(name.encode())

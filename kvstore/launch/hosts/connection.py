@@ -1,4 +1,4 @@
-"""One other host of a job: an ssh and what it brings, seen from `kvstore run`."""
+"""The connection of `kvstore run` to another host of the job: an ssh, and the agent behind it."""
 
 from __future__ import annotations
 
@@ -8,93 +8,60 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from kvstore import __version__
 from kvstore.errors import ConfigError, ProtocolError
-from kvstore.settings.keys import Keys
 from kvstore.settings.variables import text_of
 
-from ..child_process import TAIL, UNKILLABLE, ProcessRole
-from ..output import Lines, Sink
+from ..child_process import TAIL, UNKILLABLE, ProcessSpec, SupervisedProcess
+from ..output import CHUNK, Lines, Sink
 from ..output_relay import OutputRelay
-from ..process import HostLoss, grace, tied_to, told
+from ..process import describe_end, grace, started
 from . import messages as m
 
-#: Seconds without a word from the agent after which it is lost; it waits as long for ours.
+#: Seconds without a message after which the host is lost; the agent waits as long for this side.
 PATIENCE = 60.0
 
-_FIRST_WORD = 60.0  # seconds in which a host must answer
-#: Seconds that agents have to end what is left: longer than their grace.
-LEAVE = 4.0
-_CHUNK = 1 << 16
-_UNREACHED = 255  # ssh's exit code for troubles of its own
+_FIRST_ANSWER = 60.0  # seconds in which a host must answer
+_MOST_GREETING = 1 << 16  # bytes that a login shell may print
+_UNREACHED = 255  # exit code of ssh for its own failures
 
 
-class RemoteProcess:
-    """A process on another host, as far as its agent has told."""
+class RemoteProcess(SupervisedProcess):
+    """A process on another host, as the messages of its agent describe it."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        number: int,
-        part: ProcessRole,
-        mark: bytes,
-        tell: Callable[[str], None] | None,
-    ) -> None:
-        self.connection, self.number, self.part = connection, number, part
-        #: Exit code once it has ended; negative for a signal.
-        self.code: int | None = None
-        self.seconds = 0.0
-        #: The last lines of its stderr.
-        self.tail: collections.deque[bytes] = collections.deque(maxlen=TAIL)
-        self._mark, self._tell = mark, tell
+    def __init__(self, connection: Connection, number: int, spec: ProcessSpec, mark: bytes) -> None:
+        super().__init__(spec.part, connection.name)
+        self.connection, self.number = connection, number
+        self._last: collections.deque[bytes] = collections.deque(maxlen=TAIL)
+        self.tail = self._last
+        self._mark, self._on_address = mark, spec.on_address
         self._gone = False
-        self._kill_at: float | None = None
-
-    @property
-    def place(self) -> str:
-        """Say where it runs."""
-        return f" on {self.connection.name}"
-
-    @property
-    def how(self) -> str:
-        """Say who it is and how it ended."""
-        host = self.connection.name
-        return f"{self.part.name} on {host} {told(self.code or 0)} after {self.seconds:.1f} s"
-
-    def ended(self) -> bool:
-        """Whether the process has ended."""
-        return self.code is not None
-
-    def stopped(self) -> bool:
-        """Say that nothing is known of it."""
-        return False
 
     def end(self, number: int, patience: float | None = None) -> None:
-        """Have a signal sent to its group, which is killed if it is still there `patience` seconds later."""
-        patience = grace() if patience is None else patience
-        self._kill_at = self._kill_at or time.monotonic() + patience
-        self.connection.send(m.EndProcess(self.number, number, patience))
+        """Have the agent send a signal to the group, and SIGKILL `patience` seconds later."""
+        super().end(number, patience)
+        self.connection.send(m.EndProcess(self.number, number, grace() if patience is None else patience))
 
     def ask(self, number: int) -> None:
-        """Have it write something; see `ChildProcess.ask`."""
+        """Have the agent ask the process; see `ChildProcess.ask`."""
         self.connection.send(m.AskProcess(self.number, number))
 
     def gone(self) -> bool:
-        """Whether nothing is left of the group, or nobody is left to say so."""
+        """Return whether nothing is left of the group, or the agent cannot report it any more."""
         late = self._kill_at is not None and time.monotonic() > self._kill_at + UNKILLABLE
         return self._gone or late or self.connection.lost is not None
 
-    def hear(self, message: m.From) -> None:
-        """Take in what the agent tells of it."""
+    def receive(self, message: m.From) -> None:
+        """Update the state from a message of the agent."""
         match message:
             case m.Output(_, stream, line):
-                self.connection.pass_on(stream, self._mark + line + b"\n")
+                self.connection.write_output(stream, self._mark + line + b"\n")
                 if stream == 2:
-                    self.tail.append(line)
-            case m.Address(_, text) if self._tell is not None:
-                self._tell(text)
+                    self._last.append(line)
+            case m.Address(_, text) if self._on_address is not None:
+                self._on_address(text)
             case m.Ended(_, code, seconds):
                 self.code, self.seconds = code, seconds
             case m.Gone():
@@ -102,72 +69,54 @@ class RemoteProcess:
 
 
 class Connection:
-    """The way to one host.
+    """The connection to one host.
 
-    Parameters
-    ----------
-    name : str
-        The host, for people.
-    command : sequence of str
-        What starts the agent there, and is its stdin and stdout here.
-    folder : str
-        Folder in which processes run there.
-    relay : OutputRelay
-        Where its words go.
-
-    Raises
-    ------
-    ConfigError
-        The command cannot be started.
+    `command` starts the agent there; its stdin and stdout are those of the agent. Processes run in `folder`.
+    ConfigError is raised if the command cannot be started.
     """
 
     def __init__(self, name: str, command: Sequence[str], folder: str, relay: OutputRelay) -> None:
         self.name, self._relay = name, relay
         #: Whether the agent has answered, and is in the folder.
         self.ready = False
-        #: A free port of the host, which the agent holds.
+        #: A port of the host that the agent has reserved.
         self.port = 0
-        #: What ended the connection.
-        self.lost: HostLoss | None = None
-        self._started = self._heard = self._spoke = time.monotonic()
+        #: Why the connection has ended.
+        self.lost: str | None = None
+        self._opened = self._received = self._sent = time.monotonic()
         self._process = _start(command)
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._in, self._out = self._process.stdin, self._process.stdout
+        self._in = self._process.stdin
+        self._out = Lines(self._process.stdout, self._receive, b"", longest=_MOST_GREETING)
         os.set_blocking(self._in.fileno(), False)
-        self._reader = m.Reader(m.From, greeting=True)
         self._sink = Sink(self._in.fileno())
-        self._err = Lines(self._process.stderr, relay.err, f"[{name}] ".encode(), keep=TAIL)
+        self._err = Lines(self._process.stderr, relay.err.write, f"[{name}] ".encode(), keep=TAIL)
         self._by_number: dict[int, RemoteProcess] = {}
-        self._uncredited = 0  # bytes passed on of which the agent does not know
+        self._greeted, self._greeting_size = False, 0
+        self._written = 0  # bytes of output that the agent does not know to be written
         self._open = True
         relay.add(self._err)
-        relay.feed(self._sink)
-        relay.watch(self._out.fileno(), self._read)
+        relay.add_sink(self._sink)
+        relay.watch(self._out.stream.fileno(), self._read)
         self.send(m.JobStart(os.fsencode(folder), PATIENCE, text_of("ports")))
 
     @property
+    def tail(self) -> Sequence[bytes]:
+        """The last lines that ssh has written to stderr."""
+        return self._err.tail
+
+    @property
     def group(self) -> int:
-        """Id of the process that is the connection, and of its group."""
+        """Id of the ssh process, and of its group."""
         return self._process.pid
 
-    def start(
-        self,
-        number: int,
-        part: ProcessRole,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        mark: bytes,
-        keys: Keys | None,
-        tell: Callable[[str], None] | None,
-    ) -> RemoteProcess:
-        """Tell the agent to start a process; how it does is heard of later."""
-        process = RemoteProcess(self, number, part, mark, tell)
-        self._by_number[number] = process
-        words = [os.fsencode(word) for word in command]
-        variables = {os.fsencode(name): os.fsencode(value) for name, value in environment.items()}
-        secret = keys.to_json() if keys else b""
-        self.send(m.StartProcess(number, part.role, part.rank, words, variables, secret, tell is not None))
+    def start(self, number: int, spec: ProcessSpec, mark: bytes) -> RemoteProcess:
+        """Have the agent start a process."""
+        process = self._by_number[number] = RemoteProcess(self, number, spec, mark)
+        words = [os.fsencode(word) for word in spec.command]
+        variables = [(os.fsencode(name), os.fsencode(value)) for name, value in spec.environment.items()]
+        secret, reports = spec.keys.to_json() if spec.keys else b"", spec.on_address is not None
+        self.send(m.StartProcess(number, spec.part.role, spec.part.rank, words, variables, secret, reports))
         return process
 
     def forget(self, process: RemoteProcess) -> None:
@@ -177,80 +126,88 @@ class Connection:
     def send(self, message: m.To) -> None:
         """Queue a message to the agent."""
         if self._open:
-            self._sink.write(m.packed(message))
+            self._sink.write(m.encoded(message))
             self._sink.flush()
-            self._spoke = time.monotonic()
+            self._sent = time.monotonic()
 
-    def pass_on(self, stream: int, data: bytes) -> None:
-        """Pass a line on to our own stdout or stderr."""
+    def write_output(self, stream: int, data: bytes) -> None:
+        """Write a line to stdout or stderr of this process."""
         (self._relay.out if stream == 1 else self._relay.err).write(data)
-        self._uncredited += len(data)
+        self._written += len(data)
 
-    def look(self) -> HostLoss | None:
-        """Give a sign of life, ask for more output if there is room, and say what is lost."""
+    def look(self) -> None:
+        """Send what is due, and check whether the host is lost.
+
+        While the readers of our output are behind, the agent is not told of written bytes: it then sends no
+        more output, but still the ends of processes.
+        """
         now = time.monotonic()
-        if self.lost is None:
-            self._look_at_clock(now)
-        if self._uncredited and not self._relay.full:
-            self.send(m.Credit(self._uncredited))
-            self._uncredited = 0
-        if now > self._spoke + m.PING:
-            self.send(m.KeepAlive())
-        return self.lost
+        if not self.ready and now > self._opened + _FIRST_ANSWER:
+            self._lose(f"host {self.name} did not answer for {_FIRST_ANSWER:g} s")
+        elif self.ready and now > self._received + PATIENCE:
+            self._lose(f"host {self.name} gave no sign of life for {PATIENCE:g} s")
+        written = 0 if self._relay.full else self._written
+        if written or now > self._sent + m.PING:
+            self._written -= written
+            self.send(m.KeepAlive(written))
 
     def leave(self) -> None:
-        """Say that nothing more will come: the agent ends what is left, and itself."""
+        """Close the pipe to the agent: it ends what is left, and itself."""
         if self._open:
             self._open = False
-            self._relay.starve(self._sink)
+            self._relay.drop_sink(self._sink)
             self._sink.flush()
             with contextlib.suppress(OSError):
                 self._in.close()
 
     def close(self, until: float) -> None:
-        """Wait for the end of the connection, but not for long, and not where nothing can have started."""
+        """Wait for the end of ssh, until a time at most; not if the agent has started nothing."""
         self.leave()
+        self._relay.forget(self._out.stream.fileno())
         while self.ready and self._process.poll() is None and time.monotonic() < until:
-            self._drain()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(0.01)
+            with contextlib.suppress(BlockingIOError):  # a full pipe would block the agent
+                while os.read(self._out.stream.fileno(), CHUNK):
+                    pass
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.group, signal.SIGKILL)
         self._process.wait()
-        self._relay.forget(self._out.fileno())
         self._relay.drop(self._err)
-        self._out.close()
-
-    def _drain(self) -> None:
-        """Read what nobody wants any more, so that the agent is not held up."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(0.01)
-        os.set_blocking(self._out.fileno(), False)
-        with contextlib.suppress(BlockingIOError):
-            while os.read(self._out.fileno(), _CHUNK):
-                pass
-
-    def _look_at_clock(self, now: float) -> None:
-        if not self.ready and now > self._started + _FIRST_WORD:
-            self._lose(f"host {self.name} did not answer for {_FIRST_WORD:g} s")
-        elif self.ready and now > self._heard + PATIENCE:
-            self._lose(f"host {self.name} gave no sign of life for {PATIENCE:g} s")
+        self._out.stream.close()
 
     def _read(self) -> None:
-        data = os.read(self._out.fileno(), _CHUNK)
-        self._heard = time.monotonic()
-        if not data:
-            self._relay.forget(self._out.fileno())
-            self._lose(self._end())
-            return
+        self._out.read()
+        self._received = time.monotonic()
+        if self._out.ended:
+            self._relay.forget(self._out.stream.fileno())
+            self._lose(self._describe_end())
+
+    def _receive(self, line: bytes) -> None:
+        """Handle a line of the agent, or one that precedes its greeting."""
         try:
-            for message in self._reader.feed(data):
-                self._hear(message)
+            if self._greeted:
+                self._handle(m.decoded(m.FROM_AGENT, line))
+            elif self.lost is None:
+                self._greet(line)
         except ProtocolError as error:
             self._lose(f"host {self.name}: {error}")
 
-    def _hear(self, message: Any) -> None:
+    def _greet(self, line: bytes) -> None:
+        self._greeting_size += len(line)
+        if line == m.greeting(__version__)[1:]:
+            self._greeted, self._out.longest = True, m.LONGEST
+        elif line.startswith(m.greeting("")[1:-1]):
+            theirs = line.split()[-1].decode(errors="replace")
+            self._lose(
+                f"host {self.name} has kvstore {theirs} and this machine {__version__}: install the same "
+                "version"
+            )
+        elif self._greeting_size > _MOST_GREETING:
+            raise ProtocolError("its answer is not that of kvstore's agent")
+
+    def _handle(self, message: m.From) -> None:
         match message:
-            case m.AgentHello(version):
-                self._compare(version)
             case m.AgentReady(port):
                 self.ready, self.port = True, port
             case m.AgentRefused(text):
@@ -259,29 +216,22 @@ class Connection:
                 pass
             case _:
                 if process := self._by_number.get(message.number):
-                    process.hear(message)
-
-    def _compare(self, version: str) -> None:
-        ours = m.version()
-        if version != ours:
-            self._lose(
-                f"host {self.name} has kvstore {version} and this machine {ours}: install the same version"
-            )
+                    process.receive(message)
 
     def _lose(self, why: str) -> None:
         if self.lost is None:
-            while not self._err.ended and self._err.read():  # what it said last explains it
+            while not self._err.ended and self._err.read():  # its last lines explain the loss
                 pass
-            self.lost = HostLoss(why, self._err.tail)
+            self.lost = why
             self.leave()
 
-    def _end(self) -> str:
-        """Say how the connection ended."""
+    def _describe_end(self) -> str:
         try:
             code = self._process.wait(1.0)
         except subprocess.TimeoutExpired:
             code = 0
-        how = f"({os.path.basename(str(self._process.args[0]))} {told(code)})" if code else ""  # type: ignore[index]
+        program = os.path.basename(str(self._process.args[0]))  # type: ignore[index]
+        how = f"({program} {describe_end(code)})" if code else ""
         if self.ready:
             return f"the connection to host {self.name} ended {how}".rstrip()
         advice = (
@@ -293,18 +243,12 @@ class Connection:
 
 
 def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    pipe = subprocess.PIPE
     try:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
-            preexec_fn=tied_to(os.getpid()),
-        )
-    except OSError as error:
+        return started(command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0)
+    except ConfigError as error:
+        reason = error.__cause__.strerror if isinstance(error.__cause__, OSError) else error
         raise ConfigError(
-            f"cannot start {command[0]!r} ({error.strerror}): install ssh, or name another command with "
+            f"cannot start {command[0]!r} ({reason}): install ssh, or name another command with "
             "--ssh-command (KVSTORE_SSH)"
         ) from error

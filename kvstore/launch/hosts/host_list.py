@@ -1,4 +1,4 @@
-"""Hosts of a job: what --hosts and a host file say, how many workers each takes, where each is reached."""
+"""The hosts of a job: --hosts and host files, the workers of each host, and the addresses of the hosts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvstore.settings import addresses
 from ..child_process import ProcessRole
 
 _MOST = 1 << 16  # slots of a host
-#: A name never begins with a dash: ssh would take it for an option.
+#: A name never begins with a dash: ssh would read it as an option.
 _NAME = r"(?:[A-Za-z0-9_][^\s@:,\[\]]*@)?(?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9_][^\s@:,\[\]]*)"
 _ENTRY = re.compile(rf"({_NAME})(?::([0-9]{{1,6}}))?")
 _SLOTS = re.compile(r"(slots|max_slots|max-slots)=([0-9]{1,6})")
@@ -21,43 +21,29 @@ _SLOTS = re.compile(r"(slots|max_slots|max-slots)=([0-9]{1,6})")
 
 @dataclass(frozen=True)
 class Host:
-    """One host of a list.
-
-    Attributes
-    ----------
-    name : str
-        As ssh takes it: a name or an address, with or without ``user@``.
-    slots : int or None
-        How many workers it takes; None where the list says that of no host.
-    """
+    """One host: its name for ssh, with or without ``user@``, and its slots, if the list has slots."""
 
     name: str
     slots: int | None = None
 
     @property
     def address(self) -> str | None:
-        """Address, as a number, by which this machine knows it."""
+        """The numeric address that this host resolves the name to."""
         return addresses.resolved(self.name.rpartition("@")[2])
 
 
 def of_list(text: str) -> tuple[Host, ...]:
-    """Read what --hosts says: ``a:4,b:4`` or ``a,b``.
+    """Return the hosts of --hosts: ``a:4,b:4`` or ``a,b``.
 
-    Raises
-    ------
-    ConfigError
-        An entry is no host, a host comes twice, or some have slots and some have none.
+    ConfigError is raised if an entry is no host, a host is listed twice, or only some hosts have slots.
     """
     return _checked("--hosts", [_entry(word.strip()) for word in text.split(",")])
 
 
 def of_file(path: str) -> tuple[Host, ...]:
-    """Read a host file as Open MPI and MXNet have it: a host a line, ``slots=4`` behind it or not.
+    """Return the hosts of a file as for Open MPI and MXNet: one host per line, with or without ``slots=4``.
 
-    Raises
-    ------
-    ConfigError
-        It cannot be read, or a line is none of these.
+    ConfigError is raised if the file cannot be read, and as from `of_list`.
     """
     try:
         lines = Path(path).read_text().splitlines()
@@ -67,12 +53,9 @@ def of_file(path: str) -> tuple[Host, ...]:
 
 
 def shares(hosts: Sequence[Host], workers: int) -> list[int]:
-    """Say how many workers each host gets: its slots, the first hosts first; without slots as many each.
+    """Return the number of workers of each host: its slots, in order; without slots they are equal.
 
-    Raises
-    ------
-    ConfigError
-        There are more workers than slots.
+    ConfigError is raised if there are more workers than slots.
     """
     if hosts[0].slots is None:
         least, more = divmod(workers, len(hosts))
@@ -90,42 +73,33 @@ def shares(hosts: Sequence[Host], workers: int) -> list[int]:
 
 
 class Layout:
-    """Which process of a job runs on which host: ranks are contiguous, servers take turns.
+    """The host of each process of a job: contiguous ranks share a host, servers are distributed in turn.
 
-    Parameters
-    ----------
-    hosts : sequence of Host
-        Those that get no worker are left out.
-    workers, servers : int
-        How many there are.
-
-    Raises
-    ------
-    ConfigError
-        The workers do not fit, a host is not known here, or other hosts could not reach it.
+    Hosts without a worker are omitted. ConfigError is raised if the workers do not fit, or a host has no
+    address at which the others can reach it.
     """
 
     def __init__(self, hosts: Sequence[Host], workers: int, servers: int) -> None:
         counts = shares(hosts, workers)
         chosen = [(host, count) for host, count in zip(hosts, counts, strict=True) if count]
         self.hosts = tuple(host for host, _ in chosen)
-        #: Address of each host, as a number.
-        self.addresses = _reached(self.hosts)
-        #: Of each worker its host, and its number among how many there.
+        #: The numeric address of each host.
+        self.addresses = _reachable(self.hosts)
+        #: For each worker its host, its rank there, and the number of workers there.
         self._places = [(index, rank, n) for index, (_, n) in enumerate(chosen) for rank in range(n)]
 
     def host(self, part: ProcessRole) -> int:
-        """Index of the host on which a process runs. The scheduler has the first."""
+        """Return the index of the host of a process. The scheduler runs on the first."""
         if part.role == "worker":
             return self._places[part.rank][0]
         return part.rank % len(self.hosts)
 
     def local(self, rank: int) -> tuple[int, int]:
-        """Rank and number of a worker among those of its host."""
+        """Return the rank of a worker on its host, and the number of workers there."""
         return self._places[rank][1:]
 
     def address(self, part: ProcessRole) -> str:
-        """Address of the host on which a process runs."""
+        """Return the address of the host of a process."""
         return self.addresses[self.host(part)]
 
 
@@ -145,8 +119,7 @@ def _hosts(path: str, lines: Sequence[str]) -> Iterator[Host]:
         if re.fullmatch(rf"{_NAME}:[0-9]+", name):
             raise ConfigError(
                 f"{where} says {name!r}, which could be a port or a number of slots: write slots=4 for "
-                f"slots; "
-                "put a port of ssh into ~/.ssh/config or --ssh-command"
+                "slots; put a port of ssh into ~/.ssh/config or --ssh-command"
             )
         if not re.fullmatch(_NAME, name):
             raise ConfigError(f"{where} begins with {name!r}, which is not a host")
@@ -154,7 +127,7 @@ def _hosts(path: str, lines: Sequence[str]) -> Iterator[Host]:
 
 
 def _slots(where: str, settings: Sequence[str]) -> int | None:
-    """Slots of a line; max_slots says what nobody here exceeds anyway."""
+    """Return the slots of a line; max_slots has no effect, since no host gets more workers than slots."""
     found = None
     for setting in settings:
         match = _SLOTS.fullmatch(setting)
@@ -172,7 +145,7 @@ def _count(where: str, text: str) -> int:
 
 
 def _bare(name: str) -> str:
-    """Take the brackets of an IPv6 address away: ssh does not want them."""
+    """Remove the brackets of an IPv6 address: ssh does not accept them."""
     return name.replace("[", "").replace("]", "")
 
 
@@ -189,18 +162,18 @@ def _checked(source: str, hosts: list[Host]) -> tuple[Host, ...]:
     return tuple(hosts)
 
 
-def _reached(hosts: Sequence[Host]) -> tuple[str, ...]:
-    found = [host.address for host in hosts]
-    loopbacks = [number is not None and addresses.is_loopback(number) for number in found]
-    for host, number, loopback in zip(hosts, found, loopbacks, strict=True):
-        if number is None:
+def _reachable(hosts: Sequence[Host]) -> tuple[str, ...]:
+    found = [(host.name, host.address) for host in hosts]
+    loopbacks = [address is not None and addresses.is_loopback(address) for _, address in found]
+    for (name, address), loopback in zip(found, loopbacks, strict=True):
+        if address is None:
             raise ConfigError(
-                f"host {host.name!r} is not known here: list the address at which other hosts reach it"
+                f"host {name!r} is not known here: list the address at which other hosts reach it"
             )
-        # Hosts that are all this very machine reach each other; some do not.
+        # Only if all of them are this very machine can they reach each other.
         if loopback and not all(loopbacks):
             raise ConfigError(
-                f"host {host.name!r} is {number} here, which is a loopback address on other hosts: list the "
+                f"host {name!r} is {address} here, which is a loopback address on other hosts: list the "
                 "address at which they reach it"
             )
-    return tuple(number for number in found if number is not None)
+    return tuple(address for _, address in found if address is not None)

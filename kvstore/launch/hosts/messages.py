@@ -1,35 +1,30 @@
-"""What `kvstore run` and its agent on another host say to each other, over the pipes of ssh.
+"""Messages between `kvstore run` and its agent on another host: lines of JSON over the two pipes of ssh.
 
-A message is its length in four bytes and a msgpack array. Text of environment and command line goes as bytes,
-as the system has it.
+Command lines, variables and output are bytes, since they need not be text; JSON has them in base64.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 
 from kvstore.errors import ProtocolError
 
-#: The agent's first bytes. What comes before them was written by the login shell there.
-MAGIC = b"\nkvstore far side 1\n"
-#: Seconds between two signs of life.
+#: Seconds between two keep-alive messages.
 PING = 5.0
-
-_MOST = 1 << 25  # bytes of a message: four times those of the longest line
-_MOST_GREETING = 1 << 16  # bytes that a login shell may say
+#: Bytes of a message at most: more than those of the longest line of output.
+LONGEST = 1 << 25
 
 
 class _Message(msgspec.Struct, array_like=True, tag=True):
     pass
 
 
-class JobStart(_Message, tag="Job"):
-    """First message to the agent: folder to run in, seconds of silence after which it ends all.
+class JobStart(_Message):
+    """First message to the agent: the folder of the processes, and the value of KVSTORE_PORTS.
 
-    `ports` is the value of KVSTORE_PORTS.
+    The agent ends all processes after `patience` seconds without a message.
     """
 
     folder: bytes
@@ -37,53 +32,49 @@ class JobStart(_Message, tag="Job"):
     ports: str = ""
 
 
-class StartProcess(_Message, tag="Start"):
-    """Start a process, with variables beside those of the agent; `tells`: it will tell its address."""
+class StartProcess(_Message):
+    """Start a process, with these variables over those of the host. `reports`: it reports its address."""
 
     number: int
     role: str
     rank: int
     command: list[bytes]
-    variables: dict[bytes, bytes]
+    variables: list[tuple[bytes, bytes]]
     keys: bytes
-    tells: bool
+    reports: bool
 
 
-class EndProcess(_Message, tag="End"):
-    """Send a signal to a process, and kill what is there of it `grace` seconds later."""
+class EndProcess(_Message):
+    """Send a signal to the group of a process, and SIGKILL `grace` seconds later."""
 
     number: int
     signal: int
     grace: float
 
 
-class AskProcess(_Message, tag="Ask"):
-    """Have a process write where it is to its stderr, or its timeline to a file: by this signal."""
+class AskProcess(_Message):
+    """Ask a process for its stacks or its timeline, with this signal."""
 
     number: int
     signal: int
 
 
-class Credit(_Message):
-    """So many bytes of output were passed on."""
+class KeepAlive(_Message):
+    """A sign of life, in both directions; from `kvstore run` with the bytes of output that it has written."""
 
-    size: int
-
-
-class KeepAlive(_Message, tag="Ping"):
-    """A sign of life, both ways."""
+    written: int = 0
 
 
-class AgentHello(_Message, tag="Hello"):
-    """First message of the agent."""
-
-    version: str
-
-
-class AgentReady(_Message, tag="Ready"):
-    """The agent is in the folder of the job, and holds a port that worker 0 of a job can use."""
+class AgentReady(_Message):
+    """The agent is in the folder of the job, and has reserved a port for worker 0 of a job."""
 
     port: int
+
+
+class AgentRefused(_Message):
+    """The agent cannot do what a message asks for."""
+
+    text: str
 
 
 class Output(_Message):
@@ -95,7 +86,7 @@ class Output(_Message):
 
 
 class Address(_Message):
-    """What the process that `tells` has told; empty: it will tell nothing."""
+    """The address that a process has reported; empty if it will report none."""
 
     number: int
     text: str
@@ -110,81 +101,33 @@ class Ended(_Message):
 
 
 class Gone(_Message):
-    """Nothing is left of a process and of what it started; its output was all sent."""
+    """Nothing is left of the group of a process, and all of its output is sent."""
 
     number: int
 
 
-class AgentRefused(_Message, tag="Refused"):
-    """What was asked for cannot be done."""
+To = JobStart | StartProcess | EndProcess | AskProcess | KeepAlive
+From = AgentReady | AgentRefused | Output | Address | Ended | Gone | KeepAlive
+TO_AGENT: msgspec.json.Decoder[To] = msgspec.json.Decoder(To)
+FROM_AGENT: msgspec.json.Decoder[From] = msgspec.json.Decoder(From)
 
-    text: str
-
-
-To = JobStart | StartProcess | EndProcess | AskProcess | Credit | KeepAlive
-From = AgentHello | AgentReady | Output | Address | Ended | Gone | AgentRefused | KeepAlive
-
-_encoder = msgspec.msgpack.Encoder()
+_encoder = msgspec.json.Encoder()
+_T = TypeVar("_T")
 
 
-def version() -> str:
-    """Version of kvstore here, which must be the same on both sides."""
-    from kvstore import __version__
-
-    return __version__
+def greeting(version: str) -> bytes:
+    """Return the first bytes of the agent; what a login shell prints before them is no message."""
+    return f"\nkvstore agent {version}\n".encode()
 
 
-def packed(message: To | From) -> bytes:
-    """Make the bytes of a message."""
-    data = _encoder.encode(message)
-    return len(data).to_bytes(4, "big") + data
+def encoded(message: To | From) -> bytes:
+    """Return a message as a line."""
+    return _encoder.encode(message) + b"\n"
 
 
-class Reader:
-    """Finds the messages in a stream of bytes.
-
-    Parameters
-    ----------
-    kinds : union of messages
-        Those that may come.
-    greeting : bool
-        The stream begins with `MAGIC`, perhaps after something else.
-    """
-
-    def __init__(self, kinds: Any, greeting: bool = False) -> None:
-        self._decoder = msgspec.msgpack.Decoder(kinds)
-        self._data = bytearray()
-        self._greeting = greeting
-
-    def feed(self, data: bytes) -> Iterator[Any]:
-        """Take bytes in, and give the messages that are complete.
-
-        Raises
-        ------
-        ProtocolError
-            These bytes are no messages.
-        """
-        self._data += data
-        if self._greeting and not self._greeted():
-            return
-        while len(self._data) >= 4:
-            size = int.from_bytes(self._data[:4], "big")
-            if size > _MOST:
-                raise ProtocolError(f"a message of {size} bytes between kvstore run and its far side")
-            if len(self._data) < 4 + size:
-                return
-            message = bytes(self._data[4 : 4 + size])
-            del self._data[: 4 + size]
-            try:
-                yield self._decoder.decode(message)
-            except msgspec.MsgspecError as error:
-                raise ProtocolError(f"between kvstore run and its far side: {error}") from error
-
-    def _greeted(self) -> bool:
-        start = self._data.find(MAGIC)
-        if start < 0 and len(self._data) > _MOST_GREETING:
-            raise ProtocolError("what answers is not kvstore's far side")
-        if start >= 0:
-            del self._data[: start + len(MAGIC)]
-            self._greeting = False
-        return start >= 0
+def decoded(decoder: msgspec.json.Decoder[_T], line: bytes) -> _T:
+    """Return the message of a line; raise ProtocolError if it is none in this direction."""
+    try:
+        return decoder.decode(line)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"a wrong message between kvstore run and its agent: {error}") from error

@@ -30,34 +30,28 @@ class MemoryLimit(NamedTuple):
 
 
 def processors(root: Path = ROOT) -> float | None:
-    """Return the number of processors whose time the groups allow; None without a limit."""
-    return min((quota for quota in _quotas(root) if quota is not None), default=None)
+    """Return the number of processors that the groups allow; None without a limit."""
+    quotas = [(text(folder / "cpu.max") or "").split() for folder in _folders(root, "")]
+    quotas += [
+        [text(folder / f"cpu.cfs_{name}_us") or "" for name in ("quota", "period")]
+        for folder in _folders(root, "cpu")
+    ]
+    limits = [list(map(int, quota)) for quota in quotas if quota and all(map(str.isdecimal, quota))]
+    return min((allowed / period for allowed, period in limits if period), default=None)
 
 
 def memory(root: Path = ROOT) -> MemoryLimit | None:
     """Find the group with the least memory left; None without a limit."""
-    found = [limit for limit in _memory_limits(root) if limit is not None]
-    return min(found, key=lambda one: one.left, default=None)
-
-
-def _quotas(root: Path) -> Iterator[float | None]:
-    for folder in _folders(root, ""):
-        quota, _, period = (text(folder / "cpu.max") or "").partition(" ")
-        yield int(quota) / int(period) if quota.isdigit() and period.isdigit() and int(period) else None
-    for folder in _folders(root, "cpu"):
-        allowed, period_us = (number(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
-        yield allowed / period_us if allowed and allowed > 0 and period_us else None
-
-
-def _memory_limits(root: Path) -> Iterator[MemoryLimit | None]:
+    found = []
     for version, controller, most, now in (
         (2, "", "memory.max", "memory.current"),
         (1, "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
     ):
         for folder in _folders(root, controller):
             limit = number(folder / most)
-            known = limit is not None and limit < _UNLIMITED
-            yield MemoryLimit(limit or 0, number(folder / now) or 0, version) if known else None
+            if limit is not None and limit < _UNLIMITED:
+                found.append(MemoryLimit(limit, number(folder / now) or 0, version))
+    return min(found, key=lambda one: one.left, default=None)
 
 
 def _folders(root: Path, controller: str) -> Iterator[Path]:

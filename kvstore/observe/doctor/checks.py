@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeAlias
 
 Level: TypeAlias = Literal["ok", "warning", "error"]
@@ -30,53 +30,45 @@ class Finding:
     cure: str = ""
 
 
-class CheckOutcome(NamedTuple):
-    """The result of a check. An empty `cure` stands for the cure of the check's row."""
-
-    level: Level
-    text: str
-    cure: str = ""
+def ok(text: str) -> Finding:
+    """Return the outcome of a check that found no fault; `Check.run` adds its subject."""
+    return Finding("", "ok", text)
 
 
-def ok(text: str) -> CheckOutcome:
-    """Return the outcome of a check that found no fault."""
-    return CheckOutcome("ok", text)
-
-
-def warning(text: str, cure: str = "") -> CheckOutcome:
+def warning(text: str, cure: str = "") -> Finding:
     """Return the outcome of a check that found a fault with which kvstore still works."""
-    return CheckOutcome("warning", text, cure)
+    return Finding("", "warning", text, cure)
 
 
-def error(text: str, cure: str = "") -> CheckOutcome:
+def error(text: str, cure: str = "") -> Finding:
     """Return the outcome of a check that found a fault with which something does not work."""
-    return CheckOutcome("error", text, cure)
+    return Finding("", "error", text, cure)
 
 
 class Check(NamedTuple):
     """A row of the table: the name of the check, the function that runs it, and what to do after a fault."""
 
     subject: str
-    look: Callable[[], CheckOutcome]
+    function: Callable[[], Finding]
     cure: str = ""
     deadline: float = DEADLINE
 
-    def finding(self, outcome: CheckOutcome) -> Finding:
+    def finding(self, outcome: Finding) -> Finding:
         """Return the line of the report for an outcome of this check."""
         cure = outcome.cure or ("" if outcome.level == "ok" else self.cure)
-        return Finding(self.subject, outcome.level, outcome.text, cure)
+        return replace(outcome, subject=self.subject, cure=cure)
 
     def run(self) -> Finding:
         """Run the check in a thread; an exception, or no outcome within the deadline, is an error."""
         found: list[Finding] = []
 
-        def look() -> None:
+        def find() -> None:
             try:
-                found.append(self.finding(self.look()))
+                found.append(self.finding(self.function()))
             except Exception as failure:
                 found.append(self._failed(failure))
 
-        thread = threading.Thread(target=look, daemon=True)
+        thread = threading.Thread(target=find, daemon=True)
         thread.start()
         thread.join(self.deadline)
         if not found:

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from kvstore.launch.process import tied_to
+from kvstore.observe.processes import facts, running
 from kvstore.observe.shared_files import shared_files
-from kvstore.observe.top.proc import facts
 from kvstore.settings.definitions import LAUNCHERS, PLACE
 from kvstore.settings.variables import process_variables
 
@@ -24,9 +24,9 @@ _DEADLINE = 20.0
 JOB = (sys.executable, "-c", "from kvstore.observe.doctor.job import main; main()")
 
 
-def with_a_server(workers: int) -> tuple[str, ...]:
-    """Return the command that runs a program of `job` in several workers, with a server and a scheduler."""
-    launch = (sys.executable, "-m", "kvstore", "run", "-n", str(workers), "-s", "1", "--no-prefix")
+def launched(workers: int, servers: int) -> tuple[str, ...]:
+    """Return the command that runs a program of `job` in the workers of a job, without the program's name."""
+    launch = (sys.executable, "-m", "kvstore", "run", "-n", str(workers), "-s", str(servers), "--no-prefix")
     return (*launch, "--", *JOB)
 
 
@@ -46,7 +46,7 @@ class Ran(NamedTuple):
         return f"it ended with exit code {self.code}" + (f": {last}" if last else ", with an empty stderr")
 
 
-def ask(*words: str) -> Ran:
+def run_program(*words: str) -> Ran:
     """Run a program of `job` with these arguments."""
     return run([*JOB, *words], _DEADLINE)
 
@@ -106,8 +106,7 @@ def _ended(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 def _descendants(process: int) -> list[int]:
     """List a process, its children, and theirs."""
-    numbers = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
-    parents = {number: found.parent for number in numbers if (found := facts(number))}
+    parents = {number: found.parent for number in running() if (found := facts(number))}
     listed = [process]
     for one in listed:
         listed += [child for child, parent in parents.items() if parent == one]

@@ -7,7 +7,7 @@ from pathlib import Path
 from kvstore.settings.variables import process_variables
 
 from . import children
-from .checks import CheckOutcome, error, ok, warning
+from .checks import Finding, error, ok, warning
 from .requirements import DISTRIBUTION, version_of
 from .system_files import ROOT, text
 
@@ -21,7 +21,7 @@ def driver_version(root: Path = ROOT) -> str | None:
     return next((word for word in words if word[:1].isdigit() and "." in word), "of unknown version")
 
 
-def cuda(root: Path = ROOT) -> CheckOutcome:
+def cuda(root: Path = ROOT) -> Finding:
     """Have a child process ask the driver for its GPUs."""
     version = driver_version(root)
     if version is None:
@@ -29,13 +29,13 @@ def cuda(root: Path = ROOT) -> CheckOutcome:
     if version_of("cuda-bindings") is None:
         missing = "but cuda-bindings is not installed: kvstore cannot use arrays on GPUs"
         return warning(f"driver {version}, {missing}", f"pip install '{DISTRIBUTION}[cuda]'")
-    ran = children.ask("gpus")
+    ran = children.run_program("gpus")
     if ran.code != 0:
         return error(f"driver {version} does not work: {ran.reason}")
     return ok(f"driver {version}, number of GPUs: {ran.out.strip()}")
 
 
-def cuda_kernels() -> CheckOutcome:
+def cuda_kernels() -> Finding:
     """Check the folder of kernels that were compiled in advance, if one is set."""
     folder = process_variables().get("KVSTORE_CUDA_KERNELS")
     if not folder:
@@ -45,14 +45,14 @@ def cuda_kernels() -> CheckOutcome:
     return ok("taken from the folder that KVSTORE_CUDA_KERNELS names")
 
 
-def nccl(root: Path = ROOT) -> CheckOutcome:
+def nccl(root: Path = ROOT) -> Finding:
     """Have a child process load NCCL."""
     version = version_of("nccl4py")
     if version is None:
         return ok("nccl4py is not installed; only the store `nccl` needs it")
     if driver_version(root) is None:
         return ok(f"nccl4py {version}, of no use without an NVIDIA driver")
-    ran = children.ask("nccl_library")
+    ran = children.run_program("nccl_library")
     if ran.code != 0:
         return warning(f"nccl4py {version}, but NCCL does not load: {ran.reason}")
     return ok(f"nccl4py {version}, NCCL {ran.out.strip()}")

@@ -118,41 +118,31 @@ def _quoted(line: str) -> str:
 def findings(hosts: Hosts) -> Iterator[Finding]:
     """Check all hosts, then the links from each host to the next."""
     with contextlib.ExitStack() as stack:
-        reached = []
+        reached: list[FarHost] = []
         for host, address in zip(hosts.layout.hosts, hosts.layout.addresses, strict=True):
             far_host = f"exec {shlex.quote(hosts.python)} -m {__package__}.far_host"
             command, errors = [*hosts.ssh, host.name, far_host], stack.enter_context(tempfile.TemporaryFile())
             try:
                 far = FarHost(host.name, address, command, errors)
+                stack.callback(far.close)
+                reached.append(far)
+                yield from _checked(far)
             except FileNotFoundError as error:
                 text = f"there is no command {error.filename!r} on this machine"
                 cure = "install it, or name another one (--ssh-command, KVSTORE_SSH)"
                 yield Finding(f"host {host.name}", "error", text, cure)
-                continue
             except OSError as error:
-                yield _unreached(host.name, error)
-                continue
-            stack.callback(far.close)
-            reached.append(far)
-            yield from _checked(far)
+                yield Finding(f"host {host.name}", "error", f"it could not be reached: {error}", _UNREACHED)
         pairs = [(one, reached[at - 1]) for at, one in enumerate(reached)]
         yield from (link(one, other) for one, other in pairs if one is not other)
 
 
-def _unreached(name: str, error: OSError) -> Finding:
-    return Finding(f"host {name}", "error", f"it could not be reached: {error}", _UNREACHED)
-
-
 def _checked(far: FarHost) -> Iterator[Finding]:
-    try:
-        yield versions(far)
-        yield clock(far)
-        for one in far.ask("doctor", _CHECKS)["findings"]:
-            if one["level"] != "ok":
-                text = f"{one['subject']}: {one['text']}"
-                yield Finding(f"host {far.name}", one["level"], text, one["cure"])
-    except OSError as error:
-        yield _unreached(far.name, error)
+    yield versions(far)
+    yield clock(far)
+    for one in far.ask("doctor", _CHECKS)["findings"]:
+        if one["level"] != "ok":
+            yield Finding(f"host {far.name}", one["level"], f"{one['subject']}: {one['text']}", one["cure"])
 
 
 def versions(far: FarHost) -> Finding:

@@ -5,10 +5,8 @@ A program is a function of this module; `children.JOB` starts it by its name.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -35,7 +33,6 @@ _ROUNDS = 2
 _REPEATS = 7
 _CALLS = 400
 _WARM_UP = 50
-_WORDS = b"memory of another process"
 
 
 def main() -> None:
@@ -83,11 +80,6 @@ def sums_of_all(name: str) -> None:
     sums(name)
 
 
-def spawned_sums(name: str, timeout: str) -> None:
-    """Run `sums` in processes that `kvstore.spawn` starts."""
-    kv.spawn(sums, PARTS, (name,), float(timeout))
-
-
 def copies() -> None:
     """Print the seconds of a copy of 64 MB, of a push and a pull of 64 MB, and the number of threads."""
     value, out = np.ones(COPIED // 4, np.float32), np.zeros(COPIED // 4, np.float32)
@@ -110,41 +102,6 @@ def round_trip() -> None:
         store.init("w", value)
         times = [_seconds(lambda: store.pushpull("w", value)) for _ in range(_WARM_UP + _CALLS)]
     write_line("seconds", sorted(times[_WARM_UP:])[_CALLS // 2])
-
-
-def read_from_sibling() -> None:
-    """Print ``yes`` if a process can read the memory of another one with the same parent, else the reason."""
-    words = ctypes.create_string_buffer(len(_WORDS))
-    (ready, tell_ready), (end, tell_end) = os.pipe(), os.pipe()
-    sibling = os.fork()
-    if sibling == 0:
-        words.raw = _WORDS  # in the memory of this process only
-        os.write(tell_ready, b"x")
-        os.close(tell_end)
-        os.read(end, 1)  # returns when the other two processes have closed `tell_end`
-        signal.raise_signal(signal.SIGKILL)  # the buffers and handlers of the parent stay untouched
-    os.read(ready, 1)
-    if os.fork() == 0:
-        write_line(_read_memory(sibling, words))
-        signal.raise_signal(signal.SIGKILL)
-    os.wait()
-    os.close(tell_end)
-    os.wait()
-
-
-class _Piece(ctypes.Structure):
-    """The struct iovec of C."""
-
-    _fields_ = (("address", ctypes.c_void_p), ("length", ctypes.c_size_t))
-
-
-def _read_memory(process: int, words: ctypes.Array[ctypes.c_char]) -> str:
-    """Read `words`, which have the same address in the other process, as workers of `shared` do."""
-    piece, one = _Piece(ctypes.addressof(words), len(_WORDS)), ctypes.c_ulong(1)
-    read = ctypes.CDLL(None, use_errno=True).process_vm_readv
-    read.restype = ctypes.c_ssize_t
-    got = read(process, ctypes.byref(piece), one, ctypes.byref(piece), one, ctypes.c_ulong(0))
-    return "yes" if got == len(_WORDS) and words.raw == _WORDS else os.strerror(ctypes.get_errno())
 
 
 def mpi_library() -> None:
@@ -181,9 +138,5 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 _PROGRAMS: dict[str, Callable[..., None]] = {
-    one.__name__: one
-    for one in (
-        *(sums, sums_of_all, spawned_sums, copies, round_trip),
-        *(read_from_sibling, mpi_library, gpus, nccl_library),
-    )
+    one.__name__: one for one in (sums, sums_of_all, copies, round_trip, mpi_library, gpus, nccl_library)
 }

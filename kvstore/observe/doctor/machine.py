@@ -5,23 +5,24 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 
+from kvstore.observe.processes import memfds
 from kvstore.settings.variables import text_of
 
 from . import cgroups
-from .checks import CheckOutcome, error, ok, warning
+from .checks import Finding, error, ok, warning
 from .system_files import ROOT, chosen, kilobytes, size
 
 _LITTLE_MEMORY = 1 << 30
 _LITTLE_SHARED_MEMORY = 64 << 20  # the size in a container of Docker
+_NEED = "kvstore does not use it, but NCCL, MPI and PyTorch's data loaders fail without room there"
 _F_ADD_SEALS, _F_SEAL_SHRINK = 1033, 2
-_REGION = re.compile(r"/memfd:kvstore-[0-9a-f]{32}-")  # the name that rendezvous.py gives
+_REGION = "kvstore-[0-9a-f]{32}-"  # the name that rendezvous.py gives
 
 
-def processors(root: Path = ROOT, cores: int | None = None, usable: int | None = None) -> CheckOutcome:
+def processors(root: Path = ROOT, cores: int | None = None, usable: int | None = None) -> Finding:
     """Compare the threads that kvstore starts with the processors that this process may use."""
     cores = cores or os.cpu_count() or 1
     usable = usable or len(os.sched_getaffinity(0))
@@ -43,7 +44,7 @@ def _threads() -> int:
     return 0
 
 
-def memory(root: Path = ROOT) -> CheckOutcome:
+def memory(root: Path = ROOT) -> Finding:
     """Find the memory that the machine and the cgroups have left."""
     meminfo = root / "proc/meminfo"
     total, left = (kilobytes(meminfo, name) for name in ("MemTotal", "MemAvailable"))
@@ -62,7 +63,7 @@ def memory(root: Path = ROOT) -> CheckOutcome:
     return ok(text)
 
 
-def memfd(create: Callable[[str, int], int] | None = None) -> CheckOutcome:
+def memfd(create: Callable[[str, int], int] | None = None) -> Finding:
     """Try the memory that `shared` and servers of this machine use."""
     try:
         create = create or os.memfd_create
@@ -77,16 +78,15 @@ def memfd(create: Callable[[str, int], int] | None = None) -> CheckOutcome:
     return ok("works; `shared` and servers on this machine use it, and no named memory")
 
 
-def shared_regions(root: Path = ROOT) -> CheckOutcome:
+def shared_regions(root: Path = ROOT) -> Finding:
     """Check that the shared memory of this user's running jobs is as the workers wrote it."""
     from kvstore.stores.shared.native import _shared
 
-    found = {}
-    for link in root.glob("proc/[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):  # a descriptor of another user, or one that is closed by now
-            if _REGION.search(os.readlink(link)) and (place := link.stat().st_ino) not in found:
-                with link.open("rb") as region:
-                    found[place] = _shared.harm_of(region.fileno())
+    found: dict[int, str | None] = {}
+    for _, link in memfds(_REGION, root):
+        with contextlib.suppress(OSError), link.open("rb") as region:
+            place = os.fstat(region.fileno()).st_ino
+            found[place] = found.get(place) or _shared.harm_of(region.fileno())
     harm = next(filter(None, found.values()), "")
     if harm:
         text = f"in the memory that the workers of a running job share, {harm}: its values may be wrong"
@@ -94,31 +94,26 @@ def shared_regions(root: Path = ROOT) -> CheckOutcome:
     return ok(f"{len(found)} of running jobs: nothing is overwritten")
 
 
-def shared_memory_folder(path: str = "/dev/shm") -> CheckOutcome:  # noqa: S108 - only looked at
+def shared_memory_folder(path: str = "/dev/shm") -> Finding:  # noqa: S108 - only looked at
     """Check the room in /dev/shm, which NCCL, MPI and other libraries need, and kvstore does not."""
     try:
         found = os.statvfs(path)
     except OSError as refused:
-        return _without_room(f"{path}: {refused.strerror}")
+        return warning(f"{path}: {refused.strerror}: {_NEED}")
     if not os.access(path, os.W_OK | os.X_OK):
-        return _without_room(f"{path} cannot be written by this user")
+        return warning(f"{path} cannot be written by this user: {_NEED}")
     return shared_memory_room(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
 
 
-def shared_memory_room(total: int, left: int) -> CheckOutcome:
+def shared_memory_room(total: int, left: int) -> Finding:
     """Compare the size of /dev/shm and the room in it, in bytes, with what those libraries need."""
     text = f"/dev/shm has {size(left)} of {size(total)} left"  # noqa: S108 - a sentence
     if left < _LITTLE_SHARED_MEMORY or total <= _LITTLE_SHARED_MEMORY:
-        return _without_room(text)
+        return warning(f"{text}: {_NEED}")
     return ok(f"{text}; kvstore does not use it")
 
 
-def _without_room(text: str) -> CheckOutcome:
-    need = "kvstore does not use it, but NCCL, MPI and PyTorch's data loaders fail without room there"
-    return warning(f"{text}: {need}")
-
-
-def huge_pages(root: Path = ROOT) -> CheckOutcome:
+def huge_pages(root: Path = ROOT) -> Finding:
     """Check whether values and states get the huge pages that kvstore asks for (madvise)."""
     folder = root / "sys/kernel/mm/transparent_hugepage"
     values, region = (chosen(folder / name) for name in ("enabled", "shmem_enabled"))

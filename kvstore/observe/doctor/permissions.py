@@ -5,9 +5,8 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
-from .checks import CheckOutcome, ok, warning
-from .system_files import ROOT, number, size
-from .system_files import text as content
+from .checks import Finding, ok, warning
+from .system_files import ROOT, field, number, size
 
 _INFINITE = resource.RLIM_INFINITY
 _SMALL_LOCK = 1 << 20
@@ -15,7 +14,7 @@ _FEW_FILES = 1024
 _CAP_SYS_PTRACE = 19
 
 
-def locked_memory(root: Path = ROOT) -> CheckOutcome:
+def locked_memory(root: Path = ROOT) -> Finding:
     """Check how much memory a process may lock, as drivers of InfiniBand do."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft == _INFINITE:
@@ -26,7 +25,7 @@ def locked_memory(root: Path = ROOT) -> CheckOutcome:
     return ok(size(soft))
 
 
-def open_files() -> CheckOutcome:
+def open_files() -> Finding:
     """Check how many descriptors this process may have."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == _INFINITE:
@@ -38,7 +37,7 @@ def open_files() -> CheckOutcome:
     return ok(str(soft))
 
 
-def address_space() -> CheckOutcome:
+def address_space() -> Finding:
     """Check that `shared` can map addresses for a region that grows, and its file can grow."""
     limits = {"RLIMIT_AS": resource.RLIMIT_AS, "RLIMIT_FSIZE": resource.RLIMIT_FSIZE}
     found = {name: resource.getrlimit(limit)[0] for name, limit in limits.items()}
@@ -49,24 +48,16 @@ def address_space() -> CheckOutcome:
     return ok("unlimited")
 
 
-def ptrace(root: Path = ROOT) -> CheckOutcome:
+def ptrace(root: Path = ROOT) -> Finding:
     """Check whether workers of `shared` may read each other's arrays (process_vm_readv)."""
     scope = number(root / "proc/sys/kernel/yama/ptrace_scope")
     if not scope:
         return ok("processes of a user may read each other (no ptrace_scope of Yama)")
-    if scope < 3 and _may_trace(root):
+    capabilities = int(field(root / "proc/self/status", "CapEff") or "0", 16)
+    if scope < 3 and capabilities >> _CAP_SYS_PTRACE & 1:
         return ok(f"ptrace_scope is {scope}, but this process has CAP_SYS_PTRACE")
     cure = "push arrays from store.empty(key), which are not copied"
     if scope < 3:  # 3 stays until the next boot
         cure = f"sudo sysctl kernel.yama.ptrace_scope=0; or {cure}"
-    said = f"ptrace_scope is {scope}: workers of `shared` cannot read each other's arrays, and copy once more"
-    return warning(said, cure)
-
-
-def _may_trace(root: Path) -> bool:
-    """Whether this process may trace any other process."""
-    for line in (content(root / "proc/self/status") or "").splitlines():
-        name, _, value = line.partition(":")
-        if name == "CapEff":
-            return bool(int(value, 16) >> _CAP_SYS_PTRACE & 1)
-    return False
+    text = f"ptrace_scope is {scope}: workers of `shared` cannot read each other's arrays, and copy once more"
+    return warning(text, cure)

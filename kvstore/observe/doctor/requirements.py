@@ -16,14 +16,7 @@ EXTRAS = ("demo", "cli", "metrics", "bfloat16", "cuda", "mpi", "nccl")
 _LINE = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*([^;]*)(?:;(.*))?")
 _EXTRA = re.compile(r"extra == ['\"]([^'\"]+)['\"]")
 _CLAUSE = re.compile(r"(>=|<=|==|!=|<|>)\s*([0-9][0-9.]*)")
-_COMPARE = {
-    ">=": operator.ge,
-    "<=": operator.le,
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    ">": operator.gt,
-}
+_NAMES = {">=": "ge", "<=": "le", "==": "eq", "!=": "ne", "<": "lt", ">": "gt"}  # of module operator
 _NUMBERS = 8  # of a version that are compared
 
 
@@ -69,7 +62,8 @@ def version_of(name: str) -> str | None:
 def is_within(version: str, versions: str) -> bool:
     """Whether a version fits all clauses, such as ``>=0.68,<0.69``; suffixes of versions are ignored."""
     return all(
-        _COMPARE[symbol](_numbers(version), _numbers(limit)) for symbol, limit in _CLAUSE.findall(versions)
+        getattr(operator, _NAMES[symbol])(_numbers(version), _numbers(limit))
+        for symbol, limit in _CLAUSE.findall(versions)
     )
 
 

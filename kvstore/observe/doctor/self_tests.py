@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Sequence
 
 from . import children
-from .checks import CheckOutcome, error, ok, warning
-from .children import JOB, Ran, with_a_server
+from .checks import Finding, error, ok, warning
+from .children import JOB, Ran, launched
 from .job import COPIED, PARTS, expected
 from .launchers import mpi_launcher
 
@@ -16,15 +16,16 @@ DEADLINE = 60.0
 
 _PATIENCE = 0.75  # part of the deadline after which a store itself reports which process it waits for
 _SPEED_DEADLINE = 120.0
+_SHARED = (*launched(PARTS, 0), "sums", "shared")
 
 
-def commands(deadline: float = DEADLINE) -> dict[str, tuple[tuple[str, ...], int]]:
+def commands() -> dict[str, tuple[tuple[str, ...], int]]:
     """Return for each store the command that prints the digests of its sums, and its number of workers."""
     found = {
         "local": ((*JOB, "sums", "local"), 1),
         "device": ((*JOB, "sums", "device"), 1),
-        "shared": ((*JOB, "spawned_sums", "shared", f"{_PATIENCE * deadline}"), PARTS),
-        "dist_sync": ((*with_a_server(PARTS), "sums", "dist_sync"), PARTS),
+        "shared": (_SHARED, PARTS),
+        "dist_sync": ((*launched(PARTS, 1), "sums", "dist_sync"), PARTS),
     }
     with contextlib.suppress(OSError):  # the check of MPI reports it
         if mpi := mpi_launcher():
@@ -32,7 +33,7 @@ def commands(deadline: float = DEADLINE) -> dict[str, tuple[tuple[str, ...], int
     return found
 
 
-def sums(command: Sequence[str], workers: int, deadline: float = DEADLINE) -> CheckOutcome:
+def sums(command: Sequence[str], workers: int, deadline: float = DEADLINE) -> Finding:
     """Run a self-test; each worker must have the sums of NumPy, bit for bit."""
     environment = {**children.alone(), "KVSTORE_TIMEOUT": f"{_PATIENCE * deadline}"}
     ran = children.run(command, deadline, environment)
@@ -49,18 +50,16 @@ def sums(command: Sequence[str], workers: int, deadline: float = DEADLINE) -> Ch
     return ok(f"{count}: sums have the bits that they must have")
 
 
-def reads_between_processes() -> CheckOutcome:
-    """Have a process read the memory of another one with the same parent, as workers of `shared` do."""
-    ran = children.ask("read_from_sibling")
-    answer = ran.out.strip()
-    if answer == "yes":
+def reads_between_processes() -> Finding:
+    """Have two workers of `shared` read each other's memory; their log says whether they can."""
+    ran = children.run(_SHARED, DEADLINE, {**children.alone(), "KVSTORE_LOG": "info:kvstore.shared"})
+    if "workers read each other's memory" in ran.err:
         return ok("process_vm_readv works")
-    return warning(
-        f"process_vm_readv does not work ({answer or ran.reason}): `shared` copies arrays once more"
-    )
+    refused = "the system refuses it" if "workers do not read each other's memory" in ran.err else ran.reason
+    return warning(f"process_vm_readv does not work ({refused}): `shared` copies arrays once more")
 
 
-def speed_of_memory() -> CheckOutcome:
+def speed_of_memory() -> Finding:
     """Measure one thread that copies 64 MB."""
     ran = children.run([*JOB, "copies"], _SPEED_DEADLINE)
     if not (found := _seconds(ran)):
@@ -68,7 +67,7 @@ def speed_of_memory() -> CheckOutcome:
     return ok(f"one thread copies 64 MB at {COPIED / found[0] / 1e9:.1f} GB/s")
 
 
-def speed_of_local() -> CheckOutcome:
+def speed_of_local() -> Finding:
     """Measure a push and a pull of 64 MB, and compare them with a copy."""
     ran = children.run([*JOB, "copies"], _SPEED_DEADLINE)
     if not (found := _seconds(ran)):
@@ -78,9 +77,9 @@ def speed_of_local() -> CheckOutcome:
     return ok(f"a push and a pull of 64 MB take {moved * 1e3:.1f} ms: {ratio}")
 
 
-def speed_of_dist_sync() -> CheckOutcome:
+def speed_of_dist_sync() -> Finding:
     """Measure a pushpull of 4 KB between a worker and a server on this machine."""
-    ran = children.run([*with_a_server(1), "round_trip"], _SPEED_DEADLINE)
+    ran = children.run([*launched(1, 1), "round_trip"], _SPEED_DEADLINE)
     if not (found := _seconds(ran)):
         return error(ran.reason)
     return ok(f"a pushpull of 4 KB over one server takes {found[0] * 1e6:.0f} µs (median)")

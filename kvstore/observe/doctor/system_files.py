@@ -28,10 +28,16 @@ def chosen(path: Path) -> str | None:
     return match[1] if match else None
 
 
+def field(path: Path, name: str) -> str | None:
+    """Return the value in a line such as ``CapEff: 0000000000080000``."""
+    match = re.search(rf"^{name}:\s+(.*)$", text(path) or "", re.MULTILINE)
+    return match[1] if match else None
+
+
 def kilobytes(path: Path, name: str) -> int | None:
     """Return the bytes of a line such as ``MemTotal:  123 kB``."""
-    match = re.search(rf"^{name}:\s+([0-9]+) kB$", text(path) or "", re.MULTILINE)
-    return int(match[1]) << 10 if match else None
+    value = (field(path, name) or "").removesuffix(" kB")
+    return int(value) << 10 if value.isdecimal() else None
 
 
 def size(nbytes: int) -> str:

@@ -21,7 +21,6 @@ CHECKS = (
           f"pip install --force-reinstall --no-deps {DISTRIBUTION}; in a source tree: pip install -e ."),
     Check("instruction set", installation.instruction_set,
           "let the virtual machine have the processor of its host (QEMU: -cpu host)"),
-    Check("compiler", installation.compiler),
     Check("dependencies", installation.dependencies),
     *(Check(f"extra {name}", partial(installation.extra, name)) for name in EXTRAS),
     Check("frameworks", installation.frameworks),

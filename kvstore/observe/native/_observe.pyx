@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Counters and events of this process, and the counters of others.
+"""Counters and events of this process, and the counters of other processes.
 
 The C code of the stores writes both, through the capsules of `Counters.capsule` and `ring`.
 """
@@ -97,13 +97,20 @@ cdef extern from "page.h" nogil:
     kv_activity *kv_this_activity()
     unsigned kv_bucket(uint64_t ns)
 
+cdef extern from "trace.h" nogil:
+    enum:
+        KV_EVENT_TEXT
+    const char *kv_kind_names[]
+    int kv_event_text(char *to, const kv_event *e, uint64_t origin, uint32_t process, int comma)
+
+#: Names of the kinds of events; the phases are first.
+KINDS = tuple(kv_kind_names[at].decode() for at in range(KV_EVENT_KINDS))
 NOBODY = KV_NOBODY
 NO_SLICE = KV_NO_SLICE
 COUNTS = bool(KV_COUNTS)
 PAGE_NAME = KV_PAGE_NAME.decode()
 PAGE_MAGIC = KV_PAGE_MAGIC
 PAGE_VERSION = KV_PAGE_VERSION
-FOREVER = 0xFFFFFFFFFFFFFFFF
 BUCKETS = KV_BUCKETS
 
 if kv_open_page():
@@ -117,7 +124,7 @@ cdef uint64_t timed_at_first = 0  # until when new stores take times
 
 @cython.final
 cdef class Slice:
-    """A key, or a part of it, as counters and events have it: a number without a sign, and the bytes of its value."""
+    """A key, or a part of it, in counters and events: its number, without a sign, and the bytes of its value."""
 
     cdef readonly uint64_t number, nbytes
 
@@ -133,7 +140,7 @@ cdef class Counters:
     store : str
         Type of the store; ``"server"`` or ``"scheduler"``.
     job : str
-        What all processes of the job have in common.
+        Name of the job, the same in all of its processes.
     rank, size : int
         Rank among the workers, or servers, and their number.
     shown : bool
@@ -142,9 +149,9 @@ cdef class Counters:
     Attributes
     ----------
     number : int
-        Of the store in its process; -1 if not shown.
+        Number of the store in its process; -1 if not shown.
     quiet : bool
-        Begin no spans: the present calls are part of one.
+        Whether no spans are begun, as the present calls are part of one.
     """
 
     cdef kv_counters *c
@@ -177,28 +184,28 @@ cdef class Counters:
             kv_set_to(&self.c.used, KV_FREE)
 
     def describe(self, str store, str job, int rank, int size):
-        """Say anew what the parameters of the class say."""
+        """Replace the description of the store; the parameters are those of the class."""
         strncpy(self.c.store, store.encode("utf-8", "replace"), KV_NAME - 1)
         strncpy(self.c.job, job_id(job).encode(), KV_NAME - 1)
         self.c.rank, self.c.size = rank, size
 
     def hold(self, uint64_t keys, uint64_t nbytes):
-        """Say how many keys there are, and the bytes of their values."""
+        """Set the number of keys, and the bytes of their values."""
         kv_set_to(&self.c.keys, keys)
         kv_set_to(&self.c.nbytes, nbytes)
 
     def hold_more(self, uint64_t keys, uint64_t nbytes):
-        """Say that there are so many more keys, and bytes of their values."""
+        """Add to the number of keys, and to the bytes of their values."""
         kv_add_to(&self.c.keys, keys)
         kv_add_to(&self.c.nbytes, nbytes)
 
     cpdef void count(self, unsigned call) noexcept:
-        """Count a call; a number of `kvstore.observe.counters.CALLS`."""
+        """Count a call; `call` is a number of `kvstore.observe.counters.CALLS`."""
         if call < KV_CALLS:
             kv_add_alone(&self.c.calls[call], 1)  # only threads with the interpreter's lock count calls
 
     cpdef void move(self, unsigned way, uint64_t sent, uint64_t received) noexcept:
-        """Count bytes of values that went and came; a number of `kvstore.observe.counters.WAYS`."""
+        """Count bytes of values, sent and received; `way` is a number of `kvstore.observe.counters.WAYS`."""
         if way < KV_WAYS:
             if sent:
                 kv_add_to(&self.c.sent[way], sent)
@@ -215,7 +222,7 @@ cdef class Counters:
         self.instant(KV_PHASES + 2, whom)
 
     def instant(self, unsigned kind, int whom, uint64_t slice=0, uint64_t round=0, uint64_t nbytes=0):
-        """Record that something happened; a number of `kvstore.observe.events.KINDS`."""
+        """Record an event that has no length; `kind` is a number of `kvstore.observe.events.KINDS`."""
         cdef uint64_t now = kv_now()
         self.record(kind, now, now, slice, round, nbytes, whom)
 
@@ -243,7 +250,7 @@ cdef class Counters:
     cpdef void end(
         self, unsigned phase, uint64_t begin, uint64_t slice=0, uint64_t round=0, uint64_t nbytes=0, int whom=KV_NOBODY
     ) noexcept:
-        """End a span; a number of `kvstore.observe.counters.PHASES`."""
+        """End a span; `phase` is a number of `kvstore.observe.counters.PHASES`."""
         if begin and phase < KV_PHASES:
             kv_end(self.c, <kv_phase>phase, begin, kv_about(slice, round, nbytes, whom, <uint16_t>self.number))
 
@@ -261,13 +268,13 @@ cdef class Counters:
     cpdef int end_work(
         self, unsigned phase, uint64_t begin, unsigned way, Slice key, values, outs, uint64_t rounds=1
     ) except -1:
-        """Do as `passed` for one key; `values` and `outs` are an array each, or a list of arrays."""
+        """Call `passed` for one key; `values` and `outs` are each an array, or a list of arrays."""
         cdef uint64_t sent = key.nbytes * how_many(values), received = key.nbytes * how_many(outs)
         self.passed(phase, begin, way, sent, received, rounds, key.number)
         return 0
 
     def end_works(self, unsigned phase, uint64_t begin, unsigned way, works, uint64_t rounds=1):
-        """Do as `end_work` for many keys, in one span. `works`: an entry with the key as `slice`, values, outs."""
+        """Call `end_work` for many keys in one span; `works` has an entry with the key as `slice`, values, outs."""
         cdef uint64_t sent = 0, received = 0
         cdef Slice key = None
         for entry, values, outs in works:
@@ -306,7 +313,7 @@ cdef class Counters:
     def during(
         self, unsigned phase, uint64_t slice=KV_NO_SLICE, uint64_t round=0, uint64_t nbytes=0, int whom=KV_NOBODY
     ):
-        """Return a context whose time counts as a phase; see `enter`."""
+        """Return a context that is counted as a phase; see `enter`."""
         cdef Phase made = Phase.__new__(Phase)
         made.counters, made.phase = self, phase
         made.about = kv_about(slice, round, nbytes, whom, <uint16_t>self.number)
@@ -372,12 +379,12 @@ def recording():
 
 
 def recorded():
-    """Return how many events there were since `record_events`; the ring may have fewer."""
+    """Return the number of events since `record_events`; the ring may have fewer."""
     return kv_own_ring.next
 
 
 def take_times(uint64_t until=0xFFFFFFFFFFFFFFFF):
-    """Take times in all stores of this process, and in those to come, until the monotonic clock shows `until`."""
+    """Take times in all stores of this process, also in later ones, until the monotonic clock shows `until`."""
     global timed_at_first
     cdef int i
     timed_at_first = until
@@ -392,26 +399,28 @@ def read_own():
 
 
 def packed_events():
-    """Return the events that the ring has, the oldest first, as `kvstore.observe.events.LAYOUT` has them.
-
-    Returns
-    -------
-    bytes
-        Little-endian; a timeline of all events is made in milliseconds this way.
-    """
+    """Return the events that the ring has, the oldest first, as `kvstore.observe.events.PACKED` has them."""
     cdef uint64_t n
-    cdef kv_event *copy
-    if not kv_own_ring.size:
-        return b""
-    copy = <kv_event *>calloc(kv_own_ring.size, sizeof(kv_event))
-    if copy == NULL:
-        raise MemoryError("there is no memory to copy the events of this process")
-    try:
-        with nogil:
-            n = kv_copy_events(copy)
-        return PyBytes_FromStringAndSize(<char *>copy, n * sizeof(kv_event))
-    finally:
-        free(copy)
+    cdef bytes copy = PyBytes_FromStringAndSize(NULL, kv_own_ring.size * sizeof(kv_event))
+    cdef char *to = copy
+    with nogil:
+        n = kv_copy_events(<kv_event *>to)
+    return copy[: n * sizeof(kv_event)]
+
+
+def trace_text(bytes packed, uint64_t origin, uint32_t process):
+    """Return packed events as objects of a trace in Chrome's format, with commas between them.
+
+    The whole ring becomes text in some tenths of a second: a process that a signal ends waits for it.
+    """
+    cdef const kv_event *events = <const kv_event *><const char *>packed
+    cdef size_t n = len(packed) // sizeof(kv_event), at, size = 0
+    cdef bytes text = PyBytes_FromStringAndSize(NULL, n * KV_EVENT_TEXT)
+    cdef char *to = text
+    with nogil:
+        for at in range(n):
+            size += kv_event_text(to + size, &events[at], origin, process, at)
+    return text[:size]
 
 
 def read_page(int fd):
@@ -425,48 +434,43 @@ def read_page(int fd):
     Returns
     -------
     list of dict
-        One for each of its stores, with its place in the page; empty where it is no such page, or that of another
-        version.
+        The numbers of each of its stores, with its place in the page; empty for any other file, and for a page of
+        another version.
     """
-    cdef const uint8_t[::1] data
-    cdef kv_page *page
-    if os.fstat(fd).st_size != sizeof(kv_page):
-        return []
-    with mmap.mmap(fd, sizeof(kv_page), prot=mmap.PROT_READ) as mapped:
-        data = mapped
-        try:
-            page = <kv_page *>&data[0]
-            if not is_page(page):
-                return []
-            return counted(page)
-        finally:
-            data = None
+    return on_page(fd, mmap.PROT_READ, 0)
 
 
 def ask_for_times(int fd, uint64_t until):
     """Have another process of this user take times until the monotonic clock shows `until`, in ns.
 
-    `fd` is its page, opened for reading and writing. Where it takes times for longer, nothing changes.
+    `fd` is its page, opened for reading and writing. Stores that take times for longer are unchanged.
     """
-    cdef uint8_t[::1] data
+    on_page(fd, mmap.PROT_READ | mmap.PROT_WRITE, until)
+
+
+cdef list on_page(int fd, prot, uint64_t until):
+    """Map the page of another process; have its stores take times if `until` is not 0, and else read it."""
+    cdef const uint8_t[::1] data
     cdef kv_page *page
     cdef int i
     if os.fstat(fd).st_size != sizeof(kv_page):
-        return
-    with mmap.mmap(fd, sizeof(kv_page)) as mapped:
+        return []
+    with mmap.mmap(fd, sizeof(kv_page), prot=prot) as mapped:
         data = mapped
         try:
             page = <kv_page *>&data[0]
-            if is_page(page):
-                for i in range(<int>page.places):
-                    if page.stores[i].used == KV_USED and page.stores[i].timed_until < until:
-                        kv_set_to(&page.stores[i].timed_until, until)
+            if not is_page(page) or not until:
+                return counted(page) if is_page(page) else []
+            for i in range(KV_PLACES):
+                if page.stores[i].used == KV_USED and page.stores[i].timed_until < until:
+                    kv_set_to(&page.stores[i].timed_until, until)
+            return []
         finally:
             data = None
 
 
 def bucket_of(uint64_t ns):
-    """Return the bucket of a wait of so many ns."""
+    """Return the bucket of a wait of `ns` nanoseconds."""
     return kv_bucket(ns)
 
 

@@ -3,7 +3,7 @@
 
 /* The activity of a thread: one phase at a time, so that no time is counted twice.
  *
- * Entering a phase ends the one before, at the same moment. Entering the same phase of the same round again continues it,
+ * A phase ends the phase before it, at the same moment. Entering the same phase of the same round again continues it,
  * so consecutive pieces are one span. A wait is continued too while its thread checks a deadline, and has the key and
  * round of its last entry. All modules of a process see the same activity of a thread, through
  * the ring. */
@@ -18,7 +18,7 @@ struct kv_activity {
     kv_about about;
 };
 
-/* Whether its counters may have gone while it went on, which an exception can leave so. */
+/* Return whether the counters of an activity may have been freed: an exception can leave an activity unfinished. */
 static inline int kv_is_stale(const kv_activity *a)
 {
     return a->freed != atomic_load_explicit(&kv_ring_here->freed, memory_order_relaxed);
@@ -60,7 +60,7 @@ static void kv_enter_timed(kv_counters *c, kv_phase phase, kv_about about)
         kv_waits_for(c, a->begin, a->about);
 }
 
-/* NULL: this thread has none. */
+/* Return the activity of this thread, or NULL if it has none. */
 static inline kv_activity *kv_activity_here(void)
 {
     int may_have = KV_COUNTS && atomic_load_explicit(&kv_ring_here->was_timed, memory_order_relaxed);
@@ -89,7 +89,7 @@ static inline void kv_leave(void)
         kv_end_activity(a, kv_ring_here->now());
 }
 
-/* The same, unless this thread waits and is about to wait on. */
+/* The same, except for a wait, which continues. */
 static inline void kv_leave_work(void)
 {
     kv_activity *a = kv_activity_here();

@@ -4,7 +4,7 @@
 /* The counters of a store, or of a server, which other processes may read while it works.
  *
  * Counts are always kept. Times are taken on request: see kv_is_timed. All numbers are written with
- * relaxed atomics, by any thread; a reader may see some that are newer than others. */
+ * relaxed atomics, by any thread; a reader may see numbers of different times. */
 
 #include <stdatomic.h>
 #include <stdint.h>
@@ -20,7 +20,7 @@ enum { KV_BUCKETS = 128, KV_NAME = 64 };
 #define KV_COUNTS 1 /* 0: nothing is counted or timed. For `bench observe`, which measures what that saves. */
 #endif
 
-#define KV_NOBODY INT32_MAX /* it is not known whom a wait is for */
+#define KV_NOBODY INT32_MAX /* the process for which a thread waits is unknown */
 #define KV_NO_SLICE UINT64_MAX /* of several keys, or of none */
 
 typedef _Atomic uint64_t kv_count;
@@ -32,7 +32,7 @@ typedef struct {
     kv_count used;         /* 0: this place is free; else a kv_use */
     kv_count timed_until;  /* ns of CLOCK_MONOTONIC; 0: no times are taken */
     char store[KV_NAME];   /* type of the store, or "server", "scheduler" */
-    char job[KV_NAME];     /* what all processes of a job have in common */
+    char job[KV_NAME];     /* hash of the name of the job */
     int32_t rank, size;    /* among workers, or among servers */
     kv_count keys, nbytes; /* of the values */
     kv_count calls[KV_CALLS];
@@ -53,7 +53,7 @@ static inline void kv_add_to(kv_count *count, uint64_t more)
         atomic_fetch_add_explicit(count, more, memory_order_relaxed);
 }
 
-/* The same if no other thread adds to it at the same time: a locked instruction also waits for earlier writes. */
+/* The same, without a locked instruction: no other thread may add to the count at the same time. */
 static inline void kv_add_alone(kv_count *count, uint64_t more)
 {
     if (KV_COUNTS)

@@ -8,7 +8,7 @@
 
 #include "counters.h"
 
-/* Kinds of events, beyond the phases. The order is known to kvstore/observe/events.py. */
+/* Kinds of events, beyond the phases. Their names are in trace.h, in this order. */
 enum kv_event_kind {
     KV_EVENT_CALL = KV_PHASES, /* a verb; `slice` is the kv_verb */
     KV_EVENT_ARRIVED,          /* a part of worker `whom` has arrived; an instant */
@@ -59,7 +59,7 @@ static void kv_record(kv_event event)
     *(volatile uint32_t *)&to->written = (uint32_t)(at + 1);
 }
 
-/* The beginning of a span: the time, or 0 if times are not taken. */
+/* Return the beginning of a span: the time, or 0 if times are not taken. */
 static inline uint64_t kv_begin(const kv_counters *c)
 {
     return kv_is_timed(c) && kv_ring_here->now ? kv_ring_here->now() : 0;
@@ -85,14 +85,14 @@ static void kv_end_at(kv_counters *c, kv_phase phase, uint64_t begin, uint64_t e
                          about.store, 0});
 }
 
-/* The end of a span that began at `begin`. */
+/* End a span that began at `begin`. */
 static inline void kv_end(kv_counters *c, kv_phase phase, uint64_t begin, kv_about about)
 {
     if (begin)
         kv_end_at(c, phase, begin, kv_ring_here->now(), about);
 }
 
-/* Record that something happened just now. */
+/* Record an event that has no length. */
 static inline void kv_note(const kv_counters *c, enum kv_event_kind kind, kv_about about)
 {
     uint64_t now = kv_begin(c);

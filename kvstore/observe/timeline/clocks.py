@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -70,8 +71,6 @@ def name_of_clock() -> str:
 
 def both_clocks() -> tuple[int, int]:
     """Return the monotonic and the real time of one moment, in ns, by the shortest of several tries."""
-    import time
-
     tries = []
     for _ in range(5):
         before = now()

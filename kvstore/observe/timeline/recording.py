@@ -19,14 +19,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ...errors import ConfigError, KVStoreError
-from ...settings.definitions import SETTINGS
 from ...settings.launchers import Placement, detect
-from ...settings.variables import first_set, process_variables, text_of
+from ...settings.variables import text_of
 from ..native._observe import packed_events, record_events, recorded, take_times
 from ..signals import call_on_signal
 from . import labels, threads
 from .clocks import SchedulerClock, both_clocks, name_of_clock
-from .sources import Sources, StoreRecord, chief
+from .sources import Sources, StoreRecord
 
 _EVENTS = 1 << 18  # of 56 bytes each; pages of the ring that no event has reached are not touched
 _PATIENCE = 30.0  # seconds until another thread must have written its file
@@ -47,22 +46,24 @@ class _Recorder:
         self.clock = SchedulerClock()
         self._writing = threading.RLock()
         self._written = -1
-        self._inside = False
+        self.writer = 0  # the thread that writes
 
     def write(self, again: bool = True) -> None:
         """Write the file; without `again`, only if there are new events."""
         if not self._writing.acquire(timeout=_PATIENCE):
             return
         try:
-            if self._inside:  # a signal that ends the process has interrupted this thread
+            if self.writer:  # a signal that ends the process has interrupted this thread
                 return
-            self._inside = True
+            self.writer = threading.get_ident()
             try:
                 self._write_new(again)
             finally:
-                self._inside = False
+                self.writer = 0
         finally:
             self._writing.release()
+        if _ended_by and threading.current_thread() is threading.main_thread():
+            _end(_ended_by[0])
 
     def _write_new(self, again: bool) -> None:
         records, events = self.sources.records(), recorded()
@@ -71,15 +72,18 @@ class _Recorder:
             self._write(records, events)
 
     def _write(self, records: list[StoreRecord], events: int) -> None:
-        from ..events import PACKED, unpacked
+        import numpy as np
+
+        from ..events import PACKED
         from . import process_trace
 
         began, packed = time.monotonic(), packed_events()
         try:
             content = self._content(records)
             content.overwritten = max(0, events - len(packed) // PACKED.size)
-            content.origin = min((event.begin for event in unpacked(packed)), default=0)
-            path = process_trace.write(content, self.folder, unpacked(packed))
+            begins = np.frombuffer(packed, np.uint64)[:: PACKED.size // 8]
+            content.origin = int(begins.min(initial=content.monotonic))
+            path = process_trace.write(content, self.folder, packed)
         except (OSError, KVStoreError, MemoryError) as error:
             log.warning("the timeline of this process is not written to %s: %s", self.folder, error)
             return
@@ -90,15 +94,14 @@ class _Recorder:
 
         from .process_trace import VERSION, ProcessTrace
 
-        who, place = chief(records), _place()
-        assert who is not None
-        rank, size = who.rank, who.size
-        if who.role == "worker" and place is not None and place.size > size:
+        store, place = max(records, key=lambda record: record.size), _place()
+        rank, size = store.rank, store.size
+        if store.role == "worker" and place is not None and place.size > size:
             rank, size = place.rank, place.size  # `local` stores side by side
         jobs = [record.job for record in records if record.job]
         monotonic, realtime = both_clocks()
         return ProcessTrace(
-            version=VERSION, role=who.role, rank=rank, size=size,
+            version=VERSION, role=store.role, rank=rank, size=size,
             job=jobs[0] if jobs else place.job if place else "",
             host=socket.gethostname(), pid=os.getpid(),
             clock=name_of_clock(), monotonic=monotonic, realtime=realtime, scheduler=self.clock.samples,
@@ -112,9 +115,26 @@ _begun = False
 _ended_by: list[int] = []  # the signal that ends this process; a second one does not wait
 
 
-def start() -> None:
-    """Record from now on if the variable is set. A process calls this before it makes a store, or serves."""
-    _begin()
+def start() -> _Recorder | None:
+    """Record from now on if the variable is set, and return the recorder.
+
+    A process calls this before it makes a store, or serves. A later call changes nothing.
+    """
+    global _recorder, _begun
+    folder = "" if _begun else os.path.expanduser(text_of("timeline").strip())
+    _begun = True
+    if folder:
+        try:
+            record_events(_EVENTS)
+        except MemoryError as error:
+            log.warning("no timeline is recorded: %s", error)
+            return None
+        take_times()
+        _recorder = _Recorder(folder)
+        threads.keep_names()
+        atexit.register(write)
+        os.register_at_fork(after_in_child=_after_fork)
+    return _recorder
 
 
 def follow(source: _T, describe: Callable[[_T], StoreRecord]) -> None:
@@ -129,7 +149,7 @@ def follow(source: _T, describe: Callable[[_T], StoreRecord]) -> None:
     describe : callable
         Describes `source`. It acquires no lock and does not wait: a signal may interrupt any line.
     """
-    recorder = _begin()
+    recorder = start()
     if recorder is not None:
         recorder.sources.add(source, describe)
         call_on_signal(signal.SIGUSR1, _write_in_thread)
@@ -158,29 +178,8 @@ def write() -> None:
 
 def clock() -> SchedulerClock | None:
     """Return the comparison with the scheduler's clock; None if no timeline is recorded."""
-    recorder = _begin()
-    return recorder.clock if recorder is not None else None
-
-
-def _begin() -> _Recorder | None:
-    """Make the recorder at the first call, if the variable is set."""
-    global _recorder, _begun
-    if _begun:
-        return _recorder
-    _begun = True
-    folder = os.path.expanduser(text_of("timeline").strip())
-    if folder:
-        try:
-            record_events(_EVENTS)
-            take_times()
-        except MemoryError as error:
-            log.warning("no timeline is recorded: %s", error)
-            return None
-        _recorder = _Recorder(folder)
-        threads.want()
-        atexit.register(write)
-        os.register_at_fork(after_in_child=_after_fork)
-    return _recorder
+    recorder = start()
+    return None if recorder is None else recorder.clock
 
 
 def _after_fork() -> None:
@@ -208,15 +207,20 @@ def _write_and_end(number: int) -> None:
     """Write, and end the process by the signal."""
     if not _ended_by and _recorder is not None:
         _ended_by.append(number)
+        if _recorder.writer == threading.get_ident():
+            return  # `write`, which the signal has interrupted, ends the process
         _write_in_thread(again=False).wait(_LAST_WORDS)
+    _end(number)
+
+
+def _end(number: int) -> None:
     signal.signal(number, signal.SIG_DFL)
     signal.raise_signal(number)
 
 
 def _count(name: str) -> int:
     """Return the number of processes of a role by its variable; 0 if it is not set."""
-    env = process_variables()
-    text = env.get(first_set(env, SETTINGS[name].names()) or "", "")
+    text = text_of(name)
     return int(text) if text.isdecimal() and len(text) < 7 else 0
 
 

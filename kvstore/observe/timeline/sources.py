@@ -1,4 +1,4 @@
-"""The stores of a process, or its server, whose events a timeline has."""
+"""The stores of a process, or its server, in a timeline."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
-from ..process_names import role_of
+from ..processes import role_of
 
 _T = TypeVar("_T")
 
@@ -63,8 +63,3 @@ class Sources:
                 record = describe(source)
                 self._records[record.number] = record
                 return
-
-
-def chief(records: list[StoreRecord]) -> StoreRecord | None:
-    """Return the store that gives a process its rank: the one with the most workers, of these the first."""
-    return max(records, key=lambda record: record.size, default=None)

@@ -7,19 +7,19 @@ import threading
 #: The name of the thread of the engine, which runs operations in the background.
 ENGINE = "kvstore-engine"
 
-_wanted = threading.Event()
+_keeps_names = threading.Event()
 _ended: dict[int, str] = {}
 
 
-def want() -> None:
+def keep_names() -> None:
     """Keep names from now on."""
-    _wanted.set()
+    _keeps_names.set()
 
 
 def remember() -> None:
     """Keep the name of the calling thread, which may end before the process does."""
     thread = threading.current_thread()
-    if _wanted.is_set() and thread.native_id is not None:
+    if _keeps_names.is_set() and thread.native_id is not None:
         _ended[thread.native_id] = thread.name
 
 

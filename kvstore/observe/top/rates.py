@@ -1,4 +1,4 @@
-"""The rates of the stores of a process between two looks at their counters."""
+"""The rates of the stores of a process between two snapshots of their counters."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kvstore.observe.counters import PHASES, WAITING
-from kvstore.observe.process_names import name_of, process_name, role_of
-
-from .proc import ProcessFacts
+from kvstore.observe.processes import ProcessFacts, name_of, process_name, role_of
 
 
-class Look(NamedTuple):
+class Snapshot(NamedTuple):
     """A process at one moment, in ns of the monotonic clock."""
 
     at: int
@@ -33,7 +31,7 @@ class PresentWait:
 class StoreRow:
     """One store of a process.
 
-    Rates are None at the first look; `cpu` is 1 for one core. `phases` are parts of the time, added up over
+    Rates are None in the first view; `cpu` is 1 for one core. `phases` are parts of the time, added up over
     threads.
     """
 
@@ -65,12 +63,12 @@ class StoreRow:
         return process_name(self.role, self.rank)
 
 
-def rows(process: int, before: Look | None, after: Look) -> list[StoreRow]:
+def rows(process: int, before: Snapshot | None, after: Snapshot) -> list[StoreRow]:
     """Make one row for each store that a process has."""
     return [_row(process, place, before, after) for place in sorted(after.stores)]
 
 
-def _row(process: int, place: int, before: Look | None, after: Look) -> StoreRow:
+def _row(process: int, place: int, before: Snapshot | None, after: Snapshot) -> StoreRow:
     one, facts = after.stores[place], after.facts
     return StoreRow(
         process, facts.parent, one["job"], role_of(one["store"]), one["rank"], one["size"], one["store"],
@@ -79,9 +77,9 @@ def _row(process: int, place: int, before: Look | None, after: Look) -> StoreRow
     )  # fmt: skip
 
 
-def _rates(place: int, before: Look | None, after: Look) -> dict[str, Any]:
-    """Return the rates since the look before; none at the first look at a store."""
-    if before is None or after.at <= before.at:
+def _rates(place: int, before: Snapshot | None, after: Snapshot) -> dict[str, Any]:
+    """Return the rates since the snapshot before; none at the first snapshot of a store."""
+    if before is None or after.at <= before.at or after.facts.started != before.facts.started:
         return {}
     seconds = (after.at - before.at) * 1e-9
     cpu = {"cpu": (after.facts.cpu - before.facts.cpu) / seconds}

@@ -1,4 +1,4 @@
-"""``kvstore top``: from the first look to the last."""
+"""``kvstore top``: from the first view to the last."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .watch import MachineView, Watch
 
 
 def run(job: str | None, interval: float, once: bool, as_json: bool, write: Callable[[str], None]) -> None:
-    """Look at jobs until none is left, or until Ctrl-C; `write` prints a text and ends the line.
+    """Show jobs until none is left, or until Ctrl-C; `write` prints a text and ends the line.
 
     Raises
     ------
@@ -29,8 +29,8 @@ def run(job: str | None, interval: float, once: bool, as_json: bool, write: Call
         signal.signal(signal.SIGINT, signal.default_int_handler)
     live = not once and not as_json and sys.stdout.isatty()
     height = 0
-    with contextlib.closing(Watch(job, interval)) as watch, contextlib.suppress(KeyboardInterrupt):
-        for view in _views(watch, interval, once):
+    with contextlib.suppress(KeyboardInterrupt):
+        for view in _views(Watch(job, interval), interval, once):
             if as_json:
                 write(json.dumps(asdict(view)))
                 continue
@@ -40,19 +40,19 @@ def run(job: str | None, interval: float, once: bool, as_json: bool, write: Call
                 write("\n".join(line.text for line in shown))
                 continue
             shown = shown[: rows - 1]
-            over = f"\x1b[{height}F\x1b[J" if height else ""  # replaces the look before
+            over = f"\x1b[{height}F\x1b[J" if height else ""  # replaces the view before
             write(over + "\n".join(click.style(line.text, fg=line.colour or None) for line in shown))
             height = len(shown)
 
 
 def _views(watch: Watch, interval: float, once: bool) -> Iterator[MachineView]:
-    """Look repeatedly. The first look has no rates: with `once` it is not shown."""
-    view = watch.look()
+    """Yield views. The first has no rates: with `once` it is not shown."""
+    view = watch.view()
     while view.jobs and not once:
         yield view
         time.sleep(interval)
-        view = watch.look()
+        view = watch.view()
     if once:
         time.sleep(interval)
-        view = watch.look()
+        view = watch.view()
     yield view

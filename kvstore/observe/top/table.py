@@ -1,4 +1,4 @@
-"""The lines of a look at the machine: for each job a heading, and a table of its stores."""
+"""The lines of a view of the machine: for each job a heading, and a table of its stores."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def heading(job: JobView) -> str:
 
 
 def lines(view: MachineView, width: int) -> Iterator[Line]:
-    """Yield the lines of a look, none longer than `width`."""
+    """Yield the lines of a view, none longer than `width`."""
     for job in view.jobs:
         yield Line(heading(job)[:width])
         left = [at for at, title in enumerate(titles(width)) if title in _TEXTS]

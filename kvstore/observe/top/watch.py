@@ -1,4 +1,4 @@
-"""Looks at the jobs of this machine, and the changes between two looks."""
+"""Views of the jobs of this machine, and the changes between two views."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from itertools import groupby
 
 from kvstore.errors import ConfigError
 from kvstore.observe.native._observe import job_id, now
+from kvstore.observe.processes import ORDER, command, facts
 
-from .pages import CounterPage, CounterPages
-from .proc import command
-from .rates import Look, StoreRow, rows
+from .pages import CounterPage, counter_pages
+from .rates import Snapshot, StoreRow, rows
 
 _NEWS = 5  # that are kept
-_LEAST_AHEAD = 5.0  # seconds for which times are taken from a look on
+_LEAST_AHEAD = 5.0  # seconds for which times are taken from a view on
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,15 @@ class JobView:
 
 @dataclass(frozen=True)
 class MachineView:
-    """The result of one look."""
+    """The jobs of this machine at one moment."""
 
     jobs: Sequence[JobView]
-    news: Sequence[str]  # ends of processes and losses since the first look, the newest last
+    news: Sequence[str]  # ends of processes and losses since the first view, the newest last
     unreadable: Sequence[int]  # processes with another version of kvstore
 
 
 class Watch:
-    """Looks at one job, or at all, every `interval` seconds.
+    """Makes views of one job, or of all, every `interval` seconds.
 
     `job` is its name, the beginning of the hash of its name, or the number of one of its processes or of
     their parent.
@@ -46,47 +46,40 @@ class Watch:
     def __init__(self, job: str | None, interval: float) -> None:
         self._job = job
         self._ahead = max(_LEAST_AHEAD, 3 * interval)
-        self._pages = CounterPages()
-        self._looks: dict[int, Look] = {}
+        self._snapshots: dict[int, Snapshot] = {}
         self._rows: dict[tuple[int, int], StoreRow] = {}
         self._news: list[str] = []
         self._found = False
 
-    def look(self) -> MachineView:
-        """Look at the machine.
+    def view(self) -> MachineView:
+        """Read the counters of all processes, and return a view.
 
         Raises
         ------
         ConfigError
-            It is the first look, and there is no such job.
+            It is the first view, and there is no such job.
         """
-        pages = self._pages.look()
-        found = [row for page in pages for row in self._read(page)]
+        before, self._snapshots, pages = self._snapshots, {}, counter_pages()
+        found = [row for page in pages for row in self._read(page, before.get(page.process))]
         shown = [row for row in found if self._is_wanted(row)]
         if not shown and not self._found:
             raise ConfigError(self._nothing(found))
         self._found = True
-        looked_at = {row.process for row in shown}
+        in_view = {row.process for row in shown}
         for page in pages:
-            if page.process in looked_at:  # other jobs of the user take no times
+            if page.process in in_view:  # other jobs of the user take no times
                 page.ask_for_times(self._ahead)
         self._compare({(row.process, row.number): row for row in shown})
-        self._looks = {
-            page.process: self._looks[page.process] for page in pages if page.process in self._looks
-        }
         unreadable = [page.process for page in pages if not page.is_readable]
         return MachineView(list(_jobs(shown)), list(self._news), unreadable)
 
-    def close(self) -> None:
-        """Close all pages."""
-        self._pages.close()
-
-    def _read(self, page: CounterPage) -> list[StoreRow]:
-        facts, stores = page.facts(), page.stores()
-        if facts is None:
+    def _read(self, page: CounterPage, before: Snapshot | None) -> list[StoreRow]:
+        process, stores = facts(page.process), page.stores()
+        if process is None:
             return []
-        before = self._looks.get(page.process)
-        after = self._looks[page.process] = Look(now(), facts, {one["place"]: one for one in stores})
+        after = self._snapshots[page.process] = Snapshot(
+            now(), process, {one["place"]: one for one in stores}
+        )
         return rows(page.process, before, after)
 
     def _is_wanted(self, row: StoreRow) -> bool:
@@ -102,7 +95,7 @@ class Watch:
         return f"there is no job {self._job!r} on this machine; there are: {', '.join(names) or 'none'}"
 
     def _compare(self, shown: dict[tuple[int, int], StoreRow]) -> None:
-        """Add the changes since the last look to the news."""
+        """Add the changes since the last view to the news."""
         processes = {process for process, _ in shown}
         gone = {row.process: row for row in self._rows.values() if row.process not in processes}
         news = [f"{row.name} (process {row.process}) is gone" for row in gone.values()]
@@ -121,8 +114,7 @@ def _jobs(shown: Sequence[StoreRow]) -> Iterator[JobView]:
     def job(row: StoreRow) -> tuple[str, int]:
         return row.job, 0 if row.job else row.parent
 
-    order = {"worker": 0, "server": 1, "scheduler": 2}
-    ordered = sorted(shown, key=lambda row: (*job(row), order[row.role], row.rank, row.process, row.number))
+    ordered = sorted(shown, key=lambda row: (*job(row), ORDER[row.role], row.rank, row.process, row.number))
     for (name, _), of_job in groupby(ordered, key=job):
         members = list(of_job)
         yield JobView(name, command(members[0].process), members)

@@ -93,6 +93,8 @@ class LocalBackend(Backend):
         self.init([(key, values) for key, values in groups if key not in self._entries])
         for key, value in known:
             entry = self._entries[key]
+            if entry.table is not None:
+                entry.table.drop_old_states(self.updater)
             entry.assign(value)
             if self.updater is not None and entry.dtype.itemsize == 2:
                 self._follow(self.updater, entry)

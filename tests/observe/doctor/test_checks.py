@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
-from kvstore.observe.doctor.checks import Check, CheckOutcome, Finding, error, ok, warning
+from kvstore.observe.doctor.checks import Check, Finding, error, ok, warning
 
 
 def test_a_python_that_this_user_may_not_execute() -> None:
-    def refused() -> CheckOutcome:
+    def refused() -> Finding:
         raise PermissionError(13, "Permission denied", sys.executable)
 
     found = Check("one", refused).run()
@@ -28,13 +28,13 @@ def test_a_python_that_this_user_may_not_execute() -> None:
         (warning("slow", "of the outcome"), "of the outcome"),
     ],
 )
-def test_the_cure_is_that_of_the_outcome_or_of_the_row(outcome: CheckOutcome, cure: str) -> None:
+def test_the_cure_is_that_of_the_outcome_or_of_the_row(outcome: Finding, cure: str) -> None:
     found = Check("one", lambda: outcome, "of the row").run()
     assert found == Finding("one", outcome.level, outcome.text, cure)
 
 
 def test_an_exception_is_an_error_with_its_text() -> None:
-    def broken() -> CheckOutcome:
+    def broken() -> Finding:
         raise ZeroDivisionError("division by nothing")
 
     found = Check("a broken check", broken, "of the row").run()
@@ -46,7 +46,7 @@ def test_an_exception_is_an_error_with_its_text() -> None:
 def test_a_check_without_an_answer_is_given_up() -> None:
     end = threading.Event()
 
-    def wait() -> CheckOutcome:
+    def wait() -> Finding:
         end.wait()
         return ok("fine")
 

@@ -110,7 +110,7 @@ def test_a_host_that_cannot_be_reached(find: Find) -> None:
 def test_a_command_that_answers_as_something_else(find: Find) -> None:
     [first, *_] = find(command="echo; echo 'Welcome to the switch'; exit 0", names=ONE)
     assert "exit code 0; it has answered 'Welcome to the switch'" in first.text
-    [first, *_] = find(command="echo 'kvstore doctor far host 2'; read line; echo Bye", names=ONE)
+    [first, *_] = find(command="echo 'kvstore doctor far host 3'; read line; echo Bye", names=ONE)
     assert first.text == "it could not be reached: it has answered 'Bye'"
 
 
@@ -137,17 +137,6 @@ def test_hosts_that_cannot_connect(find: Find) -> None:
     found = by_subject(find(before))
     assert found[f"{ONE} to {OTHER}"].level == "error"
     assert "Connection refused" in found[f"{ONE} to {OTHER}"].text
-    assert found[f"{OTHER} to {ONE}"].level == "ok"
-
-
-def test_a_client_without_the_token_is_not_served(find: Find) -> None:
-    before = (
-        "from kvstore.observe.doctor import far_host\n"
-        "connect = far_host.connect\n"
-        "far_host._ANSWERS['connect'] = lambda token, **more: connect(token='00' * 32, **more)"
-    )
-    found = by_subject(find(before))
-    assert found[f"{ONE} to {OTHER}"].level == "error"
     assert found[f"{OTHER} to {ONE}"].level == "ok"
 
 

@@ -119,7 +119,7 @@ def test_a_memfd_that_cannot_be_sealed_is_an_error(tmp_path: Path) -> None:
     ],
 )
 def test_room_in_the_shared_memory_folder(total: int, left: int, level: str) -> None:
-    [row] = [one for one in CHECKS if one.look is machine.shared_memory_folder]
+    [row] = [one for one in CHECKS if one.function is machine.shared_memory_folder]
     found = row.finding(machine.shared_memory_room(total, left))
     assert found.level == level
     assert ("--shm-size" in found.cure) is (level == "warning")
@@ -191,7 +191,7 @@ def _regions_of_this_process() -> set[Path]:
     found = set()
     for link in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # that of the folder itself
-            if machine._REGION.search(os.readlink(link)):
+            if re.search(machine._REGION, os.readlink(link)):
                 found.add(link)
     return found
 

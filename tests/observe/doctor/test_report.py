@@ -18,7 +18,7 @@ from launched import Job, until
 
 from kvstore.launch.cli import main
 from kvstore.observe.doctor import report, table
-from kvstore.observe.doctor.checks import Check, CheckOutcome, Finding, ok, warning
+from kvstore.observe.doctor.checks import Check, Finding, ok, warning
 
 LEVELS = ("ok", "warning", "error")
 #: Subjects that depend on the machine or on what else is installed, and may be warnings on a healthy one.
@@ -71,7 +71,7 @@ def invoke(monkeypatch: pytest.MonkeyPatch, *checks: Check, arguments: tuple[str
     return CliRunner().invoke(main, ["doctor", "--no-tests", *arguments])
 
 
-def broken() -> CheckOutcome:
+def broken() -> Finding:
     raise OSError("nobody expected this")
 
 
@@ -95,7 +95,7 @@ def test_a_broken_check_is_one_line_and_the_others_go_on(monkeypatch: pytest.Mon
 
 
 def test_what_an_exception_tells_is_cleaned(monkeypatch: pytest.MonkeyPatch) -> None:
-    def telling() -> CheckOutcome:
+    def telling() -> Finding:
         raise OSError("the secret-job in /home/me/keys")
 
     monkeypatch.setenv("KVSTORE_JOB", "secret-job")

@@ -79,8 +79,8 @@ def test_clocks_are_compared_with_the_schedulers(job: Job, folder: Path) -> None
     done(job, "dist_sync", "-n", "2", "-s", "1")
     for name, file in files(folder).items():
         assert bool(file.scheduler) == (name != "scheduler 0")
-        for sample in file.scheduler:
-            assert abs(sample.offset) <= sample.uncertainty
+        for _, offset, uncertainty in file.scheduler:
+            assert abs(offset) <= uncertainty
 
 
 def test_workers_without_servers_write(job: Job, folder: Path, tmp_path: Path) -> None:

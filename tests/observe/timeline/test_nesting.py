@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from kvstore.observe.counters import MOVING, WAITING
 from kvstore.observe.events import CALL, Event
-from kvstore.observe.timeline.job.activity import common, length, segments, union
+from kvstore.observe.intervals import common, length, union
+from kvstore.observe.timeline.job.activity import segments
 from kvstore.observe.timeline.job.nesting import lanes
 
 _TIMES = st.tuples(st.integers(0, 30), st.integers(0, 30)).map(lambda pair: (min(pair), max(pair)))

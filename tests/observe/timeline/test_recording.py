@@ -358,6 +358,38 @@ time.sleep(1000)
     assert waits(file)
 
 
+def test_a_signal_during_the_writing_ends_the_process_when_the_file_is_complete(recorded: Job) -> None:
+    text = """
+from kvstore.observe.timeline import process_trace, recording
+recording._LAST_WORDS = 1000
+store = kv.create("local"); store.init("w", np.zeros(3, np.float32)); call(store)
+write = process_trace.write
+def interrupted(*arguments):
+    signal.raise_signal(signal.SIGTERM)
+    return write(*arguments)
+process_trace.write = interrupted
+store.close()
+time.sleep(1000)
+"""
+    ended(recorded, text, code=-signal.SIGTERM)
+    (file,) = files(recorded)
+    assert waits(file)
+
+
+def test_a_full_ring_is_written_at_once(recorded: Job) -> None:
+    """Not a second of processor time on any machine: a signal that ends the process waits for it."""
+    text = """
+from kvstore.observe.timeline import recording
+store = kv.create("local"); store.init("w", np.zeros(3, np.float32)); call(store)
+for i in range(recording._EVENTS): counters_of(store).record(1, i, i + 1000, i, i, i, i)
+begin = time.process_time()
+recording.write()
+print(time.process_time() - begin)
+"""
+    out, _ = ended(recorded, text)
+    assert float(out) < 1.0
+
+
 def test_a_lock_that_the_interrupted_line_holds_delays_the_end_and_does_not_prevent_it(recorded: Job) -> None:
     text = """
 import logging

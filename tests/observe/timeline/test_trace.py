@@ -15,7 +15,7 @@ from observation.trace_rules import broken, loaded
 
 from kvstore.errors import StateFileError
 from kvstore.observe.counters import CALLS, CONVERTING, MOVING, SUMMING, WAITING
-from kvstore.observe.events import ARRIVED, BACK, BUCKET, CALL, KINDS, LOST, NO_SLICE, STEP
+from kvstore.observe.events import ARRIVED, BACK, BUCKET, CALL, KINDS, LOST, NO_SLICE, NOBODY, STEP, Event
 from kvstore.observe.timeline import process_trace
 from kvstore.observe.timeline.clocks import ClockSample
 from kvstore.observe.timeline.job import chrome
@@ -152,33 +152,60 @@ def test_other_files_of_the_folder_are_no_processes(tmp_path: Path) -> None:
     job = read_job(tmp_path)
     assert [process.name for process in job.processes] == ["worker 0"]
     assert job.notes == [
-        "worker-0-a-4.json is left out: it has version 99 of the format, and this kvstore reads 2",
-        "worker-1-a-2.json is left out: its checksum is wrong: it is damaged, or another version of kvstore "
-        "has written it",
+        "worker-0-a-4.json is left out: it has version 99 of the format, and this kvstore reads 3",
+        "worker-1-a-2.json is left out: it is damaged, or another version of kvstore has written it",
         "1 files of other jobs are left out: only the newest is shown",
     ]
 
 
+NO_TRACE = "it is damaged, or another version of kvstore has written it"
+
+
 @pytest.mark.parametrize(
-    "damage",
+    ("damage", "before", "after"),
     [
-        {"events": [in_ring(WORKER)[0]._replace(end=1 << 62)]},
-        {"events": [in_ring(WORKER)[0]._replace(end=-1)]},
-        {"monotonic": 1 << 70},
-        {"realtime": 1 << 70},
-        {"scheduler": [ClockSample(1, -(1 << 63), 1)]},
-        {"size": 1 << 40},
+        ({"events": [in_ring(WORKER)[0]._replace(end=1 << 62)]}, "", ""),
+        ({"events": [in_ring(WORKER)[0]._replace(end=0)]}, "", ""),
+        ({}, '"ts":', '"ts":-'),
+        ({}, '"name":"moving"', '"name":"nothing"'),
+        ({}, '"ph":"X"', '"ph":"X'),
+        ({"monotonic": 1 << 62}, "", ""),
+        ({"realtime": 1 << 63}, "", ""),
+        ({"scheduler": [ClockSample(1, -(1 << 63), 1)]}, "", ""),
+        ({"size": 1 << 40}, "", ""),
     ],
 )
-def test_a_damaged_file_is_left_out_with_a_note(tmp_path: Path, damage: dict[str, Any]) -> None:
+def test_a_damaged_file_is_left_out_with_a_note(
+    tmp_path: Path, damage: dict[str, Any], before: str, after: str
+) -> None:
     process_trace.write(file(WORKER), tmp_path)
-    process_trace.write(file(WORKER, rank=1, pid=7, **damage), tmp_path)
+    path = process_trace.write(file(WORKER, rank=1, pid=7, **damage), tmp_path)
+    path.write_text(path.read_text().replace(before, after))
     job = read_job(tmp_path)
     assert [process.name for process in job.processes] == ["worker 0"]
     assert job.notes == [
-        "worker-1-a-7.json is left out: it is damaged: it has numbers that no process writes",
+        f"worker-1-a-7.json is left out: {NO_TRACE}",
         "no file of worker 1: killed, or not written yet, or left on another host, or left out",
     ]
+
+
+def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
+    path = process_trace.write(file(WORKER), tmp_path)
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
+        with pytest.raises(ValueError, match=NO_TRACE):
+            process_trace.read(path)
+
+
+@pytest.mark.parametrize("most", [True, False])
+def test_a_file_has_all_that_an_event_can_have(tmp_path: Path, most: bool) -> None:
+    """Of a process with as many events as are written in several pieces."""
+    all_of = (1 << 50, 1 << 51, NO_SLICE - 1, NO_SLICE, NO_SLICE, (1 << 32) - 1, -(1 << 31), BUCKET, 65535)
+    event = Event(*all_of) if most else Event(0, 0, NO_SLICE, 0, 0, 0, NOBODY, WAITING, 0)
+    path = process_trace.write(file([], events=[event] * 5000, origin=1000 * most), tmp_path)
+    assert process_trace.read(path).events == [event] * 5000
+    assert len(json.loads(path.read_text())["traceEvents"]) == 5000
 
 
 def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import subprocess
 from typing import Any
 
 from kvstore.observe.native._observe import NOBODY
-from kvstore.observe.top.proc import ProcessFacts, command, facts
-from kvstore.observe.top.rates import Look, PresentWait, StoreRow, rows
+from kvstore.observe.processes import ProcessFacts, command, facts
+from kvstore.observe.top.rates import PresentWait, Snapshot, StoreRow, rows
 from kvstore.observe.top.table import cells, heading, lines, titles
 from kvstore.observe.top.watch import JobView, MachineView
 
@@ -25,13 +25,13 @@ def numbers(**changes: Any) -> dict[str, Any]:
     return {**zeros, **place, **wait, "rounds": 0, "losses": 0, "waits": [0] * 128, **changes}
 
 
-def look(seconds: float, cpu: float = 0.0, **changes: Any) -> Look:
+def look(seconds: float, cpu: float = 0.0, **changes: Any) -> Snapshot:
     one = numbers(**changes)
     process = ProcessFacts(7, 1, cpu, 1000, 100)
-    return Look(int(seconds * SECOND), process, {one["place"]: one})
+    return Snapshot(int(seconds * SECOND), process, {one["place"]: one})
 
 
-def row(before: Look | None, after: Look) -> StoreRow:
+def row(before: Snapshot | None, after: Snapshot) -> StoreRow:
     (found,) = rows(4711, before, after)
     return found
 

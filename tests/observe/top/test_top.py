@@ -18,6 +18,7 @@ from launched import PATIENCE, Job, until
 
 from kvstore.errors import ConfigError
 from kvstore.launch.cli import main
+from kvstore.observe import processes
 from kvstore.observe.native._observe import PAGE_NAME, PAGE_VERSION, Counters, job_id
 from kvstore.observe.top import pages
 from kvstore.observe.top.watch import Watch
@@ -109,33 +110,31 @@ def test_the_command_ends_with_the_job_and_tells_of_processes_that_are_gone(
 
 
 def test_without_a_job_there_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "_processes", lambda: iter(()))
+    monkeypatch.setattr(processes, "running", lambda root: iter(()))
     done = CliRunner().invoke(main, ["top"])
     assert done.exit_code == 1
     assert done.output == "Error: no process of this user has a store of kvstore on this machine\n"
 
 
 def test_only_the_job_that_is_looked_at_takes_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "_processes", lambda: iter([os.getpid()]))
+    monkeypatch.setattr(processes, "running", lambda root: iter([os.getpid()]))
     counters = Counters("local", f"of {os.getpid()}", 0, 1)
     other = Watch("another job", 1.0)
     with pytest.raises(ConfigError, match="no job 'another job'"):
-        other.look()
+        other.view()
     assert not counters.begin()
     own = Watch(f"of {os.getpid()}", 1.0)
-    own.look()
+    own.view()
     assert counters.begin()
-    other.close()
-    own.close()
 
 
 def test_processes_of_other_users_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: str) -> list[str]:
-        raise PermissionError(path)
+    def refuse(path: object) -> list[str]:
+        raise PermissionError(str(path))
 
-    monkeypatch.setattr(pages, "_processes", lambda: iter([os.getpid()]))
+    monkeypatch.setattr(processes, "running", lambda root: iter([os.getpid()]))
     monkeypatch.setattr(os, "listdir", refuse)
-    assert pages.CounterPages().look() == []
+    assert pages.counter_pages() == []
 
 
 HOLD = """
@@ -157,14 +156,12 @@ def test_pages_that_are_none_or_of_another_version_are_not_shown(
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        looked = pages.CounterPages()
-        (page,) = [one for one in looked.look() if one.process == process.pid]
+        (page,) = [one for one in pages.counter_pages() if one.process == process.pid]
         page.ask_for_times(1)
         assert page.stores() == []
         assert page.is_readable is not is_told
         process.communicate(timeout=pace.seconds(60))
-        assert process.pid not in {one.process for one in looked.look()}
-        looked.close()
+        assert process.pid not in {one.process for one in pages.counter_pages()}
 
 
 INHERITED = """
@@ -184,9 +181,7 @@ def test_a_process_that_has_only_inherited_a_page_is_not_shown(job: Job) -> None
     process = job.start("-c", INHERITED, stdin=subprocess.PIPE)
     assert process.stdout is not None
     child = int(process.stdout.readline())
-    looked = pages.CounterPages()
-    found = {one.process for one in looked.look()}
-    looked.close()
+    found = {one.process for one in pages.counter_pages()}
     assert process.pid in found
     assert child not in found
     process.communicate(b"\n", timeout=pace.seconds(60))

@@ -21,7 +21,7 @@ from kvstore.kernels import cpu
 from kvstore.observe.counters import PHASES, WAITING, WAYS
 from kvstore.observe.events import ARRIVED, LOST, NOBODY, Event
 from kvstore.observe.native._observe import job_id
-from kvstore.observe.top.pages import CounterPage, CounterPages
+from kvstore.observe.top.pages import CounterPage, counter_pages
 
 BODIES = "procs_dist"
 SYNC = {tested_store.NAME: "dist_sync", "KVSTORE_SLICE_BYTES": "131072"}
@@ -197,23 +197,19 @@ def test_others_see_for_whom_a_process_waits(served: Served, variables: dict[str
     job = served(2, 1, **variables)
     workers = job.start_all(BODIES, "waits", LARGE)
     workers[1].expect("is late")
-    pages = CounterPages()
-    try:
-        found = {one.process: one for one in pages.look()}
-        worker, server = found[workers[0].pid], found[job.servers[0].pid]
-        worker.ask_for_times(100)
-        seen = _waiting(worker)
-        assert (seen["store"], seen["rank"], seen["round"], seen["whom"]) == ("dist_sync", 0, 5, -1)
-        (counters,) = server.stores()
-        assert (counters["store"], counters["rank"], counters["size"]) == ("server", 0, 1)
-        assert (counters["keys"], counters["nbytes"]) == (1, 4 * LARGE)
-        assert [one["job"] for one in (seen, counters)] == [job_id(job.name)] * 2
-        if variables is not FRAME:
-            server.ask_for_times(100)
-            seen = _waiting(server)
-            assert (seen["round"], seen["whom"]) == (5, 1)
-    finally:
-        pages.close()
+    found = {one.process: one for one in counter_pages()}
+    worker, server = found[workers[0].pid], found[job.servers[0].pid]
+    worker.ask_for_times(100)
+    seen = _waiting(worker)
+    assert (seen["store"], seen["rank"], seen["round"], seen["whom"]) == ("dist_sync", 0, 5, -1)
+    (counters,) = server.stores()
+    assert (counters["store"], counters["rank"], counters["size"]) == ("server", 0, 1)
+    assert (counters["keys"], counters["nbytes"]) == (1, 4 * LARGE)
+    assert [one["job"] for one in (seen, counters)] == [job_id(job.name)] * 2
+    if variables is not FRAME:
+        server.ask_for_times(100)
+        seen = _waiting(server)
+        assert (seen["round"], seen["whom"]) == (5, 1)
     workers[1].say("go")
     job.results()
 

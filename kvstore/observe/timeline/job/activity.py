@@ -7,14 +7,12 @@ from typing import NamedTuple
 
 from ...counters import PHASES
 from ...events import CALL, STEP, Event
+from ...intervals import Times, common, length
 from ..threads import ENGINE
 from .model import OF_THREADS, JobProcess
 
 #: The parts of the time of a worker; their sum is all of it. `calls` is the rest of the calls of the store.
 SHARES = ("computing", *PHASES, "calls")
-
-#: Pairs of begin and end, in order and disjoint.
-Times = list[tuple[int, int]]
 
 _IN_STORE = OF_THREADS | {STEP}
 
@@ -85,34 +83,3 @@ def calling_threads(process: JobProcess) -> set[int]:
     calling = {event.thread for event in process.events if event.kind in (CALL, STEP)}
     own = {thread for thread in calling if names.get(thread) != ENGINE}
     return own or {process.file.pid}
-
-
-def union(spans: Iterable[tuple[int, int]]) -> Times:
-    """Return the times that at least one of the spans covers."""
-    found: Times = []
-    for begin, end in sorted(spans):
-        if found and begin <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
-        else:
-            found.append((begin, end))
-    return found
-
-
-def common(one: Times, other: Times) -> Times:
-    """Return the times that are in both."""
-    found: Times = []
-    i = j = 0
-    while i < len(one) and j < len(other):
-        begin, end = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
-        if begin < end:
-            found.append((begin, end))
-        if one[i][1] < other[j][1]:
-            i += 1
-        else:
-            j += 1
-    return found
-
-
-def length(times: Times) -> int:
-    """Return the sum of their lengths."""
-    return sum(end - begin for begin, end in times)

@@ -60,7 +60,7 @@ def _measured(files: list[ProcessTrace]) -> Alignment | None:
     """Align a clock with the scheduler's by the comparisons of the processes that have it."""
     if any(file.role == "scheduler" for file in files):
         return _exact()
-    samples = sorted(sample for file in files for sample in file.scheduler)
+    samples = sorted(ClockSample(*sample) for file in files for sample in file.scheduler)
     if not samples:
         return None
     windows: dict[int, list[ClockSample]] = defaultdict(list)

@@ -13,16 +13,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ....files import replacing
 from ...counters import PHASES
 from ...events import ARRIVED, BUCKET, CALL, KINDS, LOST, STEP, Event
-from ...process_names import name_of
-from ..process_trace import encoded
+from ...processes import name_of
+from ..process_trace import TAIL, head
 from ..threads import ENGINE
 from .model import INSTANTS, JobProcess, JobTimeline, name_of_call
 from .nesting import Span, by_thread, lanes
-
-_FIRST = {"worker": 0, "server": 10_000, "scheduler": 20_000}  # in the order of processes
 
 
 def write(job: JobTimeline, path: Path) -> int:
@@ -35,21 +35,16 @@ def write(job: JobTimeline, path: Path) -> int:
     """
     facts = {"job": job.processes[0].file.job, "notes": job.notes}
     count = 0
-
-    def counted() -> Iterator[dict[str, Any]]:
-        nonlocal count
-        for event in events(job):
-            count += 1
-            yield event
-
-    with replacing(path) as beside, beside.open("wb") as file:
-        file.write(b"{")
-        file.writelines(encoded(facts, counted()))
+    with replacing(path) as unfinished, unfinished.open("wb") as file:
+        file.write(head(facts))
+        for count, text in enumerate(map(msgspec.json.encode, events(job)), 1):
+            file.write(b",\n" + text if count > 1 else text)
+        file.write(TAIL)
     return count
 
 
 def events(job: JobTimeline) -> Iterator[dict[str, Any]]:
-    """Yield the events of the trace: those that name processes and tracks first, the others by their time."""
+    """Yield the events of the trace: those that name processes and tracks, then the rest by their time."""
     tracks = [_Tracks(number, process) for number, process in enumerate(job.processes, 1)]
     for one in tracks:
         yield from one.names()
@@ -99,7 +94,7 @@ class _Tracks:
         file = self._process.file
         yield self._named("process_name", 0, name=self._process.name)
         yield self._named("process_labels", 0, labels=f"{file.host}, process {file.pid}")
-        yield self._named("process_sort_index", 0, sort_index=_FIRST.get(file.role, 0) + self._pid)
+        yield self._named("process_sort_index", 0, sort_index=self._pid)
         for tid, name in enumerate(self._names, 1):
             yield self._named("thread_name", tid, name=name)
             yield self._named("thread_sort_index", tid, sort_index=tid)
@@ -108,13 +103,13 @@ class _Tracks:
         return {"ph": "M", "pid": self._pid, "tid": tid, "name": kind, "args": what}
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Yield all others by their time; of spans that begin together, the outer ones first."""
+        """Yield the other events by their time; of spans that begin together, the outer ones first."""
         found = [self._spans(tid, lane) for tid, lane in enumerate(self._lanes, 1)]
         instants = (self._instant(tid, event) for tid, event in self._instants)
         return heapq.merge(*found, instants, self._queue(), key=lambda event: event["ts"])
 
     def _queue(self) -> Iterator[dict[str, Any]]:
-        """Yield the number of parts that wait at a server for the others of their round."""
+        """Yield the number of parts at a server that wait for the last part of their round."""
         arrived = self._process.spans(frozenset((ARRIVED,))) if self._process.file.role == "server" else []
         last = {(event.store, event.slice, event.round): event for event in arrived}
         waiting: Counter[tuple[int, int, int]] = Counter()

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ....errors import StateFileError
-from ...process_names import process_name
+from ...processes import ORDER, process_name
 from ..process_trace import FORMAT, ProcessTrace, read
 
-_ORDER = {"worker": 0, "server": 1, "scheduler": 2}
 _HEAD = 256  # bytes within which a file names its format
 
 
@@ -40,7 +39,7 @@ def load(folder: Path) -> JobFiles:
     files = [file for file in found if file.job == newest.job]
     if len(files) < len(found):
         notes.append(f"{len(found) - len(files)} files of other jobs are left out: only the newest is shown")
-    files.sort(key=lambda file: (_ORDER.get(file.role, 3), file.rank, file.monotonic))
+    files.sort(key=lambda file: (ORDER.get(file.role, 3), file.rank, file.monotonic))
     return JobFiles(files, [*notes, *_missing(files, bool(notes)), *_overwritten(files)])
 
 

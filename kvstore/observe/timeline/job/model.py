@@ -11,7 +11,7 @@ import numpy as np
 
 from ...counters import CALLS, PHASES
 from ...events import ARRIVED, BACK, BUCKET, CALL, LOST, NO_SLICE, STEP, Event
-from ...process_names import name_of, process_name
+from ...processes import name_of, process_name
 from ..process_trace import ProcessTrace
 from ..sources import StoreRecord
 from .alignment import Alignment, align
@@ -119,7 +119,7 @@ def _of_losses(processes: list[JobProcess]) -> list[str]:
 
 
 def _of_clocks(processes: list[JobProcess]) -> list[str]:
-    """Name the processes whose times depend on the time of day of their host."""
+    """Name the processes with times that depend on the time of day of their host."""
     vague = [process.name for process in processes if process.alignment.uncertainty is None]
     return [f"no clock was compared with that of {name}: by the time of day of its host" for name in vague]
 

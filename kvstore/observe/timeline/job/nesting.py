@@ -11,30 +11,10 @@ from ...events import Event
 
 @dataclass(eq=False)
 class Span:
-    """A span, and the one in which it lies directly."""
+    """A span, and the innermost span around it."""
 
     event: Event
     parent: Span | None
-
-
-@dataclass(eq=False)
-class Lane:
-    """Spans that are nested, the outer ones first, and those of them that have not ended."""
-
-    spans: list[Span]
-    open: list[Span]
-
-    def add(self, event: Event) -> bool:
-        """Add the next span if it is nested in the innermost open one; return whether it is."""
-        while self.open and self.open[-1].event.end <= event.begin:
-            self.open.pop()
-        parent = self.open[-1] if self.open else None
-        if parent is not None and event.end > parent.event.end:
-            return False
-        span = Span(event, parent)
-        self.spans.append(span)
-        self.open.append(span)
-        return True
 
 
 def lanes(events: Iterable[Event]) -> list[list[Span]]:
@@ -45,12 +25,22 @@ def lanes(events: Iterable[Event]) -> list[list[Span]]:
     events : iterable of Event
         By their begin; of those that begin together, the longest first.
     """
-    found: list[Lane] = []
+    found: list[tuple[list[Span], list[Span]]] = []  # the spans of each lane, and those that have not ended
     for event in events:
-        if not any(lane.add(event) for lane in found):
-            found.append(Lane([], []))
-            found[-1].add(event)
-    return [lane.spans for lane in found]
+        for lane in found:
+            _, unfinished = lane
+            while unfinished and unfinished[-1].event.end <= event.begin:
+                unfinished.pop()
+            parent = unfinished[-1] if unfinished else None
+            if parent is None or event.end <= parent.event.end:
+                break
+        else:
+            parent, lane = None, ([], [])
+            found.append(lane)
+        span = Span(event, parent)
+        for spans in lane:
+            spans.append(span)
+    return [spans for spans, _ in found]
 
 
 def by_thread(events: Sequence[Event]) -> dict[int, list[Event]]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from ...counters import PHASES, WAITING
 from ...events import CALL, NO_SLICE, Event
-from .activity import Times, common, length, segments, shares
+from ...intervals import Times, common, length
+from .activity import segments, shares
 from .model import JobProcess, JobTimeline
 from .nesting import Span, by_thread, lanes
 from .steps import Overlap, Steps, overlap_of, steps_of
@@ -68,15 +68,7 @@ class Report:
     servers: list[ServerReport]
     last: list[Last]  # workers by the number of rounds in which they arrived last
     keys: list[KeyReport]
-    notes: list[str]  # what is missing
-
-    def as_object(self) -> dict[str, Any]:
-        """Return the report as --json prints it."""
-        found = asdict(self)
-        found["last"] = [one._asdict() for one in self.last]
-        for worker, whole in zip(found["workers"], self.workers, strict=True):
-            worker["overlap"] = whole.overlap and whole.overlap._asdict()
-        return found
+    notes: list[str]  # about files and events that are missing
 
 
 def report(job: JobTimeline) -> Report:

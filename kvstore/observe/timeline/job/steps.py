@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
 from ...counters import CALLS
 from ...events import BUCKET, CALL, STEP, Event
-from .activity import Times, common, union
+from ...intervals import Times, common, union
 from .model import JobProcess, name_of_call
 
 _LONG = 3  # times the median
@@ -28,7 +29,7 @@ class Steps(NamedTuple):
 
     @property
     def usual(self) -> Times:
-        """The steps that are not much longer than others."""
+        """The steps that are not much longer than the median."""
         most = _LONG * median(end - begin for begin, end in self.times)
         return [(begin, end) for begin, end in self.times if end - begin <= most]
 
@@ -71,7 +72,8 @@ def _by_calls(process: JobProcess) -> Steps | None:
     return Steps(times, name_of_call(one) + (f" of {key}" if key else "")) if times else None
 
 
-class Overlap(NamedTuple):
+@dataclass(frozen=True)
+class Overlap:
     """Communication of gradients in a step: medians, in seconds."""
 
     communication: float  # while any bucket was being sent or summed

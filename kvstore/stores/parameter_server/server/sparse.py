@@ -164,6 +164,13 @@ class Table(RowTable, TableRows):
             self._take_given(self.given[0])
         super().follow()
 
+    def drop_old_states(self, settings: OptimizerVersion) -> None:
+        """Keep the states of these settings only, which can be loaded ones."""
+        self.hide()
+        self._take_given(settings)
+        if self.state.current(settings) is None:
+            self.updater = self._blank_of = self.blank_tree = None
+
     def _take_given(self, settings: OptimizerVersion) -> None:
         """Become what `put_state` was given, before an update of that generation."""
         found, self.given = self.given, None

@@ -92,6 +92,7 @@ class StoreShard:
         if self._has_come(write):
             return
         if isinstance(held, Table):
+            held.drop_old_states(self._optimizers.newest())
             _write_table(held, write.payload)
         else:
             copies.add(held, write.payload)

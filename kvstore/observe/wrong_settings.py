@@ -1,4 +1,4 @@
-"""Values of variables that no store, or no process of a job with servers, would take."""
+"""Values of variables that stores, or the processes of a job with servers, refuse."""
 
 from __future__ import annotations
 
@@ -9,25 +9,22 @@ from dataclasses import fields
 from pathlib import Path
 
 from kvstore.errors import ConfigError, KVStoreError
-from kvstore.observe import log, metrics
 from kvstore.settings.definitions import SERVERS, SETTINGS, STORES, WORKER
 from kvstore.settings.options import StoreConfig, slice_threshold, store_config
 from kvstore.settings.parameter_server import ps_config
 from kvstore.settings.ports import port_range
 from kvstore.settings.variables import first_set, process_variables
 
-#: What counts together with a setting.
+from . import log, metrics
+
+#: The setting without which a setting cannot be checked.
 _PARTNER = {"heartbeat": "dead_after", "dead_after": "heartbeat", "server_restarts": "snapshot"}
 
 
 def wrong_settings(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Read each variable of stores and servers as those do.
+    """Return the error of each wrong variable, with its value.
 
-    Returns
-    -------
-    dict
-        What is wrong, with the value, by variable; those of the place in a job are left to
-        `settings.launchers` and `settings.roles`.
+    Variables that give a process its place in a job are checked by `settings.launchers` and `settings.roles`.
     """
     env = process_variables() if environment is None else environment
     found = {}
@@ -39,8 +36,8 @@ def wrong_settings(environment: Mapping[str, str] | None = None) -> dict[str, st
             try:
                 reader({name: env[name] for name in (*partners, variable) if env.get(name)})
             except (KVStoreError, OSError) as error:
-                told = str(error)
-                found[variable] = told if variable in told else f"{variable}={env[variable]!r}: {told}"
+                text = str(error)
+                found[variable] = text if variable in text else f"{variable}={env[variable]!r}: {text}"
     return found
 
 
@@ -55,11 +52,10 @@ def _metrics(env: Mapping[str, str]) -> None:
 
 
 def _timeline(env: Mapping[str, str]) -> None:
-    """Try to make a file where the folder is, or will be."""
+    """Create a temporary folder in the folder of timelines, or where that will be created."""
     if text := env["KVSTORE_TIMELINE"].strip():
         folder = Path(os.path.expanduser(text)).absolute()
-        there = next(one for one in (folder, *folder.parents) if one.exists())
-        with tempfile.TemporaryDirectory(dir=there):
+        with tempfile.TemporaryDirectory(dir=next(one for one in (folder, *folder.parents) if one.exists())):
             pass
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.launch.wrong_settings import wrong_settings
+from kvstore.observe.wrong_settings import wrong_settings
 
 WRONG = {
     "KVSTORE_TIMEOUT": "abc",
